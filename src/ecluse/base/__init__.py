@@ -1,0 +1,1 @@
+"""What everything may use: errors, time and chance, ids, logging. No database, no network."""

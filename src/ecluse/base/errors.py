@@ -1,0 +1,83 @@
+"""The family of errors. Whoever raises one knows whether trying again makes sense; the engine never reads status codes.
+
+EcluseError                  carries a stable `code` and a message that says what to do
+ ├─ SetUpError               the program cannot start: the message is shown to the operator, exit code 2
+ ├─ InvalidInput             the caller sent something wrong: 4xx, exit code 2
+ ├─ NotFound                 no such run, flow or record: 404, exit code 2
+ ├─ ForbiddenTransition      a status move that the flow's table does not list; nothing was written
+ ├─ NonRetriableError        ends a run at once, as failed
+ └─ VendorError              how a call to somebody else's system ended
+     ├─ PermanentError       the vendor said no: trying again makes no sense
+     └─ TransientError       may work later; says when, and whether the vendor may have acted
+         └─ NotSentError     the request never left us: nothing can have happened over there
+"""
+
+from __future__ import annotations
+
+
+class EcluseError(Exception):
+    code = "ERROR"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if code is not None:
+            self.code = code
+
+
+class SetUpError(EcluseError):
+    code = "SET_UP"
+
+
+class InvalidInput(EcluseError):
+    code = "INVALID_INPUT"
+
+
+class NotFound(EcluseError):
+    code = "NOT_FOUND"
+
+
+class ForbiddenTransition(EcluseError):
+    code = "FORBIDDEN_TRANSITION"
+
+    def __init__(self, subject: str, from_status: str, to_status: str) -> None:
+        super().__init__(f"{subject} cannot go from {from_status} to {to_status}")
+        self.from_status = from_status
+        self.to_status = to_status
+
+
+class NonRetriableError(EcluseError):
+    code = "NON_RETRIABLE"
+
+
+class VendorError(EcluseError):
+    code = "VENDOR_ERROR"
+
+
+class PermanentError(VendorError):
+    code = "VENDOR_REFUSED"
+
+
+class TransientError(VendorError):
+    """`retry_after` is the vendor's own word in seconds; `ambiguous` means that a write may have been applied."""
+
+    code = "VENDOR_UNAVAILABLE"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        retry_after: float | None = None,
+        ambiguous: bool = True,
+    ) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
+        self.ambiguous = ambiguous
+
+
+class NotSentError(TransientError):
+    code = "VENDOR_UNREACHABLE"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message, code=code, ambiguous=False)
