@@ -24,6 +24,9 @@ class EcluseError(Exception):
         if code is not None:
             self.code = code
 
+    def __str__(self) -> str:
+        return self.message
+
 
 class SetUpError(EcluseError):
     code = "SET_UP"
@@ -42,6 +45,7 @@ class ForbiddenTransition(EcluseError):
 
     def __init__(self, subject: str, from_status: str, to_status: str) -> None:
         super().__init__(f"{subject} cannot go from {from_status} to {to_status}")
+        self.args = (subject, from_status, to_status)  # what pickle passes back: a workflow stores its steps' errors
         self.from_status = from_status
         self.to_status = to_status
 

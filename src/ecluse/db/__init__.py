@@ -1,1 +1,1 @@
-""""""
+"""The one database: connections, the embedded server, LISTEN/NOTIFY."""

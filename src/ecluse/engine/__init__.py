@@ -1,1 +1,52 @@
-""""""
+"""The kit: runs, items, claims, group commit, gates, outcomes. It knows no flow, no vendor, no HTTP.
+
+These names are the whole of what a flow, a face or the composition root may use of it.
+"""
+
+from ecluse.engine import orchestration, run_log
+from ecluse.engine.flow import (
+    Done,
+    Flow,
+    Ignored,
+    Item,
+    Lane,
+    NewItem,
+    Result,
+    Run,
+    Saved,
+    Source,
+    Stage,
+    WorkContext,
+)
+from ecluse.engine.kit import Kit
+from ecluse.engine.retry import RetryPolicy
+from ecluse.engine.runs import Start, Started, open_targets, show
+from ecluse.engine.states import PLAIN, State, Words
+from ecluse.engine.story import Story
+
+__all__ = [
+    "PLAIN",
+    "Done",
+    "Flow",
+    "Ignored",
+    "Item",
+    "Kit",
+    "Lane",
+    "NewItem",
+    "Result",
+    "RetryPolicy",
+    "Run",
+    "Saved",
+    "Source",
+    "Stage",
+    "Start",
+    "Started",
+    "State",
+    "Story",
+    "Words",
+    "WorkContext",
+    "open_targets",
+    "orchestration",
+    "run_log",
+    "show",
+]

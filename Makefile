@@ -1,0 +1,67 @@
+# Needs python3 (3.11 or newer), make and a package registry that pip or uv is configured for; everything else is installed
+# into .venv, with hashes.
+PYTHON ?= python3
+BIN := .venv/bin
+COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header \
+	$(if $(filter 1,$(UPGRADE)),--upgrade)
+
+.DEFAULT_GOAL := help
+.PHONY: help test test-all check lint format types imports demo bench coverage-of-requirements requirements docs clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# uv does not read pip's configuration: where only pip knows the registry, pip does the work, more slowly.
+.venv/.ready: requirements-dev.txt requirements-uv.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Ecluse needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-uv.txt
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements-dev.txt \
+		|| $(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test: check ## All checks and all tests but the slow ones
+	$(BIN)/pytest -m "not slow"
+
+test-all: check ## All checks and all tests, the slow ones too
+	$(BIN)/pytest
+
+check: lint types imports ## All checks, no tests
+
+lint: .venv/.ready ## Lint and formatting (ruff)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv/.ready ## Rewrite the code as the formatter wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: .venv/.ready ## Types (mypy --strict)
+	$(BIN)/mypy --strict
+
+imports: .venv/.ready ## Who may import whom (import-linter)
+	$(BIN)/lint-imports --no-cache
+
+demo: .venv/.ready ## The scripted demonstration; KEEP=1 leaves it running, JSON=1 prints JSON
+	$(BIN)/ecluse demo hello $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(JSON)),--json)
+
+bench: .venv/.ready ## The benchmark; N=20000 sets the number of items, JSON=1 prints JSON
+	$(BIN)/python -m bench $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)
+
+coverage-of-requirements: .venv/.ready ## Which requirements no test cites
+	$(BIN)/python tools/coverage_of_requirements.py
+
+requirements: .venv/.ready ## Write requirements*.txt from pyproject.toml; UPGRADE=1 takes newer versions too
+	$(COMPILE) --group installer --output-file requirements-uv.txt
+	$(COMPILE) pyproject.toml --output-file requirements.txt
+	$(COMPILE) pyproject.toml --group dev --group build --constraint requirements.txt --output-file requirements-dev.txt
+	@! grep -nE '://|[ =]/' requirements*.txt || { echo "a host or a path of this machine slipped in" >&2; exit 1; }
+
+docs: .venv/.ready ## Write the generated documents
+	$(BIN)/python -m ecluse.settings > docs/configuration.md.new
+	mv docs/configuration.md.new docs/configuration.md
+
+clean: ## Remove the environment and the caches (never data)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

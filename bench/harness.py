@@ -1,0 +1,117 @@
+"""What every candidate returns, and how one candidate is run: fresh database, own process, optional statement count."""
+
+import dataclasses
+import json
+import re
+import statistics
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from bench.statements import count_statements
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# name -> module and coroutine function; `bench.one` looks them up so that only one candidate's imports are in memory
+CANDIDATES: dict[str, tuple[str, str]] = {
+    "ecluse": ("bench.ecluse_kit", "run"),
+    "pgqueuer": ("bench.pgqueuer_peer", "run"),
+    "pgqueuer_asyncpg": ("bench.pgqueuer_peer", "run_asyncpg"),
+    "pgqueuer_shipped": ("bench.pgqueuer_peer", "run_shipped"),
+    "dbos": ("bench.dbos_plain", "run"),
+    "raw": ("bench.raw_sql", "run"),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of one candidate; `seconds` runs from the first insert until all items are known to be done."""
+
+    name: str
+    items: int
+    seconds: float
+    statements: int | None = None
+    peak_rss_mb: float | None = None
+    extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def items_s(self) -> float:
+        return self.items / self.seconds
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+class CandidateFailed(RuntimeError):
+    """A candidate's process ended badly; its own words are on stderr."""
+
+
+def with_database(dsn: str, database: str) -> str:
+    """The same URL with another database name (a regex, because urlunsplit drops an empty host's slashes)."""
+    changed, found = re.subn(r"^(postgres(?:ql)?://[^/?]*)(?:/[^?]*)?", rf"\g<1>/{database}", dsn)
+    if not found:
+        raise ValueError("the benchmark needs a DSN in URL form: postgresql://…")
+    return changed
+
+
+@contextmanager
+def fresh_database(dsn: str) -> Iterator[str]:
+    """An empty database, dropped at the end; yields its DSN."""
+    name = f"bench_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        # each run starts after a checkpoint, else one candidate pays for the pages its predecessor left dirty
+        admin.execute("CHECKPOINT")
+        try:
+            yield with_database(dsn, name)
+        finally:
+            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _one(arguments: list[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.one", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not lines:
+        raise CandidateFailed(f"{arguments[0]} ended with status {done.returncode}")
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
+
+
+def run_candidate(
+    name: str, dsn: str, items: int, io_ms: float, concurrency: int, server_log: Path | None = None
+) -> Measured:
+    """One run in its own process. With `server_log` its statements are counted: do not use that run's time."""
+    with fresh_database(dsn) as own:
+        arguments = [name, "--dsn", own, "--items", str(items), "--io-ms", str(io_ms)]
+        arguments += ["--concurrency", str(concurrency)]
+        if server_log is None:
+            return Measured(**_one(arguments))
+        with count_statements(own, server_log) as counted:
+            measured = Measured(**_one(arguments))
+        return dataclasses.replace(measured, statements=counted.count)
+
+
+def run_probe(probe: str, dsn: str, server_log: Path | None) -> dict[str, float]:
+    """`latencies` or `idle` of bench.ecluse_kit, in its own process and database."""
+    with fresh_database(dsn) as own:
+        arguments = ["ecluse", "--dsn", own, "--probe", probe]
+        if server_log is not None:
+            arguments += ["--server-log", str(server_log)]
+        return _one(arguments)
+
+
+def median(runs: list[Measured]) -> Measured:
+    """The run in the middle, so that its figures belong together; peak memory is the highest seen."""
+    middle = statistics.median_low(run.items_s for run in runs)
+    peaks = [run.peak_rss_mb for run in runs if run.peak_rss_mb is not None]
+    chosen = next(run for run in runs if run.items_s == middle)
+    return dataclasses.replace(chosen, peak_rss_mb=max(peaks, default=None))

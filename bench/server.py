@@ -1,0 +1,30 @@
+"""The Postgres all candidates share: the given one, or an embedded one of the benchmark's own."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def server(dsn: str | None, server_log: Path | None) -> Iterator[tuple[str, Path | None]]:
+    """DSN and server log (None: statements cannot be counted)."""
+    dsn = dsn or os.environ.get("DATABASE_URL")
+    if dsn:
+        yield dsn, server_log
+        return
+    from ecluse.db.embedded import start  # noqa: PLC0415 - with --dsn the embedded server is not needed
+
+    base = Path(tempfile.mkdtemp(prefix="ecluse-bench-"))
+    # started by root the server runs as another user, who must be able to pass through
+    base.chmod(0o711)
+    try:
+        handle = start(base / "pg")
+        try:
+            yield handle.dsn("postgres"), base / "pg" / "log"
+        finally:
+            handle.release()
+    finally:
+        shutil.rmtree(base, ignore_errors=True)

@@ -1,0 +1,21 @@
+"""Names that are computed, never drawn: the same decision taken twice gives the same id, so a repeat is a no-op."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+
+
+def workflow_id(tenant_id: str, event_key: str) -> str:
+    return f"{tenant_id}/{event_key}"
+
+
+def retry_id(event_id: str, round_: int) -> str:
+    """A deliberate repetition is a new event; a replay of the same repetition is not."""
+    return event_id if round_ == 0 else f"{event_id}-retry-{round_}"
+
+
+def replica_id() -> str:
+    """Unique per process start: a restarted process must never be taken for its predecessor."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,22 @@
+"""`Retry-After` in both forms (RFC 9110): delta seconds and HTTP date. Garbage is None, never zero: a vendor whose
+header we cannot read must not be hammered."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+
+def parse_retry_after(value: str | None, now: datetime) -> float | None:
+    """Seconds to wait from `now`; `now` should be the vendor's own clock (its Date header) where there is one."""
+    if value is None:
+        return None
+    value = value.strip()
+    if re.fullmatch(r"[+-]?\d+(\.\d+)?", value):
+        return max(0.0, float(value))
+    try:
+        at = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now.timestamp())

@@ -1,0 +1,10 @@
+"""Text from outside, made storable: PostgreSQL refuses NUL bytes, UTF-8 refuses lone surrogates."""
+
+from __future__ import annotations
+
+LONGEST_ERROR = 2_000
+
+
+def storable(text: str, longest: int = LONGEST_ERROR) -> str:
+    clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+    return clean if len(clean) <= longest else clean[: longest - 1] + "…"

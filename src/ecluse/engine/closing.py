@@ -1,0 +1,70 @@
+"""Closing a stage: two replicas that commit the last two items each see the other's as open, so somebody has to look
+once more after the commit. Whoever finds a stage complete sends its gate a hint, or, where no workflow leads the run,
+ends the run itself. A sweep finds what a crash between commit and look left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import psycopg
+import structlog
+
+from ecluse.db.connect import Connection, Pool
+from ecluse.engine import orchestration, runs
+from ecluse.engine.flow import Flow
+from ecluse.engine.story import gate_topic
+
+log = structlog.get_logger(__name__)
+
+COMPLETE = """
+SELECT s.run_id, s.stage, r.orchestrated, r.flow, r.tenant_id || '/' || r.event_key
+FROM unnest(%s::bigint[], %s::text[]) AS t(run_id, stage)
+JOIN stages s ON s.run_id = t.run_id AND s.stage = t.stage JOIN runs r ON r.id = s.run_id
+WHERE s.fanned_out_at IS NOT NULL AND s.ended_at IS NULL AND r.ended_at IS NULL
+  AND s.expected = (SELECT coalesce(sum(c.succeeded + c.failed + c.ignored), 0) FROM claims c
+                    WHERE c.run_id = s.run_id AND c.stage = s.stage)
+"""
+
+SELF_CLOSING = """
+SELECT s.run_id, s.stage FROM runs r JOIN stages s ON s.run_id = r.id
+WHERE r.ended_at IS NULL AND NOT r.orchestrated AND s.ended_at IS NULL
+"""
+
+
+async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple[int, str]]) -> None:
+    """Look at the (run, stage) pairs that may just have become complete."""
+    async with pool.connection() as connection:
+        cursor = await connection.execute(COMPLETE, ([run for run, _ in touched], [stage for _, stage in touched]))
+        for run_id, stage, orchestrated, flow, workflow in await cursor.fetchall():
+            if orchestrated:
+                await _hint(connection, workflow, gate_topic(stage))
+            else:
+                await _end(connection, flows[flow], run_id)
+
+
+async def sweep(pool: Pool, flows: Mapping[str, Flow]) -> None:
+    async with pool.connection() as connection:
+        rows = await (await connection.execute(SELF_CLOSING)).fetchall()
+    if rows:
+        await close(pool, flows, [(run, stage) for run, stage in rows])
+
+
+async def _hint(connection: Connection, workflow: str, topic: str) -> None:
+    try:
+        await orchestration.hint(connection, workflow, topic)
+    except psycopg.errors.ForeignKeyViolation:
+        log.warning("no workflow to hint: its gate will look by itself", workflow=workflow)
+
+
+async def _end(connection: Connection, flow: Flow, run_id: int) -> None:
+    run = await runs.load(connection, run_id)
+    row = await (
+        await connection.execute(
+            "SELECT bool_and(s.fanned_out_at IS NOT NULL AND s.expected = (SELECT coalesce(sum(c.succeeded + c.failed"
+            " + c.ignored), 0) FROM claims c WHERE c.run_id = s.run_id AND c.stage = s.stage))"
+            " FROM stages s WHERE s.run_id = %s",
+            (run_id,),
+        )
+    ).fetchone()
+    if row and row[0]:
+        await runs.end(connection, flow, run)

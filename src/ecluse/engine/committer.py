@@ -1,0 +1,213 @@
+"""Group commit: whatever results have gathered are stored in one transaction, together with their effect.
+
+An item is done exactly when its effect is stored. Ids that do not come back from the compare-and-set were fenced out
+(their claim was taken over, or their run has ended) and are dropped. A batch that fails on data is split until the
+culprit is alone; that one fails STORE_FAILED, the rest commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import psycopg
+import structlog
+from pydantic_core import PydanticSerializationError, to_json
+
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection, Pool
+from ecluse.engine.flow import Item, Saved, Stage
+
+log = structlog.get_logger(__name__)
+
+LARGEST_BATCH = 2_000
+GATHER_SECONDS = 0.005
+RECONNECT_SECONDS = 0.5
+
+STORE = """
+WITH inp AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id bigint, claim_id bigint, status text, permanent boolean,
+        result jsonb, error_code text, error text, event_id text, ambiguous boolean, due_at timestamptz)),
+clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+fenced AS MATERIALIZED (
+    SELECT c.id FROM claims c JOIN unnest(%(claims)s::bigint[], %(fences)s::int[]) AS f(id, fence)
+      ON c.id = f.id AND c.fence = f.fence ORDER BY c.id FOR NO KEY UPDATE OF c),
+stored AS (
+    UPDATE items i SET status = inp.status, result = inp.result, error_code = inp.error_code, error = inp.error,
+        permanent = inp.permanent, executions = i.executions + 1, due_at = coalesce(inp.due_at, i.due_at),
+        claim_id = CASE WHEN inp.status = 'open' THEN NULL ELSE i.claim_id END,
+        finished_at = CASE WHEN inp.status = 'open' THEN NULL ELSE clock.now END
+    FROM clock, inp JOIN fenced ON fenced.id = inp.claim_id
+    WHERE i.id = inp.id AND i.claim_id = inp.claim_id AND i.status = 'open'
+    RETURNING i.id, i.run_id, i.round, i.executions, inp.claim_id, inp.status, inp.error_code, inp.error,
+              inp.event_id, inp.ambiguous, inp.due_at),
+counted AS (
+    UPDATE claims c SET succeeded = c.succeeded + n.succeeded, failed = c.failed + n.failed,
+        ignored = c.ignored + n.ignored, released = c.released + n.released
+    FROM (SELECT claim_id, count(*) FILTER (WHERE status = 'succeeded') AS succeeded,
+                 count(*) FILTER (WHERE status = 'failed') AS failed,
+                 count(*) FILTER (WHERE status = 'ignored') AS ignored,
+                 count(*) FILTER (WHERE status = 'open') AS released FROM stored GROUP BY 1) n
+    WHERE c.id = n.claim_id),
+tried AS (
+    INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous,
+                          retry_at)
+    SELECT run_id, id, event_id, round, executions, now, %(replica)s, error_code, error, ambiguous, due_at
+    FROM stored, clock WHERE status IN ('open', 'failed')),
+logged AS (
+    INSERT INTO run_log (run_id, at, level, message, event_id, data)
+    SELECT run_id, now, 'error', error, event_id, jsonb_build_object('code', error_code, 'executions', executions)
+    FROM stored, clock WHERE status = 'failed')
+SELECT id FROM stored
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """One execution's end, ready to be stored. `open` means: again at `due_at`."""
+
+    item: Item
+    stage: Stage
+    claim_id: int
+    fence: int
+    status: Literal["succeeded", "failed", "ignored", "open"]
+    result: Any = None
+    permanent: bool = False
+    error_code: str | None = None
+    error: str | None = None
+    ambiguous: bool = False
+    due_at: datetime | None = None
+
+    def row(self) -> bytes:
+        return to_json(
+            {
+                "id": self.item.id,
+                "claim_id": self.claim_id,
+                "status": self.status,
+                "permanent": self.permanent,
+                "result": self.result,
+                "error_code": self.error_code,
+                "error": None if self.error is None else storable(self.error),
+                "event_id": self.item.event_id,
+                "ambiguous": self.ambiguous,
+                "due_at": self.due_at,
+            }
+        )
+
+    def unstorable(self, why: str) -> Finish:
+        return Finish(
+            item=self.item,
+            stage=self.stage,
+            claim_id=self.claim_id,
+            fence=self.fence,
+            status="failed",
+            permanent=True,
+            error_code="STORE_FAILED",
+            error=f"The result could not be stored: {why}",
+            ambiguous=self.status == "succeeded",
+        )
+
+
+class Committer:
+    def __init__(self, pool: Pool, replica: str, committed: Callable[[Sequence[Finish]], None]) -> None:
+        self._pool = pool
+        self._replica = replica
+        self._committed = committed
+        self._gathered: list[Finish] = []
+        self._something = asyncio.Event()
+        self.expecting: Callable[[], int] = lambda: 0  # items still in hand: is more about to come?
+
+    def put(self, finish: Finish) -> None:
+        self._gathered.append(finish)
+        self._something.set()
+
+    @property
+    def backlog(self) -> int:
+        return len(self._gathered)
+
+    async def run(self) -> None:
+        while True:
+            await self._something.wait()
+            if len(self._gathered) < LARGEST_BATCH // 10 and self.expecting():
+                await asyncio.sleep(GATHER_SECONDS)
+            batch, self._gathered = self._gathered[:LARGEST_BATCH], self._gathered[LARGEST_BATCH:]
+            if not self._gathered:
+                self._something.clear()
+            await self.commit(batch)
+
+    async def flush(self) -> None:
+        """After `run` was cancelled: store what is left."""
+        batch, self._gathered = self._gathered, []
+        if batch:
+            await self.commit(batch)
+
+    async def commit(self, batch: list[Finish]) -> None:
+        while True:
+            try:
+                await self._store(batch)
+                break
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                # The commit may have happened: the compare-and-set makes the repetition harmless.
+                log.warning("commit: database away, trying again", items=len(batch), error=str(error).strip())
+                await asyncio.sleep(RECONNECT_SECONDS)
+        self._committed(batch)
+
+    async def _store(self, batch: list[Finish]) -> None:
+        try:
+            await self._store_together(batch)
+        except (psycopg.DataError, psycopg.IntegrityError, psycopg.InternalError, PydanticSerializationError) as error:
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                await self._store(batch[:middle])
+                await self._store(batch[middle:])
+            elif batch[0].error_code == "STORE_FAILED":
+                raise
+            else:
+                log.error("commit: result refused", event_id=batch[0].item.event_id, error=str(error).strip())
+                await self._store([batch[0].unstorable(_why(error))])
+
+    async def _store_together(self, batch: list[Finish]) -> None:
+        rows = b"[" + b",".join([finish.row() for finish in batch]) + b"]"
+        fences = {finish.claim_id: finish.fence for finish in batch}
+        parameters = {
+            "rows": rows.decode(),
+            "claims": list(fences),
+            "fences": list(fences.values()),
+            "replica": self._replica,
+        }
+        async with self._pool.connection() as connection:
+            if any(finish.stage.save and finish.status == "succeeded" for finish in batch):
+                async with connection.transaction():
+                    accepted = await _execute(connection, parameters)
+                    await _save(connection, batch, accepted)
+            else:
+                accepted = await _execute(connection, parameters)
+        if len(accepted) < len(batch):
+            log.warning("commit: fenced out", items=len(batch) - len(accepted), replica=self._replica)
+
+
+async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[int]:
+    cursor = await connection.execute(STORE, parameters, prepare=True)
+    return {row[0] for row in await cursor.fetchall()}
+
+
+async def _save(connection: Connection, batch: list[Finish], accepted: set[int]) -> None:
+    by_stage: dict[int, tuple[Stage, list[Saved]]] = {}
+    for finish in batch:
+        if finish.status == "succeeded" and finish.stage.save is not None and finish.item.id in accepted:
+            _, saved = by_stage.setdefault(id(finish.stage), (finish.stage, []))
+            saved.append(Saved(finish.item, finish.result))
+    # Stages in fixed order and rows by key: two committers storing the same records must not deadlock.
+    for stage, saved in sorted(by_stage.values(), key=lambda pair: pair[0].name):
+        if stage.save is not None:
+            await stage.save(connection, sorted(saved, key=lambda one: one.item.key))
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, psycopg.Error) and error.diag.message_primary:
+        detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
+        return f"{error.diag.message_primary}{detail}"
+    return str(error)

@@ -1,0 +1,103 @@
+"""Fan-out: a stage's items inserted set-based, a bounded number of rows per statement, so that the first ones are
+worked on while the rest is still being inserted and a failing statement hits few. Twice inserts nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import psycopg
+import structlog
+from pydantic_core import PydanticSerializationError, to_json
+
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection
+from ecluse.engine import run_log
+from ecluse.engine.flow import NewItem, Run, Stage
+
+log = structlog.get_logger(__name__)
+
+WORK_CHANNEL = "ecluse_work"
+SAMPLE = 3
+
+OPEN_STAGE = """
+INSERT INTO stages (run_id, stage, started_at, deadline_at, progress_at)
+SELECT %(run)s, %(stage)s, now, now + %(max_wait)s, now FROM (SELECT ecluse_now() AS now) clock
+ON CONFLICT DO NOTHING
+"""
+
+INSERT = """
+WITH inp AS (SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb)
+             AS t(key text, target text, payload jsonb, "group" text)),
+run AS MATERIALIZED (SELECT ecluse_now() AS now, l.id AS lane_id FROM lanes l WHERE l.name = %(lane)s),
+put AS (
+    INSERT INTO items (tenant_id, run_id, stage, key, target, lane_id, group_key, due_at, payload)
+    SELECT %(tenant)s, %(run)s, %(stage)s, key, coalesce(target, key), lane_id, "group", now + %(delay)s, payload
+    FROM inp, run
+    ON CONFLICT ON CONSTRAINT items_key DO NOTHING
+    RETURNING 1)
+SELECT count(*), pg_notify('ecluse_work', '') FROM put
+"""
+
+# What cannot be stored is still accounted for: a failed item under a closed claim, like one that ran and failed.
+INSERT_REFUSED = """
+WITH lane AS (SELECT id FROM lanes WHERE name = %(lane)s),
+claim AS (
+    INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
+    SELECT 'dispatch', %(run)s, %(stage)s, lane.id, 1, 1, ecluse_now() FROM lane
+    WHERE NOT EXISTS (SELECT 1 FROM items WHERE run_id = %(run)s AND stage = %(stage)s AND key = %(key)s)
+    RETURNING id, lane_id)
+INSERT INTO items (tenant_id, run_id, stage, key, target, lane_id, due_at, claim_id, status, permanent, error_code,
+                   error, finished_at)
+SELECT %(tenant)s, %(run)s, %(stage)s, %(key)s, %(target)s, lane_id, ecluse_now(), id, 'failed', true,
+       'DISPATCH_FAILED', %(error)s, ecluse_now() FROM claim
+"""
+
+CLOSE_DISPATCH = """
+UPDATE stages SET fanned_out_at = coalesce(fanned_out_at, ecluse_now()),
+    expected = (SELECT count(*) FROM items WHERE run_id = %(run)s AND stage = %(stage)s)
+WHERE run_id = %(run)s AND stage = %(stage)s RETURNING expected
+"""
+
+
+async def fan_out(
+    connection: Connection,
+    run: Run,
+    stage: Stage,
+    items: Sequence[NewItem],
+    *,
+    chunk: int,
+    delay: timedelta = timedelta(0),
+) -> int:
+    """Returns how many items the stage now has. `delay` is the priority bonus: negative is earlier than now."""
+    names = {"run": run.id, "stage": stage.name, "tenant": run.tenant_id, "lane": stage.lane.name, "delay": delay}
+    await connection.execute(OPEN_STAGE, {**names, "max_wait": stage.max_wait})
+    refused = 0
+    for start in range(0, len(items), chunk):
+        refused += await _insert(connection, names, items[start : start + chunk])
+    row = await (await connection.execute(CLOSE_DISPATCH, names)).fetchone()
+    expected = row[0] if row else 0
+    sample = [stage.event_id(run.flow, run.id, item.key, 0) for item in items[:SAMPLE]]
+    await run_log.write(
+        connection, run.id, f"FAN-OUT: {run.flow}/{stage.name} x{expected}", items=expected, event_ids=sample
+    )
+    log.info("fan-out", run_id=run.id, stage=stage.name, items=expected, refused=refused, event_ids=sample)
+    return expected
+
+
+async def _insert(connection: Connection, names: dict[str, object], items: Sequence[NewItem]) -> int:
+    """One statement; if its data is refused, halves, until the culprit is alone. Returns how many were refused."""
+    try:
+        rows = to_json([{"key": i.key, "target": i.target, "payload": i.payload, "group": i.group} for i in items])
+        await connection.execute(INSERT, {**names, "rows": rows.decode()}, prepare=True)
+        return 0
+    except (psycopg.DataError, psycopg.IntegrityError, psycopg.InternalError, PydanticSerializationError) as error:
+        if len(items) > 1:
+            middle = len(items) // 2
+            return await _insert(connection, names, items[:middle]) + await _insert(connection, names, items[middle:])
+        item = items[0]
+        why = f"The item could not be dispatched: {str(error).strip()}"
+        key, target = storable(item.key), storable(item.target or item.key)
+        await connection.execute(INSERT_REFUSED, {**names, "key": key, "target": target, "error": storable(why)})
+        log.error("fan-out: item refused", run_id=names["run"], key=key, error=why)
+        return 1

@@ -1,0 +1,177 @@
+"""The gate of a stage: waiting until its items are finished, bounded in every direction.
+
+The message is a hint, the table is the truth: on every wake-up the gate reads the counts and decides from them alone,
+so a lost, doubled or early message cannot lie, and any replica can go on where another died. A stall (no progress for
+three poll intervals) opens a further round for what failed while rounds remain; it never ends a gate, nor extends it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from psycopg.rows import class_row
+
+from ecluse.db.connect import Connection
+from ecluse.engine import run_log
+from ecluse.engine.flow import Run, Stage
+
+STALL_POLLS = 3
+FIRST_PAUSE = timedelta(seconds=1)
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a stage, from the database only, at the database's own time."""
+
+    now: datetime
+    started_at: datetime
+    deadline_at: datetime
+    progress_at: datetime
+    fanned_out: bool
+    round: int
+    expected: int
+    succeeded: int
+    ignored: int
+    failed: int
+    failed_for_good: int
+    in_flight: int
+
+    @property
+    def finished(self) -> int:
+        return self.succeeded + self.ignored + self.failed
+
+    @property
+    def waiting(self) -> int:
+        return self.expected - self.finished - self.in_flight
+
+
+@dataclass(frozen=True)
+class Passed:
+    cause: Literal["done", "timeout"]
+
+
+@dataclass(frozen=True)
+class Redispatch:
+    round: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    seconds: float
+
+
+def decide(look: Look, stage: Stage) -> Passed | Redispatch | Wait:
+    if look.now >= look.deadline_at:
+        return Passed("timeout")
+    rounds_left = look.round < stage.rounds
+    may_heal = look.failed - look.failed_for_good if rounds_left else 0
+    if look.fanned_out and look.finished == look.expected and not may_heal:
+        return Passed("done")
+    quiet = look.now - look.progress_at
+    stalled = quiet >= STALL_POLLS * stage.poll
+    if may_heal and stalled and look.fanned_out:
+        return Redispatch(look.round + 1)
+    # Pauses grow with the age of the gate from one second to the poll interval; a hint ends any of them early.
+    pause = min(max(FIRST_PAUSE, (look.now - look.started_at) / 10), stage.poll)
+    until = [pause, look.deadline_at - look.now]
+    if may_heal:
+        until.append(max(STALL_POLLS * stage.poll - quiet, timedelta(0)))
+    return Wait(max(min(until).total_seconds(), 0.01))
+
+
+LOOK = """
+WITH counts AS (
+    SELECT coalesce(sum(succeeded), 0) AS succeeded, coalesce(sum(ignored), 0) AS ignored,
+           coalesce(sum(failed), 0) AS failed, coalesce(sum(in_flight), 0) AS in_flight
+    FROM claims WHERE run_id = %(run)s AND stage = %(stage)s),
+clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+seen AS (
+    UPDATE stages s SET progress = c.succeeded + c.ignored, progress_at = clock.now FROM counts c, clock
+    WHERE s.run_id = %(run)s AND s.stage = %(stage)s AND s.progress <> c.succeeded + c.ignored
+    RETURNING s.progress_at)
+SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM seen), s.progress_at) AS progress_at,
+       s.fanned_out_at IS NOT NULL AS fanned_out, s.round, s.expected,
+       c.succeeded::int, c.ignored::int, c.failed::int, c.in_flight::int,
+       CASE WHEN c.failed = 0 THEN 0 ELSE (SELECT count(*) FROM items i WHERE i.run_id = s.run_id
+            AND i.stage = s.stage AND i.status = 'failed' AND i.permanent)::int END AS failed_for_good
+FROM stages s, counts c, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
+"""
+
+# What failed and may heal is opened again: out of its claim's `failed`, into its `released`.
+REOPEN = """
+WITH again AS (
+    SELECT id, claim_id FROM items WHERE run_id = %(run)s AND stage = %(stage)s AND status = 'failed' AND NOT permanent
+    ORDER BY id FOR UPDATE),
+counted AS (
+    UPDATE claims c SET failed = c.failed - n.n, released = c.released + n.n
+    FROM (SELECT claim_id, count(*) AS n FROM again GROUP BY 1) n WHERE c.id = n.claim_id),
+opened AS (
+    UPDATE items i SET status = 'open', claim_id = NULL, round = %(round)s, executions = 0, due_at = ecluse_now(),
+        finished_at = NULL, result = NULL
+    FROM again WHERE i.id = again.id RETURNING i.key)
+SELECT count(*), (array_agg(key ORDER BY key))[1:3], pg_notify('ecluse_work', '') FROM opened
+"""
+
+# At the deadline what nobody has in hand is closed, so that no worker starts it after the gate has given up on it.
+CLOSE_WAITING = """
+WITH late AS (
+    SELECT id, lane_id FROM items WHERE run_id = %(run)s AND stage = %(stage)s AND claim_id IS NULL
+    ORDER BY id FOR UPDATE),
+claim AS (
+    INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
+    SELECT 'gate', %(run)s, %(stage)s, lane_id, count(*), count(*), ecluse_now() FROM late GROUP BY lane_id
+    RETURNING id, lane_id)
+UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error_code = %(code)s,
+    error = %(error)s || coalesce(': ' || i.error, ''), finished_at = ecluse_now()
+FROM late JOIN claim c ON c.lane_id = late.lane_id WHERE i.id = late.id
+"""
+
+
+async def look(connection: Connection, run: Run, stage: Stage) -> Look:
+    async with connection.cursor(row_factory=class_row(Look)) as cursor:
+        await cursor.execute(LOOK, {"run": run.id, "stage": stage.name})
+        found = await cursor.fetchone()
+    if found is None:
+        raise LookupError(f"run {run.id} has no stage {stage.name}: fan out before waiting at its gate")
+    return found
+
+
+async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int) -> int:
+    async with connection.transaction():
+        cursor = await connection.execute(
+            "UPDATE stages SET round = %(round)s, progress_at = ecluse_now()"
+            " WHERE run_id = %(run)s AND stage = %(stage)s AND round < %(round)s",
+            {"run": run.id, "stage": stage.name, "round": round_},
+        )
+        if cursor.rowcount == 0:
+            return 0  # a replay: this round was opened already
+        row = await (await connection.execute(REOPEN, {"run": run.id, "stage": stage.name, "round": round_})).fetchone()
+        count, keys = (row[0], row[1] or []) if row else (0, [])
+        await run_log.write(
+            connection,
+            run.id,
+            f"FAN-OUT: {run.flow}/{stage.name} x{count} (round {round_})",
+            level="warning",
+            items=count,
+            event_ids=[stage.event_id(run.flow, run.id, str(key), round_) for key in keys],  # type: ignore[attr-defined]
+        )
+    return count
+
+
+async def end(connection: Connection, run: Run, stage: Stage, cause: Literal["done", "timeout"]) -> None:
+    async with connection.transaction():
+        if cause == "timeout":
+            await connection.execute(
+                CLOSE_WAITING,
+                {"run": run.id, "stage": stage.name, "code": "INCOMPLETE", "error": stage.incomplete},
+            )
+        cursor = await connection.execute(
+            "UPDATE stages SET ended_at = ecluse_now(), end_cause = %s WHERE run_id = %s AND stage = %s"
+            " AND ended_at IS NULL",
+            (cause, run.id, stage.name),
+        )
+        if cursor.rowcount:
+            level: Literal["info", "warning"] = "info" if cause == "done" else "warning"
+            await run_log.write(connection, run.id, f"gate {stage.name}: {cause}", level=level)

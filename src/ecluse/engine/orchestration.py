@@ -1,0 +1,138 @@
+"""The one adapter to DBOS: everything we know about it, and everything that depends on its version, is here.
+
+One workflow function leads every run; its argument is the run's id, its facts are in our tables. The application
+version is pinned (the default is a hash of the source, so that any edit would strand what is in flight) and patching is
+on. Launched inside the running loop, DBOS runs started, dequeued and recovered workflows all on that loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from dbos import DBOS, DBOSConfig, SetWorkflowID
+from dbos._error import DBOSException
+from sqlalchemy.exc import SQLAlchemyError
+
+from ecluse.base.ids import workflow_id
+from ecluse.db.connect import Connection
+from ecluse.engine.flow import Run
+
+APPLICATION = "ecluse"
+VERSION = "1"
+WORKFLOW = "ecluse.run"
+QUEUE = "ecluse-runs"
+# Runs that wait at gates hold their place in the queue.
+RUNS_AT_ONCE = 2_000
+QUEUE_POLL_SECONDS = 1.0
+
+Infrastructure = (DBOSException, SQLAlchemyError)
+
+R = TypeVar("R")
+Lead = Callable[[int], Awaitable[None]]
+
+_lead: Lead | None = None
+_leading: set[asyncio.Task[Any]] = set()
+
+
+@DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)
+async def _workflow(run_id: int) -> None:
+    task = asyncio.current_task()
+    if _lead is None or task is None:
+        raise RuntimeError("a run was dequeued before the engine was launched")
+    _leading.add(task)
+    try:
+        await _lead(run_id)
+    finally:
+        _leading.discard(task)
+
+
+def migrate(dsn: str) -> None:
+    DBOS.migrate(dsn)
+
+
+async def launch(dsn: str, executor_id: str, lead: Lead) -> None:
+    global _lead
+    _lead = lead
+    config: DBOSConfig = {
+        "name": APPLICATION,
+        "system_database_url": dsn,
+        "application_version": VERSION,
+        "enable_patching": True,
+        "executor_id": executor_id,
+        "sys_db_pool_size": 10,
+        "log_level": "WARNING",
+        "run_migrations": False,
+        "scheduler_polling_interval_sec": 3600.0,
+    }
+    DBOS(config=config)
+    DBOS.launch()
+    await DBOS.register_queue_async(
+        QUEUE, worker_concurrency=RUNS_AT_ONCE, polling_interval_sec=QUEUE_POLL_SECONDS, on_conflict="always_update"
+    )
+
+
+async def stop() -> None:
+    """Hand over: a cancelled workflow stays pending and goes on elsewhere."""
+    global _lead
+    loop = asyncio.get_running_loop()
+    for task in list(_leading):
+        task.cancel()
+    await asyncio.gather(*_leading, return_exceptions=True)
+    await asyncio.to_thread(DBOS.destroy)
+    # DBOS put its own thread pool into the loop and has shut it down: give the loop a fresh one.
+    loop.set_default_executor(_fresh_executor())
+    _lead = None
+
+
+def _fresh_executor() -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(thread_name_prefix="ecluse-")
+
+
+async def start(run: Run) -> None:
+    """At once, on this replica. A workflow id that exists already is not started again."""
+    with SetWorkflowID(workflow_id(run.tenant_id, run.event_key)):
+        await DBOS.start_workflow_async(_workflow, run.id)
+
+
+ENQUEUE = """
+SELECT dbos.enqueue_workflow(workflow_name => %s, queue_name => %s, positional_args => ARRAY[to_json(r.id)],
+    workflow_id => r.tenant_id || '/' || r.event_key, app_version => %s, application_name => %s)
+FROM runs r WHERE r.id = ANY(%s) AND r.orchestrated ORDER BY r.id
+"""
+
+
+async def enqueue(connection: Connection, run_ids: Sequence[int]) -> None:
+    """In the caller's transaction: run rows and their workflows are one commit. An id enqueued before is a no-op."""
+    await connection.execute(ENQUEUE, (WORKFLOW, QUEUE, VERSION, APPLICATION, list(run_ids)))
+
+
+async def step(name: str, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    """A finished step's result is stored; a replay returns it without running the function again."""
+    return await DBOS.run_step_async({"name": name}, function)
+
+
+async def receive(topic: str, seconds: float) -> None:
+    """Wait for a hint, durably: the wake-up instant is stored, a replica that takes over waits for the rest of it."""
+    await DBOS.recv_async(topic, timeout_seconds=seconds)
+
+
+HINT = "SELECT dbos.send_message(destination_id => %s, message => 'null'::json, topic => %s)"
+
+
+async def hint(connection: Connection, workflow: str, topic: str) -> None:
+    await connection.execute(HINT, (workflow, topic))
+
+
+STRANDED = """
+SELECT DISTINCT w.executor_id FROM dbos.workflow_status w
+WHERE w.status = 'PENDING' AND NOT EXISTS (SELECT 1 FROM replicas r WHERE r.id = w.executor_id AND r.state = 'live')
+"""
+
+
+def recover(executor_ids: Sequence[str]) -> None:
+    """Blocking, for the reaper's thread. Puts the pending workflows of dead executors back into their queues."""
+    DBOS._recover_pending_workflows(list(executor_ids))  # noqa: SLF001 - the call its own coordinator makes

@@ -1,0 +1,112 @@
+"""Who is alive. Each process keeps a heartbeat row from a thread of its own (a busy loop must not look like a death)
+and reaps the rows of others that stopped beating: their items are opened again, their workflows recovered.
+
+Whoever was declared dead must not go on: a heartbeat that finds its row gone or dead ends the process at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import structlog
+
+from ecluse.db.connect import SESSION
+from ecluse.engine import orchestration
+
+log = structlog.get_logger(__name__)
+
+ENTER = "INSERT INTO replicas (id, host, pid) VALUES (%s, %s, %s)"
+BEAT = "UPDATE replicas SET beat_at = clock_timestamp() WHERE id = %s AND state = 'live'"
+LEAVE = "UPDATE replicas SET state = 'left', ended_at = clock_timestamp() WHERE id = %s AND state = 'live'"
+# After a restart of the database, or of our own connection, everybody gets a full period to beat again.
+REAP = """
+UPDATE replicas SET state = 'dead', ended_at = clock_timestamp() WHERE id IN (
+    SELECT id FROM replicas WHERE state = 'live' AND
+        clock_timestamp() - greatest(beat_at, pg_postmaster_start_time(), %(since)s) > %(dead_after)s
+    FOR UPDATE SKIP LOCKED)
+RETURNING id
+"""
+ADOPT = """
+WITH orphan AS (
+    SELECT c.id, c.run_id, c.stage, r.state FROM claims c JOIN replicas r ON r.id = c.replica_id
+    WHERE c.in_flight > 0 AND r.state <> 'live' ORDER BY c.id FOR UPDATE OF c SKIP LOCKED),
+opened AS (
+    UPDATE items i SET claim_id = NULL, crashes = i.crashes + (o.state = 'dead')::int FROM orphan o
+    WHERE i.run_id = o.run_id AND i.stage = o.stage AND i.claim_id = o.id AND i.status = 'open' RETURNING o.id),
+fenced AS (
+    UPDATE claims c SET fence = c.fence + 1,
+        released = c.released + (SELECT count(*) FROM opened WHERE opened.id = c.id)
+    FROM orphan o WHERE c.id = o.id)
+SELECT count(*), pg_notify('ecluse_work', '') FROM opened HAVING count(*) > 0
+"""
+TOMBSTONES = "DELETE FROM replicas WHERE state <> 'live' AND ended_at < clock_timestamp() - interval '1 hour'"
+
+
+class Heart:
+    """The heartbeat and the reaper of one process, each a thread with its own connection."""
+
+    def __init__(self, dsn: str, replica: str, *, beat: float, dead_after: float) -> None:
+        self._dsn = dsn
+        self._replica = replica
+        self._beat = beat
+        self._dead_after = dead_after
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._forever, args=(self._keep_beating, beat), name="heartbeat", daemon=True),
+            threading.Thread(target=self._forever, args=(self._reap, min(1.0, beat)), name="reaper", daemon=True),
+        ]
+        self._since: dict[str, object] = {}
+
+    def start(self) -> None:
+        with self._connect() as connection:
+            connection.execute(ENTER, (self._replica, socket.gethostname(), os.getpid()))
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Leave for good: what this process still held is opened again at once."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=5)
+        with self._connect() as connection:
+            connection.execute(LEAVE, (self._replica,))
+            connection.execute(ADOPT)
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(self._dsn, autocommit=True, options=SESSION)
+
+    def _forever(self, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._connect() as connection:
+                    row = connection.execute("SELECT clock_timestamp()").fetchone()
+                    self._since[threading.current_thread().name] = row[0] if row else None
+                    while not self._stop.wait(every):
+                        act(connection)
+            except psycopg.OperationalError as error:
+                log.warning("heart: database away", error=str(error).strip())
+                self._stop.wait(1.0)
+
+    def _keep_beating(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        if connection.execute(BEAT, (self._replica,)).rowcount == 0:
+            log.critical("this replica was declared dead: leaving at once", replica=self._replica)
+            os._exit(70)
+
+    def _reap(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        dead = connection.execute(
+            REAP, {"since": self._since["reaper"], "dead_after": f"{self._dead_after} seconds"}
+        ).fetchall()
+        adopted = connection.execute(ADOPT).fetchall()
+        stranded = [str(row[0]) for row in connection.execute(orchestration.STRANDED).fetchall()]
+        if dead or adopted or stranded:
+            log.warning(
+                "took over", dead=[row[0] for row in dead], items=adopted[0][0] if adopted else 0, workflows_of=stranded
+            )
+        if stranded:
+            orchestration.recover(stranded)
+        connection.execute(TOMBSTONES)

@@ -1,0 +1,67 @@
+"""Whether and when to try again: a pure decision. Doing it is the committer's job, which stores the count, the error
+and the next due instant before anybody waits, so that a restart neither loses nor repeats an attempt."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import floor
+from typing import Literal
+
+from ecluse.base.errors import PermanentError, TransientError
+
+# A vendor that asks for more patience than this has not answered, it has refused this attempt.
+LONGEST_RETRY_AFTER = timedelta(minutes=15)
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """`executions` is the total budget, first try included: 1 means no retry at all. Delays are in seconds."""
+
+    executions: int = 3
+    base: float = 1.0
+    multiplier: float = 2.0
+    longest: float = 60.0
+    jitter: float = 0.0
+    kind: Literal["exponential", "fixed"] = "exponential"
+
+    def __post_init__(self) -> None:
+        if self.executions < 1:
+            raise ValueError("a retry budget counts total executions: it is at least 1")
+        if min(self.base, self.longest) < 0 or self.multiplier < 1 or not 0 <= self.jitter <= 1:
+            raise ValueError("delays are not negative, the multiplier is at least 1, the jitter is a fraction")
+
+
+@dataclass(frozen=True)
+class Retry:
+    at: datetime
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    permanent: bool  # a further round would not help either
+
+
+def backoff(policy: RetryPolicy, retry: int, chance: random.Random) -> float:
+    """Seconds before the n-th retry (n from 1): capped, then jittered symmetrically, capped again, whole ms."""
+    delay = policy.base if policy.kind == "fixed" else policy.base * policy.multiplier ** (retry - 1)
+    delay = min(delay, policy.longest)
+    if policy.jitter:
+        delay = min(delay + chance.uniform(-policy.jitter, policy.jitter) * delay, policy.longest)
+    return floor(delay * 1000) / 1000
+
+
+def decide(
+    error: Exception, *, executions: int, policy: RetryPolicy, now: datetime, chance: random.Random
+) -> Retry | GiveUp:
+    """`executions` counts the one that just failed. An error nobody classified is a bug of ours: it is retried like any
+    transient one (a race may heal), within the same budget."""
+    if isinstance(error, PermanentError):
+        return GiveUp(permanent=True)
+    if executions >= policy.executions:
+        return GiveUp(permanent=False)
+    asked = error.retry_after if isinstance(error, TransientError) else None
+    if asked is not None and asked <= LONGEST_RETRY_AFTER.total_seconds():
+        return Retry(now + timedelta(seconds=asked))
+    return Retry(now + timedelta(seconds=backoff(policy, executions, chance)))

@@ -1,0 +1,292 @@
+"""The life of a run row: started once per event key, selected, settled, ended. `_set_status` is the only writer of a
+run's status, by compare-and-set on the word it had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from psycopg.rows import class_row, dict_row
+from psycopg.types.json import Jsonb
+from pydantic import ValidationError
+
+from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection
+from ecluse.engine import run_log
+from ecluse.engine.flow import Flow, NewItem, Run
+from ecluse.engine.states import State, terminal_state
+
+RUNS_CHANNEL = "ecluse_runs"
+EndCause = Literal["normal", "operator", "stale", "catastrophic"]
+
+
+@dataclass(frozen=True)
+class Started:
+    run: Run
+    deduplicated: bool  # the key was known: this is the run it started then, and nothing new was started
+
+
+@dataclass(frozen=True)
+class Start:
+    """What it takes to start a run. The event key names the decision to run, so that taking it twice is harmless."""
+
+    flow: Flow
+    event_key: str
+    tenant_id: str = "default"
+    input: dict[str, Any] | None = None
+    parent_run_id: int | None = None
+    correlation_id: str | None = None
+
+
+INSERT = """
+WITH put AS (
+    INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, orchestrated, status, state, input, correlation_id,
+                      created_at)
+    VALUES (%(tenant)s, %(flow)s, %(key)s, %(parent)s, %(orchestrated)s, %(status)s, %(state)s, %(input)s,
+            %(correlation)s, ecluse_now())
+    ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING
+    RETURNING id, tenant_id, flow, event_key, input)
+SELECT * FROM put
+"""
+
+
+async def insert(connection: Connection, start: Start) -> Started:
+    flow = start.flow
+    try:
+        given = flow.input.model_validate(start.input or {})
+    except ValidationError as error:
+        raise InvalidInput(f"input of flow {flow.name}: {_readable(error)}") from error
+    for name, text in (("event key", start.event_key), ("tenant", start.tenant_id)):
+        if not text or "\x00" in text or len(text) > 500:
+            raise InvalidInput(f"the {name} of a run is 1 to 500 characters without NUL")
+    async with connection.cursor(row_factory=class_row(Run)) as cursor:
+        await cursor.execute(
+            INSERT,
+            {
+                "tenant": start.tenant_id,
+                "flow": flow.name,
+                "key": start.event_key,
+                "parent": start.parent_run_id,
+                "orchestrated": flow.story is not None,
+                "status": flow.words.initial,
+                "state": flow.words.meaning[flow.words.initial],
+                "input": Jsonb(given.model_dump(mode="json")),
+                "correlation": start.correlation_id,
+            },
+        )
+        run = await cursor.fetchone()
+        if run is not None:
+            return Started(run, deduplicated=False)
+        # Committed by somebody else, hence visible to this second statement.
+        await cursor.execute(
+            "SELECT id, tenant_id, flow, event_key, input FROM runs WHERE tenant_id = %s AND event_key = %s",
+            (start.tenant_id, start.event_key),
+        )
+        run = await cursor.fetchone()
+    assert run is not None  # noqa: S101 - runs are never deleted while their key is in use
+    return Started(run, deduplicated=True)
+
+
+async def load(connection: Connection, run_id: int) -> Run:
+    async with connection.cursor(row_factory=class_row(Run)) as cursor:
+        await cursor.execute("SELECT id, tenant_id, flow, event_key, input FROM runs WHERE id = %s", (run_id,))
+        run = await cursor.fetchone()
+    if run is None:
+        raise NotFound(f"there is no run {run_id}")
+    return run
+
+
+async def show(connection: Connection, run_id: int) -> dict[str, Any]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute("SELECT * FROM runs WHERE id = %s", (run_id,))
+        row = await cursor.fetchone()
+    if row is None:
+        raise NotFound(f"there is no run {run_id}")
+    return row
+
+
+async def begin(connection: Connection, flow: Flow, run: Run) -> bool:
+    """Queued to running. False if it was running already (a replay); an ended run refuses."""
+    async with connection.transaction():
+        word = await _lock(connection, run.id)
+        if flow.words.meaning[word] is State.RUNNING:
+            return False
+        await _set_status(connection, flow, run, word, State.RUNNING)
+    return True
+
+
+async def set_phase(connection: Connection, run: Run, phase: str) -> None:
+    await connection.execute(
+        "UPDATE runs SET phase = %s WHERE id = %s AND ended_at IS NULL AND phase IS DISTINCT FROM %s",
+        (phase, run.id, phase),
+    )
+
+
+async def select(connection: Connection, run: Run, targets: Sequence[NewItem]) -> int:
+    """The targets this run answers for, each with an open outcome. Decided once: a replay keeps the first answer."""
+    names = sorted({item.target or item.key for item in targets})
+    async with connection.transaction():
+        cursor = await connection.execute(
+            "UPDATE runs SET selected = %s WHERE id = %s AND selected IS NULL AND ended_at IS NULL",
+            (len(names), run.id),
+        )
+        if cursor.rowcount:
+            await connection.execute(
+                "INSERT INTO outcomes (run_id, target) SELECT %s, unnest(%s::text[])", (run.id, names)
+            )
+            await run_log.write(connection, run.id, f"selected {len(names)} targets", targets=len(names))
+        row = await (await connection.execute("SELECT selected FROM runs WHERE id = %s", (run.id,))).fetchone()
+    return row[0] if row else 0
+
+
+async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
+    """Every target without an outcome and without a failed item so far: what a later stage still works on."""
+    cursor = await connection.execute(
+        "SELECT target FROM outcomes o WHERE run_id = %s AND outcome IS NULL AND NOT EXISTS (SELECT 1 FROM items i"
+        " WHERE i.run_id = o.run_id AND i.target = o.target AND i.status IN ('failed', 'ignored')) ORDER BY target",
+        (run.id,),
+    )
+    return [NewItem(key=str(row[0])) for row in await cursor.fetchall()]
+
+
+# First error wins; an item nobody finished is incomplete; a target nobody worked on was not processed.
+SETTLE = """
+UPDATE outcomes o SET outcome = s.outcome, error_code = s.error_code, reason = s.reason
+FROM (
+    SELECT o.target,
+           CASE WHEN w.target IS NULL THEN 'failed' WHEN w.bad OR w.open THEN 'failed'
+                WHEN w.ignored THEN 'ignored' ELSE 'successful' END AS outcome,
+           CASE WHEN w.target IS NULL THEN 'NOT_PROCESSED' WHEN w.bad THEN w.code WHEN w.open THEN 'INCOMPLETE'
+                WHEN w.ignored THEN w.code END AS error_code,
+           CASE WHEN w.target IS NULL THEN 'No work was done for this target' WHEN w.bad THEN w.error
+                WHEN w.open THEN 'Not finished when the run ended' WHEN w.ignored THEN w.error END AS reason
+    FROM outcomes o LEFT JOIN (
+        SELECT target, bool_or(status = 'failed') AS bad, bool_or(status = 'open') AS open,
+               bool_or(status = 'ignored') AS ignored,
+               (array_agg(error_code ORDER BY status = 'failed' DESC, finished_at, id)
+                  FILTER (WHERE status IN ('failed', 'ignored')))[1] AS code,
+               (array_agg(error ORDER BY status = 'failed' DESC, finished_at, id)
+                  FILTER (WHERE status IN ('failed', 'ignored')))[1] AS error
+        FROM items WHERE run_id = %(run)s GROUP BY target) w ON w.target = o.target
+    WHERE o.run_id = %(run)s AND o.outcome IS NULL) s
+WHERE o.run_id = %(run)s AND o.target = s.target
+"""
+
+SETTLE_BY_FORCE = (
+    "UPDATE outcomes SET outcome = 'failed', error_code = %s, reason = %s WHERE run_id = %s AND outcome IS NULL"
+)
+
+# Nothing of an ended run is started or stored any more: waiting items go under a closed claim, fences move on.
+CLOSE_WORK = """
+WITH late AS (
+    SELECT id, stage, lane_id FROM items WHERE run_id = %(run)s AND status = 'open'
+    ORDER BY id FOR UPDATE),
+fenced AS (
+    UPDATE claims SET fence = fence + 1, released = released + in_flight WHERE run_id = %(run)s AND in_flight > 0),
+claim AS (
+    INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
+    SELECT 'end of run', %(run)s, stage, lane_id, count(*), count(*), ecluse_now() FROM late GROUP BY stage, lane_id
+    RETURNING id, stage, lane_id),
+closed AS (
+    UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error_code = 'RUN_ENDED',
+        error = coalesce(i.error, 'The run ended first'), finished_at = ecluse_now()
+    FROM late JOIN claim c ON c.stage = late.stage AND c.lane_id = late.lane_id WHERE i.id = late.id)
+UPDATE stages SET ended_at = ecluse_now(), end_cause = 'run ended' WHERE run_id = %(run)s AND ended_at IS NULL
+"""
+
+
+async def end(
+    connection: Connection,
+    flow: Flow,
+    run: Run,
+    *,
+    cause: EndCause = "normal",
+    code: str | None = None,
+    reason: str | None = None,
+) -> bool:
+    """Settle and end. False if it had ended already: whoever comes second changes nothing."""
+    async with connection.transaction():
+        word = await _lock(connection, run.id)
+        if flow.words.meaning[word] not in (State.QUEUED, State.RUNNING):
+            return False
+        await connection.execute("UPDATE runs SET selected = coalesce(selected, 0) WHERE id = %s", (run.id,))
+        # Claims before items before outcomes: the one lock order.
+        await connection.execute("SELECT 1 FROM claims WHERE run_id = %s ORDER BY id FOR NO KEY UPDATE", (run.id,))
+        if cause == "normal":
+            await connection.execute(SETTLE, {"run": run.id})
+        else:
+            text = storable(f"Run ended: {cause}: {reason or code or 'no reason given'}")
+            await connection.execute(SETTLE_BY_FORCE, (code or "RUN_ENDED", text, run.id))
+        await connection.execute(CLOSE_WORK, {"run": run.id})
+        await _finish(connection, flow, run, word, cause, code, reason)
+    return True
+
+
+async def _finish(
+    connection: Connection, flow: Flow, run: Run, word: str, cause: EndCause, code: str | None, reason: str | None
+) -> None:
+    row = await (
+        await connection.execute(
+            "SELECT count(*) FILTER (WHERE outcome = 'successful'), count(*) FILTER (WHERE outcome = 'failed'),"
+            " count(*) FILTER (WHERE outcome = 'ignored') FROM outcomes WHERE run_id = %s",
+            (run.id,),
+        )
+    ).fetchone()
+    successful, failed, ignored = (n for n in row) if row else (0, 0, 0)
+    state = terminal_state(successful, failed) if cause == "normal" else State.FAILED
+    why = reason
+    if cause == "normal" and successful + failed == 0:
+        why = "all_ignored" if ignored else "no_targets"
+    await _set_status(
+        connection,
+        flow,
+        run,
+        word,
+        state,
+        ended=True,
+        successful=successful,
+        failed=failed,
+        ignored=ignored,
+        end_cause=cause,
+        reason=None if why is None else storable(why),
+        error_code=code,
+        error_message=None if cause == "normal" or reason is None else storable(reason),
+    )
+
+
+async def _lock(connection: Connection, run_id: int) -> str:
+    row = await (
+        await connection.execute("SELECT status FROM runs WHERE id = %s FOR NO KEY UPDATE", (run_id,))
+    ).fetchone()
+    if row is None:
+        raise NotFound(f"there is no run {run_id}")
+    return str(row[0])
+
+
+async def _set_status(
+    connection: Connection,
+    flow: Flow,
+    run: Run,
+    from_word: str,
+    state: State,
+    *,
+    ended: bool = False,
+    **columns: Any,
+) -> None:
+    to_word = flow.words.word(state, after=from_word)
+    flow.words.check(from_word, to_word)
+    sets = "".join(f", {name} = %({name})s" for name in columns)
+    instant = "ended_at" if ended else "started_at"
+    await connection.execute(
+        f"UPDATE runs SET status = %(to)s, state = %(state)s, {instant} = ecluse_now(){sets}"  # noqa: S608 - our names
+        " WHERE id = %(run)s AND status = %(from)s",
+        {"to": to_word, "state": state, "run": run.id, "from": from_word, **columns},
+    )
+    level: Literal["info", "error"] = "error" if state is State.FAILED else "info"
+    await run_log.write(connection, run.id, f"{from_word} -> {to_word}", level=level, **columns)
+
+
+def _readable(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(str(part) for part in e['loc']) or 'input'}: {e['msg']}" for e in error.errors())

@@ -1,0 +1,76 @@
+"""Statuses: one neutral vocabulary for the engine, each flow's own words on the wire, and the table of moves that a
+flow allows. Decisions here are pure; `set_status` is the only place that writes a run's status, by compare-and-set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ecluse.base.errors import ForbiddenTransition
+
+
+class State(StrEnum):
+    DRAFT = "draft"  # exists, not asked to run
+    QUEUED = "queued"  # asked to run, nothing done yet
+    RUNNING = "running"  # work is under way
+    SUCCEEDED = "succeeded"  # ended, no failure
+    PARTIAL = "partial"  # ended, with failures and successes
+    FAILED = "failed"  # ended, failures and no success, or ended by force
+    SKIPPED = "skipped"  # ended without having to do anything
+    REVERTED = "reverted"  # ended, then undone
+    EXPIRED = "expired"  # its result is too old to be used
+
+
+OPEN = frozenset({State.DRAFT, State.QUEUED, State.RUNNING})
+ENDED = frozenset(State) - OPEN
+
+
+@dataclass(frozen=True)
+class Words:
+    """A flow's own status words: which neutral state each means, and which moves between them exist."""
+
+    meaning: Mapping[str, State]
+    moves: Mapping[str, frozenset[str]]
+    initial: str
+
+    def __post_init__(self) -> None:
+        unknown = ({self.initial} | set(self.moves) | {to for tos in self.moves.values() for to in tos}) - set(
+            self.meaning
+        )
+        if unknown:
+            raise ValueError(f"status words without a meaning: {sorted(unknown)}")
+
+    def word(self, state: State, *, after: str) -> str:
+        """The flow's word for a neutral state, as it can be reached from `after`."""
+        for word in sorted(self.moves.get(after, frozenset())):
+            if self.meaning[word] is state:
+                return word
+        raise ForbiddenTransition("run", after, state.value)
+
+    def check(self, from_word: str, to_word: str) -> None:
+        if to_word not in self.moves.get(from_word, frozenset()):
+            raise ForbiddenTransition("run", from_word, to_word)
+
+
+PLAIN = Words(
+    meaning={
+        "queued": State.QUEUED,
+        "running": State.RUNNING,
+        "completed": State.SUCCEEDED,
+        "partial": State.PARTIAL,
+        "failed": State.FAILED,
+    },
+    moves={
+        "queued": frozenset({"running", "failed"}),
+        "running": frozenset({"completed", "partial", "failed"}),
+    },
+    initial="queued",
+)
+
+
+def terminal_state(successful: int, failed: int) -> State:
+    """What a run came to. Ignored targets do not count; nothing to do is a success, not a failure."""
+    if failed == 0:
+        return State.SUCCEEDED
+    return State.PARTIAL if successful > 0 else State.FAILED

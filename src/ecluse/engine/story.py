@@ -1,0 +1,130 @@
+"""What a flow's story talks to: durable steps, selection, fan-out, gates. The story itself is ordinary code that is
+replayed after a crash, so everything it does to the world goes through a step here; results are ids and counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import psycopg
+import structlog
+
+from ecluse.base.errors import EcluseError, ForbiddenTransition
+from ecluse.db.connect import Connection, Pool
+from ecluse.engine import gate, orchestration, runs
+from ecluse.engine.fan_out import fan_out
+from ecluse.engine.flow import Flow, Run, Source, Stage
+
+log = structlog.get_logger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+DATABASE_AWAY_SECONDS = 0.5
+
+
+def gate_topic(stage: str) -> str:
+    return f"gate:{stage}"
+
+
+class Story:
+    def __init__(self, pool: Pool, flow: Flow, run: Run, *, chunk: int) -> None:
+        self._pool = pool
+        self._chunk = chunk
+        self.flow = flow
+        self.run = run
+
+    @property
+    def input(self) -> Any:
+        return self.flow.input.model_validate(self.run.input)
+
+    async def step(
+        self,
+        name: str,
+        function: Callable[Concatenate[Connection, Run, P], Awaitable[R]],
+        *args: P.args,
+        **kw: P.kwargs,
+    ) -> R:
+        """Run `function(connection, run, …)` once; its small result is stored under this place in the story."""
+
+        async def patiently() -> R:
+            while True:
+                try:
+                    async with self._pool.connection() as connection:
+                        return await function(connection, self.run, *args, **kw)
+                except psycopg.OperationalError as error:
+                    log.warning("step: database away, trying again", step=name, run_id=self.run.id, error=str(error))
+                    await asyncio.sleep(DATABASE_AWAY_SECONDS)
+
+        return await orchestration.step(name, patiently)
+
+    async def phase(self, name: str) -> None:
+        await self.step(f"phase-{name}", runs.set_phase, name)
+
+    async def select(self, source: Source) -> int:
+        """Fix the targets this run answers for. Returns how many."""
+
+        async def chosen(connection: Connection, run: Run) -> int:
+            return await runs.select(connection, run, await source(connection, run))
+
+        return await self.step("select", chosen)
+
+    async def fan_out(self, stage: Stage, source: Source = runs.open_targets, delay: timedelta = timedelta(0)) -> int:
+        async def dispatched(connection: Connection, run: Run) -> int:
+            return await fan_out(connection, run, stage, await source(connection, run), chunk=self._chunk, delay=delay)
+
+        return await self.step(f"fan-out-{stage.name}", dispatched)
+
+    async def gate(self, stage: Stage) -> str:
+        """Wait for the stage's items. Returns how it ended: done or timeout."""
+        looks = 0
+        while True:
+            verdict, seconds = await self.step(f"poll-{stage.name}-{looks}", _look, stage)
+            if verdict != "wait":
+                return verdict
+            await orchestration.receive(gate_topic(stage.name), seconds)
+            looks += 1
+
+
+async def _look(connection: Connection, run: Run, stage: Stage) -> tuple[str, float]:
+    seen = await gate.look(connection, run, stage)
+    match gate.decide(seen, stage):
+        case gate.Passed(cause):
+            await gate.end(connection, run, stage, cause)
+            return cause, 0.0
+        case gate.Redispatch(round_):
+            await gate.redispatch(connection, run, stage, round_)
+            return "wait", gate.FIRST_PAUSE.total_seconds()
+        case gate.Wait(seconds):
+            return "wait", seconds
+
+
+async def lead(story: Story) -> None:
+    """A run from its first step to its end, whatever the story does."""
+    flow, run = story.flow, story.run
+    try:
+        await story.step("begin", _begin, flow)
+        if flow.story is not None:
+            await flow.story(story)
+        await story.step("finalize", _end, flow)
+    except orchestration.Infrastructure:
+        raise
+    except ForbiddenTransition as error:
+        log.warning("run was ended by somebody else", run_id=run.id, error=str(error))
+    except Exception as error:  # the edge of the story: whatever went wrong in it, the run must say so
+        log.exception("run failed", run_id=run.id)
+        code = error.code if isinstance(error, EcluseError) else "BUG"
+        await story.step("abort", _abort, flow, code, str(error) or type(error).__name__)
+
+
+async def _begin(connection: Connection, run: Run, flow: Flow) -> bool:
+    return await runs.begin(connection, flow, run)
+
+
+async def _end(connection: Connection, run: Run, flow: Flow) -> bool:
+    return await runs.end(connection, flow, run)
+
+
+async def _abort(connection: Connection, run: Run, flow: Flow, code: str, reason: str) -> bool:
+    return await runs.end(connection, flow, run, cause="catastrophic", code=code, reason=reason)

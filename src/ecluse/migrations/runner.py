@@ -1,0 +1,57 @@
+"""Bring a database to this program's schema, under a lock so that replicas that start together take turns.
+
+Order: the engine's tables (Alembic), the orchestration's own schema, then the idempotent DDL of flows that bring their
+tables along. A database that a newer program has migrated is refused, untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.resources import files
+
+import psycopg
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from ecluse.base.errors import SetUpError
+from ecluse.engine import Flow, orchestration
+
+LOCK = 0x6563_6C75_7365  # "ecluse"
+
+
+def upgrade(dsn: str, flows: Iterable[Flow] = ()) -> str:
+    """Returns the schema's revision. Blocking: call it in a thread."""
+    # A session of its own holds the lock: a migration may end transactions, a session lock outlives them.
+    with psycopg.connect(dsn, autocommit=True, application_name="ecluse migrate") as guard:
+        guard.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
+        engine = sqlalchemy.create_engine(
+            "postgresql+psycopg://", creator=lambda: psycopg.connect(dsn), poolclass=sqlalchemy.NullPool
+        )
+        with engine.connect() as connection:
+            config = Config()
+            config.set_main_option("script_location", str(files("ecluse.migrations")))
+            config.attributes["connection"] = connection
+            _refuse_newer(connection, config)
+            command.upgrade(config, "head")
+            connection.commit()
+            revision = MigrationContext.configure(connection).get_current_revision()
+        orchestration.migrate(dsn)
+        for flow in flows:
+            if flow.schema:
+                guard.execute(flow.schema)  # type: ignore[arg-type, unused-ignore]
+    return str(revision)
+
+
+def _refuse_newer(connection: sqlalchemy.Connection, config: Config) -> None:
+    current = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    connection.rollback()
+    if current is not None and current not in known:
+        raise SetUpError(
+            f"This database has schema {current}, which this version of Ecluse does not know: a newer one has migrated "
+            f"it (newest known here: {max(known)}). Start the newer version again, or restore a backup from before "
+            "the upgrade. Nothing was changed."
+        )

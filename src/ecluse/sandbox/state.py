@@ -1,0 +1,29 @@
+"""All that one running sandbox holds: its vendors, fault rules, rate caps and ledger, and how to start afresh."""
+
+from __future__ import annotations
+
+from ecluse.sandbox.faults import FaultBook
+from ecluse.sandbox.ledger import Ledger
+from ecluse.sandbox.limits import Limits
+from ecluse.sandbox.vendor import Vendor
+from ecluse.sandbox.vendors import VENDORS
+
+
+class Sandbox:
+    ledger: Ledger
+    faults: FaultBook
+    limits: Limits
+    mounts: dict[str, tuple[str, Vendor]]  # first segment of the path, to the vendor's name and itself
+
+    def __init__(self, seed: int, faults: object) -> None:
+        self.seed = seed
+        self._first_faults = faults
+        self.reset()
+
+    def reset(self) -> None:
+        """New objects rather than emptied ones: a call still in flight ends in the world it began in."""
+        self.ledger = Ledger()
+        self.faults = FaultBook(self.seed, VENDORS)
+        self.faults.add(self._first_faults)
+        self.limits = Limits(VENDORS)
+        self.mounts = {name.replace("_", "-"): (name, vendor(self.seed)) for name, vendor in VENDORS.items()}

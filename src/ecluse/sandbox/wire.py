@@ -1,0 +1,173 @@
+"""How an answer, or a fault in its place, goes out on the socket.
+
+A refusal (429, 401, a reset…) comes before anything is applied. Every other fault lets the vendor apply the call and
+then spoils the answer. Latency comes after the application, so that a client that hangs up meanwhile has still
+written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+import struct
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+
+from aiohttp import web
+
+from ecluse.sandbox.faults import Rule
+from ecluse.sandbox.vendor import Answer, error_answer, json_answer
+
+HANGUP_CHECK = 0.1  # seconds
+HUGE_CHUNK = b"x" * 65_536
+LINGER_ZERO = struct.pack("ii", 1, 0)
+
+
+def throttled(retry_after: object) -> Answer:
+    answer = error_answer(429, "rate_limited", "too many requests")
+    if retry_after is not None:
+        answer.headers["Retry-After"] = str(retry_after)
+    return answer
+
+
+def throttle(rule: Rule) -> Answer:
+    retry_after = rule.details["retry_after"]
+    if retry_after == "date":
+        retry_after = formatdate(math.ceil(time.time() + rule.details["seconds"]), usegmt=True)
+    return throttled(retry_after)
+
+
+def server_error(rule: Rule) -> Answer:
+    return error_answer(rule.details["status"], "server_error", "something went wrong")
+
+
+def redirect(rule: Rule) -> Answer:
+    answer = error_answer(302, "moved", "this is elsewhere")
+    answer.headers["Location"] = rule.details["location"]
+    return answer
+
+
+REFUSALS: dict[str, Callable[[Rule], Answer]] = {
+    "throttle": throttle,
+    "server_error": server_error,
+    "not_found": lambda _: error_answer(404, "not_found", "no such record"),
+    "unauthorized": lambda _: error_answer(401, "unauthorized", "the key is not valid"),
+    "redirect": redirect,
+    "timeout": lambda _: Answer(503, b""),
+    "reset": lambda _: Answer(503, b""),
+}
+
+REWRITES: dict[str, Callable[[Rule, Answer], Answer]] = {
+    "applied_then_error": lambda rule, _: server_error(rule),
+    "invalid_json": lambda _, answer: Answer(answer.status, answer.body[: len(answer.body) // 2]),
+    "wrong_shape": lambda _, answer: json_answer(["unexpected", {"shape": None}], answer.status),
+    "nul_byte": lambda _, answer: Answer(answer.status, tainted(answer.body, "\0")),
+    "bad_unicode": lambda _, answer: Answer(answer.status, tainted(answer.body, "\ud800")),
+}
+
+
+def tainted(body: bytes, mark: str) -> bytes:
+    """The same JSON with the mark inside its longest text: the one most likely to be free text, not an id."""
+    value = json.loads(body)
+    target = max(texts(value), key=len, default=None)
+    if target is None:
+        return json.dumps({"text": f"a{mark}b"}).encode()
+    return json.dumps(marked(value, target, target[:1] + mark + target[1:])).encode()
+
+
+def texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for item in inner for text in texts(item)]
+
+
+def marked(value: object, target: str, replacement: str) -> object:
+    if isinstance(value, dict):
+        return {name: marked(item, target, replacement) for name, item in value.items()}
+    if isinstance(value, list):
+        return [marked(item, target, replacement) for item in value]
+    return replacement if value == target else value
+
+
+async def respond(
+    request: web.BaseRequest, rule: Rule | None, latency: float, apply: Callable[[], Answer]
+) -> web.StreamResponse:
+    if rule is None:
+        return plain(apply())
+    kind = rule.kind
+    answer = REFUSALS[kind](rule) if kind in REFUSALS else apply()
+    if kind in REWRITES:
+        answer = REWRITES[kind](rule, answer)
+    if latency:
+        await asyncio.sleep(latency)
+    match kind:
+        case "timeout":
+            await hold(request, rule.details["seconds"])
+        case "reset" | "applied_then_reset":
+            reset(request)
+        case "slow_body":
+            return await slow_body(request, answer, rule.details["chunk"], rule.details["delay"])
+        case "truncated":
+            return await truncated(request, answer)
+        case "huge_body":
+            return await huge_body(request, answer, rule.details["bytes"])
+    return plain(answer)
+
+
+def plain(answer: Answer) -> web.Response:
+    return web.Response(
+        status=answer.status, body=answer.body, headers={"Content-Type": "application/json", **answer.headers}
+    )
+
+
+async def hold(request: web.BaseRequest, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    # aiohttp tells of a hang-up only by the transport's absence, hence a look now and then.
+    while request.transport is not None and (left := deadline - time.monotonic()) > 0:  # noqa: ASYNC110
+        await asyncio.sleep(min(left, HANGUP_CHECK))
+    if request.transport is not None:
+        request.transport.close()
+
+
+def reset(request: web.BaseRequest) -> None:
+    if request.transport is not None:
+        request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_ZERO)
+        request.transport.abort()
+
+
+async def headers_of(request: web.BaseRequest, answer: Answer, length: int) -> web.StreamResponse:
+    response = web.StreamResponse(status=answer.status, headers={"Content-Type": "application/json", **answer.headers})
+    response.content_length = length
+    await response.prepare(request)
+    return response
+
+
+async def slow_body(request: web.BaseRequest, answer: Answer, chunk: int, delay: float) -> web.StreamResponse:
+    response = await headers_of(request, answer, len(answer.body))
+    for start in range(0, len(answer.body), chunk):
+        await asyncio.sleep(delay)
+        await response.write(answer.body[start : start + chunk])
+    return response
+
+
+async def truncated(request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
+    response = await headers_of(request, answer, len(answer.body))
+    await response.write(answer.body[: len(answer.body) // 2])
+    response.force_close()  # aiohttp sends what was written, then closes the connection
+    return response
+
+
+async def huge_body(request: web.BaseRequest, answer: Answer, length: int) -> web.StreamResponse:
+    response = await headers_of(request, answer, length)
+    start, end = b'{"padding":"', b'"}'
+    await response.write(start)
+    left = length - len(start) - len(end)
+    while left > 0:
+        await response.write(HUGE_CHUNK[:left])
+        left -= len(HUGE_CHUNK)
+    await response.write(end)
+    return response

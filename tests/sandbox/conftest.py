@@ -1,0 +1,29 @@
+"""One sandbox process for the whole folder, as good as new for each test, and a client of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.sandbox.client import Client
+from tests.sandbox_process import SandboxProcess, running_sandbox
+
+
+@pytest.fixture(scope="session")
+def process() -> Iterator[SandboxProcess]:
+    with running_sandbox(seed=1) as running:
+        yield running
+
+
+@pytest.fixture
+def sandbox(process: SandboxProcess) -> SandboxProcess:
+    process.reset()
+    return process
+
+
+@pytest.fixture
+async def http(sandbox: SandboxProcess) -> AsyncIterator[Client]:
+    client = Client(sandbox.url)
+    async with client.session:
+        yield client

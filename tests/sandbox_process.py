@@ -1,0 +1,87 @@
+"""Starts a sandbox in a process of its own, for any test that needs vendors on the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+PAGE = 10_000
+
+
+@dataclass(frozen=True)
+class SandboxProcess:
+    url: str
+    pid: int
+
+    def ledger(self, vendor: str = "", kind: str = "", after: int = 0) -> list[dict[str, Any]]:
+        """Every entry that matches, read page by page."""
+        entries: list[dict[str, Any]] = []
+        while True:
+            query = urlencode({"vendor": vendor, "kind": kind, "after": after, "limit": PAGE})
+            page = self._ask("GET", f"ledger?{query}")["entries"]
+            entries += page
+            if len(page) < PAGE:
+                return entries
+            after = page[-1]["seq"]
+
+    def set_faults(self, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Puts these rules in the place of those in force."""
+        self._ask("DELETE", "faults")
+        rules_with_ids: list[dict[str, Any]] = self._ask("POST", "faults", rules)["faults"]
+        return rules_with_ids
+
+    def set_limits(self, limit: dict[str, Any]) -> None:
+        """Puts this cap in the place of those in force."""
+        self._ask("DELETE", "limits")
+        self._ask("POST", "limits", limit)
+
+    def stats(self) -> dict[str, Any]:
+        return self._ask("GET", "stats")
+
+    def reset(self) -> None:
+        self._ask("POST", "reset")
+
+    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        with urlopen(Request(f"{self.url}/_sandbox/{path}", data=data, method=method), timeout=30) as answer:  # noqa: S310
+            value: dict[str, Any] = json.load(answer)
+        return value
+
+
+@contextlib.contextmanager
+def running_sandbox(seed: int = 1, faults: list[dict[str, Any]] | None = None) -> Iterator[SandboxProcess]:
+    with tempfile.TemporaryDirectory() as folder:
+        faults_file = Path(folder, "faults.json")
+        faults_file.write_text(json.dumps(faults or []))
+        command = [
+            sys.executable,
+            "-m",
+            "ecluse.sandbox",
+            "--port",
+            "0",
+            "--seed",
+            str(seed),
+            "--faults",
+            str(faults_file),
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                line = process.stdout.readline()
+                if not line.startswith("sandbox ready on "):
+                    raise RuntimeError(f"the sandbox did not start (exit code {process.wait(5)})")
+                yield SandboxProcess(line.removeprefix("sandbox ready on ").strip(), process.pid)
+            finally:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+                process.kill()
