@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import CANDIDATES, CandidateFailed, Measured, median, run_candidate, run_probe
+from bench.harness import CANDIDATES, CandidateError, Measured, median, run_candidate, run_probe
 from bench.server import server
 
 # the ones a ratio is published for: interleaved, so that a slow minute of the machine hits all of them
@@ -33,7 +33,7 @@ def measure(names: list[str], dsn: str, items: int, io_ms: float, concurrency: i
     for name in plan:
         try:
             measured = run_candidate(name, dsn, items, io_ms, concurrency)
-        except CandidateFailed as error:
+        except CandidateError as error:
             say(f"  {error}")
             failed.add(name)
             continue
@@ -48,7 +48,7 @@ def count(names: list[str], dsn: str, items: int, concurrency: int, log: Path, f
     for name in names:
         try:
             counted = run_candidate(name, dsn, items, 0.0, concurrency, server_log=log)
-        except CandidateFailed as error:
+        except CandidateError as error:
             say(f"  {error}")
             failed.add(name)
             continue
@@ -68,7 +68,7 @@ def probes(dsn: str, log: Path | None, concurrency: int, failed: set[str]) -> di
         say(f"  ecluse, {LARGE:,} items: {large.items_s:,.0f} items/s, peak {large.peak_rss_mb} MB")
         if large.peak_rss_mb is not None:
             found["rss_mb_100k"] = large.peak_rss_mb
-    except CandidateFailed as error:
+    except CandidateError as error:
         say(f"  {error}")
         failed.add("ecluse")
     return found

@@ -50,7 +50,7 @@ class Measured:
         return json.dumps(dataclasses.asdict(self))
 
 
-class CandidateFailed(RuntimeError):
+class CandidateError(RuntimeError):
     """A candidate's process ended badly; its own words are on stderr."""
 
 
@@ -81,7 +81,7 @@ def _one(arguments: list[str]) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode != 0 or not lines:
-        raise CandidateFailed(f"{arguments[0]} ended with status {done.returncode}")
+        raise CandidateError(f"{arguments[0]} ended with status {done.returncode}")
     answer: dict[str, Any] = json.loads(lines[-1])
     return answer
 

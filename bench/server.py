@@ -15,15 +15,15 @@ def server(dsn: str | None, server_log: Path | None) -> Iterator[tuple[str, Path
     if dsn:
         yield dsn, server_log
         return
-    from ecluse.db.embedded import start  # noqa: PLC0415 - with --dsn the embedded server is not needed
+    from ecluse.db.embedded import start
 
     base = Path(tempfile.mkdtemp(prefix="ecluse-bench-"))
     # started by root the server runs as another user, who must be able to pass through
     base.chmod(0o711)
     try:
-        handle = start(base / "pg")
+        handle = start(base / "data")
         try:
-            yield handle.dsn("postgres"), base / "pg" / "log"
+            yield handle.dsn("postgres"), handle.log_file
         finally:
             handle.release()
     finally:

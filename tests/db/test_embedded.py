@@ -31,8 +31,10 @@ only_root = pytest.mark.skipif(os.geteuid() != 0, reason="is about what root may
 def fresh_directory() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="ecl-")).resolve()
     path.chmod(0o711)  # the server's user has to enter it
-    yield path
-    shutil.rmtree(path)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
 
 
 @pytest.fixture
@@ -197,18 +199,18 @@ def test_a_dead_postmaster_is_restarted_once_and_the_data_is_there(data_dir: Pat
 
 
 def test_pids_of_strangers_in_the_lock_files_do_not_prevent_a_restart(data_dir: Path) -> None:
-    with started(data_dir) as server:
+    with started(data_dir) as server, contextlib.ExitStack() as at_end:
         kill_postmaster(server)
         user = server.account.uid if os.geteuid() == 0 else None
-        with subprocess.Popen(["sleep", "60"], user=user) as stranger:
-            for file in (server.pgdata / "postmaster.pid", server.socket_dir / ".s.PGSQL.5432.lock"):
-                lines = file.read_text().splitlines()
-                file.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
-            assert not server.is_running()
-            assert server.ensure_running() is True
-            assert execute(server, "SELECT 1") == [(1,)]
-            assert stranger.poll() is None
-            stranger.kill()
+        stranger = at_end.enter_context(subprocess.Popen(["sleep", "60"], user=user))
+        at_end.callback(stranger.kill)
+        for file in (server.pgdata / "postmaster.pid", server.socket_dir / ".s.PGSQL.5432.lock"):
+            lines = file.read_text().splitlines()
+            file.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
+        assert not server.is_running()
+        assert server.ensure_running() is True
+        assert execute(server, "SELECT 1") == [(1,)]
+        assert stranger.poll() is None
 
 
 def test_a_server_that_lost_its_socket_is_restarted(data_dir: Path) -> None:

@@ -16,10 +16,22 @@ def process() -> Iterator[SandboxProcess]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def other_process() -> Iterator[SandboxProcess]:
+    with running_sandbox(seed=2) as running:
+        yield running
+
+
 @pytest.fixture
 def sandbox(process: SandboxProcess) -> SandboxProcess:
     process.reset()
     return process
+
+
+@pytest.fixture
+def other_seed(other_process: SandboxProcess) -> SandboxProcess:
+    other_process.reset()
+    return other_process
 
 
 @pytest.fixture

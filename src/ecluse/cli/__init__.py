@@ -1,1 +1,1 @@
-""""""
+"""The command line: reads arguments, calls the rest, prints. No decisions."""

@@ -20,7 +20,8 @@ from ecluse.engine.flow import (
 )
 from ecluse.engine.kit import Kit
 from ecluse.engine.retry import RetryPolicy
-from ecluse.engine.runs import Start, Started, open_targets, show
+from ecluse.engine.runs import Start, Started, announce, open_targets, show
+from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.states import PLAIN, State, Words
 from ecluse.engine.story import Story
 
@@ -45,6 +46,8 @@ __all__ = [
     "Story",
     "Words",
     "WorkContext",
+    "announce",
+    "insert_run",
     "open_targets",
     "orchestration",
     "run_log",

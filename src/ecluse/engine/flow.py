@@ -4,12 +4,14 @@ through them; the engine supplies durability, concurrency, retries and the count
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from ecluse.base.clock import Clock
 from ecluse.base.ids import retry_id
 from ecluse.db.connect import Connection
 from ecluse.engine.retry import RetryPolicy
@@ -130,7 +132,7 @@ class Flow:
     input: type[BaseModel]
     words: Words = PLAIN
     schema: str = ""  # idempotent DDL of a flow that brings its own tables
-    vendors: Callable[[], Any] = lambda: None  # built once per process, on its loop
+    vendors: Callable[[Clock], AbstractAsyncContextManager[Any]] = lambda _: nullcontext()  # once per process
 
     def stage(self, name: str) -> Stage:
         return next(stage for stage in self.stages if stage.name == name)

@@ -155,7 +155,7 @@ async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int
             f"FAN-OUT: {run.flow}/{stage.name} x{count} (round {round_})",
             level="warning",
             items=count,
-            event_ids=[stage.event_id(run.flow, run.id, str(key), round_) for key in keys],  # type: ignore[attr-defined]
+            event_ids=[stage.event_id(run.flow, run.id, str(key), round_) for key in keys],
         )
     return count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -18,8 +18,8 @@ from ecluse.base.ids import replica_id
 from ecluse.db.connect import pool
 from ecluse.db.listen import listen
 from ecluse.engine import closing, orchestration, runs
-from ecluse.engine.fan_out import WORK_CHANNEL
-from ecluse.engine.flow import Flow, WorkContext
+from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
+from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
 from ecluse.engine.replicas import Heart
 from ecluse.engine.runs import RUNS_CHANNEL, Start, Started
 from ecluse.engine.story import Story, lead
@@ -69,11 +69,19 @@ class Kit:
         self._heart = Heart(self.dsn, self.replica, beat=self.beat, dead_after=self.dead_after)
         self._background: list[asyncio.Task[None]] = []
         self._runs_hint = asyncio.Event()
+        self.running = False
+        self.broken = asyncio.Event()
+        self._vendors = AsyncExitStack()
 
     async def start(self) -> None:
         await self.pool.open(wait=True)
         await self._work_pool.open(wait=True)
-        contexts = {flow.name: WorkContext(vendors=flow.vendors(), now=self.clock.now) for flow in self.flows}
+        contexts = {
+            flow.name: WorkContext(
+                vendors=await self._vendors.enter_async_context(flow.vendors(self.clock)), now=self.clock.now
+            )
+            for flow in self.flows
+        }
         self.worker = Worker(
             work_pool=self._work_pool,
             pool=self.pool,
@@ -104,17 +112,28 @@ class Kit:
                 "sweeper": self._sweep(),
             }.items()
         ]
+        for task in self._background:
+            task.add_done_callback(self._loop_ended)
+        self.running = True
 
     async def stop(self, grace: float = 1.0) -> None:
         """Hand over: finish or give back what is in hand, leave the runs to the other replicas."""
+        self.running = False
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.worker.drain(grace)
         await orchestration.stop()
         await asyncio.to_thread(self._heart.stop)
+        await self._vendors.aclose()
         await self._work_pool.close()
         await self.pool.close()
+
+    def _loop_ended(self, task: asyncio.Task[None]) -> None:
+        """A loop that ends by itself is a bug; a server without it would look alive and do nothing."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("engine loop died", loop=task.get_name(), exc_info=error)
+            self.broken.set()
 
     async def start_run(self, start: Start) -> Started:
         """Commit the run, then lead it from here; what a crash in between leaves, a sweep starts."""
@@ -138,6 +157,16 @@ class Kit:
             fresh = [r.run.id for r in results if isinstance(r, Started) and not r.deduplicated]
             await orchestration.enqueue(connection, fresh)
         return results
+
+    async def start_items(self, start: Start, stage: Stage, items: Sequence[NewItem]) -> Started:
+        """A run that is only items, in one commit: nobody leads it, and it ends when its last item is finished."""
+        async with self.pool.connection() as connection, connection.transaction():
+            started = await runs.insert(connection, start)
+            if not started.deduplicated:
+                await runs.begin(connection, start.flow, started.run)
+                await runs.select(connection, started.run, items)
+                await fan_out(connection, started.run, stage, items, chunk=self.chunk)
+        return started
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> dict[str, object]:
         """Until the run has ended, at most `max_wait`. Reads the row on every look: no signal can be missed."""

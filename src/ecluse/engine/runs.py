@@ -89,6 +89,11 @@ async def insert(connection: Connection, start: Start) -> Started:
     return Started(run, deduplicated=True)
 
 
+async def announce(connection: Connection) -> None:
+    """Somebody else leads: a server that hears this takes up the runs whose workflow has not been started."""
+    await connection.execute("SELECT pg_notify(%s, '')", (RUNS_CHANNEL,))
+
+
 async def load(connection: Connection, run_id: int) -> Run:
     async with connection.cursor(row_factory=class_row(Run)) as cursor:
         await cursor.execute("SELECT id, tenant_id, flow, event_key, input FROM runs WHERE id = %s", (run_id,))
@@ -151,27 +156,26 @@ async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
     return [NewItem(key=str(row[0])) for row in await cursor.fetchall()]
 
 
-# First error wins; an item nobody finished is incomplete; a target nobody worked on was not processed.
+# First error wins; an item nobody finished is incomplete.
 SETTLE = """
-UPDATE outcomes o SET outcome = s.outcome, error_code = s.error_code, reason = s.reason
+UPDATE outcomes o SET
+    outcome = CASE WHEN w.failed OR w.open THEN 'failed' WHEN w.ignored THEN 'ignored' ELSE 'successful' END,
+    error_code = CASE WHEN w.open AND NOT w.failed THEN 'INCOMPLETE' ELSE w.code END,
+    reason = CASE WHEN w.open AND NOT w.failed THEN 'Not finished when the run ended' ELSE w.error END
 FROM (
-    SELECT o.target,
-           CASE WHEN w.target IS NULL THEN 'failed' WHEN w.bad OR w.open THEN 'failed'
-                WHEN w.ignored THEN 'ignored' ELSE 'successful' END AS outcome,
-           CASE WHEN w.target IS NULL THEN 'NOT_PROCESSED' WHEN w.bad THEN w.code WHEN w.open THEN 'INCOMPLETE'
-                WHEN w.ignored THEN w.code END AS error_code,
-           CASE WHEN w.target IS NULL THEN 'No work was done for this target' WHEN w.bad THEN w.error
-                WHEN w.open THEN 'Not finished when the run ended' WHEN w.ignored THEN w.error END AS reason
-    FROM outcomes o LEFT JOIN (
-        SELECT target, bool_or(status = 'failed') AS bad, bool_or(status = 'open') AS open,
-               bool_or(status = 'ignored') AS ignored,
-               (array_agg(error_code ORDER BY status = 'failed' DESC, finished_at, id)
-                  FILTER (WHERE status IN ('failed', 'ignored')))[1] AS code,
-               (array_agg(error ORDER BY status = 'failed' DESC, finished_at, id)
-                  FILTER (WHERE status IN ('failed', 'ignored')))[1] AS error
-        FROM items WHERE run_id = %(run)s GROUP BY target) w ON w.target = o.target
-    WHERE o.run_id = %(run)s AND o.outcome IS NULL) s
-WHERE o.run_id = %(run)s AND o.target = s.target
+    SELECT target, bool_or(status = 'failed') AS failed, bool_or(status = 'open') AS open,
+           bool_or(status = 'ignored') AS ignored,
+           (array_agg(error_code ORDER BY status = 'failed' DESC, finished_at, id)
+              FILTER (WHERE status IN ('failed', 'ignored')))[1] AS code,
+           (array_agg(error ORDER BY status = 'failed' DESC, finished_at, id)
+              FILTER (WHERE status IN ('failed', 'ignored')))[1] AS error
+    FROM items WHERE run_id = %(run)s GROUP BY target) w
+WHERE o.run_id = %(run)s AND o.target = w.target AND o.outcome IS NULL
+"""
+
+SETTLE_REST = """
+UPDATE outcomes SET outcome = 'failed', error_code = 'NOT_PROCESSED', reason = 'No work was done for this target'
+WHERE run_id = %(run)s AND outcome IS NULL
 """
 
 SETTLE_BY_FORCE = (
@@ -215,7 +219,11 @@ async def end(
         # Claims before items before outcomes: the one lock order.
         await connection.execute("SELECT 1 FROM claims WHERE run_id = %s ORDER BY id FOR NO KEY UPDATE", (run.id,))
         if cause == "normal":
+            # Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
+            await connection.execute("SET LOCAL enable_nestloop = off")
             await connection.execute(SETTLE, {"run": run.id})
+            await connection.execute(SETTLE_REST, {"run": run.id})
+            await connection.execute("SET LOCAL enable_nestloop = on")
         else:
             text = storable(f"Run ended: {cause}: {reason or code or 'no reason given'}")
             await connection.execute(SETTLE_BY_FORCE, (code or "RUN_ENDED", text, run.id))

@@ -231,4 +231,6 @@ class Worker:
         try:
             await closing.close(self._pool, self._flows, pairs)
         except psycopg.OperationalError as error:
-            log.warning("closing: database away, the sweep will close", error=str(error).strip())
+            log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
+        except EcluseError:
+            log.exception("closing failed", pairs=sorted(pairs))

@@ -225,7 +225,8 @@ BEGIN
       INTO n FROM outcomes WHERE run_id = NEW.id;
     IF (n.selected, n.successful, n.failed, n.ignored)
        IS DISTINCT FROM (NEW.selected::bigint, NEW.successful::bigint, NEW.failed::bigint, NEW.ignored::bigint) THEN
-        RAISE EXCEPTION 'run % does not add up: selected % = successful % + failed % + ignored %; outcomes: % = % + % + %',
+        RAISE EXCEPTION
+            'run % does not add up: % = % + % + % (selected, successful, failed, ignored), outcomes % = % + % + %',
             NEW.id, NEW.selected, NEW.successful, NEW.failed, NEW.ignored, n.selected, n.successful, n.failed, n.ignored
             USING ERRCODE = 'integrity_constraint_violation';
     END IF;

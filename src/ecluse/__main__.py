@@ -1,0 +1,3 @@
+from ecluse.cli.main import main
+
+main()

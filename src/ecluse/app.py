@@ -1,0 +1,72 @@
+"""The server: one ASGI app whose lifespan opens the database, migrates it and starts the engine on the server's loop.
+
+The embedded PostgreSQL is watched: if its postmaster dies, it is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import psycopg
+import structlog
+from fastapi import FastAPI, Response
+
+from ecluse.bootstrap import Database, bootstrap
+from ecluse.engine import Flow, Kit
+from ecluse.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+WATCH_SECONDS = 1.0
+
+
+def create_app(settings: Settings, database: Database, flows: Sequence[Flow]) -> FastAPI:
+    """`database` is open and migrated; the app gives it back when it stops."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        kit = bootstrap(settings, database.dsn, flows)
+        await kit.start()
+        app.state.kit = kit
+        watch = asyncio.create_task(_watch(database))
+        broken = asyncio.create_task(_leave_when_broken(kit))
+        log.info("serving", replica=kit.replica, flows=[flow.name for flow in flows])
+        yield
+        watch.cancel()
+        broken.cancel()
+        await kit.stop()
+        log.info("stopped", replica=kit.replica)
+
+    app = FastAPI(title="Ecluse", lifespan=lifespan, docs_url=None, redoc_url=None)
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz(response: Response) -> dict[str, str]:
+        try:
+            async with app.state.kit.pool.connection(timeout=2) as connection:
+                await connection.execute("SELECT 1")
+        except (psycopg.OperationalError, psycopg.errors.QueryCanceled) as error:
+            response.status_code = 503
+            return {"status": "database away", "error": str(error).strip()}
+        return {"status": "ready", "replica": app.state.kit.replica}
+
+    return app
+
+
+async def _leave_when_broken(kit: Kit) -> None:
+    await kit.broken.wait()
+    signal.raise_signal(signal.SIGTERM)  # a supervisor starts us again; meanwhile others take over
+
+
+async def _watch(database: Database) -> None:
+    while database.server is not None:
+        await asyncio.sleep(WATCH_SECONDS)
+        if not await asyncio.to_thread(database.server.is_running):
+            log.error("the embedded PostgreSQL has died, starting it again")
+            await asyncio.to_thread(database.server.ensure_running)

@@ -1,0 +1,62 @@
+"""The composition root: settings in, a database that answers and an engine with its flows out."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ecluse.base.errors import SetUpError
+from ecluse.db import embedded
+from ecluse.db.connect import check, normalise
+from ecluse.engine import Flow, Kit
+from ecluse.settings import Settings
+
+
+@dataclass(frozen=True)
+class Database:
+    dsn: str
+    server: embedded.Embedded | None  # ours, if we started or joined it
+
+    def release(self) -> None:
+        if self.server is not None:
+            self.server.release()
+
+
+def open_database(settings: Settings) -> Database:
+    """The one in DATABASE_URL, or the embedded one. Blocking."""
+    if settings.DATABASE_URL:
+        dsn = normalise(settings.DATABASE_URL)
+        check(dsn)
+        return Database(dsn, None)
+    server = embedded.start(settings.ECLUSE_DATA_DIR or embedded.default_data_dir())
+    return Database(normalise(server.dsn()), server)
+
+
+def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
+    names = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
+    return [_load_flow(name) for name in dict.fromkeys([*names, *extra])]
+
+
+def _load_flow(name: str) -> Flow:
+    module, _, attribute = name.partition(":")
+    try:
+        flow = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SetUpError(
+            f"Cannot load flow {name!r}: {error}. Give it as package:NAME, importable from here."
+        ) from error
+    if not isinstance(flow, Flow):
+        raise SetUpError(f"{name!r} is not a Flow but a {type(flow).__name__}.")
+    return flow
+
+
+def bootstrap(settings: Settings, dsn: str, flows: Sequence[Flow]) -> Kit:
+    return Kit(
+        dsn=dsn,
+        flows=flows,
+        hands=settings.ECLUSE_HANDS,
+        chunk=settings.AUTOMATION_SEND_EVENT_CHUNK_SIZE,
+        beat=settings.ECLUSE_HEARTBEAT_SECONDS,
+        dead_after=settings.ECLUSE_DEAD_AFTER_SECONDS,
+    )

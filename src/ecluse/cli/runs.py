@@ -1,0 +1,100 @@
+"""`ecluse runs …`: start, list and look at runs, through the database that the servers use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+import psycopg
+import typer
+from psycopg.rows import dict_row
+
+from ecluse import bootstrap, settings
+from ecluse.base import logging
+from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.db.connect import Connection
+from ecluse.engine import Start, announce, insert_run, show
+
+app = typer.Typer(no_args_is_help=True, help="Start, list and look at runs.")
+R = TypeVar("R")
+LIST_COLUMNS = "id, tenant_id, flow, status, selected, successful, failed, ignored, created_at, ended_at, event_key"
+
+
+def _with_connection(use: Callable[[Connection], Awaitable[R]]) -> R:
+    logging.configure("WARNING")
+    database = bootstrap.open_database(settings.load())
+
+    async def opened() -> R:
+        async with await psycopg.AsyncConnection.connect(database.dsn, autocommit=True) as connection:
+            return await use(connection)
+
+    try:
+        return asyncio.run(opened())
+    except psycopg.errors.UndefinedTable as error:
+        raise NotFound("This database has no Ecluse schema yet: run `ecluse migrate` or start a server.") from error
+    finally:
+        database.release()
+
+
+@app.command()
+def start(
+    flow: Annotated[str, typer.Argument(help="The flow's name, or package:NAME.")],
+    given: Annotated[str, typer.Option("--input", help="The run's input, as JSON.")] = "{}",
+    key: Annotated[
+        str | None, typer.Option(help="Names the decision to run: a second start with it is a no-op.")
+    ] = None,
+    tenant: Annotated[str, typer.Option(help="For whom.")] = "default",
+) -> None:
+    """Ask for a run. A running server takes it up at once; it waits for one otherwise."""
+    known = {f.name: f for f in bootstrap.load_flows(settings.load(), [flow] if ":" in flow else [])}
+    chosen = next(reversed(known.values())) if ":" in flow else known.get(flow)
+    if chosen is None:
+        raise NotFound(f"There is no flow {flow!r} (known: {', '.join(known) or 'none'}). Load one with ECLUSE_FLOWS.")
+    try:
+        parsed = json.loads(given)
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"--input is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise InvalidInput("--input must be a JSON object")
+    wanted = Start(chosen, key or f"{chosen.name}-manual-{uuid.uuid4()}", tenant_id=tenant, input=parsed)
+
+    async def ask(connection: Connection) -> dict[str, Any]:
+        started = await insert_run(connection, wanted)
+        await announce(connection)
+        return {"run_id": str(started.run.id), "deduplicated": started.deduplicated}
+
+    typer.echo(json.dumps(_with_connection(ask)))
+
+
+@app.command("show")
+def show_run(run_id: Annotated[int, typer.Argument(help="The run's id.")]) -> None:
+    """One run in full, as JSON."""
+    typer.echo(json.dumps(_with_connection(lambda connection: show(connection, run_id)), default=str, indent=2))
+
+
+@app.command("list")
+def list_runs(
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 50, offset: Annotated[int, typer.Option(min=0)] = 0
+) -> None:
+    """The newest runs first."""
+
+    async def read(connection: Connection) -> list[dict[str, Any]]:
+        async with connection.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(
+                f"SELECT {LIST_COLUMNS} FROM runs ORDER BY id DESC LIMIT %s OFFSET %s",  # noqa: S608 - our own names
+                (limit, offset),
+            )
+            return await cursor.fetchall()
+
+    rows = _with_connection(read)
+    if not rows:
+        typer.echo("no runs yet: start one with `ecluse runs start FLOW`")
+    for row in rows:
+        counts = f"{row['successful']}+{row['failed']}+{row['ignored']}" if row["ended_at"] else "…"
+        selected = row["selected"] or 0
+        typer.echo(
+            f"{row['id']:>8}  {row['flow']:<14} {row['status']:<10} {selected:>7} = {counts:<14} {row['event_key']}"
+        )

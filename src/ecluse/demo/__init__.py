@@ -1,0 +1,1 @@
+"""Scripted demonstrations: real processes, real sockets, a real kill; nothing here is needed to run the product."""

@@ -1,0 +1,109 @@
+"""Every knob of the program, by its exact environment name. `python -m ecluse.settings` prints the reference page.
+
+A value that cannot be read stops the start-up with a message naming the variable; one below its minimum is raised to
+it, with a warning. Unknown variables are none of our business.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import structlog
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ecluse.base.errors import SetUpError
+
+log = structlog.get_logger(__name__)
+
+
+def _at_least(minimum: float) -> Any:
+    def raised(value: Any, info: ValidationInfo) -> Any:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return value  # not a number: the type's own message says so, naming the variable
+        if number < minimum:
+            log.warning("setting below its minimum, using the minimum", name=info.field_name, minimum=minimum)
+            return minimum if isinstance(minimum, int) else float(minimum)
+        return value
+
+    return BeforeValidator(raised)
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(case_sensitive=True, extra="ignore", env_ignore_empty=True)
+
+    DATABASE_URL: str | None = Field(
+        None, description="The PostgreSQL to use. Unset: an embedded one is started in `ECLUSE_DATA_DIR`."
+    )
+    ECLUSE_DATA_DIR: Path | None = Field(
+        None,
+        description="Where the embedded PostgreSQL keeps its data. Unset: `/var/lib/ecluse` for root, otherwise "
+        "`$XDG_DATA_HOME/ecluse` or `~/.local/share/ecluse`.",
+    )
+    ECLUSE_FLOWS: str = Field(
+        "", description="Flows to load besides those in the box: `package:NAME`, several separated by commas."
+    )
+    ECLUSE_HOST: str = Field("127.0.0.1", description="Address that the server listens on.")
+    ECLUSE_PORT: Annotated[int, _at_least(0)] = Field(
+        8080, le=65535, description="Port that the server listens on; 0 is any free one."
+    )
+    ECLUSE_HANDS: Annotated[int, _at_least(1)] = Field(
+        200, description="Vendor calls in flight at once, per process. Minimum 1."
+    )
+    ECLUSE_HEARTBEAT_SECONDS: Annotated[float, _at_least(0.1)] = Field(
+        2.0, description="How often a process says that it is alive. Minimum 0.1."
+    )
+    ECLUSE_DEAD_AFTER_SECONDS: Annotated[float, _at_least(0.5)] = Field(
+        6.0, description="Silence after which a process counts as dead and its work is taken over. Minimum 0.5."
+    )
+    ECLUSE_LOG_LEVEL: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="Lines below are dropped."
+    )
+    ECLUSE_LOG_FORMAT: Literal["line", "json"] = Field("line", description="For people, or for log collectors.")
+    AUTOMATION_SEND_EVENT_CHUNK_SIZE: Annotated[int, _at_least(1)] = Field(
+        200, description="Rows of one dispatch statement at most, whatever the flow. Minimum 1."
+    )
+    INNGEST_SERVER_REPLICAS: Annotated[int, _at_least(1)] | None = Field(
+        None, description="Number of replicas that concurrency defaults are computed for; before `SERVER_REPLICAS`."
+    )
+    SERVER_REPLICAS: Annotated[int, _at_least(1)] = Field(1, description="The same, when the former is unset.")
+    INNGEST_PARALLELISM_PER_SERVER: Annotated[int, _at_least(1)] = Field(
+        10, description="Share of one replica in the default global concurrency."
+    )
+
+    @property
+    def default_global_concurrency(self) -> int:
+        return (self.INNGEST_SERVER_REPLICAS or self.SERVER_REPLICAS) * self.INNGEST_PARALLELISM_PER_SERVER
+
+
+def load() -> Settings:
+    try:
+        return Settings()
+    except ValidationError as error:
+        wrong = "; ".join(f"{e['loc'][0]}={e['input']!r}: {e['msg']}" for e in error.errors())
+        raise SetUpError(f"Cannot start with this environment: {wrong}. See docs/configuration.md.") from error
+
+
+def reference() -> str:
+    """docs/configuration.md"""
+    lines = [
+        "# Configuration",
+        "",
+        "Every knob is an environment variable. A value that cannot be read stops the start-up with a message that",
+        "names the variable; one below its minimum is raised to it, with a warning; unknown variables are ignored.",
+        "",
+        "| variable | default | meaning |",
+        "| --- | --- | --- |",
+    ]
+    for name, knob in Settings.model_fields.items():
+        default = "unset" if knob.default in (None, "") else f"`{knob.default}`"
+        lines.append(f"| `{name}` | {default} | {knob.description} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

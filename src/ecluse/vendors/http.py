@@ -1,0 +1,195 @@
+"""The one way out over HTTP: one request per call, within a deadline, answered by a model or a `VendorError`.
+
+What a failure means hangs on one question, whether the request may have reached the vendor. If it never left us it is
+a `NotSentError`; once it left, only the vendor's own refusal makes sure that nothing was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
+
+import aiohttp
+from aiohttp import ClientError, ClientHandlerType, ClientRequest, ClientResponse, ClientSession, ClientTimeout, hdrs
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+from yarl import URL
+
+from ecluse.base.errors import NotSentError, PermanentError, TransientError, VendorError
+from ecluse.base.retry_after import parse_retry_after
+from ecluse.base.text import storable
+
+M = TypeVar("M", bound=BaseModel)
+
+EXCERPT = 300  # characters
+LARGEST_REFUSAL = 65_536  # bytes read of an answer whose status has said it all
+JSON = {"Content-Type": "application/json"}
+REFUSALS = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 404: "NOT_FOUND", 409: "CONFLICT"}
+WORTH_REPEATING = {408, 425}
+
+
+class Sending:
+    """A client middleware around one request: sends it once, and knows whether it left."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self) -> None:
+        self._request: ClientRequest | None = None
+
+    @property
+    def sent(self) -> bool:
+        # aiohttp makes the response object in the same breath in which it starts to write the request.
+        return self._request is not None and self._request.response is not None
+
+    async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        self._request = request
+        try:
+            return await handler(request)
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
+            # On these two, aiohttp would send an idempotent request again and say nothing.
+            raise ClientError from exc
+
+
+class VendorHttp:
+    """Made anywhere; bound to the event loop of its first call."""
+
+    def __init__(
+        self,
+        name: str,
+        base_url: str,
+        *,
+        deadline: float = 30.0,
+        connect_deadline: float = 5.0,
+        largest_body: int = 10_000_000,
+        connections: int = 200,
+        headers: Mapping[str, str] | None = None,
+        now: Callable[[], datetime],
+    ) -> None:
+        self.name = name
+        self._base_url = base_url.rstrip("/")
+        self._deadline = deadline
+        self._connect_deadline = connect_deadline
+        self._largest_body = largest_body
+        self._connections = connections
+        self._headers = headers
+        self._now = now
+        self._session: ClientSession | None = None
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        model: type[M],
+        *,
+        query: Mapping[str, str | int] | None = None,
+        json: BaseModel | Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        deadline: float | None = None,
+    ) -> M:
+        """`path` starts with a slash, is quoted where it holds data, and shows in messages; the query does not."""
+        deadline = self._deadline if deadline is None else deadline
+        session = self._session or self._open()
+        body = None
+        if json is not None:
+            body = json.model_dump_json().encode() if isinstance(json, BaseModel) else to_json(json)
+            headers = {**JSON, **headers} if headers else JSON
+        subject = f"{self.name} {method} {path}"
+        sending = Sending()
+        response: ClientResponse | None = None
+        answer = bytearray()
+        try:
+            async with asyncio.timeout(deadline):
+                response = await session.request(
+                    method,
+                    URL(self._base_url + path),
+                    params=query,
+                    data=body,
+                    headers=headers,
+                    allow_redirects=False,
+                    middlewares=(sending,),
+                )
+                succeeded = 200 <= response.status < 300
+                largest = self._largest_body if succeeded else LARGEST_REFUSAL
+                while len(answer) <= largest and (chunk := await response.content.readany()):
+                    answer += chunk
+        except (ClientError, TimeoutError) as exc:
+            # A refusal stands as soon as its status is known, even when its text never comes to an end.
+            if response is None or succeeded:
+                raise failure(subject, exc, sending.sent, deadline) from exc
+        finally:
+            if response is not None:
+                response.release()  # keeps the connection only when the answer was read to its end
+        if not succeeded:
+            raise self._refusal(subject, response, answer)
+        if len(answer) > largest:
+            raise PermanentError(f"{subject}: the answer is larger than {largest} bytes", code="ANSWER_TOO_LARGE")
+        try:
+            return model.model_validate_json(answer, strict=True)
+        except ValidationError as exc:
+            raise unreadable(subject, exc, answer) from exc
+
+    async def close(self) -> None:
+        """For good: a later call is a bug and raises."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self) -> ClientSession:
+        self._session = ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._connections),
+            # The deadline of a call is ours. Waiting for a free connection counts there, not as connecting.
+            timeout=ClientTimeout(total=None, sock_connect=self._connect_deadline, ceil_threshold=math.inf),
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            raise_for_status=False,
+            trust_env=False,
+        )
+        return self._session
+
+    def _refusal(self, subject: str, response: ClientResponse, answer: bytearray) -> VendorError:
+        status = response.status
+        message = storable(f"{subject}: {status} {excerpt(answer)}")
+        if 300 <= status < 400:
+            return PermanentError(message, code="VENDOR_REDIRECT")
+        if status != 429 and 400 <= status < 500 and status not in WORTH_REPEATING:
+            return PermanentError(message, code=REFUSALS.get(status, "VENDOR_REFUSED"))
+        now = vendor_clock(response.headers.get(hdrs.DATE)) or self._now()
+        retry_after = parse_retry_after(response.headers.get(hdrs.RETRY_AFTER), now)
+        if status == 429:
+            return TransientError(message, code="THROTTLED", retry_after=retry_after, ambiguous=False)
+        return TransientError(message, code=f"VENDOR_ERROR_{status}", retry_after=retry_after)
+
+
+def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline: float) -> TransientError:
+    """No answer, or only a part of one. aiohttp's own texts may quote the URL, and secrets with it: they stay out."""
+    timed_out, origin = isinstance(exc, TimeoutError), exc.__cause__ or exc
+    what = "time-out" if timed_out else getattr(origin, "strerror", None) or type(origin).__name__
+    if not sent:
+        return NotSentError(storable(f"{subject}: not sent: {what}"))
+    if timed_out:
+        return TransientError(storable(f"{subject}: no answer within {deadline:g} s"), code="TIMEOUT")
+    if isinstance(exc, aiohttp.ClientResponseError):
+        return TransientError(storable(f"{subject}: the answer is not HTTP: {what}"), code="BAD_ANSWER")
+    return TransientError(storable(f"{subject}: the connection was lost: {what}"), code="VENDOR_DISCONNECTED")
+
+
+def unreadable(subject: str, exc: ValidationError, answer: bytearray) -> TransientError:
+    first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the answer"
+    return TransientError(storable(f"{subject}: {where}: {first['msg']}: {excerpt(answer)}"), code="BAD_ANSWER")
+
+
+def excerpt(answer: bytearray) -> str:
+    # A character takes four bytes at most; cutting there first spares decoding megabytes.
+    return storable(answer[: 4 * EXCERPT].decode("utf-8", "replace"), EXCERPT)
+
+
+def vendor_clock(date: str | None) -> datetime | None:
+    try:
+        at = parsedate_to_datetime(date) if date else None
+    except (ValueError, OverflowError):
+        return None
+    return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at

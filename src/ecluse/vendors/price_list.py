@@ -1,0 +1,66 @@
+"""The generic REST price list: articles to page through and read, prices to write, articles to create.
+
+A listing names its articles without their prices; those come one by one.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from ecluse.base.errors import PermanentError, TransientError
+from ecluse.vendors.http import VendorHttp
+
+
+class Article(BaseModel):
+    sku: str
+    name: str
+    price: Decimal
+    currency: str
+    version: int
+
+
+class ListedArticle(BaseModel):
+    sku: str
+    name: str
+
+
+class ArticlePage(BaseModel):
+    articles: list[ListedArticle]
+    total: int
+    offset: int
+    limit: int
+
+
+class PriceList:
+    def __init__(self, http: VendorHttp) -> None:
+        self._http = http
+
+    async def articles(self, offset: int, limit: int) -> ArticlePage:
+        return await self._http.call("GET", "/articles", ArticlePage, query={"offset": offset, "limit": limit})
+
+    async def article(self, sku: str) -> Article:
+        return await self._http.call("GET", f"/articles/{quote(sku, safe='')}", Article)
+
+    async def set_price(self, sku: str, price: Decimal) -> Article:
+        path = f"/articles/{quote(sku, safe='')}/price"
+        return await self._http.call("PUT", path, Article, json={"price": as_text(price)})
+
+    async def create(self, name: str, price: Decimal, idempotency_key: str) -> Article:
+        wanted = {"name": name, "price": as_text(price)}
+        headers = {"Idempotency-Key": idempotency_key}
+        try:
+            return await self._http.call("POST", "/articles", Article, json=wanted, headers=headers)
+        except PermanentError as exc:
+            if exc.code != "CONFLICT":
+                raise
+            # The first call with this key is still running over there: asked again later, it tells how it ended.
+            raise TransientError(exc.message, code=exc.code) from exc
+
+
+def as_text(price: Decimal) -> str:
+    """Two decimals, as the vendor wants. A price that needs more is never rounded here: the vendor refuses it."""
+    cents = round(price, 2)
+    return f"{cents if cents == price else price:f}"
