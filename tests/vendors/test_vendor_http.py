@@ -38,9 +38,9 @@ async def silence(server: RawServer, reader: asyncio.StreamReader, writer: async
 
 async def drip(server: RawServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await server.request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\n")
     while not server.over.is_set():
-        writer.write(b"HTTP/1.1 200 OK\r\n" if reader.at_eof() else b"")
-        writer.write(b"X")
+        writer.write(b"X: y\r\n")
         await writer.drain()
         await asyncio.sleep(0.02)
 

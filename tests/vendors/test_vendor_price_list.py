@@ -19,7 +19,7 @@ PRICE = Decimal("12.50")
 
 # (rule, class, code, ambiguous, retry_after)
 FAULTS: list[tuple[dict[str, Any], type[VendorError], str, bool | None, float | None]] = [
-    ({"kind": "throttle", "retry_after": None}, TransientError, "THROTTLED", False, None),
+    ({"kind": "throttle", "retry_after": 7}, TransientError, "THROTTLED", False, 7.0),
     ({"kind": "server_error", "status": 500}, TransientError, "VENDOR_ERROR_500", True, None),
     ({"kind": "server_error", "status": 503}, TransientError, "VENDOR_ERROR_503", True, None),
     ({"kind": "applied_then_error", "status": 502}, TransientError, "VENDOR_ERROR_502", True, None),

@@ -16,6 +16,11 @@ def retry_id(event_id: str, round_: int) -> str:
     return event_id if round_ == 0 else f"{event_id}-retry-{round_}"
 
 
+def item_event_id(flow: str, run_id: int, stage: str, key: str, round_: int) -> str:
+    """Fan-out events are the item rows: their ids are computed, not stored per event."""
+    return retry_id(f"{flow}-{run_id}-{stage}-{key}", round_)
+
+
 def replica_id() -> str:
     """Unique per process start: a restarted process must never be taken for its predecessor."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -8,13 +8,11 @@ of a run that is being ended are left alone (its row is not to be had). Nothing 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-
-from psycopg.rows import class_row
+from typing import NamedTuple
 
 from ecluse.db.connect import Connection, Pool
+from ecluse.engine.flow import Item
 
 # How far ahead of its start an item may be claimed: enough to hide the round trip, short enough for priorities,
 # holds and endings to keep their effect.
@@ -89,25 +87,14 @@ FROM mine m JOIN claim c ON c.run_id = m.run_id AND c.stage = m.stage AND c.lane
      JOIN runs r ON r.id = m.run_id
 WHERE i.id = m.id
 RETURNING i.id, i.run_id, i.tenant_id, r.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions,
-          i.lane_id, c.id AS claim_id, c.fence, m.base + (m.place - 1) * m.spacing AS start_at
+          c.id, c.fence, m.base + (m.place - 1) * m.spacing AS start_at
 """
 
 LOCK_CAPPED = "SELECT id FROM lanes WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED"
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    id: int
-    run_id: int
-    tenant_id: str
-    flow: str
-    stage: str
-    key: str
-    target: str
-    payload: Any
-    round: int
-    executions: int
-    lane_id: int
+class Taken(NamedTuple):
+    item: Item
     claim_id: int
     fence: int
     start_at: datetime | None
@@ -126,8 +113,7 @@ async def claim(pool: Pool, *, replica: str, free: Sequence[int], capped: Sequen
 
 
 async def _take(connection: Connection, replica: str, lanes: Sequence[int], room: int) -> list[Taken]:
-    async with connection.cursor(row_factory=class_row(Taken)) as cursor:
-        await cursor.execute(
-            CLAIM, {"replica": replica, "lanes": list(lanes), "room": room, "ahead": AHEAD_SECONDS}, prepare=True
-        )
-        return await cursor.fetchall()
+    cursor = await connection.execute(
+        CLAIM, {"replica": replica, "lanes": list(lanes), "room": room, "ahead": AHEAD_SECONDS}, prepare=True
+    )
+    return [Taken(Item._make(row[:-3]), *row[-3:]) for row in await cursor.fetchall()]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import psycopg
 import structlog
@@ -37,7 +36,8 @@ fenced AS MATERIALIZED (
       ON c.id = f.id AND c.fence = f.fence ORDER BY c.id FOR NO KEY UPDATE OF c),
 stored AS (
     UPDATE items i SET status = inp.status, result = inp.result, error_code = inp.error_code, error = inp.error,
-        permanent = inp.permanent, executions = i.executions + 1, due_at = coalesce(inp.due_at, i.due_at),
+        permanent = coalesce(inp.permanent, false), executions = i.executions + 1,
+        due_at = coalesce(inp.due_at, i.due_at),
         claim_id = CASE WHEN inp.status = 'open' THEN NULL ELSE i.claim_id END,
         finished_at = CASE WHEN inp.status = 'open' THEN NULL ELSE clock.now END
     FROM clock, inp JOIN fenced ON fenced.id = inp.claim_id
@@ -65,8 +65,7 @@ SELECT id FROM stored
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """One execution's end, ready to be stored. `open` means: again at `due_at`."""
 
     item: Item
@@ -82,32 +81,29 @@ class Finish:
     due_at: datetime | None = None
 
     def row(self) -> bytes:
-        return to_json(
-            {
-                "id": self.item.id,
-                "claim_id": self.claim_id,
-                "status": self.status,
+        stored: dict[str, Any] = {"id": self.item.id, "claim_id": self.claim_id, "status": self.status}
+        if self.result is not None:
+            stored["result"] = self.result
+        if self.error_code is not None:
+            stored |= {
                 "permanent": self.permanent,
-                "result": self.result,
                 "error_code": self.error_code,
-                "error": None if self.error is None else storable(self.error),
+                "error": storable(self.error or ""),
                 "event_id": self.item.event_id,
                 "ambiguous": self.ambiguous,
                 "due_at": self.due_at,
             }
-        )
+        return to_json(stored)
 
     def unstorable(self, why: str) -> Finish:
-        return Finish(
-            item=self.item,
-            stage=self.stage,
-            claim_id=self.claim_id,
-            fence=self.fence,
+        return self._replace(
             status="failed",
+            result=None,
             permanent=True,
             error_code="STORE_FAILED",
             error=f"The result could not be stored: {why}",
             ambiguous=self.status == "succeeded",
+            due_at=None,
         )
 
 

@@ -10,6 +10,7 @@ import psycopg
 import structlog
 from pydantic_core import PydanticSerializationError, to_json
 
+from ecluse.base.ids import item_event_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.engine import run_log
@@ -19,6 +20,7 @@ log = structlog.get_logger(__name__)
 
 WORK_CHANNEL = "ecluse_work"
 SAMPLE = 3
+STATEMENTS_AHEAD = 10
 
 OPEN_STAGE = """
 INSERT INTO stages (run_id, stage, started_at, deadline_at, progress_at)
@@ -73,11 +75,11 @@ async def fan_out(
     names = {"run": run.id, "stage": stage.name, "tenant": run.tenant_id, "lane": stage.lane.name, "delay": delay}
     await connection.execute(OPEN_STAGE, {**names, "max_wait": stage.max_wait})
     refused = 0
-    for start in range(0, len(items), chunk):
-        refused += await _insert(connection, names, items[start : start + chunk])
+    for start in range(0, len(items), chunk * STATEMENTS_AHEAD):
+        refused += await _insert(connection, names, items[start : start + chunk * STATEMENTS_AHEAD], chunk)
     row = await (await connection.execute(CLOSE_DISPATCH, names)).fetchone()
     expected = row[0] if row else 0
-    sample = [stage.event_id(run.flow, run.id, item.key, 0) for item in items[:SAMPLE]]
+    sample = [item_event_id(run.flow, run.id, stage.name, item.key, 0) for item in items[:SAMPLE]]
     await run_log.write(
         connection, run.id, f"FAN-OUT: {run.flow}/{stage.name} x{expected}", items=expected, event_ids=sample
     )
@@ -85,16 +87,21 @@ async def fan_out(
     return expected
 
 
-async def _insert(connection: Connection, names: dict[str, object], items: Sequence[NewItem]) -> int:
-    """One statement; if its data is refused, halves, until the culprit is alone. Returns how many were refused."""
+async def _insert(connection: Connection, names: dict[str, object], items: Sequence[NewItem], chunk: int) -> int:
+    """Statements of at most `chunk` rows, sent without waiting for each other. If the data of one is refused, nothing
+    of these is stored, and halves are tried until the culprit is alone. Returns how many were refused."""
     try:
-        rows = to_json([{"key": i.key, "target": i.target, "payload": i.payload, "group": i.group} for i in items])
-        await connection.execute(INSERT, {**names, "rows": rows.decode()}, prepare=True)
+        async with connection.pipeline(), connection.transaction():
+            for start in range(0, len(items), chunk):
+                rows = to_json([item._asdict() for item in items[start : start + chunk]])
+                await connection.execute(INSERT, {**names, "rows": rows.decode()}, prepare=True)
         return 0
     except (psycopg.DataError, psycopg.IntegrityError, psycopg.InternalError, PydanticSerializationError) as error:
         if len(items) > 1:
             middle = len(items) // 2
-            return await _insert(connection, names, items[:middle]) + await _insert(connection, names, items[middle:])
+            return await _insert(connection, names, items[:middle], chunk) + await _insert(
+                connection, names, items[middle:], chunk
+            )
         item = items[0]
         why = f"The item could not be dispatched: {str(error).strip()}"
         key, target = storable(item.key), storable(item.target or item.key)

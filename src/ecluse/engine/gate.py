@@ -13,6 +13,7 @@ from typing import Literal
 
 from psycopg.rows import class_row
 
+from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
 from ecluse.engine import run_log
 from ecluse.engine.flow import Run, Stage
@@ -155,7 +156,7 @@ async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int
             f"FAN-OUT: {run.flow}/{stage.name} x{count} (round {round_})",
             level="warning",
             items=count,
-            event_ids=[stage.event_id(run.flow, run.id, str(key), round_) for key in keys],
+            event_ids=[item_event_id(run.flow, run.id, stage.name, key, round_) for key in keys],
         )
     return count
 

@@ -21,7 +21,7 @@ from ecluse.engine import closing, orchestration, runs
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
 from ecluse.engine.replicas import Heart
-from ecluse.engine.runs import RUNS_CHANNEL, Start, Started
+from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
 from ecluse.engine.story import Story, lead
 from ecluse.engine.worker import Worker
 
@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 CLOCK_CHANNEL = "ecluse_clock"
 SWEEP_SECONDS = 5.0
+WAIT_POLL_SECONDS = 1.0
 
 # Claim and commit are a handful of known statements over tables whose statistics are always stale: the plans are
 # nested loops over indexes, whatever the planner believes about the sizes.
@@ -69,6 +70,7 @@ class Kit:
         self._heart = Heart(self.dsn, self.replica, beat=self.beat, dead_after=self.dead_after)
         self._background: list[asyncio.Task[None]] = []
         self._runs_hint = asyncio.Event()
+        self._run_ended = asyncio.Event()  # of any run; replaced each time it is set
         self.running = False
         self.broken = asyncio.Event()
         self._vendors = AsyncExitStack()
@@ -106,6 +108,7 @@ class Kit:
                     {
                         WORK_CHANNEL: lambda _: self.worker.wake(),
                         RUNS_CHANNEL: lambda _: self._runs_hint.set(),
+                        ENDED_CHANNEL: self._hear_end,
                         CLOCK_CHANNEL: self._hear_clock,
                     },
                 ),
@@ -169,17 +172,19 @@ class Kit:
         return started
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> dict[str, object]:
-        """Until the run has ended, at most `max_wait`. Reads the row on every look: no signal can be missed."""
+        """Until the run has ended, at most `max_wait`. The signal only wakes; the row is read first and on every look,
+        so that an end just before the wait, or a lost signal, is not missed."""
         deadline = self.clock.monotonic() + max_wait.total_seconds()
-        pause = 0.01
         while True:
+            ended = self._run_ended
             async with self.pool.connection() as connection:
                 row = await runs.show(connection, run_id)
             left = deadline - self.clock.monotonic()
             if row["ended_at"] is not None or left <= 0:
                 return row
-            await asyncio.sleep(min(pause, left))
-            pause = min(pause * 1.5, 0.5)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, WAIT_POLL_SECONDS)):
+                    await ended.wait()
 
     def flow(self, name: str) -> Flow:
         if name not in self.by_name:
@@ -208,6 +213,10 @@ class Kit:
             free=[lane for lane, capped in rows if not capped],
             capped=[lane for lane, capped in rows if capped],
         )
+
+    def _hear_end(self, _: str) -> None:
+        self._run_ended.set()
+        self._run_ended = asyncio.Event()
 
     def _hear_clock(self, _: str) -> None:
         self._reading = asyncio.create_task(self._read_clock())

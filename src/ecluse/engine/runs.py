@@ -19,6 +19,7 @@ from ecluse.engine.flow import Flow, NewItem, Run
 from ecluse.engine.states import State, terminal_state
 
 RUNS_CHANNEL = "ecluse_runs"
+ENDED_CHANNEL = "ecluse_ended"
 EndCause = Literal["normal", "operator", "stale", "catastrophic"]
 
 
@@ -292,6 +293,8 @@ async def _set_status(
         " WHERE id = %(run)s AND status = %(from)s",
         {"to": to_word, "state": state, "run": run.id, "from": from_word, **columns},
     )
+    if ended:
+        await connection.execute("SELECT pg_notify(%s, %s)", (ENDED_CHANNEL, str(run.id)))
     level: Literal["info", "error"] = "error" if state is State.FAILED else "info"
     await run_log.write(connection, run.id, f"{from_word} -> {to_word}", level=level, **columns)
 

@@ -21,7 +21,7 @@ from ecluse.db.connect import Pool
 from ecluse.engine import closing
 from ecluse.engine.claim import AHEAD_SECONDS, Taken, claim
 from ecluse.engine.committer import LARGEST_BATCH, Committer, Finish
-from ecluse.engine.flow import Done, Flow, Ignored, Item, Stage, WorkContext
+from ecluse.engine.flow import Done, Flow, Ignored, Stage, WorkContext
 from ecluse.engine.retry import Retry, decide
 
 log = structlog.get_logger(__name__)
@@ -118,7 +118,7 @@ class Worker:
             await asyncio.sleep(POLL_SECONDS)
             return 0
         for one in taken:
-            self._in_hand[one.run_id, one.stage] += 1
+            self._in_hand[one.item.run_id, one.item.stage] += 1
             if one.start_at is not None:
                 self._paced_until = self._clock.monotonic() + PACED_SECONDS
         self._ready.extend(taken)
@@ -133,24 +133,10 @@ class Worker:
             task.add_done_callback(self._tasks.discard)
 
     async def _execute(self, taken: Taken) -> None:
-        flow = self._flows[taken.flow]
-        stage = self._stages[taken.flow, taken.stage]
-        item = Item(
-            id=taken.id,
-            run_id=taken.run_id,
-            tenant_id=taken.tenant_id,
-            stage=taken.stage,
-            key=taken.key,
-            target=taken.target,
-            payload=taken.payload,
-            round=taken.round,
-            executions=taken.executions,
-            event_id=stage.event_id(flow.name, taken.run_id, taken.key, taken.round),
-        )
         try:
             if taken.start_at is not None:
                 await asyncio.sleep((taken.start_at - self._clock.now()).total_seconds())
-            finish = await self._try(stage, item, taken)
+            finish = await self._try(self._stages[taken.item.flow, taken.item.stage], taken)
         finally:
             self._running -= 1
             self._finished_lately += 1
@@ -159,54 +145,44 @@ class Worker:
                 self._wake.set()
         self.committer.put(finish)
 
-    async def _try(self, stage: Stage, item: Item, taken: Taken) -> Finish:
+    async def _try(self, stage: Stage, taken: Taken) -> Finish:
+        item, claim_id, fence, _ = taken
         try:
             async with asyncio.timeout(stage.time_limit.total_seconds()):
-                result = await stage.work(self._contexts[taken.flow], item)
+                result = await stage.work(self._contexts[item.flow], item)
         except TimeoutError:
             limit = stage.time_limit.total_seconds()
-            return self._failed(stage, item, taken, TransientError(f"No answer within {limit:g} s", code="TIMEOUT"))
+            return self._failed(stage, taken, TransientError(f"No answer within {limit:g} s", code="TIMEOUT"))
         except Exception as error:  # the edge of the work: whatever went wrong in it is this item's error
             if not isinstance(error, EcluseError):
                 log.exception("work raised", event_id=item.event_id)
-            return self._failed(stage, item, taken, error)
+            return self._failed(stage, taken, error)
         match result:
             case Done(value):
-                return Finish(item, stage, taken.claim_id, taken.fence, "succeeded", result=value)
+                return Finish(item, stage, claim_id, fence, "succeeded", result=value)
             case Ignored(reason, code):
-                return Finish(item, stage, taken.claim_id, taken.fence, "ignored", error_code=code, error=reason)
+                return Finish(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
 
-    def _failed(self, stage: Stage, item: Item, taken: Taken, error: Exception) -> Finish:
-        verdict = decide(
-            error, executions=item.executions + 1, policy=stage.retry, now=self._clock.now(), chance=self._chance
-        )
+    def _failed(self, stage: Stage, taken: Taken, error: Exception) -> Finish:
+        item, claim_id, fence, _ = taken
+        executions = item.executions + 1
+        verdict = decide(error, executions=executions, policy=stage.retry, now=self._clock.now(), chance=self._chance)
+        known = isinstance(error, EcluseError)
         code = error.code if isinstance(error, EcluseError) else "BUG"
-        text = str(error) if isinstance(error, EcluseError) else f"{type(error).__name__}: {error}"
-        ambiguous = error.ambiguous if isinstance(error, TransientError) else False
-        if isinstance(verdict, Retry):
-            log.info("retry", event_id=item.event_id, code=code, execution=item.executions + 1, at=str(verdict.at))
-            return Finish(
-                item,
-                stage,
-                taken.claim_id,
-                taken.fence,
-                "open",
-                error_code=code,
-                error=text,
-                ambiguous=ambiguous,
-                due_at=verdict.at,
-            )
-        return Finish(
+        failed = Finish(
             item,
             stage,
-            taken.claim_id,
-            taken.fence,
+            claim_id,
+            fence,
             "failed",
-            permanent=verdict.permanent,
             error_code=code,
-            error=text,
-            ambiguous=ambiguous,
+            error=str(error) if known else f"{type(error).__name__}: {error}",
+            ambiguous=isinstance(error, TransientError) and error.ambiguous,
         )
+        if isinstance(verdict, Retry):
+            log.info("retry", event_id=item.event_id, code=code, execution=executions, at=str(verdict.at))
+            return failed._replace(status="open", due_at=verdict.at)
+        return failed._replace(permanent=verdict.permanent)
 
     def _committed(self, batch: Sequence[Finish]) -> None:
         loop = asyncio.get_running_loop()
