@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, Lane, NewItem, RetryPolicy, Run, Stage, Story
+from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
 from hello_flow.work import SCHEMA, read_price, save_prices
 
@@ -54,11 +55,12 @@ async def story(run: Story) -> None:
 
 @asynccontextmanager
 async def price_list(clock: Clock) -> AsyncIterator[PriceList]:
-    vendor = PriceList(os.environ.get("PRICE_LIST_URL", "http://127.0.0.1:8089/price-list"), now=clock.now)
+    url = os.environ.get("PRICE_LIST_URL", "http://127.0.0.1:8089/price-list")
+    http = VendorHttp("price list", url, deadline=10, now=clock.now)
     try:
-        yield vendor
+        yield PriceList(http)
     finally:
-        await vendor.close()
+        await http.close()
 
 
 FLOW = Flow(name="hello", stages=(READ,), story=story, input=Input, schema=SCHEMA, vendors=price_list)

@@ -34,7 +34,7 @@ def _at_least(minimum: float) -> Any:
 
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(case_sensitive=True, extra="ignore", env_ignore_empty=True)
+    model_config = SettingsConfigDict(case_sensitive=True, extra="ignore", env_ignore_empty=True, allow_inf_nan=False)
 
     DATABASE_URL: str | None = Field(
         None, description="The PostgreSQL to use. Unset: an embedded one is started in `ECLUSE_DATA_DIR`."

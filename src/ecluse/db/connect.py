@@ -6,6 +6,7 @@ transaction loses it, so that nobody's locks outlive their holder.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import quote
 
@@ -28,6 +29,7 @@ SESSION = (
     "-c idle_in_transaction_session_timeout=10s -c lock_timeout=3s -c statement_timeout=60s"
     " -c client_connection_check_interval=5s -c timezone=UTC"
 )
+GIVE_IT = "Give it as postgresql://user:password@host:5432/database, or unset it to use the embedded PostgreSQL."
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 Pool = AsyncConnectionPool[Connection]
@@ -38,12 +40,16 @@ def normalise(url: str) -> str:
     try:
         given = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     except psycopg.ProgrammingError as error:
-        raise SetUpError(
-            f"DATABASE_URL is not a PostgreSQL address ({str(error).strip()}). "
-            "Give it as postgresql://user:password@host:5432/database, or unset it to use the embedded PostgreSQL."
-        ) from error
+        # What libpq quotes at the end may be a password.
+        why = re.sub(r'(?<!parameter)(:| after) ".*"', r'\1 "…"', _one_line(error))
+        raise SetUpError(f"DATABASE_URL is not a PostgreSQL address ({why}). {GIVE_IT}") from error
     user, password = given.pop("user", ""), given.pop("password", "")
     database = given.pop("dbname", "")
+    if not database:
+        raise SetUpError(f"DATABASE_URL names no database. {GIVE_IT}")
+    hosts = given.get("host", "").count(",") + 1
+    if "port" in given and "," not in given["port"]:
+        given["port"] = ",".join([given["port"]] * hosts)  # libpq takes one port for all hosts, SQLAlchemy does not
     who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in sorted({**LIBPQ, **given}.items()))
     return f"postgresql://{who}{'@' if who else ''}/{quote(database, safe='')}?{query}"
@@ -53,11 +59,20 @@ def check(dsn: str) -> None:
     """Connect once, or say what is wrong and what to do."""
     try:
         psycopg.connect(dsn).close()
-    except psycopg.OperationalError as error:
+    except psycopg.Error as error:
         raise SetUpError(
-            f"The database does not answer: {str(error).strip()}. Check that PostgreSQL is running and that "
+            f"The database does not answer: {_one_line(error)}. Check that PostgreSQL is running and that "
             "DATABASE_URL names the right host, port, user and database, or unset it to use the embedded PostgreSQL."
         ) from error
+
+
+def session_options(dsn: str, extra: str = "") -> str:
+    """Our limits; what the operator's own `options` say comes last and wins."""
+    return f"{SESSION}{extra} {conninfo_to_dict(dsn).get('options') or ''}".strip()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 async def set_up_session(connection: Connection) -> None:
@@ -69,7 +84,7 @@ def pool(dsn: str, *, size: int, extra_options: str = "") -> Pool:
     return AsyncConnectionPool(
         dsn,
         connection_class=Connection,
-        kwargs={"options": SESSION + extra_options},
+        kwargs={"options": session_options(dsn, extra_options)},
         configure=set_up_session,
         check=AsyncConnectionPool.check_connection,
         min_size=1,

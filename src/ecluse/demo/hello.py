@@ -124,7 +124,7 @@ def _sandbox() -> Iterator[str]:
 def _watch(console: Console, server: Server, environment: dict[str, str], dsn: str, vendor: str) -> dict[str, Any]:
     started = time.monotonic()
     command = [sys.executable, "-m", "ecluse", "runs", "start", "hello_flow:FLOW", "--key", "hello-demo"]
-    _migrated(dsn)
+    _migrated(dsn, server)
     answer = subprocess.run(  # noqa: S603 - our own program
         [*command, "--input", json.dumps({"articles": ARTICLES})],
         env=environment,
@@ -188,16 +188,18 @@ FROM runs r WHERE r.id = %s
 """
 
 
-def _migrated(dsn: str) -> None:
+def _migrated(dsn: str, server: Server) -> None:
     """Wait for the server to be there: it migrates its database and enters itself as a replica."""
     for _ in range(600):
+        if server.process is not None and server.process.poll() is not None:
+            break
         try:
             _query(dsn, "SELECT 1 AS one FROM replicas LIMIT %s", 1)
         except (psycopg.errors.UndefinedTable, LookupError):
             time.sleep(0.1)
         else:
             return
-    raise SetUpError("The server did not come up within a minute: start it by hand with `ecluse serve` to see why.")
+    raise SetUpError("The server did not come up: start it by hand with `ecluse serve` to see why.")
 
 
 def _query(dsn: str, query: LiteralString, parameter: int) -> dict[str, Any]:

@@ -1,0 +1,144 @@
+"""Every knob by its exact name: what it is when unset, and what happens to a value that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from ecluse.base.errors import SetUpError
+from ecluse.settings import Settings, load
+
+DEFAULTS = {
+    "DATABASE_URL": None,
+    "ECLUSE_DATA_DIR": None,
+    "ECLUSE_FLOWS": "",
+    "ECLUSE_HOST": "127.0.0.1",
+    "ECLUSE_PORT": 8080,
+    "ECLUSE_HANDS": 200,
+    "ECLUSE_HEARTBEAT_SECONDS": 2.0,
+    "ECLUSE_DEAD_AFTER_SECONDS": 6.0,
+    "ECLUSE_LOG_LEVEL": "INFO",
+    "ECLUSE_LOG_FORMAT": "line",
+    "AUTOMATION_SEND_EVENT_CHUNK_SIZE": 200,
+    "INNGEST_SERVER_REPLICAS": None,
+    "SERVER_REPLICAS": 1,
+    "INNGEST_PARALLELISM_PER_SERVER": 10,
+}
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Load the settings from exactly these variables."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name, raising=False)
+
+    def read(**variables: str) -> Settings:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return load()
+
+    return read
+
+
+@pytest.mark.req("ENG-100")
+def test_each_knob_has_its_exact_name_and_default(given):
+    assert given().model_dump() == DEFAULTS
+
+
+@pytest.mark.req("ENG-17")
+@pytest.mark.parametrize(
+    ("variables", "concurrency"),
+    [
+        ({}, 10),
+        ({"INNGEST_SERVER_REPLICAS": "6", "INNGEST_PARALLELISM_PER_SERVER": "10"}, 60),
+        ({"SERVER_REPLICAS": "3"}, 30),
+        ({"INNGEST_SERVER_REPLICAS": "2", "SERVER_REPLICAS": "9"}, 20),
+        ({"INNGEST_SERVER_REPLICAS": "", "SERVER_REPLICAS": "4"}, 40),
+        ({"INNGEST_PARALLELISM_PER_SERVER": "7"}, 7),
+        ({"INNGEST_SERVER_REPLICAS": "0", "SERVER_REPLICAS": "9"}, 10),
+    ],
+    ids=["defaults", "the compose example", "second name", "first name wins", "empty is unset", "per server", "zero"],
+)
+def test_default_concurrency_is_replicas_times_the_share_of_one(given, variables, concurrency):
+    assert given(**variables).default_global_concurrency == concurrency
+
+
+@pytest.mark.req("ENG-100")
+@pytest.mark.parametrize(
+    ("name", "value", "used"),
+    [
+        ("ECLUSE_PORT", "-1", 0),
+        ("ECLUSE_HANDS", "0", 1),
+        ("ECLUSE_HANDS", "-5.0", 1),
+        ("ECLUSE_HEARTBEAT_SECONDS", "0.01", 0.1),
+        ("ECLUSE_HEARTBEAT_SECONDS", "-inf", 0.1),
+        ("ECLUSE_DEAD_AFTER_SECONDS", "0", 0.5),
+        ("AUTOMATION_SEND_EVENT_CHUNK_SIZE", "0", 1),
+        ("INNGEST_SERVER_REPLICAS", "-3", 1),
+        ("SERVER_REPLICAS", "0", 1),
+        ("INNGEST_PARALLELISM_PER_SERVER", "0", 1),
+    ],
+)
+def test_a_value_below_its_minimum_is_raised_to_it_with_a_warning(given, name, value, used):
+    with capture_logs() as lines:
+        settings = given(**{name: value})
+    assert getattr(settings, name) == used
+    assert [(line["log_level"], line["name"], line["minimum"]) for line in lines] == [("warning", name, used)]
+
+
+def test_a_value_at_its_minimum_is_used_without_a_word(given):
+    with capture_logs() as lines:
+        settings = given(ECLUSE_HANDS="1", ECLUSE_HEARTBEAT_SECONDS="0.1", ECLUSE_PORT="0")
+    assert (settings.ECLUSE_HANDS, settings.ECLUSE_HEARTBEAT_SECONDS, settings.ECLUSE_PORT) == (1, 0.1, 0)
+    assert lines == []
+
+
+@pytest.mark.req("ENG-101")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ECLUSE_HANDS", "many"),
+        ("ECLUSE_HANDS", "1.5"),
+        ("ECLUSE_HANDS", "0x10"),
+        ("ECLUSE_HANDS", "nan"),
+        ("ECLUSE_HANDS", "inf"),
+        ("ECLUSE_HEARTBEAT_SECONDS", "2s"),
+        ("ECLUSE_HEARTBEAT_SECONDS", "nan"),
+        ("ECLUSE_DEAD_AFTER_SECONDS", "inf"),
+        ("SERVER_REPLICAS", "six"),
+        ("INNGEST_SERVER_REPLICAS", "6 replicas"),
+        ("ECLUSE_PORT", "http"),
+        ("ECLUSE_PORT", "65536"),
+        ("ECLUSE_LOG_LEVEL", "loud"),
+        ("ECLUSE_LOG_FORMAT", "xml"),
+    ],
+)
+def test_a_value_that_cannot_be_read_stops_the_start_and_names_its_variable(given, name, value):
+    with pytest.raises(SetUpError) as refused:
+        given(**{name: value})
+    assert f"{name}={value!r}" in refused.value.message
+    assert "docs/configuration.md" in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+def test_all_that_is_wrong_is_said_at_once(given):
+    with pytest.raises(SetUpError, match=r"ECLUSE_PORT='x'.*ECLUSE_HANDS='y'"):
+        given(ECLUSE_PORT="x", ECLUSE_HANDS="y")
+
+
+def test_an_empty_variable_counts_as_unset(given):
+    with capture_logs() as lines:
+        assert given(**dict.fromkeys(DEFAULTS, "")).model_dump() == DEFAULTS
+    assert lines == []
+
+
+def test_unknown_variables_and_other_spellings_are_ignored(given):
+    assert given(ECLUSE_HANDZ="many", ecluse_hands="3").model_dump() == DEFAULTS
+
+
+def test_a_value_is_used_as_its_type(given):
+    settings = given(ECLUSE_DATA_DIR="/tmp/x", ECLUSE_HEARTBEAT_SECONDS="0.5", ECLUSE_HANDS=" 7 ")  # noqa: S108
+    assert settings.ECLUSE_DATA_DIR == Path("/tmp/x")  # noqa: S108
+    assert (settings.ECLUSE_HEARTBEAT_SECONDS, settings.ECLUSE_HANDS) == (0.5, 7)
