@@ -202,3 +202,14 @@ async def test_more_budget_means_more_executions(start_kit, query):
         (3, "DOWN", False),
         (4, "DOWN", True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("tenant", "key"),
+    [("a/b", "k"), ("", "k"), ("a\x00", "k"), ("ten ant", "k"), ("t", ""), ("t", "k\x00"), ("t", "k" * 501)],
+)
+async def test_a_start_without_a_usable_name_is_refused_and_writes_nothing(start_kit, one, tenant, key):
+    kit = await start_kit(f := flow(stage()))
+    with pytest.raises(InvalidInput):
+        await kit.start_run(Start(f, key, tenant_id=tenant, input={"targets": []}))
+    assert one("SELECT count(*) FROM runs") == 0

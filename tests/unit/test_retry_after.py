@@ -71,17 +71,16 @@ def test_garbage_is_no_answer_and_never_zero(value: str | None) -> None:
 
 
 @pytest.mark.req("ENG-42")
-@pytest.mark.xfail(strict=True, raises=OverflowError, reason="parse_retry_after catches ValueError only")
 @pytest.mark.parametrize(
     "value",
     [
         pytest.param("Sun, 06 Nov 99999999999999999999 08:49:37 GMT", id="year"),
         pytest.param("Sun, 01 Mar 2026 99999999999999999999:00:00 GMT", id="hour"),
         pytest.param("Sun, 01 Mar 2026 12:02:00 +9999999999999999", id="offset"),
-        pytest.param("Fri, 31 Dec 9999 23:59:59 -2300", id="after the last day there is"),
+        pytest.param("9" * 400, id="number"),
     ],
 )
-def test_a_date_too_large_to_exist_is_garbage_too(value: str) -> None:
+def test_a_value_too_large_to_exist_is_garbage_too(value: str) -> None:
     assert parse_retry_after(value, NOW) is None
 
 

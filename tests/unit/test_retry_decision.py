@@ -125,7 +125,6 @@ def test_a_permanent_error_is_not_tried_again_in_this_round_or_another(execution
 
 
 @pytest.mark.req("ENG-07")
-@pytest.mark.xfail(strict=True, reason="decide knows PermanentError only: a NonRetriableError is retried")
 def test_a_non_retriable_error_is_not_tried_again() -> None:
     verdict = decide(NonRetriableError("stop"), executions=1, policy=PRICING, now=NOW, chance=seeded())
     assert verdict == GiveUp(permanent=True)

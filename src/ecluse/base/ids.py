@@ -17,7 +17,8 @@ def retry_id(event_id: str, round_: int) -> str:
 
 
 def item_event_id(flow: str, run_id: int, stage: str, key: str, round_: int) -> str:
-    """Fan-out events are the item rows: their ids are computed, not stored per event."""
+    """Fan-out events are the item rows: their ids are computed, not stored per event. For people and logs; a vendor's
+    idempotency key hashes the parts instead, since these words may contain dashes."""
     return retry_id(f"{flow}-{run_id}-{stage}-{key}", round_)
 
 

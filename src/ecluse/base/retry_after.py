@@ -17,6 +17,6 @@ def parse_retry_after(value: str | None, now: datetime) -> float | None:
         return max(0.0, float(value)) if len(value) < 20 else None
     try:
         at = parsedate_to_datetime(value)
+        return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now.timestamp())
     except (ValueError, OverflowError):
         return None
-    return max(0.0, (at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now.timestamp())

@@ -31,6 +31,10 @@ SESSION = (
 )
 GIVE_IT = "Give it as postgresql://user:password@host:5432/database, or unset it to use the embedded PostgreSQL."
 
+# The database has looked at the data and said no: trying again makes no sense. (ProgramLimitExceeded, a key too long
+# for its index, comes as an OperationalError, like a connection that is gone.)
+REFUSED = (psycopg.DataError, psycopg.IntegrityError, psycopg.InternalError, psycopg.errors.ProgramLimitExceeded)
+
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 Pool = AsyncConnectionPool[Connection]
 

@@ -16,8 +16,9 @@ import psycopg
 import structlog
 from pydantic_core import PydanticSerializationError, to_json
 
+from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, Pool
+from ecluse.db.connect import REFUSED, Connection, Pool
 from ecluse.engine.flow import Item, Saved, Stage
 
 log = structlog.get_logger(__name__)
@@ -141,6 +142,7 @@ class Committer:
             await self.commit(batch)
 
     async def commit(self, batch: list[Finish]) -> None:
+        crashpoint("before commit")
         while True:
             try:
                 await self._store(batch)
@@ -149,12 +151,13 @@ class Committer:
                 # The commit may have happened: the compare-and-set makes the repetition harmless.
                 log.warning("commit: database away, trying again", items=len(batch), error=str(error).strip())
                 await asyncio.sleep(RECONNECT_SECONDS)
+        crashpoint("after commit")
         self._committed(batch)
 
     async def _store(self, batch: list[Finish]) -> None:
         try:
             await self._store_together(batch)
-        except (psycopg.DataError, psycopg.IntegrityError, psycopg.InternalError, PydanticSerializationError) as error:
+        except (*REFUSED, PydanticSerializationError) as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
                 await self._store(batch[:middle])
@@ -179,6 +182,7 @@ class Committer:
                 async with connection.transaction():
                     accepted = await _execute(connection, parameters)
                     await _save(connection, batch, accepted)
+                    crashpoint("in commit")
             else:
                 accepted = await _execute(connection, parameters)
         if len(accepted) < len(batch):

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-import psycopg
 import structlog
 from pydantic_core import PydanticSerializationError, to_json
 
+from ecluse.base.crash import crashpoint
 from ecluse.base.ids import item_event_id
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection
+from ecluse.db.connect import REFUSED, Connection
 from ecluse.engine import run_log
 from ecluse.engine.flow import NewItem, Run, Stage
 
@@ -20,6 +20,7 @@ log = structlog.get_logger(__name__)
 
 WORK_CHANNEL = "ecluse_work"
 SAMPLE = 3
+LONGEST_KEY = 500
 STATEMENTS_AHEAD = 10
 
 OPEN_STAGE = """
@@ -77,6 +78,7 @@ async def fan_out(
     refused = 0
     for start in range(0, len(items), chunk * STATEMENTS_AHEAD):
         refused += await _insert(connection, names, items[start : start + chunk * STATEMENTS_AHEAD], chunk)
+        crashpoint("in fan-out")
     row = await (await connection.execute(CLOSE_DISPATCH, names)).fetchone()
     expected = row[0] if row else 0
     sample = [item_event_id(run.flow, run.id, stage.name, item.key, 0) for item in items[:SAMPLE]]
@@ -96,7 +98,7 @@ async def _insert(connection: Connection, names: dict[str, object], items: Seque
                 rows = to_json([item._asdict() for item in items[start : start + chunk]])
                 await connection.execute(INSERT, {**names, "rows": rows.decode()}, prepare=True)
         return 0
-    except (psycopg.DataError, psycopg.IntegrityError, psycopg.InternalError, PydanticSerializationError) as error:
+    except (*REFUSED, PydanticSerializationError) as error:
         if len(items) > 1:
             middle = len(items) // 2
             return await _insert(connection, names, items[:middle], chunk) + await _insert(
@@ -104,7 +106,7 @@ async def _insert(connection: Connection, names: dict[str, object], items: Seque
             )
         item = items[0]
         why = f"The item could not be dispatched: {str(error).strip()}"
-        key, target = storable(item.key), storable(item.target or item.key)
+        key, target = storable(item.key, LONGEST_KEY), storable(item.target or item.key, LONGEST_KEY)
         await connection.execute(INSERT_REFUSED, {**names, "key": key, "target": target, "error": storable(why)})
         log.error("fan-out: item refused", run_id=names["run"], key=key, error=why)
         return 1

@@ -64,12 +64,12 @@ class Wait:
 
 
 def decide(look: Look, stage: Stage) -> Passed | Redispatch | Wait:
-    if look.now >= look.deadline_at:
-        return Passed("timeout")
     rounds_left = look.round < stage.rounds
     may_heal = look.failed - look.failed_for_good if rounds_left else 0
     if look.fanned_out and look.finished == look.expected and not may_heal:
         return Passed("done")
+    if look.now >= look.deadline_at:
+        return Passed("timeout")
     quiet = look.now - look.progress_at
     stalled = quiet >= STALL_POLLS * stage.poll
     if may_heal and stalled and look.fanned_out:
@@ -77,7 +77,7 @@ def decide(look: Look, stage: Stage) -> Passed | Redispatch | Wait:
     # Pauses grow with the age of the gate from one second to the poll interval; a hint ends any of them early.
     pause = min(max(FIRST_PAUSE, (look.now - look.started_at) / 10), stage.poll)
     until = [pause, look.deadline_at - look.now]
-    if may_heal:
+    if may_heal and look.fanned_out:
         until.append(max(STALL_POLLS * stage.poll - quiet, timedelta(0)))
     return Wait(max(min(until).total_seconds(), 0.01))
 

@@ -13,6 +13,7 @@ import psycopg
 import structlog
 
 from ecluse.base.clock import Clock
+from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, NotFound
 from ecluse.base.ids import replica_id
 from ecluse.db.connect import pool
@@ -142,6 +143,7 @@ class Kit:
         """Commit the run, then lead it from here; what a crash in between leaves, a sweep starts."""
         async with self.pool.connection() as connection:
             started = await runs.insert(connection, start)
+        crashpoint("after run insert")
         if not started.deduplicated and start.flow.story is not None:
             await orchestration.start(started.run)
         return started

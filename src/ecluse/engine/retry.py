@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from math import floor
 from typing import Literal
 
-from ecluse.base.errors import PermanentError, TransientError
+from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
 
 # A vendor that asks for more patience than this has not answered, it has refused this attempt.
 LONGEST_RETRY_AFTER = timedelta(minutes=15)
@@ -45,11 +45,14 @@ class GiveUp:
 
 def backoff(policy: RetryPolicy, retry: int, chance: random.Random) -> float:
     """Seconds before the n-th retry (n from 1): capped, then jittered symmetrically, capped again, whole ms."""
-    delay = policy.base if policy.kind == "fixed" else policy.base * policy.multiplier ** (retry - 1)
+    try:
+        delay = policy.base if policy.kind == "fixed" else policy.base * policy.multiplier ** (retry - 1)
+    except OverflowError:
+        delay = policy.longest
     delay = min(delay, policy.longest)
     if policy.jitter:
         delay = min(delay + chance.uniform(-policy.jitter, policy.jitter) * delay, policy.longest)
-    return floor(delay * 1000) / 1000
+    return floor(round(delay * 1000, 6)) / 1000  # 1.001 s is 1000.9999… ms in binary
 
 
 def decide(
@@ -57,7 +60,7 @@ def decide(
 ) -> Retry | GiveUp:
     """`executions` counts the one that just failed. An error nobody classified is a bug of ours: it is retried like any
     transient one (a race may heal), within the same budget."""
-    if isinstance(error, PermanentError):
+    if isinstance(error, PermanentError | NonRetriableError):
         return GiveUp(permanent=True)
     if executions >= policy.executions:
         return GiveUp(permanent=False)

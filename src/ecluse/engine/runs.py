@@ -3,6 +3,7 @@ run's status, by compare-and-set on the word it had."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
 from pydantic import ValidationError
 
+from ecluse.base.crash import crashpoint
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
@@ -20,6 +22,8 @@ from ecluse.engine.states import State, terminal_state
 
 RUNS_CHANNEL = "ecluse_runs"
 ENDED_CHANNEL = "ecluse_ended"
+# No slash: a workflow id is tenant/event key, and must say which is which.
+TENANT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 EndCause = Literal["normal", "operator", "stale", "catastrophic"]
 
 
@@ -59,9 +63,10 @@ async def insert(connection: Connection, start: Start) -> Started:
         given = flow.input.model_validate(start.input or {})
     except ValidationError as error:
         raise InvalidInput(f"input of flow {flow.name}: {_readable(error)}") from error
-    for name, text in (("event key", start.event_key), ("tenant", start.tenant_id)):
-        if not text or "\x00" in text or len(text) > 500:
-            raise InvalidInput(f"the {name} of a run is 1 to 500 characters without NUL")
+    if not 1 <= len(start.event_key) <= 500 or "\x00" in start.event_key:
+        raise InvalidInput("the event key of a run is 1 to 500 characters without NUL")
+    if not TENANT.fullmatch(start.tenant_id):
+        raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {start.tenant_id!r}")
     async with connection.cursor(row_factory=class_row(Run)) as cursor:
         await cursor.execute(
             INSERT,
@@ -229,6 +234,7 @@ async def end(
             text = storable(f"Run ended: {cause}: {reason or code or 'no reason given'}")
             await connection.execute(SETTLE_BY_FORCE, (code or "RUN_ENDED", text, run.id))
         await connection.execute(CLOSE_WORK, {"run": run.id})
+        crashpoint("in finalize")
         await _finish(connection, flow, run, word, cause, code, reason)
     return True
 

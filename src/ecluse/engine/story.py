@@ -11,8 +11,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import psycopg
 import structlog
 
+from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
-from ecluse.db.connect import Connection, Pool
+from ecluse.db.connect import REFUSED, Connection, Pool
 from ecluse.engine import gate, orchestration, runs
 from ecluse.engine.fan_out import fan_out
 from ecluse.engine.flow import Flow, Run, Source, Stage
@@ -53,6 +54,8 @@ class Story:
                 try:
                     async with self._pool.connection() as connection:
                         return await function(connection, self.run, *args, **kw)
+                except REFUSED:
+                    raise
                 except psycopg.OperationalError as error:
                     log.warning("step: database away, trying again", step=name, run_id=self.run.id, error=str(error))
                     await asyncio.sleep(DATABASE_AWAY_SECONDS)
@@ -68,13 +71,17 @@ class Story:
         async def chosen(connection: Connection, run: Run) -> int:
             return await runs.select(connection, run, await source(connection, run))
 
-        return await self.step("select", chosen)
+        count = await self.step("select", chosen)
+        crashpoint("after select")
+        return count
 
     async def fan_out(self, stage: Stage, source: Source = runs.open_targets, delay: timedelta = timedelta(0)) -> int:
         async def dispatched(connection: Connection, run: Run) -> int:
             return await fan_out(connection, run, stage, await source(connection, run), chunk=self._chunk, delay=delay)
 
-        return await self.step(f"fan-out-{stage.name}", dispatched)
+        count = await self.step(f"fan-out-{stage.name}", dispatched)
+        crashpoint("after fan-out")
+        return count
 
     async def gate(self, stage: Stage) -> str:
         """Wait for the stage's items. Returns how it ended: done or timeout."""
@@ -82,7 +89,9 @@ class Story:
         while True:
             verdict, seconds = await self.step(f"poll-{stage.name}-{looks}", _look, stage)
             if verdict != "wait":
+                crashpoint("after gate end")
                 return verdict
+            crashpoint("at gate")
             await orchestration.receive(gate_topic(stage.name), seconds)
             looks += 1
 
@@ -105,9 +114,11 @@ async def lead(story: Story) -> None:
     flow, run = story.flow, story.run
     try:
         await story.step("begin", _begin, flow)
+        crashpoint("after begin")
         if flow.story is not None:
             await flow.story(story)
         await story.step("finalize", _end, flow)
+        crashpoint("after finalize")
     except orchestration.Infrastructure:
         raise
     except ForbiddenTransition as error:

@@ -16,6 +16,7 @@ import psycopg
 import structlog
 
 from ecluse.base.clock import Clock
+from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, TransientError
 from ecluse.db.connect import Pool
 from ecluse.engine import closing
@@ -117,6 +118,8 @@ class Worker:
             log.warning("claim: database away", error=str(error).strip())
             await asyncio.sleep(POLL_SECONDS)
             return 0
+        if taken:
+            crashpoint("after claim")
         for one in taken:
             self._in_hand[one.item.run_id, one.item.stage] += 1
             if one.start_at is not None:
@@ -206,6 +209,7 @@ class Worker:
             return
         try:
             await closing.close(self._pool, self._flows, pairs)
+            crashpoint("after hint")
         except psycopg.OperationalError as error:
             log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
         except EcluseError:

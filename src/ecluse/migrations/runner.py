@@ -6,6 +6,7 @@ tables along. A database that a newer program has migrated is refused, untouched
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from importlib.resources import files
 
@@ -20,13 +21,17 @@ from ecluse.base.errors import SetUpError
 from ecluse.engine import Flow, orchestration
 
 LOCK = 0x6563_6C75_7365  # "ecluse"
+LOOK_AGAIN_SECONDS = 0.1
 
 
 def upgrade(dsn: str, flows: Iterable[Flow] = ()) -> str:
     """Returns the schema's revision. Blocking: call it in a thread."""
     # A session of its own holds the lock: a migration may end transactions, a session lock outlives them.
     with psycopg.connect(dsn, autocommit=True, application_name="ecluse migrate") as guard:
-        guard.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
+        # Asked again and again, not waited for: a statement that waits holds a snapshot, and the orchestration's
+        # CREATE INDEX CONCURRENTLY waits for every snapshot. Nobody would ever break that circle.
+        while guard.execute("SELECT 1 WHERE pg_try_advisory_lock(%s)", (LOCK,)).fetchone() is None:
+            time.sleep(LOOK_AGAIN_SECONDS)
         engine = sqlalchemy.create_engine(
             "postgresql+psycopg://", creator=lambda: psycopg.connect(dsn), poolclass=sqlalchemy.NullPool
         )

@@ -1,0 +1,33 @@
+"""Named places at which a test can have the process killed: durability is a claim until something was killed there.
+
+Off unless ECLUSE_CRASH_AT names one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+POINTS = (
+    "after run insert",
+    "after begin",
+    "after select",
+    "in fan-out",
+    "after fan-out",
+    "after claim",
+    "before commit",
+    "in commit",
+    "after commit",
+    "after hint",
+    "at gate",
+    "after gate end",
+    "in finalize",
+    "after finalize",
+)
+
+_armed = os.environ.get("ECLUSE_CRASH_AT")
+
+
+def crashpoint(name: str) -> None:
+    if _armed == name:
+        os.kill(os.getpid(), signal.SIGKILL)
