@@ -42,7 +42,7 @@ def _load_flow(name: str) -> Flow:
     module, _, attribute = name.partition(":")
     try:
         flow = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
         raise SetUpError(
             f"Cannot load flow {name!r}: {error}. Give it as package:NAME, importable from here."
         ) from error

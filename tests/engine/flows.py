@@ -29,7 +29,7 @@ from ecluse.engine import (
     WorkContext,
     insert_run,
 )
-from ecluse.engine.claim import Taken, claim
+from ecluse.engine.claim import Claimant, Taken, claim_capped, claim_free
 from ecluse.engine.fan_out import fan_out
 
 QUICK = RetryPolicy(executions=3, base=0.01)
@@ -133,7 +133,12 @@ class Board:
 
     async def claim(self, *lanes: int, room: int = 20, replica: str = "one", free: Sequence[int] = ()) -> list[Taken]:
         """From capped `lanes` (any lane may be treated as one) and from lanes `free` of caps."""
-        return await claim(self.pool, replica=replica, free=list(free), capped=list(lanes), room=room)
+        who = Claimant(replica, ["test", "other"])
+        async with self.pool.connection() as connection:
+            taken = await claim_capped(connection, who, list(lanes), room) if lanes else []
+            if free and len(taken) < room:
+                taken += await claim_free(connection, who, list(free), room - len(taken))
+        return taken
 
     async def finish(self, taken: Sequence[Taken]) -> None:
         async with self.pool.connection() as connection:

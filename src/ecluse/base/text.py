@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LONGEST_ERROR = 2_000
+LONGEST_KEY = 500  # characters: what fits into an index, whatever they are
 
 
 def storable(text: str, longest: int = LONGEST_ERROR) -> str:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import structlog
 import typer
 import uvicorn
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ecluse import bootstrap, settings
 from ecluse.app import create_app
 from ecluse.base import logging
-from ecluse.base.errors import EcluseError
+from ecluse.base.errors import EcluseError, SetUpError
 from ecluse.cli import runs
 from ecluse.db import embedded
 from ecluse.demo import hello
 from ecluse.migrations import runner
 from ecluse.sandbox.__main__ import main as sandbox_main
 
+log = structlog.get_logger(__name__)
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -43,19 +49,43 @@ def serve(
     given = settings.load()
     logging.configure(given.ECLUSE_LOG_LEVEL, given.ECLUSE_LOG_FORMAT)
     flows = bootstrap.load_flows(given, flow or ())
-    database = bootstrap.open_database(given)
+    # However it ends, it ends through `finally`: the embedded PostgreSQL must not stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with _bound(host or given.ECLUSE_HOST, given.ECLUSE_PORT if port is None else port) as listener:
+        database = bootstrap.open_database(given)
+        try:
+            runner.upgrade(database.dsn, flows)
+            application = create_app(given, database, flows)
+            server = uvicorn.Server(
+                uvicorn.Config(application, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+            )
+            # uvicorn raises again, when it is done, what made it leave: by then that is no news.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+            log.info("listening", address=listener.getsockname()[:2])
+            server.run(sockets=[listener])
+        finally:
+            database.release()
+    if not server.started:
+        raise typer.Exit(3)
+    if application.state.kit.broken.is_set():
+        raise typer.Exit(70)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Taken before anything is started: a server that cannot listen must not have joined the others."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        runner.upgrade(database.dsn, flows)
-        uvicorn.run(
-            create_app(given, database, flows),
-            host=host or given.ECLUSE_HOST,
-            port=given.ECLUSE_PORT if port is None else port,
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=5,
-        )
-    finally:
-        database.release()
+        listener.bind((host, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise SetUpError(
+            f"Cannot listen on {host}:{port}: {error.strerror}. Choose another with --host and --port, "
+            "or ECLUSE_HOST and ECLUSE_PORT."
+        ) from error
+    return listener
 
 
 @app.command()
@@ -74,10 +104,16 @@ def migrate(flow: FlowOption = None) -> None:
 def psql(context: typer.Context) -> None:
     """Open psql on the database in use; further arguments go to psql."""
     database = bootstrap.open_database(settings.load())
-    # A child, not exec: this process keeps the embedded server up for as long as psql runs.
-    program = str(embedded.binaries() / "psql")
-    code = subprocess.run([program, database.dsn, *context.args], check=False).returncode  # noqa: S603 - what psql is for
-    database.release()
+    # A child, not exec: this process keeps the embedded server up for as long as psql runs. Ctrl-C is psql's business,
+    # and a password on a command line is everybody's.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    address = conninfo_to_dict(database.dsn)
+    environment = {**os.environ, "PGPASSWORD": str(address.pop("password", os.environ.get("PGPASSWORD", "")))}
+    command = [str(embedded.binaries() / "psql"), make_conninfo("", **address), *context.args]
+    try:
+        code = subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - what psql is for
+    finally:
+        database.release()
     raise typer.Exit(code)
 
 

@@ -35,6 +35,8 @@ def _with_connection(use: Callable[[Connection], Awaitable[R]]) -> R:
         return asyncio.run(opened())
     except psycopg.errors.UndefinedTable as error:
         raise NotFound("This database has no Ecluse schema yet: run `ecluse migrate` or start a server.") from error
+    except psycopg.DataError as error:
+        raise InvalidInput(f"The database cannot hold this input: {error.diag.message_primary}.") from error
     finally:
         database.release()
 

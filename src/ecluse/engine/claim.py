@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ecluse.db.connect import Connection, Pool
+from ecluse.db.connect import Connection
 from ecluse.engine.flow import Item
 
 # How far ahead of its start an item may be claimed: enough to hide the round trip, short enough for priorities,
@@ -26,51 +26,60 @@ lane AS MATERIALIZED (
                l.max_in_flight - (SELECT coalesce(sum(c.in_flight), 0) FROM claims c
                                   WHERE c.lane_id = l.id AND c.in_flight > 0),
                floor(extract(epoch FROM now - p.base + %(ahead)s * interval '1 second') * l.per_second) + 1
-           )::int AS room
+           )::int AS room,
+           (SELECT array_agg(k.group_key) FROM (
+                SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
+                WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
+                GROUP BY 1 HAVING count(*) >= l.max_per_key) k WHERE l.max_per_key IS NOT NULL) AS full_keys
     FROM clock, lanes l, LATERAL (
         SELECT s.spacing, greatest(l.next_free_at, now - (l.burst - 1) * s.spacing) AS base
         FROM (SELECT interval '1 second' / l.per_second AS spacing) s) p
     WHERE l.id = ANY(%(lanes)s) AND (l.held_until IS NULL OR l.held_until <= now)
 ),
 -- a loose index scan: the distinct tenants that wait in each lane, without reading their items
-turn AS (
+waiting AS (
     SELECT l.id AS lane_id, (SELECT i.tenant_id FROM items i WHERE i.lane_id = l.id AND i.claim_id IS NULL
                              ORDER BY i.tenant_id LIMIT 1) AS tenant_id
     FROM lane l WHERE l.room > 0
     UNION ALL
-    SELECT t.lane_id, (SELECT i.tenant_id FROM items i WHERE i.lane_id = t.lane_id AND i.claim_id IS NULL
-                       AND i.tenant_id > t.tenant_id ORDER BY i.tenant_id LIMIT 1)
-    FROM turn t WHERE t.tenant_id IS NOT NULL
+    SELECT w.lane_id, (SELECT i.tenant_id FROM items i WHERE i.lane_id = w.lane_id AND i.claim_id IS NULL
+                       AND i.tenant_id > w.tenant_id ORDER BY i.tenant_id LIMIT 1)
+    FROM waiting w WHERE w.tenant_id IS NOT NULL
 ),
-share AS (
-    SELECT t.lane_id, t.tenant_id, ceil(least(l.room, ceil(%(room)s::numeric / n.lanes))
-                                        / count(*) OVER (PARTITION BY t.lane_id))::int AS most
-    FROM turn t JOIN lane l ON l.id = t.lane_id,
-         (SELECT count(DISTINCT lane_id) AS lanes FROM turn WHERE tenant_id IS NOT NULL) n
-    WHERE t.tenant_id IS NOT NULL
+-- equal shares, and the remainder by lot: nobody remembers whose turn it was, yet over time everybody has it
+lane_share AS (
+    SELECT x.lane_id, least(l.room, %(room)s / x.lanes + (x.place <= %(room)s %% x.lanes)::int) AS most
+    FROM (SELECT lane_id, count(*) OVER () AS lanes, row_number() OVER (ORDER BY random()) AS place
+          FROM waiting WHERE tenant_id IS NOT NULL GROUP BY lane_id) x JOIN lane l ON l.id = x.lane_id
+),
+share AS MATERIALIZED (
+    SELECT x.lane_id, x.tenant_id, (x.most / x.tenants + (x.place <= x.most %% x.tenants)::int)::int AS most
+    FROM (SELECT w.lane_id, w.tenant_id, s.most, count(*) OVER (PARTITION BY w.lane_id) AS tenants,
+                 row_number() OVER (PARTITION BY w.lane_id ORDER BY random()) AS place
+          FROM waiting w JOIN lane_share s ON s.lane_id = w.lane_id WHERE w.tenant_id IS NOT NULL) x
 ),
 picked AS MATERIALIZED (
     SELECT i.* FROM share s JOIN lane l ON l.id = s.lane_id CROSS JOIN LATERAL (
         SELECT i.id, i.run_id, i.stage, i.lane_id, i.group_key, i.due_at FROM items i
         WHERE i.lane_id = s.lane_id AND i.tenant_id = s.tenant_id AND i.claim_id IS NULL
-          AND i.due_at <= (SELECT now FROM clock)
-          AND (l.max_per_key IS NULL OR i.group_key IS NULL OR l.max_per_key > (
-               SELECT count(*) FROM items g WHERE g.lane_id = i.lane_id AND g.group_key = i.group_key
-               AND g.claim_id IS NOT NULL AND g.status = 'open'))
+          AND i.due_at <= (SELECT now FROM clock) AND i.flow = ANY(%(flows)s)
+          AND (l.full_keys IS NULL OR i.group_key IS NULL OR i.group_key <> ALL (l.full_keys))
         ORDER BY i.due_at, i.id LIMIT s.most FOR UPDATE SKIP LOCKED) i
 ),
 alive AS MATERIALIZED (
     SELECT id FROM runs WHERE id IN (SELECT run_id FROM picked) AND ended_at IS NULL ORDER BY id FOR SHARE SKIP LOCKED
 ),
 mine AS MATERIALIZED (
-    SELECT * FROM (
-        SELECT p.*, l.room, l.max_per_key, l.base, l.spacing,
-               row_number() OVER (PARTITION BY p.lane_id ORDER BY p.due_at, p.id) AS place,
-               row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.due_at, p.id)
-                 + (SELECT count(*) FROM items g WHERE l.max_per_key IS NOT NULL AND g.lane_id = p.lane_id
-                    AND g.group_key = p.group_key AND g.claim_id IS NOT NULL AND g.status = 'open') AS in_group
-        FROM picked p JOIN alive a ON a.id = p.run_id JOIN lane l ON l.id = p.lane_id) x
-    WHERE place <= room AND (max_per_key IS NULL OR group_key IS NULL OR in_group <= max_per_key)
+    SELECT g.*, l.base + (row_number() OVER (PARTITION BY g.lane_id ORDER BY g.due_at, g.id) - 1) * l.spacing
+               AS start_at
+    FROM (
+        SELECT p.*, row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.due_at, p.id)
+                 + (SELECT count(*) FROM claims c JOIN items h ON h.claim_id = c.id WHERE p.group_key IS NOT NULL
+                    AND k.max_per_key IS NOT NULL AND c.lane_id = p.lane_id AND c.in_flight > 0
+                    AND h.group_key = p.group_key AND h.status = 'open') AS in_group
+        FROM picked p JOIN alive a ON a.id = p.run_id JOIN lane k ON k.id = p.lane_id) g
+    JOIN lane l ON l.id = g.lane_id
+    WHERE l.max_per_key IS NULL OR g.group_key IS NULL OR g.in_group <= l.max_per_key
 ),
 claim AS (
     INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, taken_at)
@@ -78,16 +87,15 @@ claim AS (
     RETURNING id, fence, run_id, stage, lane_id
 ),
 paced AS (
-    UPDATE lanes l SET next_free_at = m.base + m.n * m.spacing
-    FROM (SELECT lane_id, base, spacing, count(*) AS n FROM mine WHERE spacing IS NOT NULL GROUP BY 1, 2, 3) m
-    WHERE l.id = m.lane_id
+    UPDATE lanes l SET next_free_at = x.base + m.n * x.spacing
+    FROM (SELECT lane_id, count(*) AS n FROM mine GROUP BY 1) m JOIN lane x ON x.id = m.lane_id
+    WHERE l.id = m.lane_id AND x.spacing IS NOT NULL
 )
 UPDATE items i SET claim_id = c.id
 FROM mine m JOIN claim c ON c.run_id = m.run_id AND c.stage = m.stage AND c.lane_id = m.lane_id
-     JOIN runs r ON r.id = m.run_id
 WHERE i.id = m.id
-RETURNING i.id, i.run_id, i.tenant_id, r.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions,
-          c.id, c.fence, m.base + (m.place - 1) * m.spacing AS start_at
+RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions,
+          c.id, c.fence, m.start_at
 """
 
 LOCK_CAPPED = "SELECT id FROM lanes WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED"
@@ -100,20 +108,47 @@ class Taken(NamedTuple):
     start_at: datetime | None
 
 
-async def claim(pool: Pool, *, replica: str, free: Sequence[int], capped: Sequence[int], room: int) -> list[Taken]:
-    """At most about `room` items from the lanes `free` of caps and from the `capped` ones."""
-    async with pool.connection() as connection:
-        taken = await _take(connection, replica, free, room) if free else []
-        if capped and len(taken) < room:
-            # Two statements: what is in flight must be read after the lane is ours, with a fresh snapshot.
-            async with connection.transaction():
-                held = [row[0] for row in await (await connection.execute(LOCK_CAPPED, (list(capped),))).fetchall()]
-                taken += await _take(connection, replica, held, room - len(taken)) if held else []
-    return taken
+class Claimant(NamedTuple):
+    """Who claims, and which flows it can work on: an older program leaves the items of newer flows alone."""
+
+    replica: str
+    flows: list[str]
 
 
-async def _take(connection: Connection, replica: str, lanes: Sequence[int], room: int) -> list[Taken]:
-    cursor = await connection.execute(
-        CLAIM, {"replica": replica, "lanes": list(lanes), "room": room, "ahead": AHEAD_SECONDS}, prepare=True
-    )
+async def claim_free(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[Taken]:
+    """At most `room` items from lanes without any cap."""
+    parameters = {**who._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
+    cursor = await connection.execute(CLAIM, parameters, prepare=True)
     return [Taken(Item._make(row[:-3]), *row[-3:]) for row in await cursor.fetchall()]
+
+
+async def claim_capped(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[Taken]:
+    """The same where caps must hold over all replicas. Two statements: what is in flight has to be read after the lane
+    is ours, with a fresh snapshot. A lane that somebody else is claiming from is left to them."""
+    async with connection.transaction():
+        held = [row[0] for row in await (await connection.execute(LOCK_CAPPED, (lanes,))).fetchall()]
+        if not held:
+            return []
+        return await claim_free(connection, who, held, room)
+
+
+RELEASE = """
+WITH orphan AS (
+    SELECT c.id, c.run_id, c.stage, r.state FROM claims c LEFT JOIN replicas r ON r.id = c.replica_id
+    WHERE c.in_flight > 0 AND (r.state IS DISTINCT FROM 'live'
+                               OR c.replica_id = %(replica)s AND c.id <> ALL (%(known)s::bigint[]))
+    ORDER BY c.id FOR UPDATE OF c SKIP LOCKED),
+opened AS (
+    UPDATE items i SET claim_id = NULL, crashes = i.crashes + (o.state = 'dead')::int FROM orphan o
+    WHERE i.run_id = o.run_id AND i.stage = o.stage AND i.claim_id = o.id AND i.status = 'open' RETURNING o.id),
+fenced AS (
+    UPDATE claims c SET fence = c.fence + 1,
+        released = c.released + (SELECT count(*) FROM opened WHERE opened.id = c.id)
+    FROM orphan o WHERE c.id = o.id)
+SELECT count(*), pg_notify('ecluse_work', '') FROM opened HAVING count(*) > 0
+"""
+
+
+async def release_unknown(connection: Connection, *, replica: str, known: Sequence[int]) -> None:
+    """A claim whose answer was lost with the connection is ours, but we do not know it: give it back."""
+    await connection.execute(RELEASE, {"replica": replica, "known": known})

@@ -109,13 +109,20 @@ class Finish(NamedTuple):
 
 
 class Committer:
-    def __init__(self, pool: Pool, replica: str, committed: Callable[[Sequence[Finish]], None]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        replica: str,
+        committed: Callable[[Sequence[Finish]], None],
+        expecting: Callable[[], int],
+    ) -> None:
         self._pool = pool
         self._replica = replica
         self._committed = committed
         self._gathered: list[Finish] = []
+        self._committing: list[Finish] = []
         self._something = asyncio.Event()
-        self.expecting: Callable[[], int] = lambda: 0  # items still in hand: is more about to come?
+        self._expecting = expecting  # how many calls are in flight: is more about to come?
 
     def put(self, finish: Finish) -> None:
         self._gathered.append(finish)
@@ -125,19 +132,24 @@ class Committer:
     def backlog(self) -> int:
         return len(self._gathered)
 
+    @property
+    def uncommitted(self) -> list[Finish]:
+        return self._committing + self._gathered
+
     async def run(self) -> None:
         while True:
             await self._something.wait()
-            if len(self._gathered) < LARGEST_BATCH // 10 and self.expecting():
+            if len(self._gathered) < LARGEST_BATCH // 10 and self._expecting():
                 await asyncio.sleep(GATHER_SECONDS)
-            batch, self._gathered = self._gathered[:LARGEST_BATCH], self._gathered[LARGEST_BATCH:]
+            self._committing, self._gathered = self._gathered[:LARGEST_BATCH], self._gathered[LARGEST_BATCH:]
             if not self._gathered:
                 self._something.clear()
-            await self.commit(batch)
+            await self.commit(self._committing)
+            self._committing = []
 
     async def flush(self) -> None:
         """After `run` was cancelled: store what is left."""
-        batch, self._gathered = self._gathered, []
+        batch, self._gathered, self._committing = self.uncommitted, [], []
         if batch:
             await self.commit(batch)
 

@@ -17,6 +17,7 @@ import structlog
 
 from ecluse.db.connect import SESSION
 from ecluse.engine import orchestration
+from ecluse.engine.claim import RELEASE
 
 log = structlog.get_logger(__name__)
 
@@ -30,19 +31,6 @@ UPDATE replicas SET state = 'dead', ended_at = clock_timestamp() WHERE id IN (
         clock_timestamp() - greatest(beat_at, pg_postmaster_start_time(), %(since)s) > %(dead_after)s
     FOR UPDATE SKIP LOCKED)
 RETURNING id
-"""
-ADOPT = """
-WITH orphan AS (
-    SELECT c.id, c.run_id, c.stage, r.state FROM claims c JOIN replicas r ON r.id = c.replica_id
-    WHERE c.in_flight > 0 AND r.state <> 'live' ORDER BY c.id FOR UPDATE OF c SKIP LOCKED),
-opened AS (
-    UPDATE items i SET claim_id = NULL, crashes = i.crashes + (o.state = 'dead')::int FROM orphan o
-    WHERE i.run_id = o.run_id AND i.stage = o.stage AND i.claim_id = o.id AND i.status = 'open' RETURNING o.id),
-fenced AS (
-    UPDATE claims c SET fence = c.fence + 1,
-        released = c.released + (SELECT count(*) FROM opened WHERE opened.id = c.id)
-    FROM orphan o WHERE c.id = o.id)
-SELECT count(*), pg_notify('ecluse_work', '') FROM opened HAVING count(*) > 0
 """
 TOMBSTONES = "DELETE FROM replicas WHERE state <> 'live' AND ended_at < clock_timestamp() - interval '1 hour'"
 
@@ -75,7 +63,7 @@ class Heart:
             thread.join(timeout=5)
         with self._connect() as connection:
             connection.execute(LEAVE, (self._replica,))
-            connection.execute(ADOPT)
+            connection.execute(RELEASE, {"replica": None, "known": []})
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(self._dsn, autocommit=True, options=SESSION)
@@ -101,7 +89,7 @@ class Heart:
         dead = connection.execute(
             REAP, {"since": self._since["reaper"], "dead_after": f"{self._dead_after} seconds"}
         ).fetchall()
-        adopted = connection.execute(ADOPT).fetchall()
+        adopted = connection.execute(RELEASE, {"replica": None, "known": []}).fetchall()
         stranded = [str(row[0]) for row in connection.execute(orchestration.STRANDED).fetchall()]
         if dead or adopted or stranded:
             log.warning(

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import InvalidInput, NotFound
-from ecluse.base.text import storable
+from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection
 from ecluse.engine import run_log
 from ecluse.engine.flow import Flow, NewItem, Run
@@ -137,7 +137,7 @@ async def set_phase(connection: Connection, run: Run, phase: str) -> None:
 
 async def select(connection: Connection, run: Run, targets: Sequence[NewItem]) -> int:
     """The targets this run answers for, each with an open outcome. Decided once: a replay keeps the first answer."""
-    names = sorted({item.target or item.key for item in targets})
+    names = sorted({storable(item.target or item.key, LONGEST_KEY) for item in targets})
     async with connection.transaction():
         cursor = await connection.execute(
             "UPDATE runs SET selected = %s WHERE id = %s AND selected IS NULL AND ended_at IS NULL",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import psycopg
@@ -20,9 +20,10 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, TransientError
 from ecluse.db.connect import Pool
 from ecluse.engine import closing
-from ecluse.engine.claim import AHEAD_SECONDS, Taken, claim
+from ecluse.engine.claim import AHEAD_SECONDS, Claimant, Taken, claim_capped, claim_free, release_unknown
 from ecluse.engine.committer import LARGEST_BATCH, Committer, Finish
 from ecluse.engine.flow import Done, Flow, Ignored, Stage, WorkContext
+from ecluse.engine.hands import Hand, Hands
 from ecluse.engine.retry import Retry, decide
 
 log = structlog.get_logger(__name__)
@@ -51,22 +52,18 @@ class Worker:
         self._flows = flows
         self._contexts = contexts
         self._stages = {(flow.name, stage.name): stage for flow in flows.values() for stage in flow.stages}
-        self._replica = replica
-        self._hands = hands
+        self._who = Claimant(replica, list(flows))
         self._clock = clock
         self._chance = chance
-        self.committer = Committer(work_pool, replica, self._committed)
-        self.committer.expecting = lambda: self._running
-        self._lanes: tuple[list[int], list[int]] = ([], [])
-        self._ready: deque[Taken] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._running = 0
-        self._in_hand: Counter[tuple[int, str]] = Counter()
-        self._finished_lately = 0
-        self._pace = 0.0
-        self._paced_until = 0.0
         self._wake = asyncio.Event()
+        self.hands = Hands(hands, self._execute, empty=self._wake.set)
+        self.committer = Committer(work_pool, replica, self._committed, expecting=lambda: self.hands.busy)
+        self._lanes: tuple[list[int], list[int]] = ([], [])
+        self._unsure = False  # a claim failed: it may have been committed all the same
+        self._in_hand: Counter[tuple[int, str]] = Counter()
+        self._paced_until = 0.0
         self._to_close: set[tuple[int, str]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
         self._wake.set()
@@ -77,16 +74,17 @@ class Worker:
 
     async def run(self) -> None:
         """Until cancelled. What is in hand then is finished or handed back by `drain`."""
-        measured_at = self._clock.monotonic()
+        self.hands.start()
+        measured_at, finished, pace = self._clock.monotonic(), 0, 0.0
         while True:
             now = self._clock.monotonic()
             if now - measured_at >= AHEAD_SECONDS:
-                self._pace = self._finished_lately / (now - measured_at)
-                self._finished_lately, measured_at = 0, now
-            capacity = min(self._hands + int(self._pace * AHEAD_SECONDS), LARGEST_BATCH)
-            room = capacity - self._running - len(self._ready) - self.committer.backlog
+                pace = (self.hands.finished - finished) / (now - measured_at)
+                finished, measured_at = self.hands.finished, now
+            capacity = min(self.hands.count + int(pace * AHEAD_SECONDS), LARGEST_BATCH)
+            room = capacity - self.hands.busy - len(self.hands.ready) - self.committer.backlog
             self._wake.clear()
-            got = await self._claim(room) if room >= max(1, capacity // 4) or self._running == 0 < room else None
+            got = await self._claim(room) if room >= max(1, capacity // 4) or self.hands.busy == 0 < room else None
             if got is None:
                 await self._sleep(BUSY_POLL_SECONDS)
             elif got == 0:
@@ -94,14 +92,9 @@ class Worker:
 
     async def drain(self, grace: float) -> None:
         """After `run` was cancelled: let what is running finish, for at most `grace` seconds, and store it."""
-        self._ready.clear()
-        running = set(self._tasks)
-        if running:
-            _, unfinished = await asyncio.wait(running, timeout=grace)
-            for task in unfinished:
-                task.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
+        await self.hands.drain(grace)
         await self.committer.flush()
+        await asyncio.gather(*self._closing)
 
     async def _sleep(self, seconds: float) -> None:
         try:
@@ -112,48 +105,53 @@ class Worker:
 
     async def _claim(self, room: int) -> int:
         free, capped = self._lanes
+        taken: list[Taken] = []
         try:
-            taken = await claim(self._work_pool, replica=self._replica, free=free, capped=capped, room=room)
+            async with self._work_pool.connection() as connection:
+                if self._unsure:
+                    await release_unknown(connection, replica=self._who.replica, known=self._known_claims())
+                    self._unsure = False
+                # Where caps hold, only what there is a hand for right now; and half of it, if others wait as well.
+                now_free = min(room, self.hands.count - self.hands.busy - len(self.hands.ready))
+                capped_room = (now_free + 1) // 2 if free else now_free
+                if capped and capped_room > 0:
+                    taken += await claim_capped(connection, self._who, capped, capped_room)
+                if free and len(taken) < room:
+                    taken += await claim_free(connection, self._who, free, room - len(taken))
         except psycopg.OperationalError as error:
             log.warning("claim: database away", error=str(error).strip())
-            await asyncio.sleep(POLL_SECONDS)
-            return 0
+            self._unsure = True
         if taken:
             crashpoint("after claim")
         for one in taken:
             self._in_hand[one.item.run_id, one.item.stage] += 1
             if one.start_at is not None:
                 self._paced_until = self._clock.monotonic() + PACED_SECONDS
-        self._ready.extend(taken)
-        self._start_ready()
+        self.hands.give(taken)
         return len(taken)
 
-    def _start_ready(self) -> None:
-        while self._ready and self._running < self._hands:
-            self._running += 1
-            task = asyncio.create_task(self._execute(self._ready.popleft()))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _known_claims(self) -> list[int]:
+        uncommitted = self.committer.uncommitted
+        return list(
+            {taken.claim_id for taken in (*self.hands.ready, *self.hands.taken)}
+            | {finish.claim_id for finish in uncommitted}
+        )
 
-    async def _execute(self, taken: Taken) -> None:
-        try:
-            if taken.start_at is not None:
-                await asyncio.sleep((taken.start_at - self._clock.now()).total_seconds())
-            finish = await self._try(self._stages[taken.item.flow, taken.item.stage], taken)
-        finally:
-            self._running -= 1
-            self._finished_lately += 1
-            self._start_ready()
-            if not self._ready:
-                self._wake.set()
-        self.committer.put(finish)
+    async def _execute(self, hand: Hand, taken: Taken) -> None:
+        if taken.start_at is not None:
+            await asyncio.sleep((taken.start_at - self._clock.now()).total_seconds())
+        stage = self._stages[taken.item.flow, taken.item.stage]
+        limit = stage.time_limit.total_seconds()
+        hand.deadline = asyncio.get_running_loop().time() + limit
+        self.committer.put(await self._try(hand, stage, taken))
 
-    async def _try(self, stage: Stage, taken: Taken) -> Finish:
+    async def _try(self, hand: Hand, stage: Stage, taken: Taken) -> Finish:
         item, claim_id, fence, _ = taken
         try:
-            async with asyncio.timeout(stage.time_limit.total_seconds()):
-                result = await stage.work(self._contexts[item.flow], item)
-        except TimeoutError:
+            result = await stage.work(self._contexts[item.flow], item)
+        except asyncio.CancelledError:
+            if not hand.forgive():
+                raise
             limit = stage.time_limit.total_seconds()
             return self._failed(stage, taken, TransientError(f"No answer within {limit:g} s", code="TIMEOUT"))
         except Exception as error:  # the edge of the work: whatever went wrong in it is this item's error
@@ -200,8 +198,8 @@ class Worker:
         self.wake()
         if self._to_close:
             task = asyncio.create_task(self._close())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def _close(self) -> None:
         pairs, self._to_close = self._to_close, set()

@@ -91,9 +91,10 @@ COMMENT ON TABLE lanes IS 'where an item waits: one credential (or quota) at one
 COMMENT ON COLUMN lanes.next_free_at IS 'GCRA: the instant at which the next call conforms';
 
 CREATE TABLE items (
-    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id          bigint GENERATED ALWAYS AS IDENTITY (CACHE 100) PRIMARY KEY,
     tenant_id   text NOT NULL,
     run_id      bigint NOT NULL,
+    flow        text NOT NULL,
     stage       text NOT NULL,
     key         text NOT NULL,
     target      text NOT NULL,
@@ -113,9 +114,9 @@ CREATE TABLE items (
     finished_at timestamptz,
     CONSTRAINT items_key UNIQUE (run_id, stage, key),
     CONSTRAINT items_finished CHECK ((status = 'open') = (finished_at IS NULL))
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 50);
 CREATE INDEX items_waiting ON items (lane_id, tenant_id, due_at, id) WHERE claim_id IS NULL;
-CREATE INDEX items_group ON items (lane_id, group_key) WHERE group_key IS NOT NULL;
+CREATE INDEX items_group ON items (claim_id) WHERE group_key IS NOT NULL;
 COMMENT ON COLUMN items.claim_id IS 'NULL = waiting; else the claim that has or had it in hand';
 COMMENT ON COLUMN items.permanent IS 'failed for good: a further round would not help';
 

@@ -1,0 +1,128 @@
+"""The hands of a worker: a fixed number of coroutines, each with at most one call in flight, that take what is ready.
+
+Long-lived, because a task and a timer per item cost more than the engine's own work on it; one watchdog looks after
+everybody's time limit, to half a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from math import inf
+
+from ecluse.engine.claim import Taken
+
+WATCH_SECONDS = 0.5
+# Items that never wait would otherwise keep the loop to themselves.
+IN_A_ROW = 64
+
+
+class Hand:
+    """`work` runs under `limit`; a call that outlives its limit is cancelled and raises TimeoutError."""
+
+    __slots__ = ("deadline", "late", "rest", "taken", "task")
+
+    def __init__(self) -> None:
+        self.deadline = inf
+        self.late = False
+        self.rest: asyncio.Future[None] | None = None
+        self.taken: Taken | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def interrupt(self) -> None:
+        if self.task is not None and not self.late:
+            self.late = True
+            self.task.cancel()
+
+    def forgive(self) -> bool:
+        """After a CancelledError: was it ours?"""
+        if not self.late:
+            return False
+        self.late = False
+        if self.task is not None:
+            self.task.uncancel()
+        return True
+
+
+class Hands:
+    def __init__(self, count: int, work: Callable[[Hand, Taken], Awaitable[None]], empty: Callable[[], None]) -> None:
+        self._work = work
+        self._empty = empty
+        self._hands = [Hand() for _ in range(count)]
+        self._idle: list[Hand] = []
+        self._drained: asyncio.Event | None = None
+        self._watchdog: asyncio.Task[None] | None = None
+        self.ready: deque[Taken] = deque()
+        self.busy = 0
+        self.finished = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._hands)
+
+    @property
+    def taken(self) -> list[Taken]:
+        return [hand.taken for hand in self._hands if hand.taken is not None]
+
+    def start(self) -> None:
+        for hand in self._hands:
+            hand.task = asyncio.create_task(self._take(hand))
+        self._watchdog = asyncio.create_task(self._watch())
+
+    def give(self, taken: Iterable[Taken]) -> None:
+        self.ready.extend(taken)
+        for _ in range(min(len(self.ready), len(self._idle))):
+            rest = self._idle.pop().rest
+            if rest is not None and not rest.done():
+                rest.set_result(None)
+
+    async def drain(self, grace: float) -> None:
+        """Start nothing more; let what is running finish for at most `grace` seconds."""
+        self.ready.clear()
+        if self.busy:
+            self._drained = asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await self._drained.wait()
+        tasks = [hand.task for hand in self._hands if hand.task is not None]
+        tasks += [self._watchdog] if self._watchdog is not None else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take(self, hand: Hand) -> None:
+        loop = asyncio.get_running_loop()
+        in_a_row = 0
+        while True:
+            if not self.ready:
+                hand.rest = loop.create_future()
+                self._idle.append(hand)
+                self._empty()
+                await hand.rest
+                in_a_row = 0
+                continue
+            hand.taken = taken = self.ready.popleft()
+            self.busy += 1
+            try:
+                await self._work(hand, taken)
+            finally:
+                hand.deadline = inf
+                hand.taken = None
+                self.busy -= 1
+                self.finished += 1
+                if self._drained is not None and not self.busy:
+                    self._drained.set()
+            in_a_row += 1
+            if in_a_row % IN_A_ROW == 0:
+                await asyncio.sleep(0)
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            now = loop.time()
+            for hand in self._hands:
+                if hand.deadline < now:
+                    hand.interrupt()

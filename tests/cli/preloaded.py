@@ -1,0 +1,38 @@
+"""The program, loaded once: for each request it forks a process that goes on as `ecluse …` with arguments, environment
+and output of its own. Importing takes a second or more; a table of mistakes should not pay it for each row."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from ecluse.cli.main import main as program
+
+
+def become(request: dict[str, Any]) -> None:
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.modules["__main__"].__package__ = None  # from which the name in "Usage: …" is guessed
+    sys.argv = ["ecluse", *request["arguments"]]
+    sys.path[:0] = filter(None, request["environment"].get("PYTHONPATH", "").split(os.pathsep))
+    for number, path in enumerate((os.devnull, request["stdout"], request["stderr"])):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.dup2(handle, number)
+        os.close(handle)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            become(json.loads(line))
+            program()
+            return
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What each command prints and leaves behind when all is well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psycopg
+import pytest
+
+from tests.cli.conftest import environment
+
+FLOW = "hello_flow:FLOW"
+COMMANDS = [
+    (),
+    ("serve",),
+    ("migrate",),
+    ("psql",),
+    ("sandbox",),
+    ("demo",),
+    ("demo", "hello"),
+    ("runs",),
+    ("runs", "start"),
+    ("runs", "list"),
+    ("runs", "show"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself_without_a_database(bare, command):
+    answer = bare(*command, "--help", DATABASE_URL="nonsense")
+    assert (answer.code, answer.err) == (0, "")
+    assert "Usage: " in answer.out
+    assert " ".join(("ecluse", *command)) in answer.out
+
+
+def test_the_list_of_commands_here_is_complete(bare):
+    shown = bare("--help").out + bare("runs", "--help").out + bare("demo", "--help").out
+    listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
+    assert listed == {command[-1] for command in COMMANDS if command}
+
+
+def test_the_installed_module_is_the_same_program(dsn):
+    command = [sys.executable, "-m", "ecluse", "migrate"]
+    done = subprocess.run(command, env=environment(DATABASE_URL=dsn), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "schema 0001\n", "")
+
+
+def test_migrate_makes_the_schema_and_the_tables_of_the_flows_named(bare, empty_dsn):
+    for _ in range(2):
+        answer = bare("migrate", "--flow", FLOW, DATABASE_URL=empty_dsn)
+        assert (answer.code, answer.out, answer.err) == (0, "schema 0001\n", "")
+    with psycopg.connect(empty_dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM hello_prices").fetchone() == (0,)
+
+
+def test_flows_may_be_named_in_the_environment_too(ecluse, one):
+    assert ecluse("migrate", ECLUSE_FLOWS=f" {FLOW} ,").code == 0
+    assert one("SELECT count(*) FROM hello_prices") == 0
+    assert ecluse("runs", "start", "hello", ECLUSE_FLOWS=FLOW).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "out"),
+    [
+        (["-Atc", "select 41 + 1"], 0, "42\n"),
+        (["-A", "-t", "-c", "select 1", "-c", "select 2"], 0, "1\n2\n"),
+        (["-v", "ON_ERROR_STOP=1", "-c", "select no_such_column"], 1, ""),
+    ],
+)
+def test_psql_gets_the_further_arguments_and_its_exit_code_is_ours(ecluse, arguments, code, out):
+    answer = ecluse("psql", *arguments)
+    assert (answer.code, answer.out) == (code, out)
+
+
+def test_psql_prints_tables_for_people(ecluse):
+    answer = ecluse("psql", "-c", "select 1 as answer")
+    assert answer.code == 0
+    assert "answer" in answer.out
+    assert "(1 row)" in answer.out
+
+
+def test_psql_does_not_show_the_password_to_everybody_on_the_machine(ecluse, dsn):
+    with_password = psycopg.conninfo.make_conninfo(dsn, password="s3cr3t")  # noqa: S106 - not a real one
+    shown = ecluse(
+        "psql", "-Atc", r"\! tr '\0' ' ' </proc/$PPID/cmdline; echo; echo $PGPASSWORD", DATABASE_URL=with_password
+    )
+    command_line, password = shown.out.splitlines()
+    assert "psql" in command_line
+    assert "s3cr3t" not in command_line
+    assert password == "s3cr3t"  # noqa: S105
+
+
+def test_an_interrupt_stops_the_query_and_is_left_to_psql(dsn, query):
+    """As Ctrl-C does: everybody in the foreground hears it."""
+    command = [sys.executable, "-m", "ecluse", "psql", "-c", "select pg_sleep(60)"]
+    with subprocess.Popen(
+        command, env=environment(DATABASE_URL=dsn), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        sleeping = "SELECT 1 FROM pg_stat_activity WHERE query = 'select pg_sleep(60)' AND state = 'active'"
+        until = time.monotonic() + 20
+        while not query(sleeping) and time.monotonic() < until:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert "canceling statement due to user request" in said
+    assert "Traceback" not in said
+    assert process.returncode == 1
+
+
+def test_runs_are_started_listed_and_shown(ecluse, one):
+    empty = ecluse("runs", "list")
+    assert (empty.code, empty.err) == (0, "")
+    assert "no runs yet" in empty.out
+
+    first = ecluse("runs", "start", FLOW, "--key", "due-1", "--input", '{"articles": 3}', "--tenant", "acme")
+    assert (first.code, first.err) == (0, "")
+    run_id = first.json["run_id"]
+    assert first.json == {"run_id": run_id, "deduplicated": False}
+    again = ecluse("runs", "start", FLOW, "--key", "due-1", "--input", '{"articles": 9}', "--tenant", "acme")
+    assert (again.code, again.json) == (0, {"run_id": run_id, "deduplicated": True})
+    unnamed = [ecluse("runs", "start", FLOW).json for _ in range(2)]
+    assert len({run_id, *(answer["run_id"] for answer in unnamed)}) == 3
+
+    shown = ecluse("runs", "show", run_id)
+    assert shown.code == 0
+    assert shown.json["input"] == {"articles": 3, "skus": []}
+    assert (shown.json["tenant_id"], shown.json["flow"], shown.json["status"]) == ("acme", "hello", "queued")
+
+    listed = ecluse("runs", "list").out.splitlines()
+    assert [line.split()[0] for line in listed] == [unnamed[1]["run_id"], unnamed[0]["run_id"], run_id]
+    assert listed[-1].split()[1:3] == ["hello", "queued"]
+    assert "due-1" in listed[-1]
+    assert ecluse("runs", "list", "--limit", "1", "--offset", "2").out.splitlines() == listed[2:]
+    assert one("SELECT count(*) FROM runs") == 3

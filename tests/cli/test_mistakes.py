@@ -1,0 +1,175 @@
+"""Mistakes of the operator: exit code 2 and one line that says what to do, never a traceback."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from ecluse.db.connect import normalise
+from tests.cli.conftest import EXAMPLES, Answer, free_port
+from tests.db.test_embedded import assert_nothing_runs
+
+FLOW = "hello_flow:FLOW"
+
+
+@pytest.fixture(scope="module")
+def dsn(server, template):
+    """One database for the whole file: what is refused leaves nothing behind."""
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE mistakes TEMPLATE {template} STRATEGY wal_log")
+        yield normalise(server.dsn("mistakes"))
+        connection.execute("DROP DATABASE mistakes WITH (FORCE)")
+
+
+def assert_refused(answer: Answer, *said: str) -> None:
+    assert (answer.code, answer.out) == (2, ""), answer
+    assert answer.err.count("\n") == 1, answer.err
+    assert "Traceback" not in answer.err
+    for text in said:
+        assert text in answer.err
+
+
+@pytest.mark.parametrize("command", [("serve",), ("migrate",), ("psql",), ("runs", "list")], ids=" ".join)
+@pytest.mark.req("G-02")
+def test_an_address_that_cannot_be_used_is_refused_by_every_command(bare, command):
+    assert_refused(bare(*command, DATABASE_URL="nonsense", ECLUSE_PORT="0"), "DATABASE_URL", "postgresql://user:")
+    began = time.monotonic()
+    closed = f"postgresql://ecluse:hidden@127.0.0.1:{free_port()}/ecluse"
+    answer = bare(*command, DATABASE_URL=closed, ECLUSE_PORT="0")
+    assert_refused(answer, "Connection refused", "Check that PostgreSQL is running", "DATABASE_URL")
+    assert "hidden" not in answer.err
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.req("ENG-101")
+def test_a_knob_that_cannot_be_read_is_named(ecluse):
+    assert_refused(ecluse("serve", ECLUSE_HANDS="many"), "ECLUSE_HANDS='many'", "docs/configuration.md")
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("migrate",)], ids=lambda command: command[0])
+def test_a_database_of_a_newer_program_is_refused_and_left_alone(ecluse, one, query, command):
+    query("UPDATE alembic_version SET version_num = '9999'")
+    try:
+        assert_refused(ecluse(*command, ECLUSE_LOG_LEVEL="ERROR"), "9999", "newer", "Nothing was changed")
+        assert one("SELECT version_num FROM alembic_version") == "9999"
+    finally:
+        query("UPDATE alembic_version SET version_num = '0001'")
+    assert one("SELECT count(*) FROM replicas") == 0
+
+
+@pytest.mark.parametrize(
+    ("flow", "said"),
+    [
+        ("no_such_package:FLOW", "no_such_package"),
+        ("hello_flow:NO_SUCH_NAME", "NO_SUCH_NAME"),
+        ("hello_flow", "package:NAME"),
+        (":FLOW", "package:NAME"),
+        (".relative:FLOW", "package:NAME"),
+        ("broken_flow:FLOW", "broken_flow.py, line 1"),
+        ("hello_flow.flow:Input", "is not a Flow but a"),
+    ],
+)
+def test_a_flow_that_cannot_be_loaded_is_named(ecluse, tmp_path, flow, said):
+    (tmp_path / "broken_flow.py").write_text("FLOW = (\n")
+    answer = ecluse("migrate", "--flow", flow, PYTHONPATH=f"{EXAMPLES}:{tmp_path}")
+    assert_refused(answer, repr(flow), said)
+
+
+@pytest.mark.parametrize("command", [("serve", "--flow"), ("runs", "start")], ids=lambda command: command[0])
+def test_a_flow_is_named_by_the_other_commands_too(ecluse, command):
+    assert_refused(ecluse(*command, "no_such_package:FLOW"), "'no_such_package:FLOW'", "package:NAME")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["start", FLOW, "--input", "{articles: 3}"], "--input is not JSON"),
+        (["start", FLOW, "--input", ""], "--input is not JSON"),
+        (["start", FLOW, "--input", "[1]"], "--input must be a JSON object"),
+        (["start", FLOW, "--input", "null"], "--input must be a JSON object"),
+        (["start", FLOW, "--input", '{"articles": -1}'], "articles: Input should be greater than or equal to 0"),
+        (["start", FLOW, "--input", '{"articles": "x", "skus": 1}'], "skus: Input should be a valid list"),
+        (["start", "no-such-flow"], "There is no flow 'no-such-flow'"),
+        (["start", FLOW, "--key", "x" * 501], "event key"),
+        (["start", FLOW, "--tenant", ""], "tenant"),
+        (["show", "4711"], "there is no run 4711"),
+        (["show", str(10**30)], "there is no run"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_a_run_that_cannot_be_started_or_shown_is_explained(ecluse, one, arguments, said):
+    assert_refused(ecluse("runs", *arguments), said)
+    assert one("SELECT count(*) FROM runs") == 0
+
+
+@pytest.mark.parametrize("given", [r'{"skus": ["a\u0000b"]}', r'{"skus": ["\ud800"]}'], ids=["NUL", "half a pair"])
+def test_input_that_the_database_cannot_hold_is_explained(ecluse, one, given):
+    assert_refused(ecluse("runs", "start", FLOW, "--input", given), "input")
+    assert one("SELECT count(*) FROM runs") == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["no-such-command"], ["runs", "show", "seven"], ["runs", "show"], ["runs", "list", "--limit", "0"]],
+    ids=" ".join,
+)
+def test_a_command_that_does_not_exist_or_lacks_something_is_explained(bare, arguments):
+    answer = bare(*arguments, DATABASE_URL="nonsense")
+    assert (answer.code, answer.out) == (2, "")
+    assert "Usage: ecluse" in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_database_without_schema_is_explained(bare, empty_dsn):
+    for arguments in (["runs", "list"], ["runs", "show", "1"], ["runs", "start", FLOW]):
+        assert_refused(bare(*arguments, DATABASE_URL=empty_dsn), "no Ecluse schema yet", "ecluse migrate")
+
+
+@pytest.mark.parametrize("command", ["serve", "sandbox"])
+def test_a_port_that_is_taken_is_refused_before_anything_is_started(ecluse, one, command):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert_refused(ecluse(command, "--port", port), f"annot listen on 127.0.0.1:{port}", "ddress already in use")
+    assert one("SELECT count(*) FROM replicas") == 0
+
+
+@pytest.fixture
+def data_dir():
+    folder = Path(tempfile.mkdtemp(prefix="ecl-")).resolve()
+    folder.chmod(0o711)  # the server's user has to enter it
+    yield folder / "data"
+    assert_nothing_runs(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.req("G-02")
+def test_without_an_address_the_embedded_database_serves_each_command_and_then_stops(bare, data_dir):
+    knobs = {"ECLUSE_DATA_DIR": str(data_dir), "DATABASE_URL": ""}
+    migrated = bare("migrate", **knobs)
+    assert (migrated.code, migrated.out, migrated.err) == (0, "schema 0001\n", "")
+    assert_nothing_runs(data_dir)
+    version = bare("psql", "-Atc", "select version_num from alembic_version", **knobs)
+    assert (version.code, version.out, version.err) == (0, "0001\n", "")
+    assert_nothing_runs(data_dir)
+    started = bare("runs", "start", FLOW, **knobs)
+    assert started.code == 0
+    assert bare("runs", "show", started.json["run_id"], **knobs).json["flow"] == "hello"
+
+
+def test_a_data_directory_of_another_postgres_is_refused(bare, data_dir):
+    """As root it belongs to the server's own user; the version is looked at first either way."""
+    knobs = {"ECLUSE_DATA_DIR": str(data_dir)}
+    assert bare("psql", "-c", "select 1", **knobs).code == 0
+    (data_dir / "pg" / "PG_VERSION").write_text("17\n")
+    for arguments in (["migrate"], ["psql", "-c", "select 1"]):
+        answer = bare(*arguments, **knobs)
+        assert (answer.code, answer.out) == (2, "")
+        assert "was written by PostgreSQL 17, and this release of Ecluse brings 18" in answer.err
+        assert "set DATABASE_URL" in answer.err
+        assert "Traceback" not in answer.err

@@ -1,0 +1,122 @@
+"""A real server process: it takes up what it is asked for, and leaves nothing behind when it is told to go."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Server
+from tests.db.test_embedded import assert_nothing_runs
+
+FLOW = "hello_flow:FLOW"
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def hello(serve, sandbox):
+    """A server of the example flow, ready, with the sandbox as its vendor."""
+
+    def start(**variables: str) -> Server:
+        server = serve("--flow", FLOW, PRICE_LIST_URL=f"{sandbox.url}/price-list", **variables)
+        server.wait_until_ready()
+        return server
+
+    return start
+
+
+def wait_for(condition):
+    until = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+def test_a_run_started_from_the_command_line_is_taken_up_at_once_and_the_server_leaves_in_peace(
+    hello, ecluse, sandbox, one, query, record_property
+):
+    server = hello()
+    status, ready = server.get("/readyz")
+    assert (status, ready["status"]) == (200, "ready")
+    assert server.get("/healthz") == (200, {"status": "ok"})
+    assert one("SELECT id, state FROM replicas") == (ready["replica"], "live")
+
+    began = time.monotonic()
+    run_id = ecluse("runs", "start", FLOW, "--input", json.dumps({"articles": 40})).json["run_id"]
+    wait_for(lambda: sandbox.ledger(kind="call"))
+    record_property("seconds from the command's start to the first vendor call", round(time.monotonic() - began, 3))
+    wait_for(lambda: one("SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", run_id))
+
+    shown = ecluse("runs", "show", run_id).json
+    counts = [shown[name] for name in ("status", "selected", "successful", "failed", "ignored")]
+    assert counts == ["completed", 40, 40, 0, 0]
+    assert one("SELECT count(*) FROM hello_prices") == 40
+    assert len(sandbox.ledger(kind="call")) == 40
+    assert "completed" in ecluse("runs", "list").out
+
+    code, seconds, said = server.end(signal.SIGTERM)
+    assert code == 0, said
+    assert seconds < 10
+    assert "Traceback" not in said
+    assert query("SELECT id, state FROM replicas") == [(ready["replica"], "left")]
+
+
+def test_a_server_that_is_told_to_go_gives_back_what_it_has_in_hand(hello, ecluse, sandbox, one, query):
+    sandbox.set_faults([{"kind": "latency", "seconds": 20}])
+    server = hello(ECLUSE_HANDS="20")
+    run_id = ecluse("runs", "start", FLOW, "--input", '{"articles": 60}').json["run_id"]
+    wait_for(lambda: one("SELECT coalesce(sum(in_flight), 0) FROM claims") >= 20)
+
+    code, seconds, said = server.end(signal.SIGTERM)
+    assert code == 0, said
+    assert seconds < 10
+    assert "Traceback" not in said
+    assert query("SELECT state FROM replicas") == [("left",)]
+    assert one("SELECT sum(in_flight) FROM claims") == 0
+    assert query("SELECT status, claim_id IS NULL, count(*), sum(crashes) FROM items GROUP BY 1, 2") == [
+        ("open", True, 60, 0)
+    ]
+
+    sandbox.set_faults([])
+    successor = hello()
+    wait_for(lambda: one("SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", run_id))
+    assert one("SELECT status, successful FROM runs WHERE id = %s", run_id) == ("completed", 60)
+    code, _, said = successor.end(signal.SIGINT)
+    assert code == 0, said
+    assert "Traceback" not in said
+
+
+def test_a_server_whose_engine_broke_ends_with_an_error_so_that_a_supervisor_starts_it_again(serve, query):
+    server = serve()
+    server.wait_until_ready()
+    query("ALTER TABLE runs RENAME COLUMN orchestrated TO gone")
+    query("SELECT pg_notify('ecluse_runs', '')")
+    server.process.wait(PATIENCE)
+    code, _, said = server.end()
+    assert code == 70, said
+    assert "engine loop died" in said
+    assert query("SELECT state FROM replicas") == [("left",)]
+
+
+@pytest.mark.req("G-02")
+def test_a_server_on_the_embedded_database_stops_it_when_it_is_told_to_go():
+    folder = Path(tempfile.mkdtemp(prefix="ecl-")).resolve()
+    folder.chmod(0o711)
+    server = Server(ECLUSE_DATA_DIR=str(folder / "data"))
+    try:
+        server.wait_until_ready()
+        assert subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, check=False).stdout
+        code, _, said = server.end(signal.SIGTERM)
+        assert code == 0, said
+        assert_nothing_runs(folder)
+    finally:
+        if server.process.poll() is None:
+            server.end(signal.SIGKILL)
+        shutil.rmtree(folder)
