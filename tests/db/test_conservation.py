@@ -322,7 +322,7 @@ def test_twenty_thousand_outcomes_are_settled_and_ended(connect, one):
     assert one("SELECT count(*) FROM outcomes WHERE outcome = 'successful'") == 20_000
 
 
-ITEM = "INSERT INTO items (tenant_id, run_id, stage, key, target, lane_id, due_at, status, finished_at) VALUES"
+ITEM = "INSERT INTO items (tenant_id, flow, run_id, stage, key, target, lane_id, due_at, status, finished_at) VALUES"
 CLAIM = "INSERT INTO claims (replica_id, run_id, stage, lane_id, taken_at, taken, succeeded, failed, ignored, released)"
 FAILED = "UPDATE runs SET state = 'failed', ended_at = now(),"
 LIES = {
@@ -344,8 +344,8 @@ LIES = {
     ],
     "outcomes_outcome_check": ["UPDATE outcomes SET outcome = 'fine'"],
     "items_finished": [
-        f"{ITEM} ('t', 1, 's', 'k', 'k', 1, now(), 'open', now())",
-        f"{ITEM} ('t', 1, 's', 'k', 'k', 1, now(), 'failed', NULL)",
+        f"{ITEM} ('t', 'f', 1, 's', 'k', 'k', 1, now(), 'open', now())",
+        f"{ITEM} ('t', 'f', 1, 's', 'k', 'k', 1, now(), 'failed', NULL)",
     ],
     "claims_in_flight": [
         f"{CLAIM} VALUES ('r', 1, 's', 1, now(), 3, 1, 1, 1, 1)",
@@ -362,7 +362,9 @@ def test_a_row_that_contradicts_itself_is_refused(query, run, constraint, lie):
 
 
 def test_rows_that_do_not_contradict_themselves_are_taken(query, one):
-    query(f"{ITEM} ('t', 1, 's', 'k', 'k', 1, now(), 'open', NULL), ('t', 1, 's', 'l', 'l', 1, now(), 'failed', now())")
+    query(
+        f"{ITEM} ('t', 'f', 1, 's', 'k', 'k', 1, now(), 'open', NULL), ('t', 'f', 1, 's', 'l', 'l', 1, now(), 'failed', now())"
+    )
     query(f"{CLAIM} VALUES ('r', 1, 's', 1, now(), 4, 1, 1, 1, 1), ('r', 1, 's', 1, now(), 4, 1, 0, 0, 0)")
     assert query("SELECT in_flight FROM claims ORDER BY id") == [(0,), (3,)]
     assert one("SELECT count(*) FROM items") == 2

@@ -397,7 +397,7 @@ async def test_work_of_a_flow_this_program_does_not_know_is_left_to_those_who_do
     row = await run_to_end(kit, f, keys(5))
     assert (row["status"], row["successful"]) == ("completed", 5)
     assert query(
-        "SELECT DISTINCT i.claim_id, i.status FROM items i JOIN runs r ON r.id = i.run_id AND flow = 'unknown'"
+        "SELECT DISTINCT i.claim_id, i.status FROM items i JOIN runs r ON r.id = i.run_id AND r.flow = 'unknown'"
     ) == [(None, "open")]
 
 

@@ -38,7 +38,8 @@ run AS MATERIALIZED (SELECT ecluse_now() AS now, (SELECT id FROM lanes WHERE nam
                      FROM runs WHERE id = %(run)s AND ended_at IS NULL FOR SHARE),
 put AS (
     INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, group_key, due_at, payload)
-    SELECT %(tenant)s, %(run)s, %(flow)s, %(stage)s, key, coalesce(target, key), lane_id, "group", now + %(delay)s, payload
+    SELECT %(tenant)s, %(run)s, %(flow)s, %(stage)s, key, coalesce(target, key), lane_id, "group",
+           now + %(delay)s, payload
     FROM inp, run
     ON CONFLICT ON CONSTRAINT items_key DO NOTHING
     RETURNING 1)
@@ -55,8 +56,8 @@ claim AS (
     SELECT 'dispatch', %(run)s, %(stage)s, lane.id, 1, 1, ecluse_now() FROM lane
     WHERE NOT EXISTS (SELECT 1 FROM items WHERE run_id = %(run)s AND stage = %(stage)s AND key = %(key)s)
     RETURNING id, lane_id)
-INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at, claim_id, status, permanent, error_code,
-                   error, finished_at)
+INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at, claim_id, status, permanent,
+                   error_code, error, finished_at)
 SELECT %(tenant)s, %(run)s, %(flow)s, %(stage)s, %(key)s, %(target)s, lane_id, ecluse_now(), id, 'failed', true,
        'DISPATCH_FAILED', %(error)s, ecluse_now() FROM claim
 """
