@@ -3,11 +3,15 @@ and output of its own. Importing takes a second or more; a table of mistakes sho
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 from typing import Any
 
+import typer.rich_utils  # noqa: F401 - what the commands import when they run
+
+import ecluse.vendors.price_list  # noqa: F401
 from ecluse.cli.main import main as program
 
 
@@ -24,6 +28,7 @@ def become(request: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    gc.freeze()  # or every child would look through all of it before it ends
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

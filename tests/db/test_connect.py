@@ -230,7 +230,7 @@ class Heard:
     async def until(self, expected: dict[str, list[str]]) -> None:
         try:
             async with asyncio.timeout(8):
-                while self.payloads != expected:  # noqa: ASYNC110 - what is awaited is a value, not an event
+                while self.payloads != expected:
                     await asyncio.sleep(0.01)
         except TimeoutError:
             assert self.payloads == expected

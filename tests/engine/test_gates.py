@@ -172,3 +172,42 @@ async def test_a_gate_s_wait_survives_a_restart_of_its_process(start_kit, dsn, q
     assert row["status"] == "completed"
     assert set(before) <= set(query(steps)), "finished steps and the stored wake-up are as they were"
     assert one("SELECT started_at, deadline_at FROM stages") == stage_before
+
+
+async def test_an_item_that_outlives_its_time_limit_is_cut_off_and_tried_again(start_kit, query):
+    cut_off: list[str] = []
+
+    async def hangs_once(_: WorkContext, item: Item) -> Result:
+        if item.executions == 0:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cut_off.append(item.key)
+                raise
+        return Done()
+
+    kit = await start_kit(f := flow(stage(hangs_once, time_limit=timedelta(milliseconds=200))), hands=3)
+    row = await run_to_end(kit, f, keys(6))
+    assert (row["status"], row["successful"], sorted(cut_off)) == ("completed", 6, keys(6))
+    assert query("SELECT DISTINCT error_code, error, ambiguous FROM attempts") == [
+        ("TIMEOUT", "No answer within 0.2 s", True)
+    ]
+
+
+async def test_a_stop_lets_running_work_finish_and_gives_back_the_rest(start_kit, one):
+    async def slow(_: WorkContext, item: Item) -> Result:
+        await asyncio.sleep(0.3)
+        return Done()
+
+    kit = await start_kit(f := flow(stage(slow)), hands=4)
+    run = await kit.start_run(Start(f, "key", input={"targets": keys(20)}))
+    while one("SELECT coalesce(sum(in_flight), 0) FROM claims") < 4:
+        await asyncio.sleep(0.02)
+    await kit.stop(grace=5)
+    assert one("SELECT coalesce(sum(in_flight), 0) FROM claims") == 0
+    finished = one("SELECT count(*) FROM items WHERE status = 'succeeded'")
+    assert finished >= 4
+    assert one("SELECT count(*) FROM items WHERE claim_id IS NULL AND crashes = 0") == 20 - finished
+    assert one("SELECT state FROM replicas") == "left"
+    kit = await start_kit(f)
+    assert (await kit.wait_for_run(run.run.id, PATIENCE))["successful"] == 20

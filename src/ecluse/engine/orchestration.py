@@ -8,7 +8,9 @@ on. Launched inside the running loop, DBOS runs started, dequeued and recovered 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from dbos import DBOS, DBOSConfig, SetWorkflowID
@@ -26,6 +28,8 @@ QUEUE = "ecluse-runs"
 # Runs that wait at gates hold their place in the queue.
 RUNS_AT_ONCE = 2_000
 QUEUE_POLL_SECONDS = 1.0
+# A run that has just ended still has its workflow's result to record.
+LAST_WORDS_SECONDS = 0.1
 
 Infrastructure = (DBOSException, SQLAlchemyError)
 
@@ -76,20 +80,19 @@ async def launch(dsn: str, executor_id: str, lead: Lead) -> None:
 async def stop() -> None:
     """Hand over: a cancelled workflow stays pending and goes on elsewhere."""
     global _lead
-    loop = asyncio.get_running_loop()
+    dbos_log = logging.getLogger("dbos")
+    level = dbos_log.level
+    dbos_log.setLevel(logging.ERROR)  # that its tasks are cancelled is no news here
+    if _leading:
+        await asyncio.wait(_leading, timeout=LAST_WORDS_SECONDS)
     for task in list(_leading):
         task.cancel()
     await asyncio.gather(*_leading, return_exceptions=True)
     await asyncio.to_thread(DBOS.destroy)
     # DBOS put its own thread pool into the loop and has shut it down: give the loop a fresh one.
-    loop.set_default_executor(_fresh_executor())
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_name_prefix="ecluse-"))
+    dbos_log.setLevel(level)
     _lead = None
-
-
-def _fresh_executor() -> Any:
-    from concurrent.futures import ThreadPoolExecutor
-
-    return ThreadPoolExecutor(thread_name_prefix="ecluse-")
 
 
 async def start(run: Run) -> None:

@@ -32,6 +32,7 @@ UPDATE replicas SET state = 'dead', ended_at = clock_timestamp() WHERE id IN (
     FOR UPDATE SKIP LOCKED)
 RETURNING id
 """
+RARELY = 600  # ticks of the reaper
 TOMBSTONES = "DELETE FROM replicas WHERE state <> 'live' AND ended_at < clock_timestamp() - interval '1 hour'"
 
 
@@ -49,6 +50,7 @@ class Heart:
             threading.Thread(target=self._forever, args=(self._reap, min(1.0, beat)), name="reaper", daemon=True),
         ]
         self._since: dict[str, object] = {}
+        self._ticks = 0
 
     def start(self) -> None:
         with self._connect() as connection:
@@ -90,11 +92,13 @@ class Heart:
             REAP, {"since": self._since["reaper"], "dead_after": f"{self._dead_after} seconds"}
         ).fetchall()
         adopted = connection.execute(RELEASE, {"replica": None, "known": []}).fetchall()
-        stranded = [str(row[0]) for row in connection.execute(orchestration.STRANDED).fetchall()]
+        stranded = [row[0] for row in connection.execute(orchestration.STRANDED).fetchall()]
         if dead or adopted or stranded:
             log.warning(
                 "took over", dead=[row[0] for row in dead], items=adopted[0][0] if adopted else 0, workflows_of=stranded
             )
         if stranded:
             orchestration.recover(stranded)
-        connection.execute(TOMBSTONES)
+        self._ticks += 1
+        if self._ticks % RARELY == 0:
+            connection.execute(TOMBSTONES)
