@@ -102,6 +102,10 @@ async def latencies(dsn: str) -> dict[str, float]:
     return {"gate_ms_median": statistics.median(gates), "start_ms_median": statistics.median(starts)}
 
 
+def size(file: Path | None) -> int:
+    return file.stat().st_size if file else 0
+
+
 async def idle(dsn: str, server_log: Path | None) -> dict[str, float]:
     """One replica with nothing to do: statements per second (BEGIN and COMMIT counted) and this process's CPU."""
     logging.configure("WARNING")
@@ -112,12 +116,12 @@ async def idle(dsn: str, server_log: Path | None) -> dict[str, float]:
     kit = Kit(normalise(dsn), [FLOW])
     await kit.start()
     await asyncio.sleep(5)  # what a start costs is not idle cost
-    offset = server_log.stat().st_size if server_log else 0
+    offset = size(server_log)
     cpu, began = time.process_time(), time.perf_counter()
     await asyncio.sleep(IDLE_SECONDS)
     seconds = time.perf_counter() - began
     found = {"idle_cpu_percent": (time.process_time() - cpu) / seconds * 100}
     if server_log:
-        found["idle_statements_s"] = count_in_log(server_log, offset, server_log.stat().st_size) / seconds
+        found["idle_statements_s"] = count_in_log(server_log, offset, size(server_log)) / seconds
     await kit.stop()
     return found

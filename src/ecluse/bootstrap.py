@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,11 @@ def open_database(settings: Settings) -> Database:
 
 def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
     names = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
-    return [_load_flow(name) for name in dict.fromkeys([*names, *extra])]
+    flows = {name: _load_flow(name) for name in (*names, *extra)}
+    known = Counter(flow.name for flow in flows.values())
+    if twice := sorted(name for name, count in known.items() if count > 1):
+        raise SetUpError(f"Two flows are called {', '.join(twice)}: load only one of them ({', '.join(flows)}).")
+    return list(flows.values())
 
 
 def _load_flow(name: str) -> Flow:

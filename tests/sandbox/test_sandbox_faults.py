@@ -29,7 +29,7 @@ def last_call(sandbox: SandboxProcess) -> dict[str, Any]:
 
 async def outcome(sandbox: SandboxProcess) -> tuple[int | None, str | None, int]:
     """The last call's status and fault, and how many effects there were, once no call is in flight."""
-    while sandbox.stats()["price_list"]["in_flight"]:  # noqa: ASYNC110
+    while sandbox.stats()["price_list"]["in_flight"]:
         await asyncio.sleep(0.01)
     call = last_call(sandbox)
     return call["status"], call["fault"], len(sandbox.ledger(kind="effect"))

@@ -295,7 +295,7 @@ async def test_a_cancelled_call_gives_its_connection_back() -> None:
 
     async with raw_server(script) as server, client_of(server.port, connections=1, deadline=5) as http:
         hanging = asyncio.create_task(http.call("GET", "/hang", Answer))
-        while not server.requests:  # noqa: ASYNC110
+        while not server.requests:
             await asyncio.sleep(0.005)
         hanging.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import structlog
 
-from ecluse.db.connect import SESSION
+from ecluse.db.connect import session_options
 from ecluse.engine import orchestration
 from ecluse.engine.claim import RELEASE
 
@@ -68,7 +68,7 @@ class Heart:
             connection.execute(RELEASE, {"replica": None, "known": []})
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        return psycopg.connect(self._dsn, autocommit=True, options=SESSION)
+        return psycopg.connect(self._dsn, autocommit=True, options=session_options(self._dsn))
 
     def _forever(self, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
         while not self._stop.is_set():

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import psycopg
+from psycopg import AsyncCursor
 from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
 from pydantic import ValidationError
@@ -68,8 +70,8 @@ async def insert(connection: Connection, start: Start) -> Started:
     if not TENANT.fullmatch(start.tenant_id):
         raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {start.tenant_id!r}")
     async with connection.cursor(row_factory=class_row(Run)) as cursor:
-        await cursor.execute(
-            INSERT,
+        await _insert(
+            cursor,
             {
                 "tenant": start.tenant_id,
                 "flow": flow.name,
@@ -93,6 +95,13 @@ async def insert(connection: Connection, start: Start) -> Started:
         run = await cursor.fetchone()
     assert run is not None  # noqa: S101 - runs are never deleted while their key is in use
     return Started(run, deduplicated=True)
+
+
+async def _insert(cursor: AsyncCursor[Run], row: dict[str, Any]) -> None:
+    try:
+        await cursor.execute(INSERT, row)
+    except psycopg.DataError as error:
+        raise InvalidInput(f"input of flow {row['flow']}: {error.diag.message_primary}") from error
 
 
 async def announce(connection: Connection) -> None:

@@ -83,8 +83,10 @@ class Worker:
                 finished, measured_at = self.hands.finished, now
             capacity = min(self.hands.count + int(pace * AHEAD_SECONDS), LARGEST_BATCH)
             room = capacity - self.hands.busy - len(self.hands.ready) - self.committer.backlog
+            # Worth a claim: what would come free anyway until the next look, and at most a quarter of what we can hold.
+            worth = max(1, min(capacity // 4, int(pace * BUSY_POLL_SECONDS)))
             self._wake.clear()
-            got = await self._claim(room) if room >= max(1, capacity // 4) or self.hands.busy == 0 < room else None
+            got = await self._claim(room) if room >= worth or self.hands.busy == 0 < room else None
             if got is None:
                 await self._sleep(BUSY_POLL_SECONDS)
             elif got == 0:

@@ -26,6 +26,16 @@ LOOK_AGAIN_SECONDS = 0.1
 
 def upgrade(dsn: str, flows: Iterable[Flow] = ()) -> str:
     """Returns the schema's revision. Blocking: call it in a thread."""
+    try:
+        return _upgrade(dsn, flows)
+    except (psycopg.errors.InsufficientPrivilege, sqlalchemy.exc.ProgrammingError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise SetUpError(
+            f"The database refuses the schema: {why}. A user who may create schemas must run `ecluse migrate`."
+        ) from error
+
+
+def _upgrade(dsn: str, flows: Iterable[Flow]) -> str:
     # A session of its own holds the lock: a migration may end transactions, a session lock outlives them.
     with psycopg.connect(dsn, autocommit=True, application_name="ecluse migrate") as guard:
         # Asked again and again, not waited for: a statement that waits holds a snapshot, and the orchestration's

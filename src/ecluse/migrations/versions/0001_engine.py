@@ -215,10 +215,22 @@ CREATE TRIGGER outcomes_update AFTER UPDATE ON outcomes REFERENCING NEW TABLE AS
 CREATE TRIGGER outcomes_delete AFTER DELETE ON outcomes REFERENCING OLD TABLE AS touched
     FOR EACH STATEMENT EXECUTE FUNCTION outcomes_guard();
 
+CREATE FUNCTION outcomes_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'outcomes cannot be moved to another run, nor truncated: delete those of an open run instead'
+        USING ERRCODE = 'integrity_constraint_violation';
+END $$;
+CREATE TRIGGER outcomes_move BEFORE UPDATE OF run_id ON outcomes FOR EACH STATEMENT EXECUTE FUNCTION outcomes_refuse();
+CREATE TRIGGER outcomes_truncate BEFORE TRUNCATE ON outcomes FOR EACH STATEMENT EXECUTE FUNCTION outcomes_refuse();
+
 CREATE FUNCTION runs_conserve() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     n record;
 BEGIN
+    -- an older snapshot would count what was true before somebody else committed
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'end runs in a read committed transaction' USING ERRCODE = 'invalid_transaction_state';
+    END IF;
     SELECT count(*) AS selected,
            count(*) FILTER (WHERE outcome = 'successful') AS successful,
            count(*) FILTER (WHERE outcome = 'failed') AS failed,
