@@ -13,6 +13,7 @@ from psycopg import AsyncCursor
 from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import InvalidInput, NotFound
@@ -154,7 +155,8 @@ async def select(connection: Connection, run: Run, targets: Sequence[NewItem]) -
         )
         if cursor.rowcount:
             await connection.execute(
-                "INSERT INTO outcomes (run_id, target) SELECT %s, unnest(%s::text[])", (run.id, names)
+                "INSERT INTO outcomes (run_id, target) SELECT %s, jsonb_array_elements_text(%s::jsonb)",
+                (run.id, to_json(names).decode()),
             )
             await run_log.write(connection, run.id, f"selected {len(names)} targets", targets=len(names))
         row = await (await connection.execute("SELECT selected FROM runs WHERE id = %s", (run.id,))).fetchone()
@@ -171,27 +173,28 @@ async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
     return [NewItem(key=str(row[0])) for row in await cursor.fetchall()]
 
 
-# First error wins; an item nobody finished is incomplete.
-SETTLE = """
-UPDATE outcomes o SET
-    outcome = CASE WHEN w.failed OR w.open THEN 'failed' WHEN w.ignored THEN 'ignored' ELSE 'successful' END,
-    error_code = CASE WHEN w.open AND NOT w.failed THEN 'INCOMPLETE' ELSE w.code END,
-    reason = CASE WHEN w.open AND NOT w.failed THEN 'Not finished when the run ended' ELSE w.error END
-FROM (
-    SELECT target, bool_or(status = 'failed') AS failed, bool_or(status = 'open') AS open,
-           bool_or(status = 'ignored') AS ignored,
-           (array_agg(error_code ORDER BY status = 'failed' DESC, finished_at, id)
-              FILTER (WHERE status IN ('failed', 'ignored')))[1] AS code,
-           (array_agg(error ORDER BY status = 'failed' DESC, finished_at, id)
-              FILTER (WHERE status IN ('failed', 'ignored')))[1] AS error
-    FROM items WHERE run_id = %(run)s GROUP BY target) w
+# In three strokes, the common one cheap: all items succeeded; something did not (failed before ignored, the first one
+# names the reason, an item nobody finished is incomplete); nothing was done at all.
+SETTLE = (
+    """
+UPDATE outcomes o SET outcome = 'successful'
+FROM (SELECT target FROM items WHERE run_id = %(run)s GROUP BY target HAVING bool_and(status = 'succeeded')) w
 WHERE o.run_id = %(run)s AND o.target = w.target AND o.outcome IS NULL
-"""
-
-SETTLE_REST = """
+""",
+    """
+UPDATE outcomes o SET outcome = CASE w.status WHEN 'ignored' THEN 'ignored' ELSE 'failed' END,
+    error_code = CASE w.status WHEN 'open' THEN 'INCOMPLETE' ELSE w.error_code END,
+    reason = CASE w.status WHEN 'open' THEN 'Not finished when the run ended' ELSE w.error END
+FROM (SELECT DISTINCT ON (target) target, status, error_code, error FROM items
+      WHERE run_id = %(run)s AND status <> 'succeeded'
+      ORDER BY target, array_position(ARRAY['failed', 'open', 'ignored'], status), finished_at, id) w
+WHERE o.run_id = %(run)s AND o.target = w.target AND o.outcome IS NULL
+""",
+    """
 UPDATE outcomes SET outcome = 'failed', error_code = 'NOT_PROCESSED', reason = 'No work was done for this target'
 WHERE run_id = %(run)s AND outcome IS NULL
-"""
+""",
+)
 
 SETTLE_BY_FORCE = (
     "UPDATE outcomes SET outcome = 'failed', error_code = %s, reason = %s WHERE run_id = %s AND outcome IS NULL"
@@ -236,8 +239,8 @@ async def end(
         if cause == "normal":
             # Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
             await connection.execute("SET LOCAL enable_nestloop = off")
-            await connection.execute(SETTLE, {"run": run.id})
-            await connection.execute(SETTLE_REST, {"run": run.id})
+            for stroke in SETTLE:
+                await connection.execute(stroke, {"run": run.id})
             await connection.execute("SET LOCAL enable_nestloop = on")
         else:
             text = storable(f"Run ended: {cause}: {reason or code or 'no reason given'}")

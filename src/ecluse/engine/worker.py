@@ -30,6 +30,7 @@ log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 1.0
 BUSY_POLL_SECONDS = 0.05
+PACE_SECONDS = 0.03  # over which the pace is measured
 # A lane with a rate gives permits for a tenth of a second at a time: while it does, ask more often.
 PACED_SECONDS = 2.0
 
@@ -78,7 +79,7 @@ class Worker:
         measured_at, finished, pace = self._clock.monotonic(), 0, 0.0
         while True:
             now = self._clock.monotonic()
-            if now - measured_at >= AHEAD_SECONDS:
+            if now - measured_at >= PACE_SECONDS:
                 pace = (self.hands.finished - finished) / (now - measured_at)
                 finished, measured_at = self.hands.finished, now
             capacity = min(self.hands.count + int(pace * AHEAD_SECONDS), LARGEST_BATCH)

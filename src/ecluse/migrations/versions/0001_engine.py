@@ -167,7 +167,7 @@ CREATE TABLE outcomes (
     error_code text,
     reason     text,
     PRIMARY KEY (run_id, target)
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 45);
 COMMENT ON TABLE outcomes IS 'what became of each target: written at selection with outcome NULL, none NULL at the end';
 
 CREATE TABLE run_log (
@@ -198,10 +198,11 @@ COMMENT ON TABLE replicas IS 'heartbeats, on real time; a row that ended stays f
 CONSERVATION = """
 CREATE FUNCTION outcomes_guard() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
+    affected bigint[] := (SELECT array_agg(DISTINCT run_id) FROM touched);
     ended bigint;
 BEGIN
-    PERFORM 1 FROM runs WHERE id IN (SELECT DISTINCT run_id FROM touched) ORDER BY id FOR SHARE;
-    SELECT id INTO ended FROM runs WHERE id IN (SELECT DISTINCT run_id FROM touched) AND ended_at IS NOT NULL LIMIT 1;
+    PERFORM 1 FROM runs WHERE id = ANY(affected) ORDER BY id FOR SHARE;
+    SELECT id INTO ended FROM runs WHERE id = ANY(affected) AND ended_at IS NOT NULL LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'outcomes of run % are final: it has ended', ended
             USING ERRCODE = 'integrity_constraint_violation';
