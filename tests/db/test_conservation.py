@@ -196,7 +196,8 @@ def test_the_outcomes_of_an_ended_run_are_final(dsn, query, one, conserved, run,
     other = one(OPEN_RUN, "other", 1)
     query(ADD, other, "x", "failed")
     before = query("SELECT * FROM outcomes ORDER BY run_id, target")
-    with psycopg.connect(dsn) as session, pytest.raises(IntegrityConstraintViolation, match="final: it has ended|cannot be moved"):
+    refusal = r"final: it has ended|cannot be moved"
+    with psycopg.connect(dsn) as session, pytest.raises(IntegrityConstraintViolation, match=refusal):
         session.execute(write, {"run": run, "other": other})
     assert query("SELECT * FROM outcomes ORDER BY run_id, target") == before
     query("UPDATE outcomes SET outcome = 'successful' WHERE run_id = %s", other)
