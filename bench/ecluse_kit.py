@@ -112,7 +112,7 @@ async def idle(dsn: str, server_log: Path | None) -> dict[str, float]:
     await asyncio.to_thread(upgrade, normalise(dsn), [FLOW])
     with psycopg.connect(dsn, autocommit=True) as admin:
         name = admin.info.dbname
-        admin.execute(f"ALTER DATABASE \"{name}\" SET log_statement = 'all'")  # type: ignore[arg-type]
+        admin.execute(f"ALTER DATABASE \"{name}\" SET log_statement = 'all'")
     kit = Kit(normalise(dsn), [FLOW])
     await kit.start()
     await asyncio.sleep(5)  # what a start costs is not idle cost

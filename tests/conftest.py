@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,8 @@ def template(server: embedded.Embedded) -> str:
     return "template_ecluse"
 
 
-@pytest.fixture
-def dsn(server: embedded.Embedded, template: str) -> Iterator[str]:
-    """A migrated, empty database of this test's own."""
+@contextmanager
+def new_database(server: embedded.Embedded, template: str) -> Iterator[str]:
     name = f"test_{os.getpid()}_{next(_names)}"
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")  # type: ignore[arg-type]
@@ -51,13 +51,17 @@ def dsn(server: embedded.Embedded, template: str) -> Iterator[str]:
 
 
 @pytest.fixture
+def dsn(server: embedded.Embedded, template: str) -> Iterator[str]:
+    """A migrated, empty database of this test's own."""
+    with new_database(server, template) as dsn:
+        yield dsn
+
+
+@pytest.fixture
 def empty_dsn(server: embedded.Embedded) -> Iterator[str]:
     """A database without any schema."""
-    name = f"empty_{os.getpid()}_{next(_names)}"
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
-        yield normalise(server.dsn(name))
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+    with new_database(server, "template0") as dsn:
+        yield dsn
 
 
 @pytest.fixture
@@ -106,11 +110,12 @@ async def start_kit(dsn: str) -> AsyncIterator[Callable[..., Awaitable[Kit]]]:
 
 @pytest.fixture(scope="session")
 def sandbox_server() -> Iterator[SandboxProcess]:
-    with running_sandbox(seed=7) as process:
+    with running_sandbox(seed=1) as process:
         yield process
 
 
 @pytest.fixture
 def sandbox(sandbox_server: SandboxProcess) -> SandboxProcess:
+    """Simulated vendors in a process of their own, as good as new."""
     sandbox_server.reset()
     return sandbox_server

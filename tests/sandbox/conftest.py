@@ -1,4 +1,4 @@
-"""One sandbox process for the whole folder, as good as new for each test, and a client of it."""
+"""A client of the session's sandbox, and a second sandbox with another seed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,9 @@ from tests.sandbox_process import SandboxProcess, running_sandbox
 
 
 @pytest.fixture(scope="session")
-def process() -> Iterator[SandboxProcess]:
-    with running_sandbox(seed=1) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
 def other_process() -> Iterator[SandboxProcess]:
     with running_sandbox(seed=2) as running:
         yield running
-
-
-@pytest.fixture
-def sandbox(process: SandboxProcess) -> SandboxProcess:
-    process.reset()
-    return process
 
 
 @pytest.fixture

@@ -1,27 +1,15 @@
-"""One sandbox process for the whole folder, as good as new for each test, and the price list's adapter on it."""
+"""The price list's adapter on the session's sandbox."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
-from tests.sandbox_process import SandboxProcess, running_sandbox
+from tests.sandbox_process import SandboxProcess
 from tests.vendors.raw_server import NOW
-
-
-@pytest.fixture(scope="session")
-def process() -> Iterator[SandboxProcess]:
-    with running_sandbox(seed=1) as running:
-        yield running
-
-
-@pytest.fixture
-def sandbox(process: SandboxProcess) -> SandboxProcess:
-    process.reset()
-    return process
 
 
 @pytest.fixture
