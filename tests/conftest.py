@@ -23,6 +23,15 @@ from tests.sandbox_process import SandboxProcess, running_sandbox
 _names = itertools.count(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where nothing may be compiled beside the sources, every process would compile the whole program anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[embedded.Embedded]:
     folder = Path(tempfile.mkdtemp(prefix="ecluse-tests-"))

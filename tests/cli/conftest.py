@@ -42,15 +42,6 @@ def environment(**variables: str) -> dict[str, str]:
     return inherited | {"PYTHONPATH": str(EXAMPLES), "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"} | variables
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _compiled_once(tmp_path_factory) -> Iterator[None]:
-    """Where nothing may be compiled beside the sources, every process would compile the whole program anew."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("compiled")))
-        yield
-
-
 @pytest.fixture(scope="session")
 def preloaded() -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.cli.preloaded"]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 
-from tests.cli.conftest import Server
+from tests.cli.conftest import Server, environment
 from tests.db.test_embedded import assert_nothing_runs
 
 FLOW = "hello_flow:FLOW"
@@ -103,6 +107,37 @@ def test_a_server_whose_engine_broke_ends_with_an_error_so_that_a_supervisor_sta
     assert code == 70, said
     assert "engine loop died" in said
     assert query("SELECT state FROM replicas") == [("left",)]
+
+
+@pytest.mark.req("G-02")
+def test_a_server_starts_its_embedded_database_again_when_that_dies_and_the_run_goes_on(sandbox):
+    sandbox.set_faults([{"kind": "latency", "seconds": 0.1}])
+    folder = Path(tempfile.mkdtemp(prefix="ecl-")).resolve()
+    folder.chmod(0o711)
+    variables = {"ECLUSE_DATA_DIR": str(folder / "data"), "PRICE_LIST_URL": f"{sandbox.url}/price-list"}
+    server = Server("--flow", FLOW, ECLUSE_HANDS="5", **variables)
+    try:
+        server.wait_until_ready()
+        dsn = f"postgresql://ecluse@/ecluse?host={folder}/data/run"
+        command = [sys.executable, "-m", "ecluse", "runs", "start", FLOW, "--input", '{"articles": 150}']
+        subprocess.run(command, env=environment(**variables), check=True, capture_output=True)
+
+        def ask(sql: str):
+            with contextlib.suppress(psycopg.OperationalError), psycopg.connect(dsn, autocommit=True) as connection:
+                return connection.execute(sql).fetchone()
+
+        wait_for(lambda: (ask("SELECT count(*) FROM items WHERE status = 'succeeded'") or [0])[0] > 20)
+        os.kill(int((folder / "data/pg/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+        wait_for(lambda: (ask("SELECT ended_at IS NOT NULL FROM runs") or [False])[0])
+        assert ask("SELECT status, selected, successful FROM runs") == ("completed", 150, 150)
+        assert ask("SELECT count(*), bool_and(state = 'live') FROM replicas") == (1, True), "the server did not leave"
+        code, _, said = server.end(signal.SIGTERM)
+        assert code == 0, said
+        assert_nothing_runs(folder)
+    finally:
+        if server.process.poll() is None:
+            server.end(signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.req("G-02")

@@ -12,18 +12,14 @@ from typing import Annotated
 
 import structlog
 import typer
-import uvicorn
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ecluse import bootstrap, settings
-from ecluse.app import create_app
 from ecluse.base import logging
 from ecluse.base.errors import EcluseError, SetUpError
 from ecluse.cli import runs
 from ecluse.db import embedded
-from ecluse.demo import hello
 from ecluse.migrations import runner
-from ecluse.sandbox.__main__ import main as sandbox_main
 
 log = structlog.get_logger(__name__)
 app = typer.Typer(
@@ -46,6 +42,10 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Default: ECLUSE_PORT.", min=0, max=65535)] = None,
 ) -> None:
     """Run the server: API, scheduler and worker in one process. Start it again to add a replica."""
+    import uvicorn  # here, because the other commands should not wait for it
+
+    from ecluse.app import create_app
+
     given = settings.load()
     logging.configure(given.ECLUSE_LOG_LEVEL, given.ECLUSE_LOG_FORMAT)
     flows = bootstrap.load_flows(given, flow or ())
@@ -124,6 +124,8 @@ def sandbox(
     faults: Annotated[Path | None, typer.Option(help="A JSON file with fault rules to start with.")] = None,
 ) -> None:
     """Simulate the vendors on the wire, with faults on demand and a ledger of every call they received."""
+    from ecluse.sandbox.__main__ import main as sandbox_main
+
     arguments = ["--port", str(port), "--seed", str(seed), *(["--faults", str(faults)] if faults else [])]
     raise typer.Exit(sandbox_main(arguments))
 
@@ -134,6 +136,8 @@ def demo_hello(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")] = False,
 ) -> None:
     """Read 2,000 prices from a flaky vendor, kill the worker half-way, and account for every one."""
+    from ecluse.demo import hello
+
     logging.configure("WARNING")
     raise typer.Exit(hello.run(keep=keep, as_json=as_json))
 

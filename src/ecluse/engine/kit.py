@@ -30,7 +30,8 @@ from ecluse.engine.worker import Worker
 log = structlog.get_logger(__name__)
 
 CLOCK_CHANNEL = "ecluse_clock"
-SWEEP_SECONDS = 5.0
+SWEEP_SECONDS = 2.0
+SUSPECT_SECONDS = 1.0
 WAIT_POLL_SECONDS = 1.0
 
 # Claim and commit are a handful of known statements over tables whose statistics are always stale: the plans are
@@ -238,9 +239,11 @@ class Kit:
             self.clock.offset = row[0]
 
     async def _sweep(self) -> None:
+        """What a crash, a lost connection or a restart of the database has left lying."""
+        suspects: set[str] = set()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(SWEEP_SECONDS):
+                async with asyncio.timeout(SUSPECT_SECONDS if suspects else SWEEP_SECONDS):
                     await self._runs_hint.wait()
             self._runs_hint.clear()
             try:
@@ -248,8 +251,14 @@ class Kit:
                     cursor = await connection.execute(UNSTARTED, (list(self.by_name),))
                     unstarted = [row[0] for row in await cursor.fetchall()]
                     waiting = [await runs.load(connection, run_id) for run_id in unstarted]
+                    interrupted = await orchestration.interrupted(connection, self.replica)
                 for run in waiting:
                     await orchestration.start(run)
+                # Seen twice: one that has just been dequeued is about to run.
+                if again := suspects & interrupted:
+                    log.warning("resuming interrupted workflows", workflows=sorted(again))
+                    await orchestration.resume(again)
+                suspects = interrupted - again
                 await closing.sweep(self.pool, self.by_name)
-            except psycopg.OperationalError as error:
-                log.warning("sweep: database away", error=str(error).strip())
+            except (psycopg.OperationalError, *orchestration.Infrastructure) as error:
+                log.warning("sweep: database away", error=str(error).strip().splitlines()[0])

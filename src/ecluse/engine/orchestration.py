@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import structlog
 from dbos import DBOS, DBOSConfig, SetWorkflowID
 from dbos._error import DBOSException
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,6 +21,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from ecluse.base.ids import workflow_id
 from ecluse.db.connect import Connection
 from ecluse.engine.flow import Run
+
+log = structlog.get_logger(__name__)
 
 APPLICATION = "ecluse"
 VERSION = "1"
@@ -37,19 +40,24 @@ R = TypeVar("R")
 Lead = Callable[[int], Awaitable[None]]
 
 _lead: Lead | None = None
-_leading: set[asyncio.Task[Any]] = set()
+_leading: dict[str, asyncio.Task[Any]] = {}
 
 
 @DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)
 async def _workflow(run_id: int) -> None:
-    task = asyncio.current_task()
-    if _lead is None or task is None:
+    task, name = asyncio.current_task(), DBOS.workflow_id
+    if _lead is None or task is None or name is None:
         raise RuntimeError("a run was dequeued before the engine was launched")
-    _leading.add(task)
+    _leading[name] = task
     try:
         await _lead(run_id)
+    except Infrastructure as error:
+        # Not the story's doing: the database went away under it. Only a cancelled workflow stays pending, to be
+        # resumed; anything else would be recorded as the run's end as soon as the database is back.
+        log.warning("workflow interrupted, to be resumed", workflow=name, error=str(error).strip().splitlines()[0])
+        raise asyncio.CancelledError from error
     finally:
-        _leading.discard(task)
+        _leading.pop(name, None)
 
 
 def migrate(dsn: str) -> None:
@@ -83,11 +91,12 @@ async def stop() -> None:
     dbos_log = logging.getLogger("dbos")
     level = dbos_log.level
     dbos_log.setLevel(logging.ERROR)  # that its tasks are cancelled is no news here
-    if _leading:
-        await asyncio.wait(_leading, timeout=LAST_WORDS_SECONDS)
-    for task in list(_leading):
+    tasks = list(_leading.values())
+    if tasks:
+        await asyncio.wait(tasks, timeout=LAST_WORDS_SECONDS)
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*_leading, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.to_thread(DBOS.destroy)
     # DBOS put its own thread pool into the loop and has shut it down: give the loop a fresh one.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_name_prefix="ecluse-"))
@@ -128,6 +137,19 @@ HINT = "SELECT dbos.send_message(destination_id => %s, message => 'null'::json, 
 
 async def hint(connection: Connection, workflow: str, topic: str) -> None:
     await connection.execute(HINT, (workflow, topic))
+
+
+PENDING = "SELECT workflow_uuid FROM dbos.workflow_status WHERE status = 'PENDING' AND executor_id = %s"
+
+
+async def interrupted(connection: Connection, executor_id: str) -> set[str]:
+    """Workflows that count as ours and running, which nobody here is running."""
+    cursor = await connection.execute(PENDING, (executor_id,))
+    return {row[0] for row in await cursor.fetchall()} - _leading.keys()
+
+
+async def resume(workflows: Collection[str]) -> None:
+    await DBOS.resume_workflows_async(list(workflows))
 
 
 STRANDED = """

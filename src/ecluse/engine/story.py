@@ -120,7 +120,7 @@ async def lead(story: Story) -> None:
         await story.step("finalize", _end, flow)
         crashpoint("after finalize")
     except orchestration.Infrastructure:
-        raise
+        raise  # the adapter's business
     except ForbiddenTransition as error:
         log.warning("run was ended by somebody else", run_id=run.id, error=str(error))
     except Exception as error:  # the edge of the story: whatever went wrong in it, the run must say so
