@@ -76,6 +76,24 @@ async def test_a_result_that_cannot_be_stored_fails_alone(start_kit, query, one,
     assert one("SELECT count(*) FROM items WHERE status = 'succeeded'") == 99
 
 
+async def test_a_bug_in_save_fails_the_items_it_cannot_store_and_no_other(start_kit, query, one):
+    shelf = Shelf()
+
+    async def clumsy(connection, results):
+        if any(saved.item.key == "t00013" for saved in results):
+            raise KeyError("colour")
+        await shelf.save(connection, results)
+
+    f = flow(stage(amounts, save=clumsy), schema=SCHEMA)
+    kit = await start_kit(f)
+    row = await run_to_end(kit, f, keys(50))
+    assert (row["status"], row["successful"], row["failed"]) == ("partial", 49, 1)
+    assert query("SELECT target, error_code FROM outcomes WHERE outcome = 'failed'") == [("t00013", "STORE_FAILED")]
+    assert "KeyError: 'colour'" in one("SELECT reason FROM outcomes WHERE outcome = 'failed'")
+    assert one("SELECT count(*) FROM saved") == 49
+    assert not kit.broken.is_set()
+
+
 async def test_the_work_is_not_repeated_because_its_result_was_refused(start_kit, one):
     calls: list[str] = []
 

@@ -6,7 +6,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Broad handlers per source file: exact, so that one more is a decision and one less is seen.
-BROAD_HANDLERS = {"src/ecluse/engine/story.py": 1, "src/ecluse/engine/worker.py": 1}
+BROAD_HANDLERS = {
+    "src/ecluse/engine/committer.py": 1,
+    "src/ecluse/engine/story.py": 1,
+    "src/ecluse/engine/worker.py": 1,
+}
 BROAD = {"Exception", "BaseException"}
 # A bare "noqa" silences a tool; it does not say why.
 NOQA = re.compile(r"noqa:\s*[A-Z]+\d+(,\s*[A-Z]+\d+)*")

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import psycopg
 import structlog
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import to_json
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
@@ -169,7 +169,9 @@ class Committer:
     async def _store(self, batch: list[Finish]) -> None:
         try:
             await self._store_together(batch)
-        except (*REFUSED, PydanticSerializationError) as error:
+        except Exception as error:  # the edge of the flows' `save`: data refused, or a bug in one of them
+            if _away(error):
+                raise
             if len(batch) > 1:
                 middle = len(batch) // 2
                 await self._store(batch[:middle])
@@ -218,8 +220,12 @@ async def _save(connection: Connection, batch: list[Finish], accepted: set[int])
             await stage.save(connection, sorted(saved, key=lambda one: one.item.key))
 
 
+def _away(error: Exception) -> bool:
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(error, REFUSED)
+
+
 def _why(error: Exception) -> str:
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
         detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
         return f"{error.diag.message_primary}{detail}"
-    return str(error)
+    return f"{type(error).__name__}: {error}"
