@@ -17,7 +17,8 @@ help: ## List the targets
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-uv.txt
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements-dev.txt \
-		|| $(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.txt
+		|| { echo "uv could not reach a registry: pip does it, more slowly"; \
+			$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.txt; }
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -12,14 +12,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, Lane, NewItem, RetryPolicy, Run, Stage, Story
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
-from hello_flow.work import SCHEMA, read_price, save_prices
+
+from .work import SCHEMA, read_price, save_prices
 
 READ = Stage(
     name="read",
@@ -35,6 +36,8 @@ READ = Stage(
 
 class Input(BaseModel):
     """The first `articles` of the catalogue, or exactly the `skus` given."""
+
+    model_config = ConfigDict(extra="forbid")  # a typo must not silently become a default
 
     articles: int = Field(100, ge=0, le=100_000)
     skus: list[str] = []

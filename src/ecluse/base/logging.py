@@ -40,6 +40,7 @@ def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> No
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     # DBOS owns its logger and would print the database URL and an advertisement at INFO.
     dbos = logging.getLogger("dbos")
     dbos.handlers[:] = [handler]

@@ -17,6 +17,7 @@ from ecluse.base import logging
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
 from ecluse.engine import Start, announce, insert_run, show
+from ecluse.migrations import runner
 
 app = typer.Typer(no_args_is_help=True, help="Start, list and look at runs.")
 R = TypeVar("R")
@@ -32,9 +33,11 @@ def _with_connection(use: Callable[[Connection], Awaitable[R]]) -> R:
             return await use(connection)
 
     try:
-        return asyncio.run(opened())
-    except psycopg.errors.UndefinedTable as error:
-        raise NotFound("This database has no Ecluse schema yet: run `ecluse migrate` or start a server.") from error
+        try:
+            return asyncio.run(opened())
+        except psycopg.errors.UndefinedTable:  # a new database: nobody has migrated it yet
+            runner.upgrade(database.dsn)
+            return asyncio.run(opened())
     except psycopg.DataError as error:
         raise InvalidInput(f"The database cannot hold this input: {error.diag.message_primary}.") from error
     finally:
@@ -66,6 +69,9 @@ def start(
     async def ask(connection: Connection) -> dict[str, Any]:
         started = await insert_run(connection, wanted)
         await announce(connection)
+        cursor = await connection.execute("SELECT 1 FROM replicas WHERE state = 'live' LIMIT 1")
+        if await cursor.fetchone() is None:
+            typer.echo("no server is running: the run waits until one is (`ecluse serve`)", err=True)
         return {"run_id": str(started.run.id), "deduplicated": started.deduplicated}
 
     typer.echo(json.dumps(_with_connection(ask)))

@@ -67,6 +67,8 @@ class Server:
 
 
 def run(*, keep: bool, as_json: bool) -> int:
+    # However it is told to go, it goes through `finally`: nothing may stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not (EXAMPLES / "hello_flow").is_dir():
         raise SetUpError("The demonstration needs the examples folder: run it from a checkout of the project.")
     console = Console(stderr=as_json)
@@ -95,7 +97,8 @@ def run(*, keep: bool, as_json: bool) -> int:
             if as_json:
                 sys.stdout.write(json.dumps(report) + "\n")
             if keep:
-                console.print(f"\nserver and sandbox ({vendor}) stay up; data in {data}; Ctrl-C ends them")
+                console.print(f"\nserver and sandbox stay up until Ctrl-C. The vendor is at {vendor}; look inside with")
+                console.print(f"  ECLUSE_DATA_DIR={data}/postgres .venv/bin/ecluse psql", soft_wrap=True)
                 _wait_for_interrupt()
         finally:
             server.stop()

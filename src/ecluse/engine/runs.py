@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import psycopg
+import structlog
 from psycopg import AsyncCursor
 from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
@@ -22,6 +23,8 @@ from ecluse.db.connect import Connection
 from ecluse.engine import run_log
 from ecluse.engine.flow import Flow, NewItem, Run
 from ecluse.engine.states import State, terminal_state
+
+log = structlog.get_logger(__name__)
 
 RUNS_CHANNEL = "ecluse_runs"
 ENDED_CHANNEL = "ecluse_ended"
@@ -119,9 +122,17 @@ async def load(connection: Connection, run_id: int) -> Run:
     return run
 
 
+# With what became of its targets: how many by reason, successes under their own name.
+SHOW = """
+SELECT r.*, (SELECT coalesce(jsonb_object_agg(code, n), '{}') FROM (
+    SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes WHERE run_id = r.id GROUP BY 1) o
+) AS outcomes FROM runs r WHERE r.id = %s
+"""
+
+
 async def show(connection: Connection, run_id: int) -> dict[str, Any]:
     async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute("SELECT * FROM runs WHERE id = %s", (run_id,))
+        await cursor.execute(SHOW, (run_id,))
         row = await cursor.fetchone()
     if row is None:
         raise NotFound(f"there is no run {run_id}")
@@ -247,13 +258,14 @@ async def end(
             await connection.execute(SETTLE_BY_FORCE, (code or "RUN_ENDED", text, run.id))
         await connection.execute(CLOSE_WORK, {"run": run.id})
         crashpoint("in finalize")
-        await _finish(connection, flow, run, word, cause, code, reason)
+        counts = await _finish(connection, flow, run, word, cause, code, reason)
+    log.info("run ended", run_id=run.id, flow=flow.name, event_key=run.event_key, cause=cause, **counts)
     return True
 
 
 async def _finish(
     connection: Connection, flow: Flow, run: Run, word: str, cause: EndCause, code: str | None, reason: str | None
-) -> None:
+) -> dict[str, Any]:
     row = await (
         await connection.execute(
             "SELECT count(*) FILTER (WHERE outcome = 'successful'), count(*) FILTER (WHERE outcome = 'failed'),"
@@ -281,6 +293,7 @@ async def _finish(
         error_code=code,
         error_message=None if cause == "normal" or reason is None else storable(reason),
     )
+    return {"state": state.value, "successful": successful, "failed": failed, "ignored": ignored}
 
 
 async def _lock(connection: Connection, run_id: int) -> str:

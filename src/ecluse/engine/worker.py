@@ -158,7 +158,7 @@ class Worker:
             limit = stage.time_limit.total_seconds()
             return self._failed(stage, taken, TransientError(f"No answer within {limit:g} s", code="TIMEOUT"))
         except Exception as error:  # the edge of the work: whatever went wrong in it is this item's error
-            if not isinstance(error, EcluseError):
+            if not isinstance(error, EcluseError) and not item.executions:  # once per item will do
                 log.exception("work raised", event_id=item.event_id)
             return self._failed(stage, taken, error)
         match result:
@@ -184,7 +184,7 @@ class Worker:
             ambiguous=isinstance(error, TransientError) and error.ambiguous,
         )
         if isinstance(verdict, Retry):
-            log.info("retry", event_id=item.event_id, code=code, execution=executions, at=str(verdict.at))
+            log.debug("retry", event_id=item.event_id, code=code, execution=executions, at=str(verdict.at))
             return failed._replace(status="open", due_at=verdict.at)
         return failed._replace(permanent=verdict.permanent)
 
