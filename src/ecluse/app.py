@@ -14,6 +14,7 @@ import psycopg
 import structlog
 from fastapi import FastAPI, Response
 
+from ecluse.base.errors import SetUpError
 from ecluse.bootstrap import Database, bootstrap
 from ecluse.engine import Flow, Kit
 from ecluse.settings import Settings
@@ -35,9 +36,9 @@ def create_app(settings: Settings, database: Database, flows: Sequence[Flow]) ->
         broken = asyncio.create_task(_leave_when_broken(kit))
         log.info("serving", replica=kit.replica, flows=[flow.name for flow in flows])
         yield
-        watch.cancel()
         broken.cancel()
         await kit.stop()
+        watch.cancel()
         log.info("stopped", replica=kit.replica)
 
     app = FastAPI(title="Ecluse", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -69,4 +70,7 @@ async def _watch(database: Database) -> None:
         await asyncio.sleep(WATCH_SECONDS)
         if not await asyncio.to_thread(database.server.is_running):
             log.error("the embedded PostgreSQL has died, starting it again")
-            await asyncio.to_thread(database.server.ensure_running)
+            try:
+                await asyncio.to_thread(database.server.ensure_running)
+            except SetUpError as error:
+                log.critical("the embedded PostgreSQL does not start", error=error.message)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import structlog
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ecluse.base.errors import SetUpError
@@ -57,8 +57,10 @@ class Settings(BaseSettings):
     ECLUSE_HEARTBEAT_SECONDS: Annotated[float, _at_least(0.1)] = Field(
         2.0, description="How often a process says that it is alive. Minimum 0.1."
     )
-    ECLUSE_DEAD_AFTER_SECONDS: Annotated[float, _at_least(0.5)] = Field(
-        6.0, description="Silence after which a process counts as dead and its work is taken over. Minimum 0.5."
+    ECLUSE_DEAD_AFTER_SECONDS: float = Field(
+        6.0,
+        allow_inf_nan=False,
+        description="Silence after which a process counts as dead and its work is taken over. Minimum: two heartbeats.",
     )
     ECLUSE_LOG_LEVEL: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="Lines below are dropped."
@@ -74,6 +76,16 @@ class Settings(BaseSettings):
     INNGEST_PARALLELISM_PER_SERVER: Annotated[int, _at_least(1)] = Field(
         10, description="Share of one replica in the default global concurrency."
     )
+
+    @model_validator(mode="after")
+    def _patient_enough(self) -> Settings:
+        """Or the living would bury each other."""
+        minimum = 2 * self.ECLUSE_HEARTBEAT_SECONDS
+        if self.ECLUSE_DEAD_AFTER_SECONDS < minimum:
+            name = "ECLUSE_DEAD_AFTER_SECONDS"
+            log.warning("setting below its minimum, using the minimum", name=name, minimum=minimum)
+            self.ECLUSE_DEAD_AFTER_SECONDS = minimum
+        return self
 
     @property
     def default_global_concurrency(self) -> int:

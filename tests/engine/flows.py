@@ -133,8 +133,11 @@ class Board:
 
     async def claim(self, *lanes: int, room: int = 20, replica: str = "one", free: Sequence[int] = ()) -> list[Taken]:
         """From capped `lanes` (any lane may be treated as one) and from lanes `free` of caps."""
-        who = Claimant(replica, ["test", "other"])
+        who = Claimant(replica, [f"{flow}/{stage}" for flow in ("test", "other") for stage in ("work", "second")])
         async with self.pool.connection() as connection:
+            await connection.execute(
+                "INSERT INTO replicas (id, host, pid) VALUES (%s, 'here', 1) ON CONFLICT DO NOTHING", (replica,)
+            )
             taken = await claim_capped(connection, who, list(lanes), room) if lanes else []
             if free and len(taken) < room:
                 taken += await claim_free(connection, who, list(free), room - len(taken))

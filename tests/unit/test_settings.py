@@ -74,7 +74,7 @@ def test_default_concurrency_is_replicas_times_the_share_of_one(given, variables
         ("ECLUSE_HANDS", "-5.0", 1),
         ("ECLUSE_HEARTBEAT_SECONDS", "0.01", 0.1),
         ("ECLUSE_HEARTBEAT_SECONDS", "-inf", 0.1),
-        ("ECLUSE_DEAD_AFTER_SECONDS", "0", 0.5),
+        ("ECLUSE_DEAD_AFTER_SECONDS", "0", 4.0),
         ("AUTOMATION_SEND_EVENT_CHUNK_SIZE", "0", 1),
         ("INNGEST_SERVER_REPLICAS", "-3", 1),
         ("SERVER_REPLICAS", "0", 1),

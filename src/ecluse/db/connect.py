@@ -31,9 +31,19 @@ SESSION = (
 )
 GIVE_IT = "Give it as postgresql://user:password@host:5432/database, or unset it to use the embedded PostgreSQL."
 
-# The database has looked at the data and said no: trying again makes no sense. (ProgramLimitExceeded, a key too long
-# for its index, comes as an OperationalError, like a connection that is gone.)
-REFUSED = (psycopg.DataError, psycopg.IntegrityError, psycopg.InternalError, psycopg.errors.ProgramLimitExceeded)
+# Conditions that pass: connection, read-only or idle session, conflict, resources, lock, operator.
+PASSING = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57")
+
+
+def is_away(error: BaseException) -> bool:
+    """Is the database away, or does it refuse what it was given? The error's class does not say: a key too long for its
+    index is an OperationalError, a session closed for idling an InternalError. Its SQLSTATE does."""
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return error.sqlstate.startswith(PASSING)
+
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 Pool = AsyncConnectionPool[Connection]
@@ -45,7 +55,7 @@ def normalise(url: str) -> str:
         given = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     except psycopg.ProgrammingError as error:
         # What libpq quotes at the end may be a password.
-        why = re.sub(r'(?<!parameter)(:| after) ".*"', r'\1 "…"', _one_line(error))
+        why = re.sub(r'(?<!parameter)(:| after) ".*"', r'\1 "…"', one_line(error))
         raise SetUpError(f"DATABASE_URL is not a PostgreSQL address ({why}). {GIVE_IT}") from error
     user, password = given.pop("user", ""), given.pop("password", "")
     database = given.pop("dbname", "")
@@ -65,7 +75,7 @@ def check(dsn: str) -> None:
         psycopg.connect(dsn).close()
     except psycopg.Error as error:
         raise SetUpError(
-            f"The database does not answer: {_one_line(error)}. Check that PostgreSQL is running and that "
+            f"The database does not answer: {one_line(error)}. Check that PostgreSQL is running and that "
             "DATABASE_URL names the right host, port, user and database, or unset it to use the embedded PostgreSQL."
         ) from error
 
@@ -75,7 +85,7 @@ def session_options(dsn: str, extra: str = "") -> str:
     return f"{SESSION}{extra} {conninfo_to_dict(dsn).get('options') or ''}".strip()
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 

@@ -35,6 +35,8 @@ lane AS MATERIALIZED (
         SELECT s.spacing, greatest(l.next_free_at, now - (l.burst - 1) * s.spacing) AS base
         FROM (SELECT interval '1 second' / l.per_second AS spacing) s) p
     WHERE l.id = ANY(%(lanes)s) AND (l.held_until IS NULL OR l.held_until <= now)
+      -- whoever was declared dead takes nothing any more, even before it has noticed
+      AND EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live')
 ),
 -- a loose index scan: the distinct tenants that wait in each lane, without reading their items
 waiting AS (
@@ -46,28 +48,34 @@ waiting AS (
                        AND i.tenant_id > w.tenant_id ORDER BY i.tenant_id LIMIT 1)
     FROM waiting w WHERE w.tenant_id IS NOT NULL
 ),
+due AS MATERIALIZED (
+    SELECT w.lane_id, w.tenant_id FROM waiting w WHERE w.tenant_id IS NOT NULL AND EXISTS (
+        SELECT 1 FROM items i WHERE i.lane_id = w.lane_id AND i.tenant_id = w.tenant_id AND i.claim_id IS NULL
+        AND i.due_at <= (SELECT now FROM clock))
+),
 -- equal shares, and the remainder by lot: nobody remembers whose turn it was, yet over time everybody has it
 lane_share AS (
     SELECT x.lane_id, least(l.room, %(room)s / x.lanes + (x.place <= %(room)s %% x.lanes)::int) AS most
     FROM (SELECT lane_id, count(*) OVER () AS lanes, row_number() OVER (ORDER BY random()) AS place
-          FROM waiting WHERE tenant_id IS NOT NULL GROUP BY lane_id) x JOIN lane l ON l.id = x.lane_id
+          FROM due GROUP BY lane_id) x JOIN lane l ON l.id = x.lane_id
 ),
 share AS MATERIALIZED (
     SELECT x.lane_id, x.tenant_id, (x.most / x.tenants + (x.place <= x.most %% x.tenants)::int)::int AS most
     FROM (SELECT w.lane_id, w.tenant_id, s.most, count(*) OVER (PARTITION BY w.lane_id) AS tenants,
                  row_number() OVER (PARTITION BY w.lane_id ORDER BY random()) AS place
-          FROM waiting w JOIN lane_share s ON s.lane_id = w.lane_id WHERE w.tenant_id IS NOT NULL) x
+          FROM due w JOIN lane_share s ON s.lane_id = w.lane_id) x
 ),
 picked AS MATERIALIZED (
     SELECT i.* FROM share s JOIN lane l ON l.id = s.lane_id CROSS JOIN LATERAL (
         SELECT i.id, i.run_id, i.stage, i.lane_id, i.group_key, i.due_at FROM items i
         WHERE i.lane_id = s.lane_id AND i.tenant_id = s.tenant_id AND i.claim_id IS NULL
-          AND i.due_at <= (SELECT now FROM clock) AND i.flow = ANY(%(flows)s)
+          AND i.due_at <= (SELECT now FROM clock) AND i.flow || '/' || i.stage = ANY(%(work)s)
           AND (l.full_keys IS NULL OR i.group_key IS NULL OR i.group_key <> ALL (l.full_keys))
         ORDER BY i.due_at, i.id LIMIT s.most FOR UPDATE SKIP LOCKED) i
 ),
 alive AS MATERIALIZED (
-    SELECT id FROM runs WHERE id IN (SELECT run_id FROM picked) AND ended_at IS NULL ORDER BY id FOR SHARE SKIP LOCKED
+    SELECT r.id FROM (SELECT DISTINCT run_id FROM picked) p CROSS JOIN LATERAL (
+        SELECT id FROM runs WHERE id = p.run_id AND ended_at IS NULL FOR SHARE SKIP LOCKED) r
 ),
 mine AS MATERIALIZED (
     SELECT g.*, l.base + (row_number() OVER (PARTITION BY g.lane_id ORDER BY g.due_at, g.id) - 1) * l.spacing
@@ -109,10 +117,10 @@ class Taken(NamedTuple):
 
 
 class Claimant(NamedTuple):
-    """Who claims, and which flows it can work on: an older program leaves the items of newer flows alone."""
+    """Who claims, and what it can work on ("flow/stage"): an older program leaves the items of newer stages alone."""
 
     replica: str
-    flows: list[str]
+    work: list[str]
 
 
 async def claim_free(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[Taken]:
@@ -139,7 +147,7 @@ WITH orphan AS (
                                OR c.replica_id = %(replica)s AND c.id <> ALL (%(known)s::bigint[]))
     ORDER BY c.id FOR UPDATE OF c SKIP LOCKED),
 opened AS (
-    UPDATE items i SET claim_id = NULL, crashes = i.crashes + (o.state = 'dead')::int FROM orphan o
+    UPDATE items i SET claim_id = NULL, crashes = i.crashes + (o.state IS NOT DISTINCT FROM 'dead')::int FROM orphan o
     WHERE i.run_id = o.run_id AND i.stage = o.stage AND i.claim_id = o.id AND i.status = 'open' RETURNING o.id),
 fenced AS (
     UPDATE claims c SET fence = c.fence + 1,

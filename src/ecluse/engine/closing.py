@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import psycopg
 import structlog
 
-from ecluse.db.connect import Connection, Pool
+from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import orchestration, runs
 from ecluse.engine.flow import Flow
 from ecluse.engine.story import gate_topic
@@ -27,7 +27,7 @@ WHERE s.fanned_out_at IS NOT NULL AND s.ended_at IS NULL AND r.ended_at IS NULL
 
 SELF_CLOSING = """
 SELECT s.run_id, s.stage FROM runs r JOIN stages s ON s.run_id = r.id
-WHERE r.ended_at IS NULL AND NOT r.orchestrated AND s.ended_at IS NULL
+WHERE r.ended_at IS NULL AND NOT r.orchestrated AND s.ended_at IS NULL AND r.flow = ANY(%s)
 """
 
 
@@ -36,15 +36,20 @@ async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple
     async with pool.connection() as connection:
         cursor = await connection.execute(COMPLETE, ([run for run, _ in touched], [stage for _, stage in touched]))
         for run_id, stage, orchestrated, flow, workflow in await cursor.fetchall():
-            if orchestrated:
-                await _hint(connection, workflow, gate_topic(stage))
-            else:
-                await _end(connection, flows[flow], run_id)
+            try:
+                if orchestrated:
+                    await _hint(connection, workflow, gate_topic(stage))
+                else:
+                    await _end(connection, flows[flow], run_id)
+            except Exception as error:  # one run that cannot be closed must not keep the others open
+                if is_away(error):
+                    raise
+                log.exception("closing failed", run_id=run_id, stage=stage)
 
 
 async def sweep(pool: Pool, flows: Mapping[str, Flow]) -> None:
     async with pool.connection() as connection:
-        rows = await (await connection.execute(SELF_CLOSING)).fetchall()
+        rows = await (await connection.execute(SELF_CLOSING, (list(flows),))).fetchall()
     if rows:
         await close(pool, flows, [(run, stage) for run, stage in rows])
 

@@ -18,7 +18,7 @@ from pydantic_core import to_json
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
-from ecluse.db.connect import REFUSED, Connection, Pool
+from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine.flow import Item, Saved, Stage
 
 log = structlog.get_logger(__name__)
@@ -159,7 +159,9 @@ class Committer:
             try:
                 await self._store(batch)
                 break
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            except psycopg.Error as error:
+                if not is_away(error):
+                    raise
                 # The commit may have happened: the compare-and-set makes the repetition harmless.
                 log.warning("commit: database away, trying again", items=len(batch), error=str(error).strip())
                 await asyncio.sleep(RECONNECT_SECONDS)
@@ -170,7 +172,7 @@ class Committer:
         try:
             await self._store_together(batch)
         except Exception as error:  # the edge of the flows' `save`: data refused, or a bug in one of them
-            if _away(error):
+            if is_away(error):
                 raise
             if len(batch) > 1:
                 middle = len(batch) // 2
@@ -218,10 +220,6 @@ async def _save(connection: Connection, batch: list[Finish], accepted: set[int])
     for stage, saved in sorted(by_stage.values(), key=lambda pair: pair[0].name):
         if stage.save is not None:
             await stage.save(connection, sorted(saved, key=lambda one: one.item.key))
-
-
-def _away(error: Exception) -> bool:
-    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(error, REFUSED)
 
 
 def _why(error: Exception) -> str:

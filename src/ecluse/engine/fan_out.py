@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from ecluse.base.crash import crashpoint
 from ecluse.base.ids import item_event_id
 from ecluse.base.text import LONGEST_KEY, storable
-from ecluse.db.connect import REFUSED, Connection
+from ecluse.db.connect import Connection, is_away
 from ecluse.engine import run_log
 from ecluse.engine.flow import NewItem, Run, Stage
 
@@ -92,7 +92,8 @@ async def fan_out(
     long = [item for item in items if len(item.key) > LONGEST_KEY or len(item.target or "") > LONGEST_KEY]
     for item in long:
         await _refuse(connection, names, item, f"its key or target is longer than {LONGEST_KEY} characters")
-    items = [item for item in items if item not in long] if long else items
+    if long:
+        items = [item for item in items if len(item.key) <= LONGEST_KEY and len(item.target or "") <= LONGEST_KEY]
     refused = len(long)
     for start in range(0, len(items), chunk * STATEMENTS_AHEAD):
         refused += await _insert(connection, names, items[start : start + chunk * STATEMENTS_AHEAD], chunk, insert)
@@ -120,7 +121,9 @@ async def _insert(
         return 0
     except psycopg.errors.UniqueViolation:
         return await _insert(connection, names, items, chunk, INSERT)
-    except (*REFUSED, PydanticSerializationError) as error:
+    except (psycopg.Error, PydanticSerializationError) as error:
+        if is_away(error):
+            raise
         if len(items) == 1:
             await _refuse(connection, names, items[0], str(error).strip())
             return 1

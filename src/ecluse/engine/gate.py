@@ -95,8 +95,9 @@ seen AS (
 SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM seen), s.progress_at) AS progress_at,
        s.fanned_out_at IS NOT NULL AS fanned_out, s.round, s.expected,
        c.succeeded::int, c.ignored::int, c.failed::int, c.in_flight::int,
-       CASE WHEN c.failed = 0 THEN 0 ELSE (SELECT count(*) FROM items i WHERE i.run_id = s.run_id
-            AND i.stage = s.stage AND i.status = 'failed' AND i.permanent)::int END AS failed_for_good
+       CASE WHEN c.failed = 0 OR s.round >= %(rounds)s THEN 0 ELSE (
+            SELECT count(*) FROM items i WHERE i.run_id = s.run_id AND i.stage = s.stage AND i.status = 'failed'
+            AND i.permanent)::int END AS failed_for_good
 FROM stages s, counts c, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
 """
 
@@ -132,7 +133,7 @@ FROM late JOIN claim c ON c.lane_id = late.lane_id WHERE i.id = late.id
 
 async def look(connection: Connection, run: Run, stage: Stage) -> Look:
     async with connection.cursor(row_factory=class_row(Look)) as cursor:
-        await cursor.execute(LOOK, {"run": run.id, "stage": stage.name})
+        await cursor.execute(LOOK, {"run": run.id, "stage": stage.name, "rounds": stage.rounds})
         found = await cursor.fetchone()
     if found is None:
         raise LookupError(f"run {run.id} has no stage {stage.name}: fan out before waiting at its gate")
@@ -141,6 +142,9 @@ async def look(connection: Connection, run: Run, stage: Stage) -> Look:
 
 async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int) -> int:
     async with connection.transaction():
+        alive = await connection.execute("SELECT 1 FROM runs WHERE id = %s AND ended_at IS NULL FOR SHARE", (run.id,))
+        if await alive.fetchone() is None:
+            return 0
         cursor = await connection.execute(
             "UPDATE stages SET round = %(round)s, progress_at = ecluse_now()"
             " WHERE run_id = %(run)s AND stage = %(stage)s AND round < %(round)s",

@@ -36,6 +36,10 @@ class Hand:
             self.late = True
             self.task.cancel()
 
+    @property
+    def told_to_go(self) -> bool:
+        return self.task is not None and self.task.cancelling() > 0
+
     def forgive(self) -> bool:
         """After a CancelledError: was it ours?"""
         if not self.late:
@@ -47,7 +51,14 @@ class Hand:
 
 
 class Hands:
-    def __init__(self, count: int, work: Callable[[Hand, Taken], Awaitable[None]], empty: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        count: int,
+        work: Callable[[Hand, Taken], Awaitable[None]],
+        empty: Callable[[], None],
+        died: Callable[[asyncio.Task[None]], None],
+    ) -> None:
+        self._died = died
         self._work = work
         self._empty = empty
         self._hands = [Hand() for _ in range(count)]
@@ -68,7 +79,8 @@ class Hands:
 
     def start(self) -> None:
         for hand in self._hands:
-            hand.task = asyncio.create_task(self._take(hand))
+            hand.task = asyncio.create_task(self._take(hand), name="hand")
+            hand.task.add_done_callback(self._died)
         self._watchdog = asyncio.create_task(self._watch())
 
     def give(self, taken: Iterable[Taken]) -> None:
@@ -110,6 +122,7 @@ class Hands:
             finally:
                 hand.deadline = inf
                 hand.taken = None
+                hand.forgive()  # work that swallowed our cancel has had its way, once
                 self.busy -= 1
                 self.finished += 1
                 if self._drained is not None and not self.busy:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import structlog
@@ -17,7 +17,7 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, NotFound
 from ecluse.base.ids import replica_id
-from ecluse.db.connect import pool
+from ecluse.db.connect import is_away, one_line, pool
 from ecluse.db.listen import listen
 from ecluse.engine import closing, orchestration, runs
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
@@ -30,15 +30,13 @@ from ecluse.engine.worker import Worker
 log = structlog.get_logger(__name__)
 
 CLOCK_CHANNEL = "ecluse_clock"
-SWEEP_SECONDS = 2.0
+SWEEP_SECONDS = 3.0
 SUSPECT_SECONDS = 1.0
 WAIT_POLL_SECONDS = 1.0
 
-# Claim and commit are a handful of known statements over tables whose statistics are always stale: the plans are
-# nested loops over indexes, whatever the planner believes about the sizes.
-PINNED_PLANS = (
-    " -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c plan_cache_mode=force_generic_plan"
-)
+# Claim and commit are a handful of known statements over tables whose statistics are always stale: the big tables are
+# reached by index, whatever the planner believes about their sizes.
+PINNED_PLANS = " -c enable_seqscan=off -c enable_mergejoin=off -c plan_cache_mode=force_generic_plan"
 
 PUT_LANE = """
 INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst) VALUES (%s, %s, %s, %s, %s)
@@ -51,6 +49,13 @@ UNSTARTED = """
 SELECT r.id FROM runs r WHERE r.ended_at IS NULL AND r.orchestrated AND r.state = 'queued' AND r.flow = ANY(%s)
 AND NOT EXISTS (SELECT 1 FROM dbos.workflow_status w WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key)
 ORDER BY r.id LIMIT 100
+"""
+
+UNLED = """
+SELECT r.id, w.status FROM runs r JOIN dbos.workflow_status w ON w.workflow_uuid = r.tenant_id || '/' || r.event_key
+WHERE r.ended_at IS NULL AND r.orchestrated AND r.flow = ANY(%s)
+  AND w.status NOT IN ('PENDING', 'ENQUEUED', 'DELAYED')
+  AND w.updated_at < extract(epoch FROM now() - interval '2 seconds') * 1000
 """
 
 
@@ -99,11 +104,13 @@ class Kit:
             hands=self.hands,
             clock=self.clock,
             chance=self.chance,
+            died=self._loop_ended,
         )
         await self._read_clock()
         await self._put_lanes()
         await asyncio.to_thread(self._heart.start)
         await orchestration.launch(self.dsn, self.replica, self._lead)
+        self._heart.start_reaping()
         self._background = [
             asyncio.create_task(job, name=name)
             for name, job in {
@@ -126,17 +133,19 @@ class Kit:
         self.running = True
 
     async def stop(self, grace: float = 1.0) -> None:
-        """Hand over: finish or give back what is in hand, leave the runs to the other replicas."""
+        """Hand over: finish or give back what is in hand, leave the runs to the other replicas. One part that cannot be
+        stopped properly (its database is away, say) does not keep the others."""
         self.running = False
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await self.worker.drain(grace)
-        await orchestration.stop()
-        await asyncio.to_thread(self._heart.stop)
-        await self._vendors.aclose()
-        await self._work_pool.close()
-        await self.pool.close()
+        async with AsyncExitStack() as parts:
+            parts.push_async_callback(self.pool.close)
+            parts.push_async_callback(self._work_pool.close)
+            parts.push_async_callback(self._vendors.aclose)
+            parts.push_async_callback(asyncio.to_thread, self._heart.stop)
+            parts.push_async_callback(orchestration.stop)
+            parts.push_async_callback(self.worker.drain, grace)
 
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
         """A loop that ends by itself is a bug; a server without it would look alive and do nothing."""
@@ -156,17 +165,18 @@ class Kit:
     async def start_runs(self, starts: Sequence[Start]) -> list[Started | Exception]:
         """Many at once: rows and workflows in one commit, led by whichever replica takes them from the queue. One that
         cannot be started is reported in its place and does not stop the others."""
-        results: list[Started | Exception] = []
+        results: dict[int, Started | Exception] = {}
         async with self.pool.connection() as connection, connection.transaction():
-            for start in starts:
+            # In one order for everybody: two callers with the same keys must not wait for each other in a circle.
+            for place, start in sorted(enumerate(starts), key=lambda one: (one[1].tenant_id, one[1].event_key)):
                 try:
                     async with connection.transaction():
-                        results.append(await runs.insert(connection, start))
+                        results[place] = await runs.insert(connection, start)
                 except (EcluseError, psycopg.DataError, psycopg.IntegrityError) as error:
-                    results.append(error)
-            fresh = [r.run.id for r in results if isinstance(r, Started) and not r.deduplicated]
+                    results[place] = error
+            fresh = [r.run.id for r in results.values() if isinstance(r, Started) and not r.deduplicated]
             await orchestration.enqueue(connection, fresh)
-        return results
+        return [results[place] for place in range(len(starts))]
 
     async def start_items(self, start: Start, stage: Stage, items: Sequence[NewItem]) -> Started:
         """A run that is only items, in one commit: nobody leads it, and it ends when its last item is finished."""
@@ -184,11 +194,10 @@ class Kit:
         deadline = self.clock.monotonic() + max_wait.total_seconds()
         while True:
             ended = self._run_ended
-            async with self.pool.connection() as connection:
-                row = await runs.show(connection, run_id)
             left = deadline - self.clock.monotonic()
-            if row["ended_at"] is not None or left <= 0:
-                return row
+            async with self.pool.connection() as connection:
+                if left <= 0 or await runs.has_ended(connection, run_id):
+                    return await runs.show(connection, run_id)
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, WAIT_POLL_SECONDS)):
                     await ended.wait()
@@ -234,31 +243,54 @@ class Kit:
 
     async def _read_clock(self) -> None:
         async with self.pool.connection() as connection:
-            row = await (await connection.execute('SELECT "offset" FROM clock_offset')).fetchone()
-        if row and isinstance(row[0], timedelta):
-            self.clock.offset = row[0]
+            asked = datetime.now(UTC)
+            row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
+        if row:  # the database's clock is everybody's: a host that is fast or slow must not retry early or late
+            self.clock.offset = row[0] - (asked + (datetime.now(UTC) - asked) / 2)
 
     async def _sweep(self) -> None:
         """What a crash, a lost connection or a restart of the database has left lying."""
-        suspects: set[str] = set()
+        suspects: dict[str, float] = {}  # since when
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SUSPECT_SECONDS if suspects else SWEEP_SECONDS):
                     await self._runs_hint.wait()
             self._runs_hint.clear()
             try:
-                async with self.pool.connection() as connection:
-                    cursor = await connection.execute(UNSTARTED, (list(self.by_name),))
-                    unstarted = [row[0] for row in await cursor.fetchall()]
-                    waiting = [await runs.load(connection, run_id) for run_id in unstarted]
-                    interrupted = await orchestration.interrupted(connection, self.replica)
-                for run in waiting:
-                    await orchestration.start(run)
-                # Seen twice: one that has just been dequeued is about to run.
-                if again := suspects & interrupted:
-                    log.warning("resuming interrupted workflows", workflows=sorted(again))
-                    await orchestration.resume(again)
-                suspects = interrupted - again
+                await self._read_clock()
+                await self._start_unstarted()
+                await self._end_unled()
+                suspects = await self._resume_interrupted(suspects)
                 await closing.sweep(self.pool, self.by_name)
-            except (psycopg.OperationalError, *orchestration.Infrastructure) as error:
-                log.warning("sweep: database away", error=str(error).strip().splitlines()[0])
+            except (psycopg.Error, *orchestration.Away) as error:
+                if isinstance(error, psycopg.Error) and not is_away(error):
+                    raise
+                log.warning("sweep: database away", error=one_line(error))
+
+    async def _start_unstarted(self) -> None:
+        async with self.pool.connection() as connection:
+            cursor = await connection.execute(UNSTARTED, (list(self.by_name),))
+            waiting = [await runs.load(connection, row[0]) for row in await cursor.fetchall()]
+        for run in waiting:
+            await orchestration.start(run)
+
+    async def _end_unled(self) -> None:
+        """A run whose workflow is over though it is not: nobody will ever lead it, and it must not look alive."""
+        async with self.pool.connection() as connection:
+            cursor = await connection.execute(UNLED, (list(self.by_name),))
+            for run_id, state in await cursor.fetchall():
+                run = await runs.load(connection, run_id)
+                why = f"its workflow is {state}, though the run had not ended; see the server's log of that time"
+                await runs.end(
+                    connection, self.flow(run.flow), run, cause="catastrophic", code="NO_WORKFLOW", reason=why
+                )
+
+    async def _resume_interrupted(self, suspects: dict[str, float]) -> dict[str, float]:
+        now = self.clock.monotonic()
+        async with self.pool.connection() as connection:
+            seen = {name: suspects.get(name, now) for name in await orchestration.interrupted(connection, self.replica)}
+        # For a while already: one that has just been dequeued is about to run.
+        if overdue := sorted(name for name, since in seen.items() if now - since >= 2 * SUSPECT_SECONDS):
+            log.warning("resuming interrupted workflows", workflows=overdue)
+            await orchestration.resume(overdue)
+        return {name: since for name, since in seen.items() if name not in overdue}

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import structlog
 from dbos import DBOS, DBOSConfig, SetWorkflowID
 from dbos._error import DBOSException
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import exc
 
 from ecluse.base.ids import workflow_id
-from ecluse.db.connect import Connection
+from ecluse.db.connect import Connection, one_line
 from ecluse.engine.flow import Run
 
 log = structlog.get_logger(__name__)
@@ -34,7 +34,9 @@ QUEUE_POLL_SECONDS = 1.0
 # A run that has just ended still has its workflow's result to record.
 LAST_WORDS_SECONDS = 0.1
 
-Infrastructure = (DBOSException, SQLAlchemyError)
+# The database went away under DBOS. (What else it raises is for it to handle, or a fault of the story.)
+Away = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
+NOT_THE_STORYS = (*Away, DBOSException)
 
 R = TypeVar("R")
 Lead = Callable[[int], Awaitable[None]]
@@ -51,13 +53,14 @@ async def _workflow(run_id: int) -> None:
     _leading[name] = task
     try:
         await _lead(run_id)
-    except Infrastructure as error:
+    except Away as error:
         # Not the story's doing: the database went away under it. Only a cancelled workflow stays pending, to be
         # resumed; anything else would be recorded as the run's end as soon as the database is back.
-        log.warning("workflow interrupted, to be resumed", workflow=name, error=str(error).strip().splitlines()[0])
+        log.warning("workflow interrupted, to be resumed", workflow=name, error=one_line(error))
         raise asyncio.CancelledError from error
     finally:
-        _leading.pop(name, None)
+        if _leading.get(name) is task:
+            del _leading[name]
 
 
 def migrate(dsn: str) -> None:

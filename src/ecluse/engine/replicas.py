@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import structlog
 
-from ecluse.db.connect import session_options
+from ecluse.db.connect import is_away, one_line, session_options
 from ecluse.engine import orchestration
 from ecluse.engine.claim import RELEASE
 
@@ -45,18 +45,23 @@ class Heart:
         self._beat = beat
         self._dead_after = dead_after
         self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._forever, args=(self._keep_beating, beat), name="heartbeat", daemon=True),
-            threading.Thread(target=self._forever, args=(self._reap, min(1.0, beat)), name="reaper", daemon=True),
-        ]
+        self._threads: list[threading.Thread] = []
         self._since: dict[str, object] = {}
         self._ticks = 0
 
     def start(self) -> None:
         with self._connect() as connection:
             connection.execute(ENTER, (self._replica, socket.gethostname(), os.getpid()))
-        for thread in self._threads:
-            thread.start()
+        self._start("heartbeat", self._keep_beating, self._beat)
+
+    def start_reaping(self) -> None:
+        """Once workflows can be recovered here."""
+        self._start("reaper", self._reap, min(1.0, self._beat))
+
+    def _start(self, name: str, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
+        thread = threading.Thread(target=self._forever, args=(act, every), name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def stop(self) -> None:
         """Leave for good: what this process still held is opened again at once."""
@@ -78,8 +83,11 @@ class Heart:
                     self._since[threading.current_thread().name] = row[0] if row else None
                     while not self._stop.wait(every):
                         act(connection)
-            except psycopg.OperationalError as error:
-                log.warning("heart: database away", error=str(error).strip())
+            except Exception as error:  # a heart that stopped for whatever reason would be a death nobody notices
+                if is_away(error):
+                    log.warning("heart: database away", error=one_line(error))
+                else:
+                    log.exception("heart: trying again")
                 self._stop.wait(1.0)
 
     def _keep_beating(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:

@@ -52,14 +52,12 @@ class Start:
 
 
 INSERT = """
-WITH put AS (
-    INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, orchestrated, status, state, input, correlation_id,
-                      created_at)
-    VALUES (%(tenant)s, %(flow)s, %(key)s, %(parent)s, %(orchestrated)s, %(status)s, %(state)s, %(input)s,
-            %(correlation)s, ecluse_now())
-    ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING
-    RETURNING id, tenant_id, flow, event_key, input)
-SELECT * FROM put
+INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, orchestrated, status, state, input, correlation_id,
+                  created_at)
+VALUES (%(tenant)s, %(flow)s, %(key)s, %(parent)s, %(orchestrated)s, %(status)s, %(state)s, %(input)s,
+        %(correlation)s, ecluse_now())
+ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING
+RETURNING id, tenant_id, flow, event_key, input
 """
 
 
@@ -122,6 +120,13 @@ async def load(connection: Connection, run_id: int) -> Run:
     return run
 
 
+async def has_ended(connection: Connection, run_id: int) -> bool:
+    row = await (await connection.execute("SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", (run_id,))).fetchone()
+    if row is None:
+        raise NotFound(f"there is no run {run_id}")
+    return bool(row[0])
+
+
 # With what became of its targets: how many by reason, successes under their own name.
 SHOW = """
 SELECT r.*, (SELECT coalesce(jsonb_object_agg(code, n), '{}') FROM (
@@ -175,10 +180,10 @@ async def select(connection: Connection, run: Run, targets: Sequence[NewItem]) -
 
 
 async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
-    """Every target without an outcome and without a failed item so far: what a later stage still works on."""
+    """Every target without an outcome of which nothing has failed or is unfinished: what the next stage works on."""
     cursor = await connection.execute(
         "SELECT target FROM outcomes o WHERE run_id = %s AND outcome IS NULL AND NOT EXISTS (SELECT 1 FROM items i"
-        " WHERE i.run_id = o.run_id AND i.target = o.target AND i.status IN ('failed', 'ignored')) ORDER BY target",
+        " WHERE i.run_id = o.run_id AND i.target = o.target AND i.status <> 'succeeded') ORDER BY target",
         (run.id,),
     )
     return [NewItem(key=str(row[0])) for row in await cursor.fetchall()]

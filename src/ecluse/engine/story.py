@@ -13,7 +13,7 @@ import structlog
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
-from ecluse.db.connect import REFUSED, Connection, Pool
+from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import gate, orchestration, runs
 from ecluse.engine.fan_out import fan_out
 from ecluse.engine.flow import Flow, Run, Source, Stage
@@ -54,9 +54,9 @@ class Story:
                 try:
                     async with self._pool.connection() as connection:
                         return await function(connection, self.run, *args, **kw)
-                except REFUSED:
-                    raise
-                except psycopg.OperationalError as error:
+                except psycopg.Error as error:
+                    if not is_away(error):
+                        raise
                     log.warning("step: database away, trying again", step=name, run_id=self.run.id, error=str(error))
                     await asyncio.sleep(DATABASE_AWAY_SECONDS)
 
@@ -113,16 +113,18 @@ async def lead(story: Story) -> None:
     """A run from its first step to its end, whatever the story does."""
     flow, run = story.flow, story.run
     try:
-        await story.step("begin", _begin, flow)
+        try:
+            await story.step("begin", _begin, flow)
+        except ForbiddenTransition as error:
+            log.warning("run has ended before it began", run_id=run.id, error=str(error))
+            return
         crashpoint("after begin")
         if flow.story is not None:
             await flow.story(story)
         await story.step("finalize", _end, flow)
         crashpoint("after finalize")
-    except orchestration.Infrastructure:
-        raise  # the adapter's business
-    except ForbiddenTransition as error:
-        log.warning("run was ended by somebody else", run_id=run.id, error=str(error))
+    except orchestration.NOT_THE_STORYS:
+        raise
     except Exception as error:  # the edge of the story: whatever went wrong in it, the run must say so
         log.exception("run failed", run_id=run.id)
         code = error.code if isinstance(error, EcluseError) else "BUG"

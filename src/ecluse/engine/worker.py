@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import psycopg
 import structlog
@@ -29,6 +30,7 @@ from ecluse.engine.retry import Retry, decide
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 1.0
+FLUSH_SECONDS = 3.0  # at a stop: a database that is away must not keep us
 BUSY_POLL_SECONDS = 0.05
 PACE_SECONDS = 0.03  # over which the pace is measured
 # A lane with a rate gives permits for a tenth of a second at a time: while it does, ask more often.
@@ -47,17 +49,18 @@ class Worker:
         hands: int,
         clock: Clock,
         chance: random.Random,
+        died: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._work_pool = work_pool
         self._pool = pool
         self._flows = flows
         self._contexts = contexts
         self._stages = {(flow.name, stage.name): stage for flow in flows.values() for stage in flow.stages}
-        self._who = Claimant(replica, list(flows))
+        self._who = Claimant(replica, [f"{flow}/{stage}" for flow, stage in self._stages])
         self._clock = clock
         self._chance = chance
         self._wake = asyncio.Event()
-        self.hands = Hands(hands, self._execute, empty=self._wake.set)
+        self.hands = Hands(hands, self._execute, empty=self._wake.set, died=died)
         self.committer = Committer(work_pool, replica, self._committed, expecting=lambda: self.hands.busy)
         self._lanes: tuple[list[int], list[int]] = ([], [])
         self._unsure = False  # a claim failed: it may have been committed all the same
@@ -96,8 +99,10 @@ class Worker:
     async def drain(self, grace: float) -> None:
         """After `run` was cancelled: let what is running finish, for at most `grace` seconds, and store it."""
         await self.hands.drain(grace)
-        await self.committer.flush()
-        await asyncio.gather(*self._closing)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(grace, FLUSH_SECONDS)):
+                await self.committer.flush()
+                await asyncio.gather(*self._closing)
 
     async def _sleep(self, seconds: float) -> None:
         try:
@@ -152,11 +157,13 @@ class Worker:
         item, claim_id, fence, _ = taken
         try:
             result = await stage.work(self._contexts[item.flow], item)
-        except asyncio.CancelledError:
-            if not hand.forgive():
+        except asyncio.CancelledError as error:
+            if hand.forgive():
+                limit = stage.time_limit.total_seconds()
+                return self._failed(stage, taken, TransientError(f"No answer within {limit:g} s", code="TIMEOUT"))
+            if hand.told_to_go:
                 raise
-            limit = stage.time_limit.total_seconds()
-            return self._failed(stage, taken, TransientError(f"No answer within {limit:g} s", code="TIMEOUT"))
+            return self._failed(stage, taken, RuntimeError(f"something inside the work was cancelled: {error!r}"))
         except Exception as error:  # the edge of the work: whatever went wrong in it is this item's error
             if not isinstance(error, EcluseError) and not item.executions:  # once per item will do
                 log.exception("work raised", event_id=item.event_id)
@@ -166,6 +173,8 @@ class Worker:
                 return Finish(item, stage, claim_id, fence, "succeeded", result=value)
             case Ignored(reason, code):
                 return Finish(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
+            case other:
+                return self._failed(stage, taken, TypeError(f"work returned {other!r}, not Done or Ignored"))
 
     def _failed(self, stage: Stage, taken: Taken, error: Exception) -> Finish:
         item, claim_id, fence, _ = taken
@@ -213,5 +222,3 @@ class Worker:
             crashpoint("after hint")
         except psycopg.OperationalError as error:
             log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
-        except EcluseError:
-            log.exception("closing failed", pairs=sorted(pairs))
