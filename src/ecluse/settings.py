@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     def _patient_enough(self) -> Settings:
         """Or the living would bury each other."""
         minimum = 2 * self.ECLUSE_HEARTBEAT_SECONDS
-        if self.ECLUSE_DEAD_AFTER_SECONDS < minimum:
+        if minimum > self.ECLUSE_DEAD_AFTER_SECONDS:
             name = "ECLUSE_DEAD_AFTER_SECONDS"
             log.warning("setting below its minimum, using the minimum", name=name, minimum=minimum)
             self.ECLUSE_DEAD_AFTER_SECONDS = minimum

@@ -3,7 +3,6 @@
 These names are the whole of what a flow, a face or the composition root may use of it.
 """
 
-from ecluse.engine import orchestration, run_log
 from ecluse.engine.flow import (
     Done,
     Flow,
@@ -19,6 +18,7 @@ from ecluse.engine.flow import (
     WorkContext,
 )
 from ecluse.engine.kit import Kit
+from ecluse.engine.orchestration import migrate
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.runs import Start, Started, announce, open_targets, show
 from ecluse.engine.runs import insert as insert_run
@@ -48,8 +48,7 @@ __all__ = [
     "WorkContext",
     "announce",
     "insert_run",
+    "migrate",
     "open_targets",
-    "orchestration",
-    "run_log",
     "show",
 ]

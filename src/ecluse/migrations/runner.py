@@ -18,7 +18,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from ecluse.base.errors import SetUpError
-from ecluse.engine import Flow, orchestration
+from ecluse.engine import Flow, migrate
 
 LOCK = 0x6563_6C75_7365  # "ecluse"
 LOOK_AGAIN_SECONDS = 0.1
@@ -53,7 +53,7 @@ def _upgrade(dsn: str, flows: Iterable[Flow]) -> str:
             command.upgrade(config, "head")
             connection.commit()
             revision = MigrationContext.configure(connection).get_current_revision()
-        orchestration.migrate(dsn)
+        migrate(dsn)
         for flow in flows:
             if flow.schema:
                 guard.execute(flow.schema)  # type: ignore[arg-type, unused-ignore]
