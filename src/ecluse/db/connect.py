@@ -93,14 +93,16 @@ async def set_up_session(connection: Connection) -> None:
     await connection.set_autocommit(True)
 
 
-def pool(dsn: str, *, size: int, extra_options: str = "") -> Pool:
-    """Autocommit connections: a single statement is its own transaction, several take `connection.transaction()`."""
+def pool(dsn: str, *, size: int, extra_options: str = "", checked: bool = True) -> Pool:
+    """Autocommit connections: a single statement is its own transaction, several take `connection.transaction()`.
+    A `checked` connection is asked whether it still lives before it is handed out; whoever repeats what failed need not
+    pay that round trip."""
     return AsyncConnectionPool(
         dsn,
         connection_class=Connection,
         kwargs={"options": session_options(dsn, extra_options)},
         configure=set_up_session,
-        check=AsyncConnectionPool.check_connection,
+        check=AsyncConnectionPool.check_connection if checked else None,
         min_size=1,
         max_size=size,
         timeout=30,

@@ -30,7 +30,7 @@ from ecluse.engine.worker import Worker
 log = structlog.get_logger(__name__)
 
 CLOCK_CHANNEL = "ecluse_clock"
-SWEEP_SECONDS = 3.0
+SWEEP_SECONDS = 5.0  # and at once after a lost connection: the listener says so
 SUSPECT_SECONDS = 1.0
 WAIT_POLL_SECONDS = 1.0
 
@@ -74,7 +74,7 @@ class Kit:
         self.replica = replica_id()
         self.by_name = {flow.name: flow for flow in self.flows}
         self.pool = pool(self.dsn, size=10)
-        self._work_pool = pool(self.dsn, size=3, extra_options=PINNED_PLANS)
+        self._work_pool = pool(self.dsn, size=3, extra_options=PINNED_PLANS, checked=False)
         self._heart = Heart(self.dsn, self.replica, beat=self.beat, dead_after=self.dead_after)
         self._background: list[asyncio.Task[None]] = []
         self._runs_hint = asyncio.Event()
