@@ -1,8 +1,9 @@
 """Hello, Ecluse: the path of one article.
 
 It is selected (so the run answers for it), waits in the price list's lane, is read by whichever worker has a hand
-free, and its price is stored in the same commit that finishes it. An article that is gone upstream is ignored; one that
-cannot be read within its budget fails; the run ends completed, partial or failed accordingly.
+free, and its price is stored in the same commit that finishes it. If asked, its price is then raised and a twin of it
+created at the vendor: two writes, of the two kinds there are. An article that is gone upstream is ignored; one that
+cannot be dealt with within its budget fails; the run ends completed, partial or failed accordingly.
 """
 
 from __future__ import annotations
@@ -11,23 +12,60 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from decimal import Decimal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Lane, NewItem, RetryPolicy, Run, Stage, Story
+from ecluse.engine import AbsoluteWrite, Flow, KeyedWrite, Lane, NewItem, RetryPolicy, Run, Stage, Story, open_targets
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
 
-from .work import SCHEMA, read_price, save_prices
+from .work import (
+    SCHEMA,
+    create_twin,
+    price_at_vendor,
+    prices_of,
+    read_price,
+    save_prices,
+    save_raised_prices,
+    set_price,
+    twin,
+    wanted_price,
+)
+
+LANE = Lane("price-list")
+# The vendor answers within the deadline or not at all; for as long again it may still apply what it has received.
+DEADLINE = timedelta(seconds=2)
+QUIET = 2 * DEADLINE
+RETRY = RetryPolicy(executions=8, base=0.2, multiplier=2, longest=5, jitter=0.2)
 
 READ = Stage(
     name="read",
-    lane=Lane("price-list"),
+    lane=LANE,
     work=read_price,
     save=save_prices,
-    retry=RetryPolicy(executions=6, base=0.2, multiplier=2, longest=5, jitter=0.2),
+    retry=RETRY,
+    time_limit=timedelta(seconds=15),
+    max_wait=timedelta(minutes=5),
+    poll=timedelta(seconds=5),
+)
+REPRICE = Stage(
+    name="reprice",
+    lane=LANE,
+    work=AbsoluteWrite(wanted=wanted_price, read=price_at_vendor, send=set_price, quiet=QUIET),
+    save=save_raised_prices,
+    retry=RETRY,
+    time_limit=timedelta(seconds=15),
+    max_wait=timedelta(minutes=5),
+    poll=timedelta(seconds=5),
+)
+TWIN = Stage(
+    name="twin",
+    lane=LANE,
+    work=KeyedWrite(wanted=twin, send=create_twin, quiet=QUIET, remembered=timedelta(hours=24)),
+    retry=RETRY,
     time_limit=timedelta(seconds=15),
     max_wait=timedelta(minutes=5),
     poll=timedelta(seconds=5),
@@ -35,17 +73,27 @@ READ = Stage(
 
 
 class Input(BaseModel):
-    """The first `articles` of the catalogue, or exactly the `skus` given."""
+    """The first `articles` of the catalogue, or exactly the `skus` given. Nothing is written at the vendor unless
+    prices are to be raised or twins to be created."""
 
     model_config = ConfigDict(extra="forbid")  # a typo must not silently become a default
 
     articles: int = Field(100, ge=0, le=100_000)
     skus: list[str] = []
+    raise_percent: Decimal = Field(Decimal(0), ge=-99, le=1000)
+    twins: bool = False
 
 
 async def chosen(_: Connection, run: Run) -> Sequence[NewItem]:
     given = Input.model_validate(run.input)
     return [NewItem(sku) for sku in given.skus or [f"SKU-{n:05d}" for n in range(1, given.articles + 1)]]
+
+
+async def raised(connection: Connection, run: Run) -> Sequence[NewItem]:
+    """What each price is to become: decided once, from what was read, and kept with the item."""
+    factor = 1 + Input.model_validate(run.input).raise_percent / 100
+    prices = await prices_of(connection, run, [item.key for item in await open_targets(connection, run)])
+    return [NewItem(sku, payload={"price": str(round(price * factor, 2))}) for sku, price in prices]
 
 
 async def story(run: Story) -> None:
@@ -54,16 +102,24 @@ async def story(run: Story) -> None:
     await run.phase("reading")
     await run.fan_out(READ)
     await run.gate(READ)
+    if run.input.raise_percent:
+        await run.phase("repricing")
+        await run.fan_out(REPRICE, raised)
+        await run.gate(REPRICE)
+    if run.input.twins:
+        await run.phase("creating twins")
+        await run.fan_out(TWIN)
+        await run.gate(TWIN)
 
 
 @asynccontextmanager
 async def price_list(clock: Clock) -> AsyncIterator[PriceList]:
     url = os.environ.get("PRICE_LIST_URL", "http://127.0.0.1:8089/price-list")
-    http = VendorHttp("price list", url, deadline=10, now=clock.now)
+    http = VendorHttp("price list", url, deadline=DEADLINE.total_seconds(), now=clock.now)
     try:
         yield PriceList(http)
     finally:
         await http.close()
 
 
-FLOW = Flow(name="hello", stages=(READ,), story=story, input=Input, schema=SCHEMA, vendors=price_list)
+FLOW = Flow(name="hello", stages=(READ, REPRICE, TWIN), story=story, input=Input, schema=SCHEMA, vendors=price_list)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
 
 from pydantic_core import to_json
 
 from ecluse.base.errors import PermanentError
 from ecluse.db.connect import Connection
-from ecluse.engine import Done, Ignored, Item, Result, Saved, WorkContext
+from ecluse.engine import Done, Ignored, Item, Order, Result, Run, Saved, WorkContext
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS hello_prices (
@@ -30,6 +32,13 @@ ON CONFLICT (tenant_id, sku) DO UPDATE SET price = excluded.price, currency = ex
 """
 
 
+RAISE = """
+UPDATE hello_prices p SET price = t.price, run_id = t.run_id
+FROM jsonb_to_recordset(%s::jsonb) AS t(tenant_id text, sku text, price numeric, run_id bigint)
+WHERE p.tenant_id = t.tenant_id AND p.sku = t.sku
+"""
+
+
 async def read_price(context: WorkContext, item: Item) -> Result:
     try:
         article = await context.vendors.article(item.key)
@@ -40,11 +49,58 @@ async def read_price(context: WorkContext, item: Item) -> Result:
     return Done({"price": article.price, "currency": article.currency})
 
 
+# The price is set: a write whose state can be read back. The version makes the vendor refuse it, if somebody else was
+# faster.
+
+
+def wanted_price(item: Item) -> Any:
+    return {"price": item.payload["price"]}
+
+
+async def price_at_vendor(context: WorkContext, item: Item) -> Any:
+    article = await context.vendors.article(item.key)
+    return {"price": str(article.price), "version": article.version}
+
+
+async def set_price(context: WorkContext, item: Item, order: Order) -> None:
+    await context.vendors.set_price(
+        item.key, Decimal(order.wanted["price"]), version=order.before["version"], idempotency_key=order.key
+    )
+
+
+# A twin is created: a write that the vendor does once per key.
+
+
+def twin(item: Item) -> Any:
+    return {"name": f"{item.key} twin", "price": "1.00"}
+
+
+async def create_twin(context: WorkContext, _: Item, order: Order) -> Any:
+    article = await context.vendors.create(order.wanted["name"], Decimal(order.wanted["price"]), order.key)
+    return {"sku": article.sku}
+
+
+async def prices_of(connection: Connection, run: Run, skus: Sequence[str]) -> list[tuple[str, Decimal]]:
+    cursor = await connection.execute(
+        "SELECT sku, price FROM hello_prices WHERE tenant_id = %s AND sku = ANY(%s) ORDER BY sku",
+        (run.tenant_id, list(skus)),
+    )
+    return await cursor.fetchall()
+
+
 async def save_prices(connection: Connection, results: Sequence[Saved]) -> None:
-    # Two runs may read the same article in one commit: the later item is the newer price, and a row is written once.
+    await connection.execute(SAVE, (_rows(results),))
+
+
+async def save_raised_prices(connection: Connection, results: Sequence[Saved]) -> None:
+    await connection.execute(RAISE, (_rows(results),))
+
+
+def _rows(results: Sequence[Saved]) -> str:
+    # Two runs may deal with one article in the same commit: the later item is newer, and a row is written once.
     latest = {(one.item.tenant_id, one.item.key): one for one in sorted(results, key=lambda one: one.item.id)}
     rows = [
         {"tenant_id": tenant, "sku": sku, "run_id": one.item.run_id, **one.result}
         for (tenant, sku), one in sorted(latest.items())
     ]
-    await connection.execute(SAVE, (to_json(rows).decode(),))
+    return to_json(rows).decode()

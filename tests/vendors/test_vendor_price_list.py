@@ -32,15 +32,19 @@ FAULTS: list[tuple[dict[str, Any], type[VendorError], str, bool | None, float | 
     ({"kind": "invalid_json"}, TransientError, "BAD_ANSWER", True, None),
     ({"kind": "wrong_shape"}, TransientError, "BAD_ANSWER", True, None),
     ({"kind": "bad_unicode"}, TransientError, "BAD_ANSWER", True, None),
-    ({"kind": "huge_body", "bytes": 100_001}, PermanentError, "ANSWER_TOO_LARGE", None, None),
-    ({"kind": "not_found"}, PermanentError, "NOT_FOUND", None, None),
-    ({"kind": "unauthorized"}, PermanentError, "UNAUTHORIZED", None, None),
-    ({"kind": "redirect", "location": "/elsewhere"}, PermanentError, "VENDOR_REDIRECT", None, None),
+    ({"kind": "huge_body", "bytes": 100_001}, PermanentError, "ANSWER_TOO_LARGE", True, None),
+    ({"kind": "not_found"}, PermanentError, "NOT_FOUND", False, None),
+    ({"kind": "unauthorized"}, PermanentError, "UNAUTHORIZED", False, None),
+    ({"kind": "redirect", "location": "/elsewhere"}, PermanentError, "VENDOR_REDIRECT", True, None),
 ]
 
 
-def facts(error: VendorError) -> tuple[type[VendorError], str, bool | None, float | None]:
-    return type(error), error.code, getattr(error, "ambiguous", None), getattr(error, "retry_after", None)
+def facts(error: VendorError) -> tuple[type[VendorError], str, bool, float | None]:
+    return type(error), error.code, error.ambiguous, getattr(error, "retry_after", None)
+
+
+async def set_price(price_list: PriceList, version: int = 1) -> Article:
+    return await price_list.set_price(SKU, PRICE, version=version, idempotency_key="key-1")
 
 
 async def test_articles_are_paged_through(price_list: PriceList) -> None:
@@ -52,9 +56,19 @@ async def test_articles_are_paged_through(price_list: PriceList) -> None:
 
 async def test_a_price_is_written_and_read_back(price_list: PriceList) -> None:
     before = await price_list.article(SKU)
-    written = await price_list.set_price(SKU, PRICE)
+    written = await set_price(price_list)
     assert written == before.model_copy(update={"price": PRICE, "version": 2})
     assert await price_list.article(SKU) == written
+
+
+async def test_a_price_that_somebody_changed_meanwhile_is_not_overwritten(
+    price_list: PriceList, sandbox: SandboxProcess
+) -> None:
+    await set_price(price_list)
+    with pytest.raises(PermanentError) as caught:
+        await set_price(price_list, version=1)
+    assert (caught.value.code, caught.value.ambiguous) == ("PRECONDITION_FAILED", True)
+    assert [effect["key"] for effect in sandbox.ledger(kind="effect")] == ["key-1"]
 
 
 async def test_an_article_is_created_once_per_key(price_list: PriceList, sandbox: SandboxProcess) -> None:
@@ -109,14 +123,14 @@ async def test_each_fault_is_one_error_after_one_call(
     rule: dict[str, Any],
     family: type[VendorError],
     code: str,
-    ambiguous: bool | None,
+    ambiguous: bool,
     retry_after: float | None,
 ) -> None:
     await price_list.article("SKU-00001")  # leaves a kept connection: where aiohttp would send a second time
     sandbox.set_faults([{**rule, "ids": [SKU]}])
     started = time.monotonic()
     with pytest.raises(VendorError) as caught:
-        await (price_list.article(SKU) if method == "GET" else price_list.set_price(SKU, PRICE))
+        await (price_list.article(SKU) if method == "GET" else set_price(price_list))
     assert time.monotonic() - started < 0.5 + 0.5
     assert facts(caught.value) == (family, code, ambiguous, retry_after)
     path = f"/articles/{SKU}" if method == "GET" else f"/articles/{SKU}/price"

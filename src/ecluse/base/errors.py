@@ -55,15 +55,22 @@ class NonRetriableError(EcluseError):
 
 
 class VendorError(EcluseError):
+    """`ambiguous` means that the call, if it was a write, may have been applied all the same."""
+
     code = "VENDOR_ERROR"
+    ambiguous = True
 
 
 class PermanentError(VendorError):
     code = "VENDOR_REFUSED"
 
+    def __init__(self, message: str, *, code: str | None = None, ambiguous: bool = False) -> None:
+        super().__init__(message, code=code)
+        self.ambiguous = ambiguous
+
 
 class TransientError(VendorError):
-    """`retry_after` is the vendor's own word in seconds; `ambiguous` means that a write may have been applied."""
+    """`retry_after` is the vendor's own word in seconds."""
 
     code = "VENDOR_UNAVAILABLE"
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import uuid
+
+EFFECTS = uuid.UUID("7e1f3c52-6f0b-5d0e-9d3a-0b6c6ecb5a01")
 
 
 def workflow_id(tenant_id: str, event_key: str) -> str:
@@ -20,6 +23,12 @@ def item_event_id(flow: str, run_id: int, stage: str, key: str, round_: int) -> 
     """Fan-out events are the item rows: their ids are computed, not stored per event. For people and logs; a vendor's
     idempotency key hashes the parts instead, since these words may contain dashes."""
     return retry_id(f"{flow}-{run_id}-{stage}-{key}", round_)
+
+
+def effect_id(tenant_id: str, event_key: str, stage: str, key: str, round_: int) -> uuid.UUID:
+    """A wanted write, the same in every attempt, so that the vendor can tell a repetition from a second wish. Of the
+    run's event key and not its id: a run that is lost with a database's last seconds comes back under the same key."""
+    return uuid.uuid5(EFFECTS, json.dumps([tenant_id, event_key, stage, key, round_]))
 
 
 def replica_id() -> str:

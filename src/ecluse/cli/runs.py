@@ -16,10 +16,10 @@ from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import Start, announce, insert_run, show
+from ecluse.engine import Start, announce, end_by_operator, insert_run, load_run, show
 from ecluse.migrations import runner
 
-app = typer.Typer(no_args_is_help=True, help="Start, list and look at runs.")
+app = typer.Typer(no_args_is_help=True, help="Start, end, list and look at runs.")
 R = TypeVar("R")
 LIST_COLUMNS = "id, tenant_id, flow, status, selected, successful, failed, ignored, created_at, ended_at, event_key"
 
@@ -49,7 +49,8 @@ def start(
     flow: Annotated[str, typer.Argument(help="The flow's name, or package:NAME.")],
     given: Annotated[str, typer.Option("--input", help="The run's input, as JSON.")] = "{}",
     key: Annotated[
-        str | None, typer.Option(help="Names the decision to run: a second start with it is a no-op.")
+        str | None,
+        typer.Option(help="Names the decision to run: while that run is not over, a second start is a no-op."),
     ] = None,
     tenant: Annotated[str, typer.Option(help="For whom.")] = "default",
 ) -> None:
@@ -64,7 +65,8 @@ def start(
         raise InvalidInput(f"--input is not JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise InvalidInput("--input must be a JSON object")
-    wanted = Start(chosen, key or f"{chosen.name}-manual-{uuid.uuid4()}", tenant_id=tenant, input=parsed)
+    key = key or f"{chosen.name}-manual-{uuid.uuid4()}"
+    wanted = Start(chosen, key, tenant_id=tenant, input=parsed, again=True)
 
     async def ask(connection: Connection) -> dict[str, Any]:
         started = await insert_run(connection, wanted)
@@ -75,6 +77,30 @@ def start(
         return {"run_id": str(started.run.id), "deduplicated": started.deduplicated}
 
     typer.echo(json.dumps(_with_connection(ask)))
+
+
+@app.command()
+def end(
+    run_id: Annotated[int, typer.Argument(help="The run's id.")],
+    reason: Annotated[str, typer.Option(help="Why; it stays with the run.")],
+    flow: Annotated[
+        str | None, typer.Option(help="The run's flow as package:NAME, unless ECLUSE_FLOWS loads it.")
+    ] = None,
+) -> None:
+    """End a run now, as failed: nothing more of it is started, and every open target gets this reason."""
+    known = {f.name: f for f in bootstrap.load_flows(settings.load(), [flow] if flow else [])}
+
+    async def ask(connection: Connection) -> bool:
+        run = await load_run(connection, run_id)
+        if run.flow not in known:
+            raise NotFound(
+                f"Run {run_id} is of flow {run.flow!r}, which is not loaded. Name it with --flow package:NAME."
+            )
+        return await end_by_operator(connection, known[run.flow], run, reason)
+
+    if not _with_connection(ask):
+        typer.echo(f"run {run_id} had ended already; nothing was changed", err=True)
+    typer.echo(json.dumps(_with_connection(lambda connection: show(connection, run_id)), default=str, indent=2))
 
 
 @app.command("show")

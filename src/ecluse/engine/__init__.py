@@ -3,13 +3,17 @@
 These names are the whole of what a flow, a face or the composition root may use of it.
 """
 
+from ecluse.engine.closing import end_by_operator
 from ecluse.engine.flow import (
+    AbsoluteWrite,
     Done,
     Flow,
     Ignored,
     Item,
+    KeyedWrite,
     Lane,
     NewItem,
+    Order,
     Result,
     Run,
     Saved,
@@ -22,18 +26,22 @@ from ecluse.engine.orchestration import migrate
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.runs import Start, Started, announce, open_targets, show
 from ecluse.engine.runs import insert as insert_run
+from ecluse.engine.runs import load as load_run
 from ecluse.engine.states import PLAIN, State, Words
 from ecluse.engine.story import Story
 
 __all__ = [
     "PLAIN",
+    "AbsoluteWrite",
     "Done",
     "Flow",
     "Ignored",
     "Item",
+    "KeyedWrite",
     "Kit",
     "Lane",
     "NewItem",
+    "Order",
     "Result",
     "RetryPolicy",
     "Run",
@@ -47,7 +55,9 @@ __all__ = [
     "Words",
     "WorkContext",
     "announce",
+    "end_by_operator",
     "insert_run",
+    "load_run",
     "migrate",
     "open_targets",
     "show",

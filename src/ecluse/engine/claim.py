@@ -70,18 +70,19 @@ picked AS MATERIALIZED (
         SELECT i.id, i.run_id, i.stage, i.lane_id, i.group_key, i.due_at FROM items i
         WHERE i.lane_id = s.lane_id AND i.tenant_id = s.tenant_id AND i.claim_id IS NULL
           AND i.due_at <= (SELECT now FROM clock) AND i.flow || '/' || i.stage = ANY(%(work)s)
+          AND i.crashes BETWEEN %(least_crashes)s AND %(most_crashes)s AND NOT i.permanent
           AND (l.full_keys IS NULL OR i.group_key IS NULL OR i.group_key <> ALL (l.full_keys))
         ORDER BY i.due_at, i.id LIMIT s.most FOR UPDATE SKIP LOCKED) i
 ),
 alive AS MATERIALIZED (
-    SELECT r.id FROM (SELECT DISTINCT run_id FROM picked) p CROSS JOIN LATERAL (
-        SELECT id FROM runs WHERE id = p.run_id AND ended_at IS NULL FOR SHARE SKIP LOCKED) r
+    SELECT r.id, r.event_key FROM (SELECT DISTINCT run_id FROM picked) p CROSS JOIN LATERAL (
+        SELECT id, event_key FROM runs WHERE id = p.run_id AND ended_at IS NULL FOR SHARE SKIP LOCKED) r
 ),
 mine AS MATERIALIZED (
     SELECT g.*, l.base + (row_number() OVER (PARTITION BY g.lane_id ORDER BY g.due_at, g.id) - 1) * l.spacing
                AS start_at
     FROM (
-        SELECT p.*, row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.due_at, p.id)
+        SELECT p.*, a.event_key, row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.due_at, p.id)
                  + (SELECT count(*) FROM claims c JOIN items h ON h.claim_id = c.id WHERE p.group_key IS NOT NULL
                     AND k.max_per_key IS NOT NULL AND c.lane_id = p.lane_id AND c.in_flight > 0
                     AND h.group_key = p.group_key AND h.status = 'open') AS in_group
@@ -102,9 +103,13 @@ paced AS (
 UPDATE items i SET claim_id = c.id
 FROM mine m JOIN claim c ON c.run_id = m.run_id AND c.stage = m.stage AND c.lane_id = m.lane_id
 WHERE i.id = m.id
-RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions,
-          c.id, c.fence, m.start_at
+RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
+          m.event_key, c.id, c.fence, m.start_at
 """
+
+# Which levels of suspicion are waiting to be worked on.
+SUSPECTS = "SELECT DISTINCT crashes FROM items WHERE claim_id IS NULL AND crashes > 0 AND due_at <= ecluse_now()"
+MOST_CRASHES = 32_767
 
 LOCK_CAPPED = "SELECT id FROM lanes WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED"
 
@@ -117,10 +122,17 @@ class Taken(NamedTuple):
 
 
 class Claimant(NamedTuple):
-    """Who claims, and what it can work on ("flow/stage"): an older program leaves the items of newer stages alone."""
+    """Who claims, and what it can work on ("flow/stage"): an older program leaves the items of newer stages alone.
+    Items that a worker died with are claimed apart from the others."""
 
     replica: str
     work: list[str]
+    least_crashes: int = 0
+    most_crashes: int = 0
+
+
+async def suspects(connection: Connection) -> set[int]:
+    return {row[0] for row in await (await connection.execute(SUSPECTS)).fetchall()}
 
 
 async def claim_free(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[Taken]:

@@ -9,9 +9,11 @@ from collections.abc import Collection, Mapping
 import psycopg
 import structlog
 
+from ecluse.base.errors import InvalidInput
+from ecluse.base.ids import workflow_id
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import orchestration, runs
-from ecluse.engine.flow import Flow
+from ecluse.engine.flow import Flow, Run
 from ecluse.engine.story import gate_topic
 
 log = structlog.get_logger(__name__)
@@ -45,6 +47,18 @@ async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple
                 if is_away(error):
                     raise
                 log.exception("closing failed", run_id=run_id, stage=stage)
+
+
+async def end_by_operator(connection: Connection, flow: Flow, run: Run, reason: str) -> bool:
+    """At once. The workflow, if it waits at a gate, is told to look."""
+    if not reason.strip():
+        raise InvalidInput("say why the run is ended: the reason stays with it")
+    if not await runs.end(connection, flow, run, cause="operator", reason=reason.strip()):
+        return False
+    if flow.story is not None:
+        for stage in flow.stages:
+            await _hint(connection, workflow_id(run.tenant_id, run.event_key), gate_topic(stage.name))
+    return True
 
 
 async def sweep(pool: Pool, flows: Mapping[str, Flow]) -> None:

@@ -1,4 +1,5 @@
-"""Group commit: whatever results have gathered are stored in one transaction, together with their effect.
+"""Group commit: whatever results have gathered are stored in one transaction, together with their effect; intents of
+writes at vendors go with them, and an intent whose commit does not come back is not sent.
 
 An item is done exactly when its effect is stored. Ids that do not come back from the compare-and-set were fenced out
 (their claim was taken over, or their run has ended) and are dropped. A batch that fails on data is split until the
@@ -17,8 +18,11 @@ import structlog
 from pydantic_core import to_json
 
 from ecluse.base.crash import crashpoint
+from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away
+from ecluse.engine import effects
+from ecluse.engine.effects import Ended, Intent, Standing
 from ecluse.engine.flow import Item, Saved, Stage
 
 log = structlog.get_logger(__name__)
@@ -35,15 +39,20 @@ clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 fenced AS MATERIALIZED (
     SELECT c.id FROM claims c JOIN unnest(%(claims)s::bigint[], %(fences)s::int[]) AS f(id, fence)
       ON c.id = f.id AND c.fence = f.fence ORDER BY c.id FOR NO KEY UPDATE OF c),
+-- an item whose gate has given up on it was told so: it is not opened again
 stored AS (
-    UPDATE items i SET status = inp.status, result = inp.result, error_code = inp.error_code, error = inp.error,
-        permanent = coalesce(inp.permanent, false), executions = i.executions + 1,
+    UPDATE items i SET status = CASE WHEN inp.status = 'open' AND i.permanent THEN 'failed' ELSE inp.status END,
+        result = inp.result,
+        error_code = coalesce(inp.error_code, CASE WHEN inp.status = 'open' THEN i.error_code END),
+        error = coalesce(inp.error, CASE WHEN inp.status = 'open' THEN i.error END),
+        permanent = inp.status <> 'succeeded' AND (i.permanent OR coalesce(inp.permanent, false)),
+        executions = i.executions + (inp.status <> 'open' OR inp.error_code IS NOT NULL)::int,
         due_at = coalesce(inp.due_at, i.due_at),
-        claim_id = CASE WHEN inp.status = 'open' THEN NULL ELSE i.claim_id END,
-        finished_at = CASE WHEN inp.status = 'open' THEN NULL ELSE clock.now END
+        claim_id = CASE WHEN inp.status = 'open' AND NOT i.permanent THEN NULL ELSE i.claim_id END,
+        finished_at = CASE WHEN inp.status = 'open' AND NOT i.permanent THEN NULL ELSE clock.now END
     FROM clock, inp JOIN fenced ON fenced.id = inp.claim_id
     WHERE i.id = inp.id AND i.claim_id = inp.claim_id AND i.status = 'open'
-    RETURNING i.id, i.run_id, i.round, i.executions, inp.claim_id, inp.status, inp.error_code, inp.error,
+    RETURNING i.id, i.run_id, i.round, i.executions, inp.claim_id, i.status, inp.error_code, inp.error,
               inp.event_id, inp.ambiguous, inp.due_at),
 counted AS (
     UPDATE claims c SET succeeded = c.succeeded + n.succeeded, failed = c.failed + n.failed,
@@ -57,7 +66,7 @@ tried AS (
     INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous,
                           retry_at)
     SELECT run_id, id, event_id, round, executions, now, %(replica)s, error_code, error, ambiguous, due_at
-    FROM stored, clock WHERE status IN ('open', 'failed')),
+    FROM stored, clock WHERE status IN ('open', 'failed') AND error_code IS NOT NULL),
 logged AS (
     INSERT INTO run_log (run_id, at, level, message, event_id, data)
     SELECT run_id, now, 'error', error, event_id, jsonb_build_object('code', error_code, 'executions', executions)
@@ -67,7 +76,7 @@ SELECT id FROM stored
 
 
 class Finish(NamedTuple):
-    """One execution's end, ready to be stored. `open` means: again at `due_at`."""
+    """One execution's end, ready to be stored. `open` means: again at `due_at`; without an error, it does not count."""
 
     item: Item
     stage: Stage
@@ -80,6 +89,7 @@ class Finish(NamedTuple):
     error: str | None = None
     ambiguous: bool = False
     due_at: datetime | None = None
+    effect: Ended | None = None
 
     def row(self) -> bytes:
         stored: dict[str, Any] = {"id": self.item.id, "claim_id": self.claim_id, "status": self.status}
@@ -92,8 +102,9 @@ class Finish(NamedTuple):
                 "error": storable(self.error or ""),
                 "event_id": self.item.event_id,
                 "ambiguous": self.ambiguous,
-                "due_at": self.due_at,
             }
+        if self.due_at is not None:
+            stored["due_at"] = self.due_at
         return to_json(stored)
 
     def unstorable(self, why: str) -> Finish:
@@ -119,21 +130,25 @@ class Committer:
         self._pool = pool
         self._replica = replica
         self._committed = committed
-        self._gathered: list[Finish] = []
-        self._committing: list[Finish] = []
+        self._gathered: list[Finish | Intent] = []
+        self._committing: list[Finish | Intent] = []
         self._something = asyncio.Event()
         self._expecting = expecting  # how many calls are in flight: is more about to come?
 
-    def put(self, finish: Finish) -> None:
-        self._gathered.append(finish)
+    def put(self, one: Finish | Intent) -> None:
+        self._gathered.append(one)
         self._something.set()
+
+    async def intend(self, intent: Intent) -> Standing:
+        self.put(intent)
+        return await intent.answer
 
     @property
     def backlog(self) -> int:
         return len(self._gathered)
 
     @property
-    def uncommitted(self) -> list[Finish]:
+    def uncommitted(self) -> list[Finish | Intent]:
         return self._committing + self._gathered
 
     async def run(self) -> None:
@@ -148,12 +163,13 @@ class Committer:
             self._committing = []
 
     async def flush(self) -> None:
-        """After `run` was cancelled: store what is left."""
-        batch, self._gathered, self._committing = self.uncommitted, [], []
+        """After `run` was cancelled: store what is left. Nobody waits for an intent any more."""
+        batch = [one for one in self.uncommitted if isinstance(one, Finish)]
+        self._gathered, self._committing = [], []
         if batch:
             await self.commit(batch)
 
-    async def commit(self, batch: list[Finish]) -> None:
+    async def commit(self, batch: Sequence[Finish | Intent]) -> None:
         crashpoint("before commit")
         while True:
             try:
@@ -166,9 +182,9 @@ class Committer:
                 log.warning("commit: database away, trying again", items=len(batch), error=str(error).strip())
                 await asyncio.sleep(RECONNECT_SECONDS)
         crashpoint("after commit")
-        self._committed(batch)
+        self._committed([one for one in batch if isinstance(one, Finish)])
 
-    async def _store(self, batch: list[Finish]) -> None:
+    async def _store(self, batch: Sequence[Finish | Intent]) -> None:
         try:
             await self._store_together(batch)
         except Exception as error:  # the edge of the flows' `save`: data refused, or a bug in one of them
@@ -178,31 +194,45 @@ class Committer:
                 middle = len(batch) // 2
                 await self._store(batch[:middle])
                 await self._store(batch[middle:])
-            elif batch[0].error_code == "STORE_FAILED":
+            elif isinstance(one := batch[0], Intent):
+                one.refuse(PermanentError(f"The write could not be recorded: {_why(error)}", code="STORE_FAILED"))
+            elif one.error_code == "STORE_FAILED":
                 raise
             else:
-                log.error("commit: result refused", event_id=batch[0].item.event_id, error=str(error).strip())
-                await self._store([batch[0].unstorable(_why(error))])
+                log.error("commit: result refused", event_id=one.item.event_id, error=str(error).strip())
+                await self._store([one.unstorable(_why(error))])
 
-    async def _store_together(self, batch: list[Finish]) -> None:
-        rows = b"[" + b",".join([finish.row() for finish in batch]) + b"]"
-        fences = {finish.claim_id: finish.fence for finish in batch}
+    async def _store_together(self, batch: Sequence[Finish | Intent]) -> None:
+        finishes = [one for one in batch if isinstance(one, Finish)]
+        intents = [one for one in batch if isinstance(one, Intent)] if len(finishes) < len(batch) else []
+        ended = [one.effect for one in finishes if one.effect is not None]
+        fences = {finish.claim_id: finish.fence for finish in finishes}
+        fences |= {intent.taken.claim_id: intent.taken.fence for intent in intents}
         parameters = {
-            "rows": rows.decode(),
+            "rows": (b"[" + b",".join([finish.row() for finish in finishes]) + b"]").decode(),
             "claims": list(fences),
             "fences": list(fences.values()),
             "replica": self._replica,
         }
+        recorded: dict[int, Standing] = {}
         async with self._pool.connection() as connection:
-            if any(finish.stage.save and finish.status == "succeeded" for finish in batch):
+            if intents or ended or any(finish.stage.save and finish.status == "succeeded" for finish in finishes):
                 async with connection.transaction():
                     accepted = await _execute(connection, parameters)
-                    await _save(connection, batch, accepted)
+                    if intents:
+                        recorded = await effects.record(connection, intents, fences)
+                    if ended:
+                        await effects.settle(connection, ended, self._replica)
+                    await _save(connection, finishes, accepted)
                     crashpoint("in commit")
+                if intents:
+                    crashpoint("after intent")
             else:
                 accepted = await _execute(connection, parameters)
-        if len(accepted) < len(batch):
-            log.warning("commit: fenced out", items=len(batch) - len(accepted), replica=self._replica)
+        for intent in intents:
+            intent.reply(recorded.get(intent.taken.item.id))
+        if len(accepted) < len(finishes):
+            log.warning("commit: fenced out", items=len(finishes) - len(accepted), replica=self._replica)
 
 
 async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[int]:

@@ -25,8 +25,8 @@ SAMPLE = 3
 STATEMENTS_AHEAD = 10
 
 OPEN_STAGE = """
-INSERT INTO stages (run_id, stage, started_at, deadline_at, progress_at)
-SELECT %(run)s, %(stage)s, now, now + %(max_wait)s, now FROM (SELECT ecluse_now() AS now) clock
+INSERT INTO stages (run_id, stage, budget, started_at, deadline_at, progress_at)
+SELECT %(run)s, %(stage)s, %(budget)s, now, now + %(max_wait)s, now FROM (SELECT ecluse_now() AS now) clock
 ON CONFLICT DO NOTHING
 """
 
@@ -87,7 +87,9 @@ async def fan_out(
         "lane": stage.lane.name,
         "delay": delay,
     }
-    opened = await connection.execute(OPEN_STAGE, {**names, "max_wait": stage.max_wait})
+    opened = await connection.execute(
+        OPEN_STAGE, {**names, "max_wait": stage.max_wait, "budget": stage.retry.executions}
+    )
     insert = INSERT_NEW if opened.rowcount else INSERT
     long = [item for item in items if len(item.key) > LONGEST_KEY or len(item.target or "") > LONGEST_KEY]
     for item in long:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ecluse.engine.story import Story
 
 
+GRACE = timedelta(minutes=15)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     id: int
@@ -41,7 +44,8 @@ class NewItem(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A unit of work in hand (a tuple: thousands a second are made). `executions` counts the finished ones before."""
+    """A unit of work in hand (a tuple: thousands a second are made). `executions` counts the finished ones before,
+    `crashes` how many workers have died with it in hand."""
 
     id: int
     run_id: int
@@ -53,6 +57,8 @@ class Item(NamedTuple):
     payload: Any
     round: int
     executions: int
+    crashes: int
+    event_key: str
 
     @property
     def event_id(self) -> str:
@@ -93,6 +99,42 @@ class WorkContext:
     now: Callable[[], datetime]
 
 
+class Order(NamedTuple):
+    """What a write is to do. `key` names it at the vendor, the same however often it is sent; `before` is what was read
+    there just before."""
+
+    key: str
+    wanted: Any
+    before: Any
+
+
+@dataclass(frozen=True)
+class Write:
+    """A write at a vendor, instead of plain work: the engine records it before it sends it, and finds out what became
+    of it when the answer got lost. `wanted` and what is read are JSON. `quiet` is counted from the last send: at least
+    the call's own deadline plus the longest time in which the vendor may still apply what it has received."""
+
+    wanted: Callable[[Item], Any]
+    send: Callable[[WorkContext, Item, Order], Awaitable[Any]]
+    quiet: timedelta
+
+
+@dataclass(frozen=True)
+class KeyedWrite(Write):
+    """Class C1: the vendor remembers the key and does the same thing once. The answer is the item's result."""
+
+    remembered: timedelta = timedelta(hours=24)
+
+
+@dataclass(frozen=True)
+class AbsoluteWrite(Write):
+    """Class C2: sets a state that can be read back. What was read need only agree with the wanted fields; a state that
+    is neither the wanted one nor the former is somebody else's, and is not overwritten. The result is what was wanted.
+    """
+
+    read: Callable[[WorkContext, Item], Awaitable[Any]] = field(kw_only=True)
+
+
 Work = Callable[[WorkContext, Item], Awaitable[Result]]
 Save = Callable[[Connection, Sequence[Saved]], Awaitable[None]]
 Source = Callable[[Connection, Run], Awaitable[Sequence[NewItem]]]
@@ -113,7 +155,7 @@ class Lane:
 class Stage:
     name: str
     lane: Lane
-    work: Work
+    work: Work | Write
     save: Save | None = None
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     time_limit: timedelta = timedelta(minutes=5)  # of one execution
@@ -132,6 +174,11 @@ class Flow:
     words: Words = PLAIN
     schema: str = ""  # idempotent DDL of a flow that brings its own tables
     vendors: Callable[[Clock], AbstractAsyncContextManager[Any]] = lambda _: nullcontext()  # once per process
+
+    @property
+    def stale_after(self) -> timedelta:
+        """A gate ends at its `max_wait`: a run that takes longer than all of them together is not one any more."""
+        return sum((stage.max_wait for stage in self.stages), GRACE)
 
     def stage(self, name: str) -> Stage:
         return next(stage for stage in self.stages if stage.name == name)

@@ -38,6 +38,7 @@ class Look:
     failed: int
     failed_for_good: int
     in_flight: int
+    run_ended: bool = False
 
     @property
     def finished(self) -> int:
@@ -46,6 +47,9 @@ class Look:
     @property
     def waiting(self) -> int:
         return self.expected - self.finished - self.in_flight
+
+    def stalled(self, stage: Stage) -> bool:
+        return self.now - self.progress_at >= STALL_POLLS * stage.poll
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,7 @@ def decide(look: Look, stage: Stage) -> Passed | Redispatch | Wait:
     if look.now >= look.deadline_at:
         return Passed("timeout")
     quiet = look.now - look.progress_at
-    stalled = quiet >= STALL_POLLS * stage.poll
-    if may_heal and stalled and look.fanned_out:
+    if may_heal and look.stalled(stage) and look.fanned_out:
         return Redispatch(look.round + 1)
     # Pauses grow with the age of the gate from one second to the poll interval; a hint ends any of them early.
     pause = min(max(FIRST_PAUSE, (look.now - look.started_at) / 10), stage.poll)
@@ -97,8 +100,9 @@ SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM
        c.succeeded::int, c.ignored::int, c.failed::int, c.in_flight::int,
        CASE WHEN c.failed = 0 OR s.round >= %(rounds)s THEN 0 ELSE (
             SELECT count(*) FROM items i WHERE i.run_id = s.run_id AND i.stage = s.stage AND i.status = 'failed'
-            AND i.permanent)::int END AS failed_for_good
-FROM stages s, counts c, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
+            AND i.permanent)::int END AS failed_for_good,
+       r.ended_at IS NOT NULL AS run_ended
+FROM stages s JOIN runs r ON r.id = s.run_id, counts c, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
 """
 
 # What failed and may heal is opened again: out of its claim's `failed`, into its `released`.
@@ -114,6 +118,12 @@ opened AS (
         finished_at = NULL, result = NULL
     FROM again WHERE i.id = again.id RETURNING i.key)
 SELECT count(*), (array_agg(key ORDER BY key))[1:3], pg_notify('ecluse_work', '') FROM opened
+"""
+
+# What somebody has in hand may still come to its end, but is not tried again.
+LAST_CHANCE = """
+UPDATE items SET permanent = true, error_code = %(code)s, error = %(error)s || coalesce(': ' || error, '')
+WHERE run_id = %(run)s AND stage = %(stage)s AND status = 'open' AND claim_id IS NOT NULL
 """
 
 # At the deadline what nobody has in hand is closed, so that no worker starts it after the gate has given up on it.
@@ -168,10 +178,9 @@ async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int
 async def end(connection: Connection, run: Run, stage: Stage, cause: Literal["done", "timeout"]) -> None:
     async with connection.transaction():
         if cause == "timeout":
-            await connection.execute(
-                CLOSE_WAITING,
-                {"run": run.id, "stage": stage.name, "code": "INCOMPLETE", "error": stage.incomplete},
-            )
+            late = {"run": run.id, "stage": stage.name, "code": "INCOMPLETE", "error": stage.incomplete}
+            await connection.execute(LAST_CHANCE, late)
+            await connection.execute(CLOSE_WAITING, late)
         cursor = await connection.execute(
             "UPDATE stages SET ended_at = ecluse_now(), end_cause = %s WHERE run_id = %s AND stage = %s"
             " AND ended_at IS NULL",

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from math import inf
+from typing import Literal
 
 from ecluse.engine.claim import Taken
 
@@ -19,35 +20,36 @@ WATCH_SECONDS = 0.5
 IN_A_ROW = 64
 
 
-class Hand:
-    """`work` runs under `limit`; a call that outlives its limit is cancelled and raises TimeoutError."""
+Why = Literal["late", "dropped"]
 
-    __slots__ = ("deadline", "late", "rest", "taken", "task")
+
+class Hand:
+    """A call that outlives its deadline, or is of no use any more, is cancelled; `forgive` then says which."""
+
+    __slots__ = ("deadline", "rest", "taken", "task", "why")
 
     def __init__(self) -> None:
         self.deadline = inf
-        self.late = False
+        self.why: Why | None = None
         self.rest: asyncio.Future[None] | None = None
         self.taken: Taken | None = None
         self.task: asyncio.Task[None] | None = None
 
-    def interrupt(self) -> None:
-        if self.task is not None and not self.late:
-            self.late = True
+    def interrupt(self, why: Why) -> None:
+        if self.task is not None and self.why is None:
+            self.why = why
             self.task.cancel()
 
     @property
     def told_to_go(self) -> bool:
         return self.task is not None and self.task.cancelling() > 0
 
-    def forgive(self) -> bool:
+    def forgive(self) -> Why | None:
         """After a CancelledError: was it ours?"""
-        if not self.late:
-            return False
-        self.late = False
-        if self.task is not None:
+        why, self.why = self.why, None
+        if why is not None and self.task is not None:
             self.task.uncancel()
-        return True
+        return why
 
 
 class Hands:
@@ -77,6 +79,11 @@ class Hands:
     def taken(self) -> list[Taken]:
         return [hand.taken for hand in self._hands if hand.taken is not None]
 
+    def interrupt(self, useless: Callable[[Taken], bool]) -> None:
+        for hand in self._hands:
+            if hand.taken is not None and useless(hand.taken):
+                hand.interrupt("dropped")
+
     def start(self) -> None:
         for hand in self._hands:
             hand.task = asyncio.create_task(self._take(hand), name="hand")
@@ -89,6 +96,13 @@ class Hands:
             rest = self._idle.pop().rest
             if rest is not None and not rest.done():
                 rest.set_result(None)
+
+    def drop(self, useless: Callable[[Taken], bool]) -> list[Taken]:
+        """What has not been started and need not be. Calls that are running are for `interrupt`."""
+        dropped = [taken for taken in self.ready if useless(taken)]
+        if dropped:
+            self.ready = deque(taken for taken in self.ready if not useless(taken))
+        return dropped
 
     async def drain(self, grace: float) -> None:
         """Start nothing more; let what is running finish for at most `grace` seconds."""
@@ -138,4 +152,4 @@ class Hands:
             now = loop.time()
             for hand in self._hands:
                 if hand.deadline < now:
-                    hand.interrupt()
+                    hand.interrupt("late")

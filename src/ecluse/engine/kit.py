@@ -19,7 +19,7 @@ from ecluse.base.errors import EcluseError, NotFound
 from ecluse.base.ids import replica_id
 from ecluse.db.connect import is_away, one_line, pool
 from ecluse.db.listen import listen
-from ecluse.engine import closing, orchestration, runs
+from ecluse.engine import closing, effects, orchestration, run_log, runs
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
 from ecluse.engine.replicas import Heart
@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 CLOCK_CHANNEL = "ecluse_clock"
 SWEEP_SECONDS = 5.0  # and at once after a lost connection: the listener says so
 SUSPECT_SECONDS = 1.0
+DROP_SECONDS = 0.5
+ENDED = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NOT NULL"
 WAIT_POLL_SECONDS = 1.0
 
 # Claim and commit are a handful of known statements over tables whose statistics are always stale: the big tables are
@@ -89,7 +91,7 @@ class Kit:
         gc.set_threshold(50_000, 20, 50)
         await self.pool.open(wait=True)
         await self._work_pool.open(wait=True)
-        contexts = {
+        self._contexts = {
             flow.name: WorkContext(
                 vendors=await self._vendors.enter_async_context(flow.vendors(self.clock)), now=self.clock.now
             )
@@ -99,11 +101,12 @@ class Kit:
             work_pool=self._work_pool,
             pool=self.pool,
             flows=self.by_name,
-            contexts=contexts,
+            contexts=self._contexts,
             replica=self.replica,
             hands=self.hands,
             clock=self.clock,
             chance=self.chance,
+            alive=lambda: self._heart.beats,
             died=self._loop_ended,
         )
         await self._read_clock()
@@ -115,7 +118,6 @@ class Kit:
             asyncio.create_task(job, name=name)
             for name, job in {
                 "worker": self.worker.run(),
-                "committer": self.worker.committer.run(),
                 "listener": listen(
                     self.dsn,
                     {
@@ -126,6 +128,8 @@ class Kit:
                     },
                 ),
                 "sweeper": self._sweep(),
+                "dropper": self._drop_ended(),
+                "committer": self.worker.committer.run(),
             }.items()
         ]
         for task in self._background:
@@ -136,16 +140,25 @@ class Kit:
         """Hand over: finish or give back what is in hand, leave the runs to the other replicas. One part that cannot be
         stopped properly (its database is away, say) does not keep the others."""
         self.running = False
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        *loops, committer = self._background
+        await asyncio.gather(*map(_stopped, loops))
         async with AsyncExitStack() as parts:
             parts.push_async_callback(self.pool.close)
             parts.push_async_callback(self._work_pool.close)
             parts.push_async_callback(self._vendors.aclose)
             parts.push_async_callback(asyncio.to_thread, self._heart.stop)
-            parts.push_async_callback(orchestration.stop)
-            parts.push_async_callback(self.worker.drain, grace)
+            parts.push_async_callback(self.worker.flush, grace)
+            parts.push_async_callback(_stopped, committer)
+            parts.push_async_callback(self._hand_over, grace)
+
+    async def _hand_over(self, grace: float) -> None:
+        """Others lead our runs from now on, while the calls in hand come to their end."""
+        ending = asyncio.create_task(self.worker.drain(grace))
+        try:
+            await orchestration.stop()
+            await asyncio.to_thread(self._heart.hand_over)
+        finally:
+            await ending
 
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
         """A loop that ends by itself is a bug; a server without it would look alive and do nothing."""
@@ -187,6 +200,12 @@ class Kit:
                 await runs.select(connection, started.run, items)
                 await fan_out(connection, started.run, stage, items, chunk=self.chunk)
         return started
+
+    async def end_run(self, run_id: int, reason: str) -> bool:
+        """By an operator, at once: nothing more of it is started. False if it had ended already."""
+        async with self.pool.connection() as connection:
+            run = await runs.load(connection, run_id)
+            return await closing.end_by_operator(connection, self.flow(run.flow), run, reason)
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> dict[str, object]:
         """Until the run has ended, at most `max_wait`. The signal only wakes; the row is read first and on every look,
@@ -234,7 +253,8 @@ class Kit:
             capped=[lane for lane, capped in rows if capped],
         )
 
-    def _hear_end(self, _: str) -> None:
+    def _hear_end(self, run_id: str) -> None:
+        self.worker.drop([int(run_id)])
         self._run_ended.set()
         self._run_ended = asyncio.Event()
 
@@ -247,6 +267,19 @@ class Kit:
             row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
         if row:  # the database's clock is everybody's: a host that is fast or slow must not retry early or late
             self.clock.offset = row[0] - (asked + (datetime.now(UTC) - asked) / 2)
+
+    async def _drop_ended(self) -> None:
+        """The signal may be lost; what an ended run has in hand is dropped within a second all the same."""
+        while True:
+            await asyncio.sleep(DROP_SECONDS)
+            if in_hand := self.worker.runs_in_hand:
+                try:
+                    async with self.pool.connection() as connection:
+                        cursor = await connection.execute(ENDED, (list(in_hand),))
+                        self.worker.drop(row[0] for row in await cursor.fetchall())
+                except psycopg.Error as error:
+                    if not is_away(error):
+                        raise
 
     async def _sweep(self) -> None:
         """What a crash, a lost connection or a restart of the database has left lying."""
@@ -262,6 +295,8 @@ class Kit:
                 await self._end_unled()
                 suspects = await self._resume_interrupted(suspects)
                 await closing.sweep(self.pool, self.by_name)
+                await self._end_stale()
+                await effects.settle_forgotten(self.pool, self.by_name, self._contexts, self.replica)
             except (psycopg.Error, *orchestration.Away) as error:
                 if isinstance(error, psycopg.Error) and not is_away(error):
                     raise
@@ -285,6 +320,19 @@ class Kit:
                     connection, self.flow(run.flow), run, cause="catastrophic", code="NO_WORKFLOW", reason=why
                 )
 
+    async def _end_stale(self) -> None:
+        """Longer than its stages may take: a bug, or a story that hangs. One that is being led gets twice the time."""
+        limits = [flow.stale_after for flow in self.flows]
+        async with self.pool.connection() as connection:
+            cursor = await connection.execute(runs.STALE, {"flows": list(self.by_name), "limits": limits})
+            for run_id, running_for, limit, only_overdue in await cursor.fetchall():
+                why = f"running for {running_for}, longer than the {limit} that its stages may take"
+                run = await runs.load(connection, run_id)
+                if only_overdue:
+                    await run_log.write_once(connection, run_id, "overdue: still being led", why=why)
+                else:
+                    await runs.end(connection, self.flow(run.flow), run, cause="stale", code="STALE", reason=why)
+
     async def _resume_interrupted(self, suspects: dict[str, float]) -> dict[str, float]:
         now = self.clock.monotonic()
         async with self.pool.connection() as connection:
@@ -294,3 +342,8 @@ class Kit:
             log.warning("resuming interrupted workflows", workflows=overdue)
             await orchestration.resume(overdue)
         return {name: since for name, since in seen.items() if name not in overdue}
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

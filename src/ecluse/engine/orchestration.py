@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import structlog
 from dbos import DBOS, DBOSConfig, SetWorkflowID
 from dbos._error import DBOSException
+from dbos._utils import INTERNAL_QUEUE_NAME
 from sqlalchemy import exc
 
 from ecluse.base.ids import workflow_id
@@ -130,6 +131,11 @@ async def step(name: str, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
     return await DBOS.run_step_async({"name": name}, function)
 
 
+async def patched(name: str) -> bool:
+    """Is this a run that began with the change called `name`? Those in flight when it was deployed go on without it."""
+    return await DBOS.patch_async(name)
+
+
 async def receive(topic: str, seconds: float) -> None:
     """Wait for a hint, durably: the wake-up instant is stored, a replica that takes over waits for the rest of it."""
     await DBOS.recv_async(topic, timeout_seconds=seconds)
@@ -154,6 +160,14 @@ async def interrupted(connection: Connection, executor_id: str) -> set[str]:
 async def resume(workflows: Collection[str]) -> None:
     await DBOS.resume_workflows_async(list(workflows))
 
+
+# What DBOS itself does to a dead executor's workflows; whoever leaves need not be found dead first.
+HAND_OVER = f"""
+UPDATE dbos.workflow_status SET status = 'ENQUEUED', owner_xid = NULL, started_at_epoch_ms = NULL,
+    updated_at = extract(epoch FROM clock_timestamp()) * 1000,
+    queue_name = coalesce(queue_name, '{INTERNAL_QUEUE_NAME}')
+WHERE status = 'PENDING' AND executor_id = %s
+"""  # noqa: S608 - a constant of theirs
 
 STRANDED = """
 SELECT DISTINCT w.executor_id FROM dbos.workflow_status w

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -48,11 +49,18 @@ class Heart:
         self._threads: list[threading.Thread] = []
         self._since: dict[str, object] = {}
         self._ticks = 0
+        self._beaten_at = 0.0
 
     def start(self) -> None:
         with self._connect() as connection:
+            self._beaten_at = time.monotonic()
             connection.execute(ENTER, (self._replica, socket.gethostname(), os.getpid()))
         self._start("heartbeat", self._keep_beating, self._beat)
+
+    @property
+    def beats(self) -> bool:
+        """Nobody can have declared us dead yet, nor will they in the next moment."""
+        return time.monotonic() - self._beaten_at < self._dead_after - self._beat
 
     def start_reaping(self) -> None:
         """Once workflows can be recovered here."""
@@ -66,11 +74,16 @@ class Heart:
     def stop(self) -> None:
         """Leave for good: what this process still held is opened again at once."""
         self._stop.set()
-        for thread in self._threads:
-            thread.join(timeout=5)
         with self._connect() as connection:
             connection.execute(LEAVE, (self._replica,))
             connection.execute(RELEASE, {"replica": None, "known": []})
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def hand_over(self) -> None:
+        """Our workflows, once nobody here leads them any more."""
+        with self._connect() as connection:
+            connection.execute(orchestration.HAND_OVER, (self._replica,))
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(self._dsn, autocommit=True, options=session_options(self._dsn))
@@ -91,9 +104,11 @@ class Heart:
                 self._stop.wait(1.0)
 
     def _keep_beating(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        if connection.execute(BEAT, (self._replica,)).rowcount == 0:
+        asked_at = time.monotonic()
+        if connection.execute(BEAT, (self._replica,)).rowcount == 0 and not self._stop.is_set():
             log.critical("this replica was declared dead: leaving at once", replica=self._replica)
             os._exit(70)
+        self._beaten_at = asked_at
 
     def _reap(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         dead = connection.execute(

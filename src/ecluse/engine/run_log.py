@@ -23,3 +23,10 @@ async def write(
         "INSERT INTO run_log (run_id, at, level, message, event_id, data) VALUES (%s, ecluse_now(), %s, %s, %s, %s)",
         (run_id, level, storable(message), event_id, Jsonb(data) if data else None),
     )
+
+
+async def write_once(connection: Connection, run_id: int, message: str, **data: Any) -> None:
+    """A warning that stays true: said once, however often somebody notices."""
+    said = await connection.execute("SELECT 1 FROM run_log WHERE run_id = %s AND message = %s", (run_id, message))
+    if await said.fetchone() is None:
+        await write(connection, run_id, message, level="warning", **data)

@@ -3,6 +3,7 @@ run's status, by compare-and-set on the word it had."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import Any, Literal
 
 import psycopg
 import structlog
-from psycopg import AsyncCursor
 from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
 from pydantic import ValidationError
@@ -18,6 +18,7 @@ from pydantic_core import to_json
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.ids import retry_id
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection
 from ecluse.engine import run_log
@@ -49,6 +50,8 @@ class Start:
     input: dict[str, Any] | None = None
     parent_run_id: int | None = None
     correlation_id: str | None = None
+    # A run that ended does not block its key: a deliberate repetition is a new run, under the key's next name.
+    again: bool = False
 
 
 INSERT = """
@@ -71,39 +74,41 @@ async def insert(connection: Connection, start: Start) -> Started:
         raise InvalidInput("the event key of a run is 1 to 500 characters without NUL")
     if not TENANT.fullmatch(start.tenant_id):
         raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {start.tenant_id!r}")
+    row = {
+        "tenant": start.tenant_id,
+        "flow": flow.name,
+        "parent": start.parent_run_id,
+        "orchestrated": flow.story is not None,
+        "status": flow.words.initial,
+        "state": flow.words.meaning[flow.words.initial],
+        "input": Jsonb(given.model_dump(mode="json")),
+        "correlation": start.correlation_id,
+    }
+    for times in itertools.count():
+        started, ended = await _insert(connection, {**row, "key": retry_id(start.event_key, times)})
+        if not (ended and start.again):
+            break
+    return started
+
+
+async def _insert(connection: Connection, row: dict[str, Any]) -> tuple[Started, bool]:
+    """The run of this key, new or known; and whether it has ended."""
     async with connection.cursor(row_factory=class_row(Run)) as cursor:
-        await _insert(
-            cursor,
-            {
-                "tenant": start.tenant_id,
-                "flow": flow.name,
-                "key": start.event_key,
-                "parent": start.parent_run_id,
-                "orchestrated": flow.story is not None,
-                "status": flow.words.initial,
-                "state": flow.words.meaning[flow.words.initial],
-                "input": Jsonb(given.model_dump(mode="json")),
-                "correlation": start.correlation_id,
-            },
-        )
-        run = await cursor.fetchone()
-        if run is not None:
-            return Started(run, deduplicated=False)
-        # Committed by somebody else, hence visible to this second statement.
-        await cursor.execute(
-            "SELECT id, tenant_id, flow, event_key, input FROM runs WHERE tenant_id = %s AND event_key = %s",
-            (start.tenant_id, start.event_key),
-        )
-        run = await cursor.fetchone()
-    assert run is not None  # noqa: S101 - runs are never deleted while their key is in use
-    return Started(run, deduplicated=True)
-
-
-async def _insert(cursor: AsyncCursor[Run], row: dict[str, Any]) -> None:
-    try:
-        await cursor.execute(INSERT, row)
-    except psycopg.DataError as error:
-        raise InvalidInput(f"input of flow {row['flow']}: {error.diag.message_primary}") from error
+        try:
+            await cursor.execute(INSERT, row)
+        except psycopg.DataError as error:
+            raise InvalidInput(f"input of flow {row['flow']}: {error.diag.message_primary}") from error
+        if (run := await cursor.fetchone()) is not None:
+            return Started(run, deduplicated=False), False
+    # Committed by somebody else, hence visible to this second statement.
+    known = await connection.execute(
+        "SELECT ended_at IS NOT NULL, id, tenant_id, flow, event_key, input FROM runs"
+        " WHERE tenant_id = %(tenant)s AND event_key = %(key)s",
+        row,
+    )
+    found = await known.fetchone()
+    assert found is not None  # noqa: S101 - runs are never deleted while their key is in use
+    return Started(Run(*found[1:]), deduplicated=True), bool(found[0])
 
 
 async def announce(connection: Connection) -> None:
@@ -126,6 +131,17 @@ async def has_ended(connection: Connection, run_id: int) -> bool:
         raise NotFound(f"there is no run {run_id}")
     return bool(row[0])
 
+
+# Nobody leads them, or they have had twice their time. `only_overdue`: a live replica leads it.
+STALE = """
+SELECT r.id, date_trunc('second', ecluse_now() - r.started_at), f.most,
+       led AND r.started_at >= ecluse_now() - 2 * f.most AS only_overdue
+FROM runs r JOIN unnest(%(flows)s::text[], %(limits)s::interval[]) AS f(flow, most) ON f.flow = r.flow,
+LATERAL (SELECT EXISTS (
+    SELECT 1 FROM dbos.workflow_status w JOIN replicas p ON p.id = w.executor_id AND p.state = 'live'
+    WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key AND w.status = 'PENDING') AS led) l
+WHERE r.ended_at IS NULL AND r.orchestrated AND r.started_at < ecluse_now() - f.most
+"""
 
 # With what became of its targets: how many by reason, successes under their own name.
 SHOW = """
@@ -216,6 +232,13 @@ SETTLE_BY_FORCE = (
     "UPDATE outcomes SET outcome = 'failed', error_code = %s, reason = %s WHERE run_id = %s AND outcome IS NULL"
 )
 
+# A failure that may yet turn out to be a success at the vendor says so; `effects` will know.
+MAY_EXIST = """
+UPDATE outcomes o SET effect_may_exist = true FROM effects e
+WHERE o.run_id = %(run)s AND e.run_id = o.run_id AND e.target = o.target AND e.state IN ('sending', 'unknown')
+  AND o.outcome = 'failed'
+"""
+
 # Nothing of an ended run is started or stored any more: waiting items go under a closed claim, fences move on.
 CLOSE_WORK = """
 WITH late AS (
@@ -261,6 +284,7 @@ async def end(
         else:
             text = storable(f"Run ended: {cause}: {reason or code or 'no reason given'}")
             await connection.execute(SETTLE_BY_FORCE, (code or "RUN_ENDED", text, run.id))
+        await connection.execute(MAY_EXIST, {"run": run.id})
         await connection.execute(CLOSE_WORK, {"run": run.id})
         crashpoint("in finalize")
         counts = await _finish(connection, flow, run, word, cause, code, reason)

@@ -14,7 +14,7 @@ import structlog
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import gate, orchestration, runs
+from ecluse.engine import gate, orchestration, run_log, runs
 from ecluse.engine.fan_out import fan_out
 from ecluse.engine.flow import Flow, Run, Source, Stage
 
@@ -23,6 +23,10 @@ log = structlog.get_logger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 DATABASE_AWAY_SECONDS = 0.5
+
+
+class RunEnded(Exception):
+    """Somebody ended the run: its story is over, too."""
 
 
 def gate_topic(stage: str) -> str:
@@ -62,6 +66,10 @@ class Story:
 
         return await orchestration.step(name, patiently)
 
+    async def patched(self, change: str) -> bool:
+        """False for runs that began before this change to the story was deployed: they go on as they began."""
+        return await orchestration.patched(change)
+
     async def phase(self, name: str) -> None:
         await self.step(f"phase-{name}", runs.set_phase, name)
 
@@ -88,6 +96,8 @@ class Story:
         looks = 0
         while True:
             verdict, seconds = await self.step(f"poll-{stage.name}-{looks}", _look, stage)
+            if verdict == "run ended":
+                raise RunEnded
             if verdict != "wait":
                 crashpoint("after gate end")
                 return verdict
@@ -98,6 +108,13 @@ class Story:
 
 async def _look(connection: Connection, run: Run, stage: Stage) -> tuple[str, float]:
     seen = await gate.look(connection, run, stage)
+    if seen.run_ended:
+        return "run ended", 0.0
+    if seen.fanned_out and seen.waiting and seen.stalled(stage):
+        message = f"gate {stage.name}: stalled, and nobody has picked up {run.flow}/{stage.name}"
+        await run_log.write_once(
+            connection, run.id, message, unclaimed=seen.waiting, since=seen.progress_at.isoformat()
+        )
     match gate.decide(seen, stage):
         case gate.Passed(cause):
             await gate.end(connection, run, stage, cause)
@@ -125,6 +142,8 @@ async def lead(story: Story) -> None:
         crashpoint("after finalize")
     except orchestration.NOT_THE_STORYS:
         raise
+    except RunEnded:
+        log.info("run was ended", run_id=run.id)
     except Exception as error:  # the edge of the story: whatever went wrong in it, the run must say so
         log.exception("run failed", run_id=run.id)
         code = error.code if isinstance(error, EcluseError) else "BUG"

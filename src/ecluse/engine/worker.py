@@ -10,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 
 import psycopg
 import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
-from ecluse.base.errors import EcluseError, TransientError
-from ecluse.db.connect import Pool
-from ecluse.engine import closing
-from ecluse.engine.claim import AHEAD_SECONDS, Claimant, Taken, claim_capped, claim_free, release_unknown
+from ecluse.base.errors import EcluseError, PermanentError, TransientError, VendorError
+from ecluse.db.connect import Connection, Pool
+from ecluse.engine import claim, closing
+from ecluse.engine.claim import AHEAD_SECONDS, Claimant, Taken
 from ecluse.engine.committer import LARGEST_BATCH, Committer, Finish
-from ecluse.engine.flow import Done, Flow, Ignored, Stage, WorkContext
+from ecluse.engine.effects import Ended, Fenced, Performer, again_or_never
+from ecluse.engine.flow import Done, Flow, Ignored, Item, Result, Stage, WorkContext, Write
 from ecluse.engine.hands import Hand, Hands
 from ecluse.engine.retry import Retry, decide
 
@@ -35,6 +37,12 @@ BUSY_POLL_SECONDS = 0.05
 PACE_SECONDS = 0.03  # over which the pace is measured
 # A lane with a rate gives permits for a tenth of a second at a time: while it does, ask more often.
 PACED_SECONDS = 2.0
+# Items that workers died with are looked for this often. A replica holds a tenth of its hands of what one worker died
+# with, a hundredth of what two did: the culprit is narrowed down while the others go on. From the third death on an
+# item runs alone; two more, and it is not run again.
+SUSPECTS_SECONDS = 1.0
+SHARE_OF_SUSPECTS = {1: 10, 2: 100}
+ALONE, TOO_MANY_CRASHES = 3, 5
 
 
 class Worker:
@@ -49,6 +57,7 @@ class Worker:
         hands: int,
         clock: Clock,
         chance: random.Random,
+        alive: Callable[[], bool],
         died: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._work_pool = work_pool
@@ -62,6 +71,13 @@ class Worker:
         self._wake = asyncio.Event()
         self.hands = Hands(hands, self._execute, empty=self._wake.set, died=died)
         self.committer = Committer(work_pool, replica, self._committed, expecting=lambda: self.hands.busy)
+        self._performer = Performer(self.committer.intend, self._may_send, clock.now)
+        self._alive = alive  # our heartbeat is recent: nobody can have declared us dead
+        self._leaving = False
+        self._ended: set[int] = set()  # runs that ended with items of theirs in hand
+        self._suspects: set[int] = set()
+        self._suspects_at = 0.0
+        self._alone = False
         self._lanes: tuple[list[int], list[int]] = ([], [])
         self._unsure = False  # a claim failed: it may have been committed all the same
         self._in_hand: Counter[tuple[int, str]] = Counter()
@@ -96,9 +112,29 @@ class Worker:
             elif got == 0:
                 await self._sleep(BUSY_POLL_SECONDS if now < self._paced_until else POLL_SECONDS)
 
+    @property
+    def runs_in_hand(self) -> set[int]:
+        return {run for run, _ in self._in_hand}
+
+    def drop(self, run_ids: Iterable[int]) -> None:
+        """These runs have ended: what is not started is forgotten, reads are cancelled. A write that is under way is
+        let finish, because its answer says what became of it."""
+        ended = self.runs_in_hand.intersection(run_ids)
+        self._ended = self._ended & self.runs_in_hand | ended
+        if ended:
+            for taken in self.hands.drop(lambda taken: taken.item.run_id in ended):
+                self._forget([taken.item])
+            self.hands.interrupt(
+                lambda taken: taken.item.run_id in ended and taken.item.id not in self._performer.sending
+            )
+
     async def drain(self, grace: float) -> None:
-        """After `run` was cancelled: let what is running finish, for at most `grace` seconds, and store it."""
+        """After `run` was cancelled: let what is running finish, for at most `grace` seconds."""
+        self._leaving = True
         await self.hands.drain(grace)
+
+    async def flush(self, grace: float) -> None:
+        """After `drain`, the committer stopped: store what there is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(grace, FLUSH_SECONDS)):
                 await self.committer.flush()
@@ -112,20 +148,18 @@ class Worker:
             pass
 
     async def _claim(self, room: int) -> int:
-        free, capped = self._lanes
         taken: list[Taken] = []
         try:
             async with self._work_pool.connection() as connection:
                 if self._unsure:
-                    await release_unknown(connection, replica=self._who.replica, known=self._known_claims())
+                    await claim.release_unknown(connection, replica=self._who.replica, known=self._known_claims())
                     self._unsure = False
-                # Where caps hold, only what there is a hand for right now; and half of it, if others wait as well.
-                now_free = min(room, self.hands.count - self.hands.busy - len(self.hands.ready))
-                capped_room = (now_free + 1) // 2 if free else now_free
-                if capped and capped_room > 0:
-                    taken += await claim_capped(connection, self._who, capped, capped_room)
-                if free and len(taken) < room:
-                    taken += await claim_free(connection, self._who, free, room - len(taken))
+                if self._clock.monotonic() >= self._suspects_at:
+                    self._suspects = await claim.suspects(connection)
+                    self._suspects_at = self._clock.monotonic() + SUSPECTS_SECONDS
+                taken = await self._choose(connection, room) if self._suspects or self._alone else []
+                if not self._alone:
+                    taken += await self._claim_from(connection, self._who, room - len(taken))
         except psycopg.OperationalError as error:
             log.warning("claim: database away", error=str(error).strip())
             self._unsure = True
@@ -138,50 +172,113 @@ class Worker:
         self.hands.give(taken)
         return len(taken)
 
+    async def _choose(self, connection: Connection, room: int) -> list[Taken]:
+        """What others have died with. Whoever is to run alone waits until the hands are empty, and keeps them so."""
+        if self._alone and self._in_hand:
+            return []
+        self._alone = any(crashes >= ALONE for crashes in self._suspects)
+        if self._alone:
+            if self._in_hand:
+                return []
+            last = self._who._replace(least_crashes=ALONE, most_crashes=claim.MOST_CRASHES)
+            if taken := await self._claim_from(connection, last, 1):
+                return taken
+            self._alone = False  # held back by its lane, or somebody else has it
+        taken = []
+        for crashes, share in SHARE_OF_SUSPECTS.items():
+            if crashes in self._suspects:
+                held = sum(one.item.crashes == crashes for one in (*self.hands.ready, *self.hands.taken))
+                who = self._who._replace(least_crashes=crashes, most_crashes=crashes)
+                most = min(room, max(1, self.hands.count // share) - held)
+                taken += await self._claim_from(connection, who, most) if most > 0 else []
+        return taken
+
+    async def _claim_from(self, connection: Connection, who: Claimant, room: int) -> list[Taken]:
+        free, capped = self._lanes
+        taken: list[Taken] = []
+        # Where caps hold, only what there is a hand for right now; and half of it, if others wait as well.
+        now_free = min(room, self.hands.count - self.hands.busy - len(self.hands.ready))
+        capped_room = (now_free + 1) // 2 if free else now_free
+        if capped and capped_room > 0:
+            taken += await claim.claim_capped(connection, who, capped, capped_room)
+        if free and len(taken) < room:
+            taken += await claim.claim_free(connection, who, free, room - len(taken))
+        return taken
+
     def _known_claims(self) -> list[int]:
         uncommitted = self.committer.uncommitted
         return list(
             {taken.claim_id for taken in (*self.hands.ready, *self.hands.taken)}
-            | {finish.claim_id for finish in uncommitted}
+            | {one.claim_id for one in uncommitted if isinstance(one, Finish)}
         )
 
+    def _may_send(self, item: Item) -> bool:
+        return self._alive() and not self._leaving and item.run_id not in self._ended
+
     async def _execute(self, hand: Hand, taken: Taken) -> None:
-        if taken.start_at is not None:
-            await asyncio.sleep((taken.start_at - self._clock.now()).total_seconds())
         stage = self._stages[taken.item.flow, taken.item.stage]
         limit = stage.time_limit.total_seconds()
-        hand.deadline = asyncio.get_running_loop().time() + limit
-        self.committer.put(await self._try(hand, stage, taken))
-
-    async def _try(self, hand: Hand, stage: Stage, taken: Taken) -> Finish:
-        item, claim_id, fence, _ = taken
         try:
-            result = await stage.work(self._contexts[item.flow], item)
+            if taken.start_at is not None:
+                await asyncio.sleep((taken.start_at - self._clock.now()).total_seconds())
+            hand.deadline = asyncio.get_running_loop().time() + limit
+            finish = await self._try(stage, taken)
         except asyncio.CancelledError as error:
-            if hand.forgive():
-                limit = stage.time_limit.total_seconds()
-                return self._failed(stage, taken, TransientError(f"No answer within {limit:g} s", code="TIMEOUT"))
-            if hand.told_to_go:
-                raise
-            return self._failed(stage, taken, RuntimeError(f"something inside the work was cancelled: {error!r}"))
+            match hand.forgive():
+                case "late":
+                    late = TransientError(f"No answer within {limit:g} s", code="TIMEOUT")
+                    finish = self._failed(stage, taken, late)
+                case "dropped":
+                    self._forget([taken.item])
+                    return
+                case _ if hand.told_to_go:
+                    raise
+                case _:
+                    cancelled = RuntimeError(f"something inside the work was cancelled: {error!r}")
+                    finish = self._failed(stage, taken, cancelled)
+        except Fenced:
+            log.warning("fenced out, nothing sent", event_id=taken.item.event_id)
+            self._forget([taken.item])
+            return
         except Exception as error:  # the edge of the work: whatever went wrong in it is this item's error
-            if not isinstance(error, EcluseError) and not item.executions:  # once per item will do
-                log.exception("work raised", event_id=item.event_id)
-            return self._failed(stage, taken, error)
-        match result:
+            if not isinstance(error, EcluseError) and not taken.item.executions:  # once per item will do
+                log.exception("work raised", event_id=taken.item.event_id)
+            finish = self._failed(stage, taken, error)
+        self.committer.put(finish)
+
+    async def _try(self, stage: Stage, taken: Taken) -> Finish:
+        item, claim_id, fence, _ = taken
+        context, effect = self._contexts[item.flow], None
+        outcome: Result | VendorError | datetime
+        spent = _spent(stage, item)
+        if spent is not None and (item.crashes > TOO_MANY_CRASHES or not isinstance(stage.work, Write)):
+            outcome = spent
+        elif isinstance(stage.work, Write):
+            outcome, effect = await self._performer.perform(stage.work, context, taken, spent)
+        else:
+            outcome = await stage.work(context, item)
+        match outcome:
             case Done(value):
-                return Finish(item, stage, claim_id, fence, "succeeded", result=value)
+                return Finish(item, stage, claim_id, fence, "succeeded", result=value, effect=effect)
             case Ignored(reason, code):
                 return Finish(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
+            case VendorError() as error:
+                return self._failed(stage, taken, error, effect)
+            case datetime() as later:
+                return Finish(item, stage, claim_id, fence, "open", due_at=later, effect=effect)
             case other:
                 return self._failed(stage, taken, TypeError(f"work returned {other!r}, not Done or Ignored"))
 
-    def _failed(self, stage: Stage, taken: Taken, error: Exception) -> Finish:
+    def _failed(self, stage: Stage, taken: Taken, error: Exception, effect: Ended | None = None) -> Finish:
         item, claim_id, fence, _ = taken
-        executions = item.executions + 1
-        verdict = decide(error, executions=executions, policy=stage.retry, now=self._clock.now(), chance=self._chance)
-        known = isinstance(error, EcluseError)
+        executions, now = item.executions + 1, self._clock.now()
+        verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=self._chance)
         code = error.code if isinstance(error, EcluseError) else "BUG"
+        text = str(error) if isinstance(error, EcluseError) else f"{type(error).__name__}: {error}"
+        if effect is not None and effect.state == "unknown" and isinstance(stage.work, Write):
+            verdict = again_or_never(stage.work, verdict, now)
+            if not isinstance(verdict, Retry):
+                code, text = "OUTCOME_UNKNOWN", f"The vendor may have applied it, and cannot be asked: {text}"
         failed = Finish(
             item,
             stage,
@@ -189,8 +286,9 @@ class Worker:
             fence,
             "failed",
             error_code=code,
-            error=str(error) if known else f"{type(error).__name__}: {error}",
-            ambiguous=isinstance(error, TransientError) and error.ambiguous,
+            error=text,
+            ambiguous=isinstance(error, VendorError) and error.ambiguous,
+            effect=effect,
         )
         if isinstance(verdict, Retry):
             log.debug("retry", event_id=item.event_id, code=code, execution=executions, at=str(verdict.at))
@@ -200,18 +298,22 @@ class Worker:
     def _committed(self, batch: Sequence[Finish]) -> None:
         loop = asyncio.get_running_loop()
         for finish in batch:
-            pair = (finish.item.run_id, finish.item.stage)
-            self._in_hand[pair] -= 1
-            if self._in_hand[pair] == 0:
-                del self._in_hand[pair]
-                self._to_close.add(pair)
             if finish.due_at is not None:
                 loop.call_later(max(0.0, (finish.due_at - self._clock.now()).total_seconds()), self.wake)
-        self.wake()
+        self._forget([finish.item for finish in batch])
         if self._to_close:
             task = asyncio.create_task(self._close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+    def _forget(self, items: Iterable[Item]) -> None:
+        for item in items:
+            pair = (item.run_id, item.stage)
+            self._in_hand[pair] -= 1
+            if self._in_hand[pair] == 0:
+                del self._in_hand[pair]
+                self._to_close.add(pair)
+        self.wake()
 
     async def _close(self) -> None:
         pairs, self._to_close = self._to_close, set()
@@ -222,3 +324,16 @@ class Worker:
             crashpoint("after hint")
         except psycopg.OperationalError as error:
             log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
+
+
+def _spent(stage: Stage, item: Item) -> VendorError | None:
+    """Why this item is not to be done (again), if so."""
+    if item.crashes >= TOO_MANY_CRASHES:
+        return PermanentError(f"{item.crashes} workers died with this item in hand", code="WORKER_CRASHED")
+    if (
+        isinstance(stage.work, Write) and item.executions >= stage.retry.executions
+    ):  # it is only here to find out what became of its last send
+        return TransientError(
+            "Sent, not answered for certain, and found not applied", code="NOT_APPLIED", ambiguous=False
+        )
+    return None

@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 EXCERPT = 300  # characters
 LARGEST_REFUSAL = 65_536  # bytes read of an answer whose status has said it all
 JSON = {"Content-Type": "application/json"}
-REFUSALS = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 404: "NOT_FOUND", 409: "CONFLICT"}
+REFUSALS = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 404: "NOT_FOUND", 409: "CONFLICT", 412: "PRECONDITION_FAILED"}
 WORTH_REPEATING = {408, 425}
 
 
@@ -126,7 +126,8 @@ class VendorHttp:
         if not succeeded:
             raise self._refusal(subject, response, answer)
         if len(answer) > largest:
-            raise PermanentError(f"{subject}: the answer is larger than {largest} bytes", code="ANSWER_TOO_LARGE")
+            message = f"{subject}: the answer is larger than {largest} bytes"
+            raise PermanentError(message, code="ANSWER_TOO_LARGE", ambiguous=True)
         try:
             return model.model_validate_json(answer, strict=True)
         except ValidationError as exc:
@@ -153,9 +154,10 @@ class VendorHttp:
         status = response.status
         message = storable(f"{subject}: {status} {excerpt(answer)}")
         if 300 <= status < 400:
-            return PermanentError(message, code="VENDOR_REDIRECT")
+            return PermanentError(message, code="VENDOR_REDIRECT", ambiguous=True)
         if status != 429 and 400 <= status < 500 and status not in WORTH_REPEATING:
-            return PermanentError(message, code=REFUSALS.get(status, "VENDOR_REFUSED"))
+            # What changed the record meanwhile may have been an earlier try of the same write.
+            return PermanentError(message, code=REFUSALS.get(status, "VENDOR_REFUSED"), ambiguous=status == 412)
         now = vendor_clock(response.headers.get(hdrs.DATE)) or self._now()
         retry_after = parse_retry_after(response.headers.get(hdrs.RETRY_AFTER), now)
         if status == 429:

@@ -44,9 +44,12 @@ class PriceList:
     async def article(self, sku: str) -> Article:
         return await self._http.call("GET", f"/articles/{quote(sku, safe='')}", Article)
 
-    async def set_price(self, sku: str, price: Decimal) -> Article:
+    async def set_price(self, sku: str, price: Decimal, *, version: int, idempotency_key: str) -> Article:
+        """Only if the article is still at this version: whoever changed it meanwhile is not overwritten. (The vendor
+        makes nothing of the key; its records name the write by it.)"""
         path = f"/articles/{quote(sku, safe='')}/price"
-        return await self._http.call("PUT", path, Article, json={"price": as_text(price)})
+        headers = {"If-Match": f'"{version}"', "Idempotency-Key": idempotency_key}
+        return await self._http.call("PUT", path, Article, json={"price": as_text(price)}, headers=headers)
 
     async def create(self, name: str, price: Decimal, idempotency_key: str) -> Article:
         wanted = {"name": name, "price": as_text(price)}

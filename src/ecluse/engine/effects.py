@@ -1,0 +1,363 @@
+"""Writes at vendors. Between the vendor's acceptance and our record there is a gap in which a crash leaves the truth
+only over there; no order of operations closes it. So the intent is committed before every send, an answer that is not
+definite leaves the write *unknown*, and nobody looks or sends again before the quiet period since the last send is
+over: a request of somebody who has died may still be on its way.
+
+    (none) ─┬─> sending ─┬─> applied | rejected               a definite answer
+    planned ┘            ├─> planned                          not sent for sure, or refused for now: nothing was done
+                         └─> unknown ── quiet, then ask ─┬─> applied | conflict | not_applied     (C2: read back)
+                                                         └─> sending                              (same key again)
+
+A crash leaves `sending`, which is asked about like `unknown`. An item that is given up on while its effect is open says
+so (`effect_may_exist`), and a sweep goes on asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+import structlog
+from pydantic_core import from_json, to_json
+
+from ecluse.base.crash import crashpoint
+from ecluse.base.errors import PermanentError, VendorError
+from ecluse.base.ids import effect_id
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection, Pool
+from ecluse.engine import run_log
+from ecluse.engine.claim import Taken
+from ecluse.engine.flow import AbsoluteWrite, Done, Flow, Item, KeyedWrite, Order, WorkContext, Write
+from ecluse.engine.retry import GiveUp, Retry
+
+log = structlog.get_logger(__name__)
+
+SEND_WITHIN = 1.0  # seconds of the intent's commit; later, somebody else may believe it was never sent
+KEY_LIFE = 0.8  # of the time for which a vendor says to remember a key
+PROBES_AT_ONCE = 20
+State = Literal["planned", "sending", "unknown", "applied", "rejected", "not_applied", "conflict"]
+OPEN = ("sending", "unknown")
+
+
+class Fenced(Exception):
+    """The claim is not ours any more: somebody took it over, or the run has ended."""
+
+
+class Standing(NamedTuple):
+    """How an effect stands in the database, and whether this intent was recorded (`went`: now send)."""
+
+    id: UUID
+    went: bool
+    state: State
+    sends: int
+    wanted: Any
+    before: Any
+    result: Any
+    error: str | None
+    age: timedelta | None  # since the first send
+    quiet_until: datetime | None
+    quiet_over: bool
+    recorded_at: float = 0.0  # on the loop's clock, when the commit was answered
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """To be committed before a send. `again_after` is the number of sends so far, when it is another one; `send` False
+    records that nothing need be done, None only looks."""
+
+    taken: Taken
+    id: UUID
+    write: Write
+    answer: asyncio.Future[Standing]
+    wanted: Any = None
+    before: Any = None
+    send: bool | None = True
+    again_after: int = 0
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "item_id": self.taken.item.id,
+            "claim_id": self.taken.claim_id,
+            "class": "C1" if isinstance(self.write, KeyedWrite) else "C2",
+            "wanted": self.wanted,
+            "before": self.before,
+            "quiet": self.write.quiet.total_seconds(),
+            "send": self.send,
+            "sends": self.again_after + 1 if self.send else 0,
+        }
+
+    def reply(self, standing: Standing | None) -> None:
+        if self.answer.done():  # who asked was told to go
+            return
+        if standing is None:
+            self.answer.set_exception(Fenced())
+        else:
+            self.answer.set_result(standing._replace(recorded_at=asyncio.get_running_loop().time()))
+
+    def refuse(self, error: VendorError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class Ended(NamedTuple):
+    """How an effect stands after an execution, stored with the item. It is believed only about the last send."""
+
+    id: UUID
+    sends: int
+    state: State
+    result: Any = None
+    error: str | None = None
+
+
+class Performed(NamedTuple):
+    outcome: Done | VendorError | datetime  # an instant: not now, come back then
+    effect: Ended | None = None
+
+
+# Claims are locked and fences compared by the statement before, in the same transaction.
+INTEND = """
+WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+mine AS MATERIALIZED (
+    SELECT t.*, i.tenant_id, i.run_id, i.stage, i.key, i.target, i.round
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id uuid, item_id bigint, claim_id bigint, class text, wanted jsonb,
+        before jsonb, quiet double precision, send boolean, sends smallint)
+    JOIN items i ON i.id = t.item_id AND i.claim_id = t.claim_id AND i.status = 'open'
+    JOIN claims c ON c.id = t.claim_id JOIN unnest(%(claims)s::bigint[], %(fences)s::int[]) AS f(id, fence)
+      ON c.id = f.id AND c.fence = f.fence),
+put AS (
+    INSERT INTO effects AS e (id, tenant_id, run_id, item_id, stage, key, target, round, class, state, wanted, before,
+                              sends, claim_id, quiet, first_send_at, last_send_at, settled_at)
+    SELECT id, tenant_id, run_id, item_id, stage, key, target, round, class,
+           CASE WHEN send THEN 'sending' ELSE 'applied' END, wanted, before, sends, claim_id,
+           make_interval(secs => quiet), CASE WHEN send THEN now END, CASE WHEN send THEN now END,
+           CASE WHEN NOT send THEN now END
+    FROM mine, clock WHERE send IS NOT NULL ORDER BY id
+    ON CONFLICT (id) DO UPDATE SET state = excluded.state, before = excluded.before, claim_id = excluded.claim_id,
+        wanted = CASE WHEN e.state = 'planned' THEN excluded.wanted ELSE e.wanted END,
+        sends = e.sends + least(excluded.sends, 1), settled_at = excluded.settled_at,
+        first_send_at = coalesce(e.first_send_at, excluded.first_send_at),
+        last_send_at = coalesce(excluded.last_send_at, e.last_send_at)
+    WHERE e.state = 'planned' OR e.state IN ('sending', 'unknown') AND excluded.sends = e.sends + 1
+      AND e.last_send_at + e.quiet <= excluded.last_send_at
+    RETURNING *)
+SELECT m.item_id, m.id, coalesce(s.went, false), coalesce(s.state, 'planned'), coalesce(s.sends, 0), s.wanted, s.before,
+       s.result, s.error, now - s.first_send_at,
+       s.last_send_at + s.quiet, coalesce(s.last_send_at + s.quiet <= now, true)
+FROM clock, mine m LEFT JOIN LATERAL (
+    SELECT *, true AS went FROM put WHERE put.id = m.id
+    UNION ALL
+    -- its own intent again: the first answer to this commit was lost
+    SELECT *, e.claim_id = m.claim_id AND e.state = 'sending' AND (m.sends = 1 OR e.sends = m.sends) FROM effects e
+    WHERE e.id = m.id AND NOT EXISTS (SELECT 1 FROM put WHERE put.id = m.id)) s ON true
+"""
+
+# Not bound to the claim: what is known for sure about the last send stays true when the run has ended meanwhile. But
+# whoever was declared dead says nothing any more.
+SETTLE = """
+UPDATE effects e SET state = t.state, result = t.result, error = t.error,
+    settled_at = CASE WHEN t.state NOT IN ('planned', 'unknown') THEN ecluse_now() END
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id uuid, sends smallint, state text, result jsonb, error text)
+WHERE e.id = t.id AND e.sends = t.sends AND e.state IN ('sending', 'unknown')
+  AND EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live')
+"""
+
+
+def plain(value: Any) -> Any:
+    """As the database will give it back, so that values can be compared."""
+    return from_json(to_json(value))
+
+
+def conclude(found: Any, wanted: Any, before: Any) -> Literal["applied", "not_applied", "conflict"]:
+    """What a read-back after the quiet period says about a write."""
+    if agrees(found, wanted):
+        return "applied"
+    return "not_applied" if found == before else "conflict"
+
+
+def agrees(found: Any, wanted: Any) -> bool:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        return all(name in found and found[name] == value for name, value in wanted.items())
+    return bool(found == wanted)
+
+
+def after_failure(error: VendorError, *, doubtful: bool) -> State:
+    """`doubtful`: an earlier send of the same write is unresolved, so that this refusal says nothing about that one."""
+    if doubtful or error.ambiguous:
+        return "unknown"
+    return "rejected" if isinstance(error, PermanentError) else "planned"
+
+
+async def record(connection: Connection, intents: list[Intent], fences: dict[int, int]) -> dict[int, Standing]:
+    """By item. Whoever is missing was fenced out."""
+    parameters = {
+        "rows": to_json([intent.row() for intent in intents]).decode(),
+        "claims": list(fences),
+        "fences": list(fences.values()),
+    }
+    cursor = await connection.execute(INTEND, parameters, prepare=True)
+    return {item_id: Standing._make([*standing, 0.0]) for item_id, *standing in await cursor.fetchall()}
+
+
+async def settle(connection: Connection, ended: list[Ended], replica: str) -> None:
+    rows = [one._replace(error=storable(one.error))._asdict() if one.error else one._asdict() for one in ended]
+    await connection.execute(SETTLE, {"rows": to_json(rows).decode(), "replica": replica}, prepare=True)
+
+
+def again_or_never(write: Write, verdict: Retry | GiveUp, now: datetime) -> Retry | GiveUp:
+    """An unknown write is not given up on for as long as it can be asked about."""
+    if isinstance(verdict, Retry):
+        return Retry(max(verdict.at, now + write.quiet))
+    return Retry(now + write.quiet) if isinstance(write, AbsoluteWrite) else GiveUp(permanent=True)
+
+
+class Performer:
+    """Takes one write through the protocol, as far as it goes in one execution."""
+
+    def __init__(
+        self,
+        intend: Callable[[Intent], Awaitable[Standing]],
+        may_send: Callable[[Item], bool],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._intend = intend
+        self._may_send = may_send
+        self._now = now
+        self.sending: set[int] = set()  # items
+
+    async def perform(
+        self, write: Write, context: WorkContext, taken: Taken, spent: VendorError | None = None
+    ) -> Performed:
+        """`spent`: it may not be sent again, and fails with this unless it turns out to have been applied."""
+        item = taken.item
+        name = effect_id(item.tenant_id, item.event_key, item.stage, item.key, item.round)
+        look = Intent(taken, name, write, asyncio.get_running_loop().create_future(), send=None)
+        if spent is not None:
+            standing = await self._intend(look)
+            if standing.state == "planned":
+                return Performed(spent)
+        else:
+            wanted, before = plain(write.wanted(item)), None
+            if isinstance(write, AbsoluteWrite):
+                try:
+                    before = plain(await write.read(context, item))
+                except VendorError as error:
+                    standing = await self._intend(look)
+                    in_doubt = Ended(name, standing.sends, "unknown") if standing.state in OPEN else None
+                    return Performed(error, in_doubt)
+            need = not isinstance(write, AbsoluteWrite) or not agrees(before, wanted)
+            answer = asyncio.get_running_loop().create_future()
+            standing = await self._intend(Intent(taken, name, write, answer, wanted, before, send=need))
+        if standing.went and standing.state == "sending":
+            return await self._send(write, context, item, standing, doubtful=False)
+        if standing.state == "applied":
+            return Performed(Done(standing.result if isinstance(write, KeyedWrite) else standing.wanted))
+        if standing.state not in OPEN:
+            return Performed(PermanentError(standing.error or f"the write is {standing.state}", code="NOT_APPLIED"))
+        if not standing.quiet_over and standing.quiet_until is not None:
+            return Performed(standing.quiet_until)
+        return await self._ask(write, context, taken, standing, spent)
+
+    async def _ask(
+        self, write: Write, context: WorkContext, taken: Taken, standing: Standing, spent: VendorError | None
+    ) -> Performed:
+        """What became of the last send?"""
+        before, doubtful = standing.before, isinstance(write, KeyedWrite)
+        if isinstance(write, AbsoluteWrite):
+            try:
+                before = plain(await write.read(context, taken.item))
+            except VendorError as error:
+                return Performed(error, Ended(standing.id, standing.sends, "unknown"))
+            verdict = conclude(before, standing.wanted, standing.before)
+            if verdict == "applied":
+                return Performed(Done(standing.wanted), Ended(standing.id, standing.sends, "applied"))
+            if verdict == "conflict":
+                message = (
+                    f"somebody else changed it: {json.dumps(before)}, before our write {json.dumps(standing.before)}"
+                )
+                return Performed(
+                    PermanentError(message, code="CONFLICT"),
+                    Ended(standing.id, standing.sends, "conflict", None, message),
+                )
+        elif isinstance(write, KeyedWrite) and standing.age is not None and standing.age > KEY_LIFE * write.remembered:
+            spent = PermanentError(f"sent {standing.age} ago: the vendor may have forgotten its key", ambiguous=True)
+        if spent is not None:
+            state: State = "unknown" if doubtful else "not_applied"
+            return Performed(spent, Ended(standing.id, standing.sends, state, None, spent.message))
+        answer = asyncio.get_running_loop().create_future()
+        intent = Intent(taken, standing.id, write, answer, standing.wanted, before, again_after=standing.sends)
+        again = await self._intend(intent)
+        if not again.went:
+            return Performed(again.quiet_until or self._now())
+        return await self._send(write, context, taken.item, again, doubtful=doubtful)
+
+    async def _send(
+        self, write: Write, context: WorkContext, item: Item, standing: Standing, *, doubtful: bool
+    ) -> Performed:
+        late = asyncio.get_running_loop().time() - standing.recorded_at > SEND_WITHIN
+        if late or not self._may_send(item):
+            state: State = "unknown" if doubtful else "planned"
+            return Performed(self._now(), Ended(standing.id, standing.sends, state, None, "not sent: too late"))
+        crashpoint("before send")
+        self.sending.add(item.id)
+        try:
+            result = await write.send(context, item, Order(str(standing.id), standing.wanted, standing.before))
+        except VendorError as error:
+            state = after_failure(error, doubtful=doubtful)
+            return Performed(error, Ended(standing.id, standing.sends, state, None, error.message))
+        finally:
+            self.sending.discard(item.id)
+        crashpoint("after send")
+        result = result if isinstance(write, KeyedWrite) else standing.wanted
+        return Performed(Done(result), Ended(standing.id, standing.sends, "applied", result))
+
+
+# Of items that were given up on, or whose run ended, with their write in doubt. Its key is not sent again then (that
+# would be a write): only what can be read is settled, for a day.
+DUE = """
+WITH due AS (
+    SELECT e.id FROM effects e JOIN items i ON i.id = e.item_id
+    WHERE e.state IN ('sending', 'unknown') AND e.probe_at <= ecluse_now() AND e.class = 'C2' AND i.status <> 'open'
+      AND i.flow = ANY(%(flows)s) AND i.error_code IS DISTINCT FROM 'WORKER_CRASHED'
+      AND e.last_send_at + e.quiet <= ecluse_now() AND e.last_send_at > ecluse_now() - interval '1 day'
+    ORDER BY e.probe_at LIMIT %(most)s FOR UPDATE OF e SKIP LOCKED)
+UPDATE effects e SET probe_at = ecluse_now() + interval '30 seconds'
+FROM due, items i JOIN runs r ON r.id = i.run_id WHERE e.id = due.id AND i.id = e.item_id
+RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
+          r.event_key, e.id, e.sends, e.wanted, e.before
+"""
+
+
+async def settle_forgotten(
+    pool: Pool, flows: Mapping[str, Flow], contexts: Mapping[str, WorkContext], replica: str
+) -> None:
+    async with pool.connection() as connection:
+        cursor = await connection.execute(DUE, {"flows": list(flows), "most": PROBES_AT_ONCE})
+        due = [(Item._make(row[:-4]), *row[-4:]) for row in await cursor.fetchall()]
+    asked = [_read_back(flows[item.flow], contexts[item.flow], item, *effect) for item, *effect in due]
+    settled = [(item, ended) for item, ended in await asyncio.gather(*asked) if ended is not None]
+    async with pool.connection() as connection:
+        for item, ended in settled:
+            async with connection.transaction():
+                await settle(connection, [ended], replica)
+                message = f"a write of {item.event_id} was in doubt: {ended.state}"
+                await run_log.write(connection, item.run_id, message, level="warning", event_id=item.event_id)
+
+
+async def _read_back(
+    flow: Flow, context: WorkContext, item: Item, name: UUID, sends: int, wanted: Any, before: Any
+) -> tuple[Item, Ended | None]:
+    write = flow.stage(item.stage).work
+    if not isinstance(write, AbsoluteWrite):
+        return item, None
+    try:
+        found = plain(await write.read(context, item))
+    except VendorError as error:
+        log.warning("settling: not readable, trying again", event_id=item.event_id, error=error.message)
+        return item, None
+    return item, Ended(name, sends, conclude(found, wanted, before))

@@ -1,0 +1,68 @@
+"""One audit: a snapshot of the database first, the ledger after it.
+
+In this order nothing that happens meanwhile looks wrong. What the snapshot says was applied had been applied before it,
+hence stands in a ledger that is read later. The other way round only ledger lines from before the snapshot count: their
+intents were committed by then. For that comparison database and vendor must tell the same time: one host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import IsolationLevel
+from psycopg.rows import dict_row
+
+from ecluse.verify import database, ledger, stuck
+from ecluse.verify.report import Report
+from ecluse.verify.story import tell
+
+
+class CannotCheck(Exception):
+    """Neither clean nor broken: nothing could be said. The message is for the operator."""
+
+
+# Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
+SET_UP = "SET LOCAL enable_nestloop = off; SET LOCAL jit = off; SET LOCAL work_mem = '64MB'; SET LOCAL timezone = 'UTC'"
+MIGRATE = "Bring it to this program's schema with `ecluse migrate`"
+
+
+def audit(dsn: str, ledger_url: str | None) -> Report:
+    try:
+        with psycopg.connect(
+            dsn, connect_timeout=5, application_name="ecluse verify", row_factory=dict_row
+        ) as connection:
+            connection.isolation_level = IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            connection.execute(SET_UP)
+            return _look(connection, ledger_url)
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as error:
+        missing = error.diag.message_primary
+        raise CannotCheck(f"the database is not migrated, or by another version ({missing}). {MIGRATE}.") from error
+    except psycopg.OperationalError as error:
+        why = " ".join(str(error).split())
+        raise CannotCheck(f"the database does not answer: {why}. Check that it is running, and its address.") from error
+    except psycopg.ProgrammingError as error:
+        if error.sqlstate is not None:  # a privilege, say
+            raise CannotCheck(f"the database refuses: {error.diag.message_primary}.") from error
+        # What libpq quotes of an address that it cannot read may be a password.
+        raise CannotCheck("not a PostgreSQL address. Give it as postgresql://user@host:5432/database.") from error
+    except ledger.Unreadable as error:
+        raise CannotCheck(f"{error}. Give the address of a running sandbox, as http://127.0.0.1:8089.") from error
+
+
+def _look(connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None) -> Report:
+    report = Report()
+    # The transaction's start: earlier than its snapshot, so that whatever was committed before is in it.
+    clock = connection.execute('SELECT now() AS cut, "offset" <> \'0\' AS moved FROM clock_offset').fetchone()
+    assert clock is not None  # noqa: S101 - the migration put the row there
+    database.check(connection, report)
+    stuck.check(connection, report)
+    effects = connection.execute(ledger.EFFECTS).fetchall()
+    entries = ledger.read(ledger_url) if ledger_url is not None else None
+    ledger.check(effects, entries, clock["cut"], report, moved=clock["moved"])
+    if clock["moved"]:
+        report.notes.append("the database's clock has been moved: what depends on instants was not checked")
+    for violation in report.shown:
+        violation.story = tell(connection, violation.about, entries)
+    return report

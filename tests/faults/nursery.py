@@ -1,0 +1,142 @@
+"""Real processes, cheap: a handle on a fork server (`nursery_main`) and on every child it has borne."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ecluse.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment without the program's own knobs, plus these."""
+    inherited = {name: value for name, value in os.environ.items() if name not in Settings.model_fields}
+    return inherited | {"PYTHONPATH": f"{ROOT / 'examples'}{os.pathsep}{ROOT}", "NO_COLOR": "1"} | variables
+
+
+class Child:
+    """One process: `ecluse serve`, a command, an auditor, a sandbox."""
+
+    def __init__(self, stdout: Path, stderr: Path) -> None:
+        self.stdout = stdout
+        self.stderr = stderr
+        self.pid = 0
+        self.code: int | None = None  # as subprocess has it: -9 for SIGKILL
+        self._born = threading.Event()
+        self._ended = threading.Event()
+
+    def wait(self, seconds: float) -> int:
+        if not self._ended.wait(seconds) or self.code is None:
+            raise TimeoutError(f"process {self.pid} is still there after {seconds:g} s: {self.tail()}")
+        return self.code
+
+    @property
+    def lives(self) -> bool:
+        return self.code is None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.lives:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def said(self) -> str:
+        return self.stderr.read_text(errors="replace") if self.stderr.exists() else ""
+
+    def tail(self, lines: int = 15) -> str:
+        return "\n".join(self.said().splitlines()[-lines:])
+
+
+class Nursery:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = itertools.count(1)
+        self._children: dict[int, Child] = {}
+        self._asking = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.nursery_main"],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._listener = threading.Thread(target=self._listen, name="nursery", daemon=True)
+        self._listener.start()
+
+    def start(self, module: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> Child:
+        assert self._process.stdin is not None
+        with self._asking:
+            number = next(self._numbers)
+            child = Child(self._folder / f"{number}.out", self._folder / f"{number}.err")
+            self._children[number] = child
+            request = {
+                "id": number,
+                "module": module,
+                "arguments": list(arguments),
+                "environment": environment(**(variables or {})),
+                "stdout": str(child.stdout),
+                "stderr": str(child.stderr),
+            }
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        if not child._born.wait(30):
+            raise RuntimeError("the fork server does not answer")
+        return child
+
+    def run(
+        self, module: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None, seconds: float = 60
+    ) -> tuple[int, str, str]:
+        """Exit code, what it printed, what it complained about."""
+        child = self.start(module, arguments, variables)
+        code = child.wait(seconds)
+        return code, child.stdout.read_text(), child.said()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._listener.join(10)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            news = json.loads(line)
+            child = self._children[news["id"]]
+            if "pid" in news:
+                child.pid = news["pid"]
+                child._born.set()
+            else:
+                child.code = news["code"]
+                child._ended.set()
+        self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def nursery(folder: Path) -> Iterator[Nursery]:
+    one = Nursery(folder)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def wait_for(condition: object, seconds: float, what: str, pause: float = 0.02) -> object:
+    """What `condition()` is once it is true."""
+    assert callable(condition)
+    until = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > until:
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
+        time.sleep(pause)
+    return value

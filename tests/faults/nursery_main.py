@@ -1,0 +1,98 @@
+"""The program, loaded once: each request forks a process that goes on as `python -m MODULE …`, with arguments,
+environment and output of its own. Many live at once; each one's birth and end are reported, one JSON line each.
+
+Importing takes two seconds of a core, forking a hundredth: that is what makes hundreds of kills affordable.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import sys
+from typing import Any
+
+import typer.rich_utils  # noqa: F401 - what the commands import when they run
+import uvicorn.lifespan.on
+import uvicorn.loops.auto
+import uvicorn.protocols.http.auto  # noqa: F401
+
+import ecluse.app
+import ecluse.cli.main
+import ecluse.sandbox.__main__
+import ecluse.vendors.price_list  # noqa: F401
+from ecluse.base import crash
+
+
+def become(request: dict[str, Any]) -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    importlib.reload(crash)  # it reads the environment once, when it is loaded
+    sys.argv = [request["module"], *request["arguments"]]
+    sys.path[:0] = filter(None, request["environment"].get("PYTHONPATH", "").split(os.pathsep))
+    for number, path in enumerate((os.devnull, request["stdout"], request["stderr"])):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(handle, number)
+        os.close(handle)
+    gc.enable()
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+def say(**news: object) -> None:
+    print(json.dumps(news), flush=True)
+
+
+def bury(children: dict[int, int]) -> None:
+    """A signal stands for any number of dead children."""
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        say(id=children.pop(pid), code=os.waitstatus_to_exitcode(status))
+
+
+def serve() -> dict[str, Any] | None:
+    """In the parent: until nobody can ask any more. In a child: returns at once what it was asked to become."""
+    children: dict[int, int] = {}
+    woken, wakes = os.pipe()
+    for end in (woken, wakes):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    ready = selectors.DefaultSelector()
+    ready.register(sys.stdin.fileno(), selectors.EVENT_READ)
+    ready.register(woken, selectors.EVENT_READ)
+    asked = b""
+    while True:
+        for key, _ in ready.select():
+            if key.fd == woken:
+                os.read(woken, 4096)
+                bury(children)
+                continue
+            more = os.read(key.fd, 65536)
+            if not more:  # whoever asked is gone, however it went: nothing may stay behind
+                for pid in children:
+                    os.kill(pid, signal.SIGKILL)
+                return None
+            *lines, asked = (asked + more).split(b"\n")
+            for line in lines:
+                request = json.loads(line)
+                pid = os.fork()
+                if pid == 0:
+                    ready.close()
+                    return dict(request)
+                children[pid] = request["id"]
+                say(id=request["id"], pid=pid)
+
+
+if __name__ == "__main__":
+    gc.disable()
+    gc.freeze()  # or every child would look through all of it, and copy it by doing so
+    if (wanted := serve()) is not None:
+        become(wanted)
