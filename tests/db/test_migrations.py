@@ -14,13 +14,14 @@ from ecluse.base.errors import SetUpError
 from ecluse.migrations.runner import LOCK, upgrade
 from tests.engine.flows import flow, stage
 
-HEAD = "0001"
+HEAD = "0002"
 # What the design has for this stage; `None` where the columns say it all.
 TABLES = {
     "alembic_version": None,
     "attempts": "failed or ambiguous executions",
     "claims": "one row per claim statement",
     "clock_offset": "Zero outside tests",
+    "effects": "wanted writes at vendors",
     "items": None,
     "lanes": "where an item waits",
     "outcomes": "what became of each target",
@@ -30,11 +31,17 @@ TABLES = {
     "stages": None,
 }
 COLUMNS = {
+    ("effects", "class"): "C1: the vendor honours the key",
+    ("effects", "id"): "computed from tenant",
+    ("effects", "quiet"): "from the last send",
+    ("effects", "state"): "planned: nothing is under way",
     ("items", "claim_id"): "NULL = waiting",
     ("items", "permanent"): "failed for good",
     ("lanes", "next_free_at"): "GCRA",
+    ("outcomes", "effect_may_exist"): "failed, but a write of it may have been applied",
     ("runs", "orchestrated"): "a workflow leads it",
     ("runs", "status"): "the flow's own word",
+    ("stages", "budget"): "executions of one item and round",
 }
 DATA = """
 INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at)

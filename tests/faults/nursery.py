@@ -95,7 +95,11 @@ class Nursery:
         return child
 
     def run(
-        self, module: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None, seconds: float = 60
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+        seconds: float = 60,
     ) -> tuple[int, str, str]:
         """Exit code, what it printed, what it complained about."""
         child = self.start(module, arguments, variables)

@@ -23,7 +23,20 @@ TEXT = st.text(min_size=1, max_size=8)
 )
 def test_a_re_dispatch_has_the_original_id_plus_its_round(round_: int, expected: str) -> None:
     assert item_event_id("pricing", 7, "apply", "SKU-1", round_) == expected
-    item = Item(1, 7, "acme", "pricing", "apply", "SKU-1", "SKU-1", payload=None, round=round_, executions=0)
+    item = Item(
+        1,
+        7,
+        "acme",
+        "pricing",
+        "apply",
+        "SKU-1",
+        "SKU-1",
+        payload=None,
+        round=round_,
+        executions=0,
+        crashes=0,
+        event_key="k",
+    )
     assert item.event_id == expected
 
 

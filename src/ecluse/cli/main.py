@@ -130,6 +130,22 @@ def sandbox(
     raise typer.Exit(sandbox_main(arguments))
 
 
+@app.command()
+def verify(
+    ledger: Annotated[str | None, typer.Option(metavar="URL", help="A sandbox, to compare its ledger as well.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")] = False,
+) -> None:
+    """Audit the database: does what is stored keep what is promised? Changes nothing. 0 clean, 1 broken, 2 unknown."""
+    from ecluse.verify.__main__ import run as verify_run
+
+    database = bootstrap.open_database(settings.load())
+    try:
+        code = verify_run(database.dsn, ledger, as_json=as_json)
+    finally:
+        database.release()
+    raise typer.Exit(code)
+
+
 @demo.command("hello")
 def demo_hello(
     keep: Annotated[bool, typer.Option("--keep", help="Leave server and sandbox running at the end.")] = False,

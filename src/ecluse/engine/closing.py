@@ -12,7 +12,7 @@ import structlog
 from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import workflow_id
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import orchestration, runs
+from ecluse.engine import ending, orchestration, runs
 from ecluse.engine.flow import Flow, Run
 from ecluse.engine.story import gate_topic
 
@@ -53,7 +53,7 @@ async def end_by_operator(connection: Connection, flow: Flow, run: Run, reason: 
     """At once. The workflow, if it waits at a gate, is told to look."""
     if not reason.strip():
         raise InvalidInput("say why the run is ended: the reason stays with it")
-    if not await runs.end(connection, flow, run, cause="operator", reason=reason.strip()):
+    if not await ending.end(connection, flow, run, cause="operator", reason=reason.strip()):
         return False
     if flow.story is not None:
         for stage in flow.stages:
@@ -86,4 +86,4 @@ async def _end(connection: Connection, flow: Flow, run_id: int) -> None:
         )
     ).fetchone()
     if row and row[0]:
-        await runs.end(connection, flow, run)
+        await ending.end(connection, flow, run)

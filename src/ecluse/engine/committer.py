@@ -38,7 +38,9 @@ WITH inp AS MATERIALIZED (
 clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 fenced AS MATERIALIZED (
     SELECT c.id FROM claims c JOIN unnest(%(claims)s::bigint[], %(fences)s::int[]) AS f(id, fence)
-      ON c.id = f.id AND c.fence = f.fence ORDER BY c.id FOR NO KEY UPDATE OF c),
+      ON c.id = f.id AND c.fence = f.fence
+    WHERE EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live')
+    ORDER BY c.id FOR NO KEY UPDATE OF c),
 -- an item whose gate has given up on it was told so: it is not opened again
 stored AS (
     UPDATE items i SET status = CASE WHEN inp.status = 'open' AND i.permanent THEN 'failed' ELSE inp.status END,
@@ -220,7 +222,7 @@ class Committer:
                 async with connection.transaction():
                     accepted = await _execute(connection, parameters)
                     if intents:
-                        recorded = await effects.record(connection, intents, fences)
+                        recorded = await effects.record(connection, intents, fences, self._replica)
                     if ended:
                         await effects.settle(connection, ended, self._replica)
                     await _save(connection, finishes, accepted)

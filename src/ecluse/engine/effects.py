@@ -16,30 +16,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-import structlog
 from pydantic_core import from_json, to_json
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError, VendorError
 from ecluse.base.ids import effect_id
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, Pool
-from ecluse.engine import run_log
+from ecluse.db.connect import Connection
 from ecluse.engine.claim import Taken
-from ecluse.engine.flow import AbsoluteWrite, Done, Flow, Item, KeyedWrite, Order, WorkContext, Write
+from ecluse.engine.flow import AbsoluteWrite, Done, Item, KeyedWrite, Order, WorkContext, Write
 from ecluse.engine.retry import GiveUp, Retry
-
-log = structlog.get_logger(__name__)
 
 SEND_WITHIN = 1.0  # seconds of the intent's commit; later, somebody else may believe it was never sent
 KEY_LIFE = 0.8  # of the time for which a vendor says to remember a key
-PROBES_AT_ONCE = 20
 State = Literal["planned", "sending", "unknown", "applied", "rejected", "not_applied", "conflict"]
 OPEN = ("sending", "unknown")
 
@@ -120,7 +115,7 @@ class Performed(NamedTuple):
     effect: Ended | None = None
 
 
-# Claims are locked and fences compared by the statement before, in the same transaction.
+# The statement before it, in the same transaction, has locked the claims.
 INTEND = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 mine AS MATERIALIZED (
@@ -129,7 +124,8 @@ mine AS MATERIALIZED (
         before jsonb, quiet double precision, send boolean, sends smallint)
     JOIN items i ON i.id = t.item_id AND i.claim_id = t.claim_id AND i.status = 'open'
     JOIN claims c ON c.id = t.claim_id JOIN unnest(%(claims)s::bigint[], %(fences)s::int[]) AS f(id, fence)
-      ON c.id = f.id AND c.fence = f.fence),
+      ON c.id = f.id AND c.fence = f.fence
+    WHERE EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live')),
 put AS (
     INSERT INTO effects AS e (id, tenant_id, run_id, item_id, stage, key, target, round, class, state, wanted, before,
                               sends, claim_id, quiet, first_send_at, last_send_at, settled_at)
@@ -193,12 +189,15 @@ def after_failure(error: VendorError, *, doubtful: bool) -> State:
     return "rejected" if isinstance(error, PermanentError) else "planned"
 
 
-async def record(connection: Connection, intents: list[Intent], fences: dict[int, int]) -> dict[int, Standing]:
+async def record(
+    connection: Connection, intents: list[Intent], fences: dict[int, int], replica: str
+) -> dict[int, Standing]:
     """By item. Whoever is missing was fenced out."""
     parameters = {
         "rows": to_json([intent.row() for intent in intents]).decode(),
         "claims": list(fences),
         "fences": list(fences.values()),
+        "replica": replica,
     }
     cursor = await connection.execute(INTEND, parameters, prepare=True)
     return {item_id: Standing._make([*standing, 0.0]) for item_id, *standing in await cursor.fetchall()}
@@ -228,7 +227,7 @@ class Performer:
         self._intend = intend
         self._may_send = may_send
         self._now = now
-        self.sending: set[int] = set()  # items
+        self.sending: set[int] = set()  # items whose send has begun, and has come to no end that says anything
 
     async def perform(
         self, write: Write, context: WorkContext, taken: Taken, spent: VendorError | None = None
@@ -308,56 +307,10 @@ class Performer:
         try:
             result = await write.send(context, item, Order(str(standing.id), standing.wanted, standing.before))
         except VendorError as error:
+            self.sending.discard(item.id)
             state = after_failure(error, doubtful=doubtful)
             return Performed(error, Ended(standing.id, standing.sends, state, None, error.message))
-        finally:
-            self.sending.discard(item.id)
+        self.sending.discard(item.id)
         crashpoint("after send")
         result = result if isinstance(write, KeyedWrite) else standing.wanted
         return Performed(Done(result), Ended(standing.id, standing.sends, "applied", result))
-
-
-# Of items that were given up on, or whose run ended, with their write in doubt. Its key is not sent again then (that
-# would be a write): only what can be read is settled, for a day.
-DUE = """
-WITH due AS (
-    SELECT e.id FROM effects e JOIN items i ON i.id = e.item_id
-    WHERE e.state IN ('sending', 'unknown') AND e.probe_at <= ecluse_now() AND e.class = 'C2' AND i.status <> 'open'
-      AND i.flow = ANY(%(flows)s) AND i.error_code IS DISTINCT FROM 'WORKER_CRASHED'
-      AND e.last_send_at + e.quiet <= ecluse_now() AND e.last_send_at > ecluse_now() - interval '1 day'
-    ORDER BY e.probe_at LIMIT %(most)s FOR UPDATE OF e SKIP LOCKED)
-UPDATE effects e SET probe_at = ecluse_now() + interval '30 seconds'
-FROM due, items i JOIN runs r ON r.id = i.run_id WHERE e.id = due.id AND i.id = e.item_id
-RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
-          r.event_key, e.id, e.sends, e.wanted, e.before
-"""
-
-
-async def settle_forgotten(
-    pool: Pool, flows: Mapping[str, Flow], contexts: Mapping[str, WorkContext], replica: str
-) -> None:
-    async with pool.connection() as connection:
-        cursor = await connection.execute(DUE, {"flows": list(flows), "most": PROBES_AT_ONCE})
-        due = [(Item._make(row[:-4]), *row[-4:]) for row in await cursor.fetchall()]
-    asked = [_read_back(flows[item.flow], contexts[item.flow], item, *effect) for item, *effect in due]
-    settled = [(item, ended) for item, ended in await asyncio.gather(*asked) if ended is not None]
-    async with pool.connection() as connection:
-        for item, ended in settled:
-            async with connection.transaction():
-                await settle(connection, [ended], replica)
-                message = f"a write of {item.event_id} was in doubt: {ended.state}"
-                await run_log.write(connection, item.run_id, message, level="warning", event_id=item.event_id)
-
-
-async def _read_back(
-    flow: Flow, context: WorkContext, item: Item, name: UUID, sends: int, wanted: Any, before: Any
-) -> tuple[Item, Ended | None]:
-    write = flow.stage(item.stage).work
-    if not isinstance(write, AbsoluteWrite):
-        return item, None
-    try:
-        found = plain(await write.read(context, item))
-    except VendorError as error:
-        log.warning("settling: not readable, trying again", event_id=item.event_id, error=error.message)
-        return item, None
-    return item, Ended(name, sends, conclude(found, wanted, before))

@@ -105,10 +105,13 @@ SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM
 FROM stages s JOIN runs r ON r.id = s.run_id, counts c, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
 """
 
-# What failed and may heal is opened again: out of its claim's `failed`, into its `released`.
+# What failed and may heal is opened again: out of its claim's `failed`, into its `released`. Not while a write of it is
+# in doubt: a round is a new wish, and the vendor would do both.
 REOPEN = """
 WITH again AS (
-    SELECT id, claim_id FROM items WHERE run_id = %(run)s AND stage = %(stage)s AND status = 'failed' AND NOT permanent
+    SELECT id, claim_id FROM items i WHERE run_id = %(run)s AND stage = %(stage)s AND status = 'failed'
+       AND NOT permanent AND NOT EXISTS (SELECT 1 FROM effects e WHERE e.run_id = %(run)s AND e.item_id = i.id
+                                         AND e.state IN ('sending', 'unknown'))
     ORDER BY id FOR UPDATE),
 counted AS (
     UPDATE claims c SET failed = c.failed - n.n, released = c.released + n.n

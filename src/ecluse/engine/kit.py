@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import psycopg
 import structlog
@@ -17,23 +17,20 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, NotFound
 from ecluse.base.ids import replica_id
-from ecluse.db.connect import is_away, one_line, pool
+from ecluse.db.connect import pool
 from ecluse.db.listen import listen
-from ecluse.engine import closing, effects, orchestration, run_log, runs
+from ecluse.engine import closing, orchestration, runs
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
 from ecluse.engine.replicas import Heart
 from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
 from ecluse.engine.story import Story, lead
+from ecluse.engine.sweeps import Sweeps, set_clock
 from ecluse.engine.worker import Worker
 
 log = structlog.get_logger(__name__)
 
 CLOCK_CHANNEL = "ecluse_clock"
-SWEEP_SECONDS = 5.0  # and at once after a lost connection: the listener says so
-SUSPECT_SECONDS = 1.0
-DROP_SECONDS = 0.5
-ENDED = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NOT NULL"
 WAIT_POLL_SECONDS = 1.0
 
 # Claim and commit are a handful of known statements over tables whose statistics are always stale: the big tables are
@@ -44,20 +41,6 @@ PUT_LANE = """
 INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst) VALUES (%s, %s, %s, %s, %s)
 ON CONFLICT (name) DO UPDATE SET max_in_flight = excluded.max_in_flight, max_per_key = excluded.max_per_key,
     per_second = excluded.per_second, burst = excluded.burst
-"""
-
-# Orchestrated runs whose workflow was never started: the starter died in between, or is not this program.
-UNSTARTED = """
-SELECT r.id FROM runs r WHERE r.ended_at IS NULL AND r.orchestrated AND r.state = 'queued' AND r.flow = ANY(%s)
-AND NOT EXISTS (SELECT 1 FROM dbos.workflow_status w WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key)
-ORDER BY r.id LIMIT 100
-"""
-
-UNLED = """
-SELECT r.id, w.status FROM runs r JOIN dbos.workflow_status w ON w.workflow_uuid = r.tenant_id || '/' || r.event_key
-WHERE r.ended_at IS NULL AND r.orchestrated AND r.flow = ANY(%s)
-  AND w.status NOT IN ('PENDING', 'ENQUEUED', 'DELAYED')
-  AND w.updated_at < extract(epoch FROM now() - interval '2 seconds') * 1000
 """
 
 
@@ -79,7 +62,6 @@ class Kit:
         self._work_pool = pool(self.dsn, size=3, extra_options=PINNED_PLANS, checked=False)
         self._heart = Heart(self.dsn, self.replica, beat=self.beat, dead_after=self.dead_after)
         self._background: list[asyncio.Task[None]] = []
-        self._runs_hint = asyncio.Event()
         self._run_ended = asyncio.Event()  # of any run; replaced each time it is set
         self.running = False
         self.broken = asyncio.Event()
@@ -91,7 +73,7 @@ class Kit:
         gc.set_threshold(50_000, 20, 50)
         await self.pool.open(wait=True)
         await self._work_pool.open(wait=True)
-        self._contexts = {
+        contexts = {
             flow.name: WorkContext(
                 vendors=await self._vendors.enter_async_context(flow.vendors(self.clock)), now=self.clock.now
             )
@@ -101,7 +83,7 @@ class Kit:
             work_pool=self._work_pool,
             pool=self.pool,
             flows=self.by_name,
-            contexts=self._contexts,
+            contexts=contexts,
             replica=self.replica,
             hands=self.hands,
             clock=self.clock,
@@ -109,11 +91,12 @@ class Kit:
             alive=lambda: self._heart.beats,
             died=self._loop_ended,
         )
-        await self._read_clock()
+        await set_clock(self.pool, self.clock)
         await self._put_lanes()
         await asyncio.to_thread(self._heart.start)
         await orchestration.launch(self.dsn, self.replica, self._lead)
         self._heart.start_reaping()
+        sweeps = Sweeps(self.pool, self.by_name, self.replica, self.clock, self.worker, contexts)
         self._background = [
             asyncio.create_task(job, name=name)
             for name, job in {
@@ -122,13 +105,14 @@ class Kit:
                     self.dsn,
                     {
                         WORK_CHANNEL: lambda _: self.worker.wake(),
-                        RUNS_CHANNEL: lambda _: self._runs_hint.set(),
+                        RUNS_CHANNEL: lambda _: sweeps.hint.set(),
                         ENDED_CHANNEL: self._hear_end,
                         CLOCK_CHANNEL: self._hear_clock,
                     },
                 ),
-                "sweeper": self._sweep(),
-                "dropper": self._drop_ended(),
+                "sweeper": sweeps.sweep(),
+                "dropper": sweeps.drop_ended(),
+                "settler": sweeps.settle_forgotten(),
                 "committer": self.worker.committer.run(),
             }.items()
         ]
@@ -254,94 +238,13 @@ class Kit:
         )
 
     def _hear_end(self, run_id: str) -> None:
-        self.worker.drop([int(run_id)])
+        if run_id:  # nothing: the listener is back and may have missed some; `_drop_ended` finds them
+            self.worker.drop([int(run_id)])
         self._run_ended.set()
         self._run_ended = asyncio.Event()
 
     def _hear_clock(self, _: str) -> None:
-        self._reading = asyncio.create_task(self._read_clock())
-
-    async def _read_clock(self) -> None:
-        async with self.pool.connection() as connection:
-            asked = datetime.now(UTC)
-            row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
-        if row:  # the database's clock is everybody's: a host that is fast or slow must not retry early or late
-            self.clock.offset = row[0] - (asked + (datetime.now(UTC) - asked) / 2)
-
-    async def _drop_ended(self) -> None:
-        """The signal may be lost; what an ended run has in hand is dropped within a second all the same."""
-        while True:
-            await asyncio.sleep(DROP_SECONDS)
-            if in_hand := self.worker.runs_in_hand:
-                try:
-                    async with self.pool.connection() as connection:
-                        cursor = await connection.execute(ENDED, (list(in_hand),))
-                        self.worker.drop(row[0] for row in await cursor.fetchall())
-                except psycopg.Error as error:
-                    if not is_away(error):
-                        raise
-
-    async def _sweep(self) -> None:
-        """What a crash, a lost connection or a restart of the database has left lying."""
-        suspects: dict[str, float] = {}  # since when
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SUSPECT_SECONDS if suspects else SWEEP_SECONDS):
-                    await self._runs_hint.wait()
-            self._runs_hint.clear()
-            try:
-                await self._read_clock()
-                await self._start_unstarted()
-                await self._end_unled()
-                suspects = await self._resume_interrupted(suspects)
-                await closing.sweep(self.pool, self.by_name)
-                await self._end_stale()
-                await effects.settle_forgotten(self.pool, self.by_name, self._contexts, self.replica)
-            except (psycopg.Error, *orchestration.Away) as error:
-                if isinstance(error, psycopg.Error) and not is_away(error):
-                    raise
-                log.warning("sweep: database away", error=one_line(error))
-
-    async def _start_unstarted(self) -> None:
-        async with self.pool.connection() as connection:
-            cursor = await connection.execute(UNSTARTED, (list(self.by_name),))
-            waiting = [await runs.load(connection, row[0]) for row in await cursor.fetchall()]
-        for run in waiting:
-            await orchestration.start(run)
-
-    async def _end_unled(self) -> None:
-        """A run whose workflow is over though it is not: nobody will ever lead it, and it must not look alive."""
-        async with self.pool.connection() as connection:
-            cursor = await connection.execute(UNLED, (list(self.by_name),))
-            for run_id, state in await cursor.fetchall():
-                run = await runs.load(connection, run_id)
-                why = f"its workflow is {state}, though the run had not ended; see the server's log of that time"
-                await runs.end(
-                    connection, self.flow(run.flow), run, cause="catastrophic", code="NO_WORKFLOW", reason=why
-                )
-
-    async def _end_stale(self) -> None:
-        """Longer than its stages may take: a bug, or a story that hangs. One that is being led gets twice the time."""
-        limits = [flow.stale_after for flow in self.flows]
-        async with self.pool.connection() as connection:
-            cursor = await connection.execute(runs.STALE, {"flows": list(self.by_name), "limits": limits})
-            for run_id, running_for, limit, only_overdue in await cursor.fetchall():
-                why = f"running for {running_for}, longer than the {limit} that its stages may take"
-                run = await runs.load(connection, run_id)
-                if only_overdue:
-                    await run_log.write_once(connection, run_id, "overdue: still being led", why=why)
-                else:
-                    await runs.end(connection, self.flow(run.flow), run, cause="stale", code="STALE", reason=why)
-
-    async def _resume_interrupted(self, suspects: dict[str, float]) -> dict[str, float]:
-        now = self.clock.monotonic()
-        async with self.pool.connection() as connection:
-            seen = {name: suspects.get(name, now) for name in await orchestration.interrupted(connection, self.replica)}
-        # For a while already: one that has just been dequeued is about to run.
-        if overdue := sorted(name for name, since in seen.items() if now - since >= 2 * SUSPECT_SECONDS):
-            log.warning("resuming interrupted workflows", workflows=overdue)
-            await orchestration.resume(overdue)
-        return {name: since for name, since in seen.items() if name not in overdue}
+        self._reading = asyncio.create_task(set_clock(self.pool, self.clock))
 
 
 async def _stopped(task: asyncio.Task[None]) -> None:

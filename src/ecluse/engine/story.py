@@ -14,7 +14,7 @@ import structlog
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import gate, orchestration, run_log, runs
+from ecluse.engine import ending, gate, orchestration, run_log, runs
 from ecluse.engine.fan_out import fan_out
 from ecluse.engine.flow import Flow, Run, Source, Stage
 
@@ -155,8 +155,8 @@ async def _begin(connection: Connection, run: Run, flow: Flow) -> bool:
 
 
 async def _end(connection: Connection, run: Run, flow: Flow) -> bool:
-    return await runs.end(connection, flow, run)
+    return await ending.end(connection, flow, run)
 
 
 async def _abort(connection: Connection, run: Run, flow: Flow, code: str, reason: str) -> bool:
-    return await runs.end(connection, flow, run, cause="catastrophic", code=code, reason=reason)
+    return await ending.end(connection, flow, run, cause="catastrophic", code=code, reason=reason)

@@ -275,7 +275,9 @@ class Worker:
         verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=self._chance)
         code = error.code if isinstance(error, EcluseError) else "BUG"
         text = str(error) if isinstance(error, EcluseError) else f"{type(error).__name__}: {error}"
-        if effect is not None and effect.state == "unknown" and isinstance(stage.work, Write):
+        in_doubt = item.id in self._performer.sending or (effect is not None and effect.state == "unknown")
+        if in_doubt and isinstance(stage.work, Write):
+            self._performer.sending.discard(item.id)
             verdict = again_or_never(stage.work, verdict, now)
             if not isinstance(verdict, Retry):
                 code, text = "OUTCOME_UNKNOWN", f"The vendor may have applied it, and cannot be asked: {text}"

@@ -5,7 +5,7 @@ It shares no code with the program it judges, so that a mistake there cannot exc
 `ledger` hold the invariants, by the numbers under which they are known (I-01 …).
 """
 
-from ecluse.verify.audit import CannotCheck, audit
 from ecluse.verify.report import Report, Violation
+from ecluse.verify.snapshot import CannotCheck, audit
 
 __all__ = ["CannotCheck", "Report", "Violation", "audit"]

@@ -26,7 +26,7 @@ class Violation:
     subject: str
     message: str
     story: list[str] = field(default_factory=list)
-    about: About = About()
+    about: About = field(default_factory=About)
 
     def __str__(self) -> str:
         return f"{self.invariant} {self.subject}: {self.message}"

@@ -54,7 +54,7 @@ def audit(dsn: str, ledger_url: str | None) -> Report:
 def _look(connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None) -> Report:
     report = Report()
     # The transaction's start: earlier than its snapshot, so that whatever was committed before is in it.
-    clock = connection.execute('SELECT now() AS cut, "offset" <> \'0\' AS moved FROM clock_offset').fetchone()
+    clock = connection.execute("SELECT now() AS cut, \"offset\" <> '0' AS moved FROM clock_offset").fetchone()
     assert clock is not None  # noqa: S101 - the migration put the row there
     database.check(connection, report)
     stuck.check(connection, report)

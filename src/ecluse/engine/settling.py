@@ -1,0 +1,64 @@
+"""Writes whose item was given up on, or whose run ended, while nobody knew what had become of them: somebody goes on
+asking, so that `effects` ends up telling the truth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+from ecluse.db.connect import Pool
+from ecluse.engine import run_log
+from ecluse.engine.effects import Ended, conclude, plain, settle
+from ecluse.engine.flow import AbsoluteWrite, Flow, Item, WorkContext
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE = 20
+
+# Only what can be read: to send a key again would be a write, and nothing is written for a run that is over. For a day.
+DUE = """
+WITH due AS (
+    SELECT e.id FROM effects e JOIN items i ON i.id = e.item_id
+    WHERE e.state IN ('sending', 'unknown') AND e.probe_at <= ecluse_now() AND e.class = 'C2' AND i.status <> 'open'
+      AND i.flow = ANY(%(flows)s) AND i.error_code IS DISTINCT FROM 'WORKER_CRASHED'
+      AND e.last_send_at + e.quiet <= ecluse_now() AND e.last_send_at > ecluse_now() - interval '1 day'
+    ORDER BY e.probe_at LIMIT %(most)s FOR UPDATE OF e SKIP LOCKED)
+UPDATE effects e SET probe_at = ecluse_now() + interval '30 seconds'
+FROM due, items i JOIN runs r ON r.id = i.run_id WHERE e.id = due.id AND i.id = e.item_id
+RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
+          r.event_key, e.id, e.sends, e.wanted, e.before
+"""
+
+
+async def settle_forgotten(
+    pool: Pool, flows: Mapping[str, Flow], contexts: Mapping[str, WorkContext], replica: str
+) -> None:
+    async with pool.connection() as connection:
+        cursor = await connection.execute(DUE, {"flows": list(flows), "most": AT_ONCE})
+        due = [(Item._make(row[:-4]), *row[-4:]) for row in await cursor.fetchall()]
+    if not due:
+        return
+    asked = [_read_back(flows[item.flow], contexts[item.flow], item, *effect) for item, *effect in due]
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    async with pool.connection() as connection:
+        for (item, *_), ended in zip(due, found, strict=True):
+            if isinstance(ended, BaseException):
+                log.warning("a write in doubt could not be read back", event_id=item.event_id, error=repr(ended))
+                continue
+            async with connection.transaction():
+                await settle(connection, [ended], replica)
+                message = f"a write of {item.event_id} was in doubt: {ended.state}"
+                await run_log.write(connection, item.run_id, message, level="warning", event_id=item.event_id)
+
+
+async def _read_back(
+    flow: Flow, context: WorkContext, item: Item, name: UUID, sends: int, wanted: Any, before: Any
+) -> Ended:
+    write = flow.stage(item.stage).work
+    if not isinstance(write, AbsoluteWrite):
+        raise TypeError(f"{item.flow}/{item.stage} is no AbsoluteWrite any more")
+    return Ended(name, sends, conclude(plain(await write.read(context, item)), wanted, before))

@@ -1,0 +1,35 @@
+"""``python -m ecluse.verify --database-url DSN [--ledger URL] [--json]``: exit code 0 is clean, 1 is broken (a readable
+list), 2 is that nothing could be said (one line on stderr)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ecluse.verify.snapshot import CannotCheck, audit
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ecluse.verify", description="Audits a database of Ecluse.")
+    parser.add_argument("--database-url", required=True, metavar="DSN", help="the database to look at; never changed")
+    parser.add_argument("--ledger", metavar="URL", help="a sandbox: its ledger says what the vendors really applied")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    args = parser.parse_args(argv)
+    return run(args.database_url, args.ledger, as_json=args.json)
+
+
+def run(dsn: str, ledger_url: str | None, *, as_json: bool) -> int:
+    try:
+        report = audit(dsn, ledger_url)
+    except CannotCheck as error:
+        print(f"verify: {error}", file=sys.stderr)
+        return 2
+    print(report.text())
+    if as_json:
+        print(report.json())
+    return 1 if report.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

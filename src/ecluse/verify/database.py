@@ -1,0 +1,271 @@
+"""What the tables must say to each other (I-01, I-02, I-04, I-05, I-11, I-12, I-13).
+
+Every statement returns what contradicts itself: a subject, a message, and which rows tell its story. All are set-based;
+a transaction of the program never shows half of what these compare.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import psycopg
+
+from ecluse.verify import attempts
+from ecluse.verify.report import About, Report, Violation
+
+
+class Check(NamedTuple):
+    invariant: str
+    counted: str  # how many things it looked at
+    statements: tuple[str, ...]
+
+
+I_01_CONSERVATION = Check(
+    "I-01",
+    "SELECT count(*) AS n FROM runs",
+    (
+        """
+        SELECT 'run ' || r.id AS subject, r.id AS run_id, CASE
+            WHEN r.selected IS NULL THEN format('nothing was selected, but it has %s outcomes', o.n)
+            WHEN r.selected <> coalesce(o.n, 0) THEN format('selected %s but %s outcomes', r.selected, coalesce(o.n, 0))
+            WHEN o.open > 0 THEN format('ended with %s targets without an outcome', o.open)
+            ELSE format('counts %s successful + %s failed + %s ignored of %s, but its outcomes are %s + %s + %s',
+                r.successful, r.failed, r.ignored, r.selected,
+                coalesce(o.successful, 0), coalesce(o.failed, 0), coalesce(o.ignored, 0)) END AS message
+        FROM runs r LEFT JOIN (
+            SELECT run_id, count(*) AS n, count(*) FILTER (WHERE outcome IS NULL) AS open,
+                   count(*) FILTER (WHERE outcome = 'successful') AS successful,
+                   count(*) FILTER (WHERE outcome = 'failed') AS failed,
+                   count(*) FILTER (WHERE outcome = 'ignored') AS ignored FROM outcomes GROUP BY 1) o ON o.run_id = r.id
+        WHERE (r.selected IS NULL AND o.n > 0) OR r.selected <> coalesce(o.n, 0) OR r.ended_at IS NOT NULL AND (
+            o.open > 0 OR (r.successful, r.failed, r.ignored) IS DISTINCT FROM
+                (coalesce(o.successful, 0)::int, coalesce(o.failed, 0)::int, coalesce(o.ignored, 0)::int))
+        ORDER BY r.id
+        """,
+        """
+        SELECT 'run ' || o.run_id AS subject, o.run_id, count(*) || ' outcomes, but no such run' AS message
+        FROM outcomes o LEFT JOIN runs r ON r.id = o.run_id WHERE r.id IS NULL GROUP BY o.run_id ORDER BY o.run_id
+        """,
+        """
+        SELECT format('run %s target %s', i.run_id, i.target) AS subject, i.run_id, i.target,
+               'work was done for it, but it was never selected' AS message
+        FROM (SELECT DISTINCT run_id, target FROM items) i
+        LEFT JOIN outcomes o ON o.run_id = i.run_id AND o.target = i.target WHERE o.run_id IS NULL ORDER BY 2, 3
+        """,
+    ),
+)
+
+# States that a run is given after its end (reverted, expired …) follow from no count: they are let pass here, and by
+# the words of a flow below.
+I_02_STATUS_IS_A_FUNCTION = Check(
+    "I-02",
+    "SELECT count(*) AS n FROM runs WHERE ended_at IS NOT NULL",
+    (
+        """
+        SELECT 'run ' || x.id AS subject, x.id AS run_id, format('%s (%s), but %s successful and %s failed, ended %s, '
+            'make it %s', x.state, x.status, x.successful, x.failed, x.end_cause, x.due) AS message
+        FROM (SELECT r.id, r.state, r.status, r.end_cause, coalesce(o.successful, 0) AS successful,
+                     coalesce(o.failed, 0) AS failed, CASE
+                     WHEN r.end_cause <> 'normal' THEN 'failed'
+                     WHEN coalesce(o.failed, 0) = 0 THEN 'succeeded'
+                     WHEN o.successful > 0 THEN 'partial' ELSE 'failed' END AS due
+              FROM runs r LEFT JOIN (
+                  SELECT run_id, count(*) FILTER (WHERE outcome = 'successful') AS successful,
+                         count(*) FILTER (WHERE outcome = 'failed') AS failed FROM outcomes GROUP BY 1) o
+                  ON o.run_id = r.id
+              WHERE r.state IN ('succeeded', 'partial', 'failed')) x
+        WHERE x.state <> x.due ORDER BY x.id
+        """,
+        """
+        SELECT 'flow ' || flow AS subject, max(id) AS run_id, format('the word %s stands for %s (runs %s)', status,
+            string_agg(DISTINCT state, ' and '), string_agg(DISTINCT id::text, ', ')) AS message
+        FROM (SELECT flow, status, state, min(id) AS id FROM runs GROUP BY 1, 2, 3) w
+        GROUP BY flow, status HAVING count(*) > 1 ORDER BY 1
+        """,
+    ),
+)
+
+# An effect belongs to an item's round: an earlier round may have ended in a definite no, the one that succeeded not.
+I_04_NO_FALSE_SUCCESS = Check(
+    "I-04",
+    "SELECT count(*) AS n FROM outcomes WHERE outcome = 'successful'",
+    (
+        """
+        SELECT format('run %s target %s', o.run_id, o.target) AS subject, o.run_id, o.target,
+               format('successful, but its item %s/%s is %s', i.stage, i.key, i.status) AS message
+        FROM outcomes o JOIN items i ON i.run_id = o.run_id AND i.target = o.target
+        WHERE o.outcome = 'successful' AND i.status <> 'succeeded' ORDER BY 2, 3
+        """,
+        """
+        SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
+               e.key AS ref, format('succeeded, but its write %s is %s', e.id, e.state) AS message
+        FROM effects e JOIN items i ON i.id = e.item_id AND i.round = e.round
+        WHERE i.status = 'succeeded' AND e.state <> 'applied' ORDER BY i.id
+        """,
+        """
+        SELECT format('run %s target %s', o.run_id, o.target) AS subject, o.run_id, o.target, e.key AS ref,
+               format('successful, but its write %s (round %s) is %s', e.id, e.round, e.state) AS message
+        FROM outcomes o JOIN effects e ON e.run_id = o.run_id AND e.target = o.target
+        JOIN items i ON i.id = e.item_id AND i.round > e.round
+        WHERE o.outcome = 'successful' AND e.state IN ('sending', 'unknown') ORDER BY 2, 3
+        """,
+    ),
+)
+
+# What was in doubt when the run ended is known by when it was settled. A write settled while the run was being ended
+# (which takes its time with many targets) may be flagged or not; one that turned out not to have been sent goes back to
+# planned, and when it did is not recorded.
+I_05_NO_FALSE_FAILURE = Check(
+    "I-05",
+    "SELECT count(*) AS n FROM outcomes WHERE outcome = 'failed'",
+    (
+        """
+        WITH sent AS (
+            SELECT e.run_id, e.target, count(*) FILTER (WHERE e.state <> 'planned'
+                       AND (e.settled_at IS NULL OR e.settled_at > r.ended_at)) AS in_doubt,
+                   count(*) FILTER (WHERE e.settled_at IS NULL OR e.settled_at >
+                       r.ended_at - interval '1 second' - r.selected * interval '0.1 ms') AS perhaps
+            FROM effects e JOIN runs r ON r.id = e.run_id WHERE r.ended_at IS NOT NULL AND e.sends > 0 GROUP BY 1, 2)
+        SELECT format('run %s target %s', o.run_id, o.target) AS subject, o.run_id, o.target, CASE
+            WHEN NOT o.effect_may_exist THEN 'failed without a warning, but a write of it was in doubt at the end'
+            WHEN o.outcome IS DISTINCT FROM 'failed' THEN
+                format('warns that an effect may exist, but it is %s', coalesce(o.outcome, 'open'))
+            ELSE 'warns that an effect may exist, but no write of it was in doubt at the end' END AS message
+        FROM outcomes o JOIN runs r ON r.id = o.run_id LEFT JOIN sent s ON s.run_id = o.run_id AND s.target = o.target
+        WHERE r.ended_at IS NOT NULL AND (o.outcome = 'failed' AND NOT o.effect_may_exist AND s.in_doubt > 0
+            OR o.effect_may_exist AND (o.outcome IS DISTINCT FROM 'failed' OR coalesce(s.perhaps, 0) = 0))
+        ORDER BY 2, 3
+        """,
+    ),
+)
+
+# While a stage is open it may be dispatching: items may be ahead of `expected`, never behind. That every claim counts
+# its own items, all of its own stage, and that nothing is finished without a claim, makes the sums per stage right too.
+I_12_COUNTERS = Check(
+    "I-12",
+    "SELECT (SELECT count(*) FROM stages) + (SELECT count(*) FROM claims) AS n",
+    (
+        """
+        SELECT format('run %s stage %s', coalesce(s.run_id, i.run_id), coalesce(s.stage, i.stage)) AS subject,
+               coalesce(s.run_id, i.run_id) AS run_id, CASE
+            WHEN s.run_id IS NULL THEN i.n || ' items, but no such stage'
+            ELSE format('expects %s items, but there are %s', s.expected, coalesce(i.n, 0)) END AS message
+        FROM stages s FULL JOIN (SELECT run_id, stage, count(*) AS n FROM items GROUP BY 1, 2) i
+          ON i.run_id = s.run_id AND i.stage = s.stage
+        WHERE s.run_id IS NULL OR s.fanned_out_at IS NOT NULL AND (
+            s.expected > coalesce(i.n, 0) OR s.expected <> coalesce(i.n, 0) AND s.ended_at IS NOT NULL) ORDER BY 2, 1
+        """,
+        """
+        SELECT 'claim ' || coalesce(c.id, i.claim_id) AS subject, coalesce(c.run_id, i.run_id) AS run_id, CASE
+            WHEN c.id IS NULL THEN i.n || ' items point at it, but there is no such claim'
+            ELSE format('counts %s in flight, %s succeeded, %s failed, %s ignored, but its items are %s, %s, %s, %s',
+                c.in_flight, c.succeeded, c.failed, c.ignored,
+                coalesce(i.open, 0), coalesce(i.succeeded, 0), coalesce(i.failed, 0), coalesce(i.ignored, 0)) END
+            AS message
+        FROM claims c FULL JOIN (
+            SELECT claim_id, min(run_id) AS run_id, count(*) AS n, count(*) FILTER (WHERE status = 'open') AS open,
+                   count(*) FILTER (WHERE status = 'succeeded') AS succeeded,
+                   count(*) FILTER (WHERE status = 'failed') AS failed,
+                   count(*) FILTER (WHERE status = 'ignored') AS ignored
+            FROM items WHERE claim_id IS NOT NULL GROUP BY 1) i ON i.claim_id = c.id
+        WHERE c.id IS NULL OR (c.in_flight, c.succeeded, c.failed, c.ignored) <> (coalesce(i.open, 0),
+            coalesce(i.succeeded, 0), coalesce(i.failed, 0), coalesce(i.ignored, 0)) ORDER BY coalesce(c.id, i.claim_id)
+        """,
+        """
+        SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id, CASE
+            WHEN i.claim_id IS NULL THEN i.status || ', but under no claim'
+            ELSE format('its claim %s is of run %s stage %s', c.id, c.run_id, c.stage) END AS message
+        FROM items i LEFT JOIN claims c ON c.id = i.claim_id
+        WHERE i.claim_id IS NULL AND i.status <> 'open' OR (c.run_id, c.stage) <> (i.run_id, i.stage) ORDER BY i.id
+        """,
+    ),
+)
+
+I_13_ATTEMPTS = Check("I-13", "SELECT count(*) AS n FROM items WHERE executions > 0", attempts.STATEMENTS)
+
+CHECKS = (
+    I_01_CONSERVATION,
+    I_02_STATUS_IS_A_FUNCTION,
+    I_04_NO_FALSE_SUCCESS,
+    I_05_NO_FALSE_FAILURE,
+    I_12_COUNTERS,
+    I_13_ATTEMPTS,
+)
+
+# The words of a flow that has none of its own: what each stands for, and where a run may go from it.
+PLAIN = {
+    "queued": ("queued", {"running", "failed"}),
+    "running": ("running", {"completed", "partial", "failed"}),
+    "completed": ("succeeded", set()),
+    "partial": ("partial", set()),
+    "failed": ("failed", set()),
+}
+INITIAL = "queued"
+
+RUNS = "SELECT id, flow, status, state FROM runs ORDER BY id"
+# Only the setter's own lines: failures of items, which quote anybody's words, carry an event id.
+MOVES = """
+SELECT run_id, split_part(message, ' -> ', 1) AS from_word, split_part(message, ' -> ', 2) AS to_word
+FROM run_log WHERE event_id IS NULL AND message ~ '^[^:>]{1,40} -> [^:>]{1,40}$' ORDER BY run_id, id
+"""
+
+
+def check(connection: psycopg.Connection[dict[str, Any]], report: Report) -> None:
+    for table in ("runs", "items", "effects"):
+        report.checked[table] = count(connection, f"SELECT count(*) AS n FROM {table}")  # noqa: S608 - three lines up
+    for one in CHECKS:
+        run(connection, one, report)
+    _words_and_moves(connection, report)
+
+
+def run(connection: psycopg.Connection[dict[str, Any]], one: Check, report: Report) -> None:
+    report.checked[one.invariant] = count(connection, one.counted)
+    for statement in one.statements:
+        for row in connection.execute(statement):
+            subject, message = row.pop("subject"), row.pop("message")
+            report.violations.append(Violation(one.invariant, subject, message, about=About(**row)))
+
+
+def count(connection: psycopg.Connection[dict[str, Any]], statement: str) -> int:
+    return sum(row["n"] for row in connection.execute(statement))
+
+
+def _words_and_moves(connection: psycopg.Connection[dict[str, Any]], report: Report) -> None:
+    moves = connection.execute(MOVES).fetchall()
+    chains = {
+        run_id: [(move["from_word"], move["to_word"]) for move in chain]
+        for run_id, chain in groupby(moves, key=lambda move: move["run_id"])
+    }
+    report.checked["I-11"] = len(moves)
+    runs = connection.execute(RUNS).fetchall()
+    words: dict[str, set[str]] = {}
+    for row in runs:
+        words.setdefault(row["flow"], set()).update((row["status"],), *chains.get(row["id"], []))
+    # Words alone do not tell: a flow may have these and begin elsewhere, so it must have been seen to begin here.
+    plain = {flow for flow, seen in words.items() if seen <= set(PLAIN) and INITIAL in seen}
+    for row in runs:
+        i_02_words(row, report, plain=row["flow"] in plain)
+        i_11_transitions(row, chains.get(row["id"], []), report, plain=row["flow"] in plain)
+
+
+def i_02_words(row: dict[str, Any], report: Report, *, plain: bool) -> None:
+    if plain and PLAIN[row["status"]][0] != row["state"]:
+        message = f"its status {row['status']} does not stand for its state {row['state']}"
+        report.violations.append(Violation("I-02", f"run {row['id']}", message, about=About(run_id=row["id"])))
+
+
+def i_11_transitions(row: dict[str, Any], chain: list[tuple[str, str]], report: Report, *, plain: bool) -> None:
+    """A chain without a gap from the first word to the present one; which moves exist is only known for plain words."""
+    at = INITIAL if plain else chain[0][0] if chain else row["status"]
+    wrong = []
+    for from_word, to_word in chain:
+        if from_word != at:
+            wrong.append(f"moved from {from_word} to {to_word} when it was {at}")
+        elif plain and to_word not in PLAIN[from_word][1]:
+            wrong.append(f"moved from {from_word} to {to_word}, which is not allowed")
+        at = to_word
+    if at != row["status"]:
+        wrong.append(f"its last recorded word is {at}, but it is {row['status']}")
+    about = About(run_id=row["id"])
+    report.violations += [Violation("I-11", f"run {row['id']}", message, about=about) for message in wrong]

@@ -1,0 +1,227 @@
+"""The effects against the vendors' own ledger (I-03 to I-06). The ledger speaks of records and keys, not of ours.
+
+Our writes carry the effect's id, a UUID, as their Idempotency-Key. A write with any other key is somebody else's, and
+so is one without a key that says who made it (X-Client: a test, or a person, playing a third party); one with neither
+can only be ours, and is an orphan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from http.client import HTTPException
+from itertools import chain
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import urlopen
+from uuid import UUID
+
+from ecluse.verify.report import About, Report, Violation
+
+PAGE = 10_000
+WRITES = ("POST", "PUT", "PATCH", "DELETE")
+# Seconds. Instants of two processes on one host agree at least this well.
+TOLERANCE = 0.05
+# Seconds. What was read from a vendor may be this old when it is recorded.
+READ_AGE = 5.0
+DEFINITELY_NOT = ("planned", "rejected", "not_applied", "conflict")
+
+EFFECTS = """
+SELECT id, run_id, item_id, target, key, class, state, wanted, sends, first_send_at, settled_at
+FROM effects ORDER BY run_id, item_id, round
+"""
+
+
+class Unreadable(Exception):
+    """The ledger cannot be read; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One entry; a key that is a UUID is written in one way."""
+
+    seq: int
+    at: float
+    vendor: str
+    kind: str
+    method: str
+    path: str
+    key: str | None
+    client: str | None
+    ref: str | None
+    status: int | None
+    value: Any
+    before: Any
+
+
+class Ledger:
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self.lines = list(lines)
+        self.applied = [line for line in self.lines if line.kind == "effect"]
+        self.by_key: dict[str | None, list[Line]] = defaultdict(list)
+        self.by_ref: dict[str | None, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
+        for line in self.lines:
+            self.by_key[line.key].append(line)
+        for line in self.applied:
+            self.by_ref[line.ref][line.vendor].append(line)
+
+    def applied_with(self, key: str) -> list[Line]:
+        return [line for line in self.by_key.get(key, ()) if line.kind == "effect"]
+
+    def about(self, key: str | None, ref: str | None) -> list[Line]:
+        found = list(self.by_key.get(key, ())) if key is not None else []
+        histories = self.by_ref.get(ref, {}) if ref is not None else {}
+        return list({line.seq: line for line in (*found, *chain(*histories.values()))}.values())
+
+    def held(self, ref: str, until: float, since: float) -> list[Any]:
+        """Every value that the record had from `since` to `until`, as far as the ledger knows."""
+        values = []
+        for history in self.by_ref.get(ref, {}).values():
+            before = [line.value for line in history if line.at <= since]
+            values += before[-1:] or [history[0].before]
+            values += [line.value for line in history if since < line.at <= until]
+        return values
+
+    def overwritten(self, line: Line, until: float) -> bool:
+        history = self.by_ref[line.ref][line.vendor]
+        return any(other.seq > line.seq and other.key != line.key and other.at <= until for other in history)
+
+
+def read(url: str) -> Ledger:
+    lines: list[Line] = []
+    while True:
+        query = urlencode({"after": lines[-1].seq if lines else 0, "limit": PAGE})
+        address = f"{url.rstrip('/')}/_sandbox/ledger?{query}"
+        try:
+            with urlopen(address, timeout=30) as answer:  # noqa: S310 - the operator's own address
+                page = [_line(entry) for entry in json.load(answer)["entries"]]
+        except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+            raise Unreadable(f"there is no ledger at {url} ({error})") from error
+        lines += page
+        if len(page) < PAGE:
+            return Ledger(lines)
+
+
+def _line(entry: dict[str, Any]) -> Line:
+    known = {name: entry[name] for name in Line.__slots__}
+    return Line(**known | {"key": as_effect_id(entry["key"]) or entry["key"]})
+
+
+def as_effect_id(key: str | None) -> str | None:
+    try:
+        return None if key is None else str(UUID(key))
+    except ValueError:
+        return None
+
+
+def agrees(value: Any, wanted: Any) -> bool:
+    """Is what the vendor has what was wanted? It may have more fields, or the one field alone, without its name."""
+    if not isinstance(wanted, dict):
+        return bool(value == wanted)
+    if isinstance(value, dict):
+        return all(name in value and value[name] == each for name, each in wanted.items())
+    return list(wanted.values()) == [value]
+
+
+def check(effects: list[dict[str, Any]], ledger: Ledger | None, cut: datetime, report: Report, *, moved: bool) -> None:
+    report.checked["ledger_effects"] = len(ledger.applied) if ledger is not None else 0
+    if ledger is None:
+        report.notes.append("no ledger was given: I-03 and I-06 were not checked, I-04 and I-05 by the tables alone")
+        ledger = Ledger([])
+    else:
+        report.checked["I-04"] += sum(effect["state"] == "applied" for effect in effects)
+        report.checked["I-05"] += sum(effect["state"] in DEFINITELY_NOT for effect in effects)
+        for effect in effects:
+            i_04_no_false_success(effect, ledger, report, moved=moved)
+    before_cut = Ledger(line for line in ledger.lines if line.at <= cut.timestamp())
+    report.checked["I-03"] = sum(bool(ledger.applied_with(str(effect["id"]))) for effect in effects)
+    for effect in effects:
+        i_03_no_effect_twice(effect, ledger, report)
+        i_05_no_false_failure(effect, before_cut, report, moved=moved)
+    i_06_no_orphan_effect(effects, before_cut, report, moved=moved)
+
+
+def _violation(invariant: str, effect: dict[str, Any], message: str) -> Violation:
+    about = About(effect["run_id"], effect["target"], effect["item_id"], str(effect["id"]), effect["key"])
+    return Violation(invariant, f"effect {effect['id']} ({effect['class']} {effect['key']})", message, about=about)
+
+
+def i_03_no_effect_twice(effect: dict[str, Any], ledger: Ledger, report: Report) -> None:
+    """A keyed write is applied once. An absolute one changes something once; that somebody else put back exactly what
+    there was before, and we therefore wrote again, cannot be seen by looking and is excused."""
+    applied = ledger.applied_with(str(effect["id"]))
+    if effect["class"] == "C1":
+        if len(applied) > 1:
+            report.violations.append(_violation("I-03", effect, f"applied {len(applied)} times"))
+        return
+    changes = [line for line in applied if line.value != line.before]
+    again = [line for line in changes[1:] if (line.before, line.value) != (changes[0].before, changes[0].value)]
+    if again:
+        message = f"changed the record {len(changes)} times, and not from the same value: {changes[0].before!r}, then "
+        message += ", ".join(repr(line.before) for line in again)
+        report.violations.append(_violation("I-03", effect, message))
+
+
+def i_04_no_false_success(effect: dict[str, Any], ledger: Ledger, report: Report, *, moved: bool) -> None:
+    if effect["state"] != "applied":
+        return
+    own, wanted = ledger.applied_with(str(effect["id"])), effect["wanted"]
+    if any(agrees(line.value, wanted) for line in own):
+        return
+    if effect["class"] == "C2":  # in the wanted state, whoever brought it there
+        until = float("inf") if moved else effect["settled_at"].timestamp() + TOLERANCE
+        held = ledger.held(effect["key"], until, float("-inf") if moved else until - READ_AGE)
+        # Written to by nobody, a record is what it always was: nothing speaks against our having read that.
+        if any(agrees(value, wanted) for value in held) or (not held and effect["sends"] == 0):
+            return
+        had = f"the record had {held[-1]!r}" if held else "the ledger knows nothing of that record"
+    else:
+        had = f"the ledger has {own[-1].value!r}" if own else "the ledger has no application with its key"
+    report.violations.append(_violation("I-04", effect, f"applied, wanted {wanted!r}, but {had}"))
+
+
+def i_05_no_false_failure(effect: dict[str, Any], ledger: Ledger, report: Report, *, moved: bool) -> None:
+    """What somebody else had overwritten by the time we looked does not exist any more."""
+    if effect["state"] not in DEFINITELY_NOT:
+        return
+    settled_at = None if moved else effect["settled_at"]
+    looked_at = float("inf") if settled_at is None else settled_at.timestamp() + TOLERANCE
+    applied = ledger.applied_with(str(effect["id"]))
+    if effect["class"] == "C2":
+        applied = [line for line in applied if not ledger.overwritten(line, looked_at)]
+    if applied:
+        message = f"{effect['state']}, but the vendor applied it ({applied[-1].ref}: {applied[-1].value!r})"
+        report.violations.append(_violation("I-05", effect, message))
+
+
+def i_06_no_orphan_effect(effects: list[dict[str, Any]], ledger: Ledger, report: Report, *, moved: bool) -> None:
+    by_id = {str(effect["id"]): effect for effect in effects}
+    for line in ledger.applied:
+        if (wrong := _orphan(line, by_id, moved=moved)) is not None:
+            about = About(effect_id=line.key, ref=line.ref)
+            report.violations.append(Violation("I-06", f"ledger line {line.seq} ({line.ref})", wrong, about=about))
+    writes = (line for line in ledger.lines if line.kind == "call" and line.method in WRITES)
+    calls = Counter(line.key for line in writes if line.key is not None and as_effect_id(line.key))
+    for key, count in calls.items():
+        sends = by_id[key]["sends"] if key in by_id else 0
+        if count > sends and (key in by_id or not ledger.applied_with(key)):
+            message = f"the vendor was called {count} times, but {sends} sends are on record"
+            report.violations.append(Violation("I-06", f"effect {key}", message, about=About(effect_id=key)))
+    report.checked["I-06"] = len(ledger.applied) + len(calls)
+
+
+def _orphan(line: Line, by_id: dict[str, dict[str, Any]], *, moved: bool) -> str | None:
+    if line.key is None:
+        return "applied, but it carries no key" if line.method in WRITES and line.client is None else None
+    if as_effect_id(line.key) is None:
+        return None
+    effect = by_id.get(line.key)
+    if effect is None:
+        return "applied, but no intent is on record"
+    if effect["first_send_at"] is None or effect["sends"] == 0:
+        return f"applied, but effect {line.key} was never sent"
+    late = effect["first_send_at"].timestamp() - line.at
+    return f"applied {late * 1000:.0f} ms before its intent was recorded" if late > TOLERANCE and not moved else None

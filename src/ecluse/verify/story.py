@@ -1,0 +1,73 @@
+"""The smallest story of a violation: the rows and ledger lines of its key, in time order."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+
+from ecluse.verify.ledger import Ledger, Line
+from ecluse.verify.report import About
+
+LINES = 10
+
+RUN = """
+SELECT created_at AS at, format('run %%s (%%s) created', id, flow) AS line FROM runs WHERE id = %(run_id)s
+UNION ALL
+SELECT at, format('log: %%s', left(message, 100)) FROM run_log WHERE run_id = %(run_id)s AND event_id IS NULL
+UNION ALL
+SELECT started_at, format('stage %%s began: %%s items, budget %%s', stage, expected, coalesce(budget::text, 'unknown'))
+FROM stages WHERE run_id = %(run_id)s
+UNION ALL
+SELECT max(coalesce(r.ended_at, now())), format('%%s outcomes: %%s', coalesce(o.outcome, 'open'), count(*))
+FROM outcomes o LEFT JOIN runs r ON r.id = o.run_id WHERE o.run_id = %(run_id)s GROUP BY o.outcome
+UNION ALL
+SELECT ended_at, format('run %%s ended: %%s (%%s), %%s selected = %%s + %%s + %%s', id, status, end_cause, selected,
+    successful, failed, ignored) FROM runs WHERE id = %(run_id)s AND ended_at IS NOT NULL
+"""
+
+TARGET = """
+WITH item AS (
+    SELECT * FROM items WHERE id = %(item_id)s
+    UNION SELECT i.* FROM items i WHERE i.run_id = %(run_id)s AND i.target = %(target)s),
+effect AS (
+    SELECT * FROM effects WHERE id::text = %(effect_id)s
+    UNION SELECT e.* FROM effects e JOIN item i ON i.id = e.item_id)
+SELECT coalesce(finished_at, due_at) AS at, format(
+    'item %%s %%s/%%s round %%s: %%s%%s, %%s executions, %%s crashes, claim %%s', id, stage, key, round, status,
+    coalesce(' ' || error_code, ''), executions, crashes, coalesce(claim_id::text, 'none')) AS line FROM item
+UNION ALL
+SELECT a.at, format('attempt %%s of round %%s: %%s%%s', a.execution, a.round, a.error_code,
+    CASE WHEN a.ambiguous THEN ', ambiguous' ELSE '' END) FROM attempts a JOIN item i ON i.id = a.item_id
+UNION ALL
+SELECT first_send_at, format('effect %%s first sent', id) FROM effect WHERE first_send_at IS NOT NULL
+UNION ALL
+SELECT coalesce(settled_at, last_send_at, now()), format('effect %%s %%s %%s: %%s after %%s sends, wanted %%s',
+    id, class, key, state, sends, left(wanted::text, 100)) FROM effect
+UNION ALL
+SELECT coalesce(r.ended_at, now()), format('outcome of %%s: %%s%%s', o.target, coalesce(o.outcome, 'open'),
+    CASE WHEN o.effect_may_exist THEN ', an effect may exist' ELSE '' END)
+FROM outcomes o LEFT JOIN runs r ON r.id = o.run_id WHERE o.run_id = %(run_id)s
+  AND (o.target = %(target)s OR o.target IN (SELECT target FROM item))
+"""
+
+
+def tell(connection: psycopg.Connection[dict[str, Any]], about: About, ledger: Ledger | None) -> list[str]:
+    narrow = about.target is not None or about.item_id is not None or about.effect_id is not None
+    rows = connection.execute(TARGET if narrow else RUN, about._asdict()).fetchall()
+    lines = ledger.about(about.effect_id, about.ref) if ledger is not None else []
+    events = [(row["at"], row["line"]) for row in rows]
+    events += [(datetime.fromtimestamp(line.at, UTC), _ledger_line(line)) for line in lines]
+    told = [f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + f" {text}" for at, text in sorted(events)]
+    if len(told) <= LINES:
+        return told
+    half = LINES // 2
+    return [*told[:half], f"… {len(told) - 2 * half} more", *told[-half:]]
+
+
+def _ledger_line(line: Line) -> str:
+    who = line.key or line.client or "no key"
+    if line.kind == "call":
+        return f"ledger {line.seq}: {line.method} {line.path} ({who}) answered {line.status or 'by a cut'}"
+    return f"ledger {line.seq}: {line.method} applied ({who}), {line.ref}: {line.before!r} -> {line.value!r}"

@@ -1,0 +1,119 @@
+"""I-19, nothing stuck: whatever is under way has somebody who sees to it.
+
+A failover takes its time, and nobody can see to anything while nothing runs: how long something has waited counts from
+when somebody was there for it, the start of the oldest replica that is alive now (or of the database, if later).
+Instants of replicas and workflows are real ones; where runs and items are timed by a clock that a test has moved, these
+are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from ecluse.verify import database
+from ecluse.verify.database import Check
+from ecluse.verify.report import Report
+
+CARE = """
+WITH care AS MATERIALIZED (
+    SELECT greatest(p.started_at, pg_postmaster_start_time()) AS since, "offset" <> '0' AS moved
+    FROM replicas p, clock_offset WHERE p.state = 'live' AND p.beat_at > now() - interval '15 seconds'
+    ORDER BY p.started_at LIMIT 1)
+"""
+
+# A silent replica that counts as alive is given ten minutes: how much silence means that it is dead is a setting.
+GONE = """
+(p.id IS NULL OR p.state <> 'live' AND p.ended_at < now() - interval '15 seconds'
+ OR p.state = 'live' AND p.beat_at < now() - interval '10 minutes')
+"""
+WHO = "CASE WHEN p.id IS NULL THEN 'is unknown' ELSE format('is %s, last heard of %s', p.state, p.beat_at) END"
+
+CLAIMS = f"""
+{CARE}
+SELECT 'claim ' || c.id AS subject, c.run_id, format('holds %s open items of stage %s for replica %s, which ',
+       c.in_flight, c.stage, c.replica_id) || {WHO} AS message
+FROM care, claims c LEFT JOIN replicas p ON p.id = c.replica_id
+WHERE c.in_flight > 0 AND {GONE} AND care.since < now() - interval '15 seconds' ORDER BY c.id
+"""  # noqa: S608 - the fragments above
+
+ITEMS_OF_ENDED_RUNS = """
+SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
+       'open, but its run has ended' AS message
+FROM items i JOIN runs r ON r.id = i.run_id WHERE i.status = 'open' AND r.ended_at IS NOT NULL ORDER BY i.id
+"""
+
+STAGES_OF_ENDED_RUNS = """
+SELECT format('run %s stage %s', s.run_id, s.stage) AS subject, s.run_id, 'open, but its run has ended' AS message
+FROM stages s JOIN runs r ON r.id = s.run_id WHERE s.ended_at IS NULL AND r.ended_at IS NOT NULL ORDER BY 2, 1
+"""
+
+# Runs whose workflow was never started are taken up in turn, a hundred every five seconds.
+WORKFLOWS = f"""
+{CARE}
+SELECT 'run ' || r.id AS subject, r.id AS run_id, format('%s, but ', r.state) || CASE
+    WHEN r.workflow IS NULL THEN 'it has no workflow'
+    WHEN r.workflow = 'PENDING' THEN format('its workflow is led by replica %s, which ', r.executor_id) || {WHO}
+    ELSE 'its workflow is ' || r.workflow END AS message
+FROM care, (
+    SELECT r.*, w.status AS workflow, w.executor_id, to_timestamp(w.updated_at / 1000.0) AS updated_at,
+           row_number() OVER (PARTITION BY w.status IS NULL ORDER BY r.id) AS place
+    FROM runs r LEFT JOIN dbos.workflow_status w ON w.workflow_uuid = r.tenant_id || '/' || r.event_key
+    WHERE r.ended_at IS NULL AND r.orchestrated AND r.state IN ('queued', 'running')) r
+LEFT JOIN replicas p ON p.id = r.executor_id
+WHERE CASE
+    WHEN r.workflow IS NULL THEN NOT care.moved AND greatest(coalesce(r.started_at, r.created_at), care.since)
+                                    < now() - interval '15 seconds' - r.place * interval '0.1 seconds'
+    WHEN r.workflow IN ('ENQUEUED', 'DELAYED') THEN false
+    ELSE greatest(r.updated_at, care.since) < now() - interval '15 seconds' AND (r.workflow <> 'PENDING' OR {GONE}) END
+ORDER BY r.id
+"""  # noqa: S608 - the fragments above
+
+# A run waits at one gate after the other: of its open stages, the latest deadline is the one that must be kept. Where
+# no workflow leads, there is no gate: such a run goes on for as long as its items do, and then ends by itself.
+STAGES = f"""
+{CARE}
+SELECT 'run ' || s.run_id AS subject, s.run_id, format('stage %s should have ended at %s',
+       string_agg(s.stage, ', '), max(s.deadline_at)) AS message
+FROM care, stages s JOIN runs r ON r.id = s.run_id
+WHERE NOT care.moved AND s.ended_at IS NULL AND r.ended_at IS NULL AND r.orchestrated
+GROUP BY s.run_id, care.since HAVING greatest(max(s.deadline_at), care.since) < now() - interval '60 seconds'
+ORDER BY s.run_id
+"""  # noqa: S608 - the fragment above
+
+UNCLOSED = f"""
+{CARE}
+SELECT 'run ' || r.id AS subject, r.id AS run_id,
+       format('all its items were finished at %s, but it does not end', w.last) AS message
+FROM care, runs r JOIN (
+    SELECT s.run_id, max(coalesce(i.finished_at, s.fanned_out_at)) AS last FROM stages s
+    LEFT JOIN items i ON i.run_id = s.run_id AND i.stage = s.stage GROUP BY s.run_id
+    HAVING bool_and(s.fanned_out_at IS NOT NULL AND i.status IS DISTINCT FROM 'open')) w ON w.run_id = r.id
+WHERE NOT care.moved AND r.state = 'running' AND NOT r.orchestrated
+  AND greatest(w.last, care.since) < now() - interval '60 seconds' ORDER BY r.id
+"""  # noqa: S608 - the fragment above
+
+# An item may wait its turn in a lane for long: it is stuck if its lane is free and yet nothing is taken from it.
+EFFECTS = f"""
+{CARE}
+SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id, i.key AS ref,
+       format('its write %s is %s, and nobody has asked about it since %s', e.id, e.state, i.due_at) AS message
+FROM care, effects e JOIN items i ON i.id = e.item_id AND i.round = e.round JOIN lanes l ON l.id = i.lane_id
+LEFT JOIN (SELECT lane_id, max(taken_at) AS at FROM claims GROUP BY 1) t ON t.lane_id = i.lane_id
+WHERE NOT care.moved AND e.state IN ('sending', 'unknown') AND i.status = 'open' AND i.claim_id IS NULL
+  AND greatest(i.due_at + e.quiet, care.since, l.held_until, t.at) < now() - interval '60 seconds' ORDER BY i.id
+"""  # noqa: S608 - the fragment above
+
+I_19_NOTHING_STUCK = Check(
+    "I-19",
+    "SELECT (SELECT count(*) FROM runs) + (SELECT count(*) FROM claims WHERE in_flight > 0)"
+    " + (SELECT count(*) FROM effects WHERE state IN ('sending', 'unknown')) AS n",
+    (CLAIMS, ITEMS_OF_ENDED_RUNS, STAGES_OF_ENDED_RUNS, WORKFLOWS, STAGES, UNCLOSED, EFFECTS),
+)
+
+
+def check(connection: psycopg.Connection[dict[str, Any]], report: Report) -> None:
+    if not connection.execute(f"{CARE} SELECT since FROM care").fetchall():  # noqa: S608 - the fragment above
+        report.notes.append("nobody is running (no live replica): work that waits for somebody is not called stuck")
+    database.run(connection, I_19_NOTHING_STUCK, report)

@@ -1,0 +1,37 @@
+"""The flow of `old_flow` after a change: other work, a larger budget, and one more stage at the end of the story."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from ecluse.base.errors import TransientError
+from ecluse.engine import Done, Item, Result, RetryPolicy, Story, WorkContext
+from tests.faults import old_flow
+
+
+async def work(_: WorkContext, item: Item) -> Result:
+    await asyncio.sleep(0.05)
+    if old_flow.is_flaky(item.key) and item.executions < 3:
+        raise TransientError("busy", code="BUSY")
+    return Done({"by": "new"})
+
+
+async def check(_: WorkContext, item: Item) -> Result:
+    await asyncio.sleep(0.1)
+    return Done({"checked": item.key})
+
+
+FIRST = replace(old_flow.FIRST, work=work, retry=RetryPolicy(executions=4, base=0.05))
+SECOND = replace(old_flow.FIRST, name="second", work=check)
+
+
+async def story(run: Story) -> None:
+    await run.select(old_flow.chosen)
+    await run.fan_out(FIRST)
+    await run.gate(FIRST)
+    await run.fan_out(SECOND)
+    await run.gate(SECOND)
+
+
+FLOW = replace(old_flow.FLOW, stages=(FIRST, SECOND), story=story)

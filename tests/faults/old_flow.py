@@ -1,0 +1,52 @@
+"""A flow before a change of its code (after it: `new_flow`). What is flaky fails once under it, and then has to wait
+for longer than this code will live."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+from pydantic import BaseModel
+
+from ecluse.base.errors import TransientError
+from ecluse.db.connect import Connection
+from ecluse.engine import Done, Flow, Item, Lane, NewItem, Result, RetryPolicy, Run, Stage, Story, WorkContext
+
+
+class Input(BaseModel):
+    keys: list[str]
+
+
+def is_flaky(key: str) -> bool:
+    return int(key[1:]) % 5 == 0
+
+
+async def chosen(_: Connection, run: Run) -> Sequence[NewItem]:
+    return [NewItem(key) for key in run.input["keys"]]
+
+
+async def work(_: WorkContext, item: Item) -> Result:
+    await asyncio.sleep(0.1)
+    if is_flaky(item.key):
+        raise TransientError("busy", code="BUSY", retry_after=4)
+    return Done({"by": "old"})
+
+
+FIRST = Stage(
+    "first",
+    Lane("changing"),
+    work,
+    retry=RetryPolicy(executions=2),
+    max_wait=timedelta(minutes=2),
+    poll=timedelta(seconds=5),
+)
+
+
+async def story(run: Story) -> None:
+    await run.select(chosen)
+    await run.fan_out(FIRST)
+    await run.gate(FIRST)
+
+
+FLOW = Flow(name="changing", stages=(FIRST,), story=story, input=Input)

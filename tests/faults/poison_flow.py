@@ -1,0 +1,43 @@
+"""Work that takes its whole process with it, whenever it comes to certain keys: a segmentation fault in a parser, or
+the kernel's answer to too much memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from datetime import timedelta
+
+from pydantic import BaseModel
+
+from ecluse.db.connect import Connection
+from ecluse.engine import Done, Flow, Item, Lane, NewItem, Result, Run, Stage, Story, WorkContext
+
+
+class Input(BaseModel):
+    keys: list[str]
+    poisoned: list[str]
+
+
+async def chosen(_: Connection, run: Run) -> Sequence[NewItem]:
+    return [NewItem(key, payload=key in run.input["poisoned"]) for key in run.input["keys"]]
+
+
+async def work(_: WorkContext, item: Item) -> Result:
+    await asyncio.sleep(0.05)
+    if item.payload:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Done()
+
+
+WORK = Stage("work", Lane("poison"), work, max_wait=timedelta(minutes=2), poll=timedelta(seconds=5))
+
+
+async def story(run: Story) -> None:
+    await run.select(chosen)
+    await run.fan_out(WORK, chosen)
+    await run.gate(WORK)
+
+
+FLOW = Flow(name="poison", stages=(WORK,), story=story, input=Input)

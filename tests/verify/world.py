@@ -1,0 +1,226 @@
+"""A small world that is in order, made of plain rows and real calls to the sandbox; tests break one thing in it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from tests.sandbox_process import SandboxProcess
+
+ALIVE, DIED = "host-1-alive", "host-2-died"
+BUDGET = 3
+DRAWN = ("runs", "items", "claims", "attempts", "run_log", "lanes")
+
+
+class World:
+    def __init__(self, dsn: str, sandbox: SandboxProcess) -> None:
+        self.dsn = dsn
+        self.sandbox = sandbox
+        # Guards are for the program; whoever plants a fault goes around them.
+        self.db = psycopg.connect(dsn, autocommit=True, options="-c session_replication_role=replica")
+        self.runs: dict[str, int] = {}
+        self.items: dict[str, int] = {}
+        self.effects: dict[str, uuid.UUID] = {}
+
+    def sql(self, statement: str, *parameters: object) -> list[Any]:
+        cursor = self.db.execute(statement, parameters or None)  # type: ignore[arg-type]
+        return cursor.fetchall() if cursor.description else []
+
+    def one(self, statement: str, *parameters: object) -> Any:
+        ((value,),) = self.sql(statement, *parameters)
+        return value
+
+    @property
+    def now(self) -> datetime:
+        now: datetime = self.one("SELECT clock_timestamp()")
+        return now
+
+    def ago(self, **span: float) -> datetime:
+        return self.now - timedelta(**span)
+
+    def insert(self, table: str, **columns: Any) -> Any:
+        """Returns the id, where the database draws it."""
+        values = [Jsonb(value) if isinstance(value, dict) else value for value in columns.values()]
+        marks = ", ".join(["%s"] * len(values))
+        drawn = " RETURNING id" if table in DRAWN else ""
+        rows = self.sql(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}){drawn}", *values)
+        return rows[0][0] if drawn else None
+
+    def set(self, table: str, where: str, sets: str, **parameters: object) -> None:
+        """Exactly one row."""
+        cursor = self.db.execute(f"UPDATE {table} SET {sets} WHERE {where}", parameters)  # type: ignore[arg-type]
+        assert cursor.rowcount == 1, (table, where)
+
+    def write(self, method: str, path: str, body: dict[str, str], **headers: str) -> int:
+        """A call to the price list, as our program or somebody else would make it."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = Request(  # noqa: S310 - the sandbox
+            f"{self.sandbox.url}/price-list/articles{path}", json.dumps(body).encode(), named, method=method
+        )
+        try:
+            with urlopen(request, timeout=10) as answer:  # noqa: S310
+                return int(answer.status)
+        except HTTPError as error:
+            with error:
+                return error.code
+
+    def put(self, sku: str, price: str, **headers: str) -> int:
+        return self.write("PUT", f"/{sku}/price", {"price": price}, **headers)
+
+    def price(self, sku: str) -> str:
+        with urlopen(f"{self.sandbox.url}/price-list/articles/{sku}", timeout=10) as answer:  # noqa: S310
+            return str(json.load(answer)["price"])
+
+    # Rows of the program.
+
+    def run(self, name: str, flow: str, words: list[str], *, workflow: str | None = None, **columns: Any) -> int:
+        """A run and the moves through these words; a workflow makes it orchestrated."""
+        given = {"tenant_id": "t", "flow": flow, "event_key": name, "orchestrated": workflow is not None}
+        given |= {"status": words[-1], "created_at": self.ago(minutes=2), "started_at": self.ago(minutes=2)}
+        run_id = self.runs[name] = int(self.insert("runs", **given | columns))
+        for before, after in zip(words, words[1:], strict=False):
+            self.insert("run_log", run_id=run_id, at=self.now, level="info", message=f"{before} -> {after}")
+        if workflow is not None:
+            stamp = int(self.ago(minutes=2).timestamp() * 1000)
+            self.insert("dbos.workflow_status", workflow_uuid=f"t/{name}", status=workflow, executor_id=ALIVE,
+                        created_at=stamp, updated_at=stamp, priority=0)  # fmt: skip
+        return run_id
+
+    def stage(self, run_id: int, expected: int, **columns: Any) -> None:
+        now = self.now
+        given = {"run_id": run_id, "stage": "write", "expected": expected, "fanned_out_at": now, "started_at": now}
+        given |= {"deadline_at": now + timedelta(minutes=10), "progress_at": now, "budget": BUDGET}
+        self.insert("stages", **given | columns)
+
+    def claim(self, run_id: int, taken: int, replica: str = ALIVE, **counters: int) -> int:
+        given = {"replica_id": replica, "run_id": run_id, "stage": "write", "lane_id": 1, "taken_at": self.now}
+        return int(self.insert("claims", **given, taken=taken, **counters))
+
+    def item(self, run_id: int, key: str, status: str, claim_id: int | None, failures: int = 0, **columns: Any) -> int:
+        """Executed as often as it failed, and once more if it came to an end that is no failure."""
+        now = self.now
+        given = {"tenant_id": "t", "run_id": run_id, "flow": "shop", "stage": "write", "key": key, "target": key}
+        given |= {"lane_id": 1, "due_at": now, "claim_id": claim_id, "status": status}
+        given |= {"finished_at": None if status == "open" else now}
+        given |= {"executions": failures + (status in ("succeeded", "ignored"))}
+        item_id = self.items[key] = int(self.insert("items", **given | columns))
+        for execution in range(1, failures + 1):
+            self.attempt(key, execution)
+        return item_id
+
+    def attempt(self, key: str, execution: int) -> None:
+        facts = {"event_id": f"shop-write-{key}", "round": 0, "at": self.now, "replica_id": ALIVE}
+        error = {"error_code": "TIMEOUT", "error": "no answer", "ambiguous": True}
+        run_id = self.one("SELECT run_id FROM items WHERE id = %s", self.items[key])
+        self.insert("attempts", run_id=run_id, item_id=self.items[key], execution=execution, **facts, **error)
+
+    def effect(self, run_id: int, key: str, class_: str, wanted: dict[str, str], *, sends: int = 1) -> str:
+        """The intent, before the call. Returns the vendor's key; the item comes later, with `settle`."""
+        name = self.effects[key] = uuid.uuid4()
+        now = self.now if sends else None
+        facts = {"tenant_id": "t", "run_id": run_id, "item_id": 0, "stage": "write", "key": key, "target": key}
+        facts |= {"round": 0, "class": class_, "wanted": wanted, "claim_id": 1, "quiet": timedelta(seconds=2)}
+        facts |= {"sends": sends, "first_send_at": now, "last_send_at": now}
+        state = {"state": "sending", "settled_at": None} if sends else {"state": "applied", "settled_at": self.now}
+        self.insert("effects", id=name, **facts, **state)
+        return str(name)
+
+    def settle(self, key: str, state: str) -> None:
+        settled_at = None if state in ("planned", "sending", "unknown") else self.now
+        self.set("effects", "key = %(key)s", "state = %(state)s, settled_at = %(at)s",
+                 key=key, state=state, at=settled_at)  # fmt: skip
+
+    def resend(self, key: str) -> None:
+        """One more intent to send, under one more claim."""
+        self.set("effects", "key = %(key)s", "sends = sends + 1", key=key)
+        self.claim(self.one("SELECT run_id FROM effects WHERE key = %s", key), 1, released=1)
+
+
+def healthy(world: World) -> None:
+    """Runs at every point of their lives, writes that went every way they can go."""
+    world.insert("lanes", name="lane")
+    world.insert("replicas", id=ALIVE, host="h", pid=1, started_at=world.ago(hours=1))
+    world.insert("replicas", id=DIED, host="h", pid=2, state="dead", started_at=world.ago(hours=1),
+                 beat_at=world.ago(minutes=2), ended_at=world.ago(minutes=1))  # fmt: skip
+    _ended(world)
+    _running(world)
+    counts = {"selected": 0, "successful": 0, "failed": 0, "ignored": 0, "ended_at": world.now}
+    world.run("waiting", "shop", ["queued"], workflow="ENQUEUED", state="queued", started_at=None)
+    world.run("stopped", "shop", ["queued", "failed"], workflow="SUCCESS", state="failed", end_cause="operator", **counts)
+    # A flow with words of its own.
+    words = ["QUEUED", "APPLYING", "APPLIED"]
+    world.run("pricing", "pricing", words, workflow="SUCCESS", state="succeeded", end_cause="normal", **counts)
+    # One that is only items.
+    one = {"selected": 1, "successful": 1, "failed": 0, "ignored": 0, "ended_at": world.now, "end_cause": "normal"}
+    chore = world.run("chore", "chores", ["queued", "running", "completed"], state="succeeded", **one)
+    world.stage(chore, 1, ended_at=world.now, end_cause="run ended", budget=None)
+    world.item(chore, "chore", "succeeded", world.claim(chore, 1, succeeded=1))
+    world.insert("outcomes", run_id=chore, target="chore", outcome="successful")
+    # items.id is drawn before the effects know it
+    world.sql("UPDATE effects e SET item_id = i.id FROM items i WHERE i.run_id = e.run_id AND i.key = e.key")
+
+
+def _ended(world: World) -> None:
+    run_id = world.run("ended", "shop", ["queued", "running", "partial"], workflow="SUCCESS", state="running")
+    first, second = world.claim(run_id, 8, succeeded=2, failed=4, ignored=1, released=1), world.claim(run_id, 1)
+    world.set("claims", "id = %(id)s", "succeeded = 1", id=second)
+
+    world.put("SKU-00001", "12.50", Idempotency_Key=world.effect(run_id, "SKU-00001", "C2", {"price": "12.50"}))
+    world.settle("SKU-00001", "applied")
+    world.item(run_id, "SKU-00001", "succeeded", first)
+
+    new = {"name": "Étau", "price": "7.40"}
+    key = world.effect(run_id, "new", "C1", new, sends=2)
+    for _ in range(2):  # the first answer was lost
+        world.write("POST", "", new, Idempotency_Key=key)
+    world.settle("new", "applied")
+    world.item(run_id, "new", "succeeded", second, failures=1)
+
+    world.put("SKU-00003", "30.00", X_Client="somebody else")
+    world.effect(run_id, "SKU-00003", "C2", {"price": "30.00"}, sends=0)
+    world.item(run_id, "SKU-00003", "succeeded", first)
+
+    world.put("SKU-00004", "many", Idempotency_Key=world.effect(run_id, "SKU-00004", "C2", {"price": "many"}))
+    world.settle("SKU-00004", "rejected")
+    world.item(run_id, "SKU-00004", "failed", first, failures=1)
+
+    world.put("SKU-00005", "50.00", Idempotency_Key=world.effect(run_id, "SKU-00005", "C2", {"price": "50.00"}))
+    world.settle("SKU-00005", "unknown")
+    world.item(run_id, "SKU-00005", "failed", first, failures=1)
+
+    world.item(run_id, "SKU-00006", "ignored", first)
+
+    key = world.effect(run_id, "SKU-00007", "C2", {"price": "70.00"})
+    world.put("SKU-00007", "71.00", X_Client="somebody else")
+    world.put("SKU-00007", "70.00", Idempotency_Key=key, If_Match='"1"')
+    world.settle("SKU-00007", "conflict")
+    world.item(run_id, "SKU-00007", "failed", first, failures=1)
+
+    world.item(run_id, "SKU-00008", "failed", first, failures=BUDGET)
+
+    world.stage(run_id, 8, ended_at=world.now, end_cause="done")
+    outcomes = ["successful"] * 3 + ["failed", "failed", "ignored", "failed", "failed"]
+    for target, outcome in zip([key for key in world.items if key != "chore"], outcomes, strict=True):
+        doubt = target == "SKU-00005"
+        world.insert("outcomes", run_id=run_id, target=target, outcome=outcome, effect_may_exist=doubt)
+    world.set("runs", "id = %(id)s", "state = 'partial', selected = 8, successful = 3, failed = 4, ignored = 1,"
+              " ended_at = clock_timestamp(), end_cause = 'normal'", id=run_id)  # fmt: skip
+
+
+def _running(world: World) -> None:
+    run_id = world.run("running", "shop", ["queued", "running"], workflow="PENDING", state="running", selected=2)
+    world.stage(run_id, 2)
+    world.item(run_id, "in hand", "open", world.claim(run_id, 1))
+    # Sent by somebody who then died; nobody has looked yet what became of it.
+    world.claim(run_id, 1, DIED, released=1)
+    world.put("SKU-00009", "90.00", Idempotency_Key=world.effect(run_id, "SKU-00009", "C2", {"price": "90.00"}))
+    world.item(run_id, "SKU-00009", "open", None, crashes=1)
+    for target in ("in hand", "SKU-00009"):
+        world.insert("outcomes", run_id=run_id, target=target)
