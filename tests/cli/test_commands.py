@@ -20,10 +20,12 @@ COMMANDS = [
     ("migrate",),
     ("psql",),
     ("sandbox",),
+    ("verify",),
     ("demo",),
     ("demo", "hello"),
     ("runs",),
     ("runs", "start"),
+    ("runs", "end"),
     ("runs", "list"),
     ("runs", "show"),
 ]
@@ -46,13 +48,13 @@ def test_the_list_of_commands_here_is_complete(bare):
 def test_the_installed_module_is_the_same_program(dsn):
     command = [sys.executable, "-m", "ecluse", "migrate"]
     done = subprocess.run(command, env=environment(DATABASE_URL=dsn), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "schema 0001\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "schema 0002\n", "")
 
 
 def test_migrate_makes_the_schema_and_the_tables_of_the_flows_named(bare, empty_dsn):
     for _ in range(2):
         answer = bare("migrate", "--flow", FLOW, DATABASE_URL=empty_dsn)
-        assert (answer.code, answer.out, answer.err) == (0, "schema 0001\n", "")
+        assert (answer.code, answer.out, answer.err) == (0, "schema 0002\n", "")
     with psycopg.connect(empty_dsn) as connection:
         assert connection.execute("SELECT count(*) FROM hello_prices").fetchone() == (0,)
 
@@ -127,7 +129,7 @@ def test_runs_are_started_listed_and_shown(ecluse, one):
 
     shown = ecluse("runs", "show", run_id)
     assert shown.code == 0
-    assert shown.json["input"] == {"articles": 3, "skus": []}
+    assert shown.json["input"] == {"articles": 3, "skus": [], "raise_percent": "0", "twins": False}
     assert (shown.json["tenant_id"], shown.json["flow"], shown.json["status"]) == ("acme", "hello", "queued")
 
     listed = ecluse("runs", "list").out.splitlines()
@@ -136,3 +138,43 @@ def test_runs_are_started_listed_and_shown(ecluse, one):
     assert "due-1" in listed[-1]
     assert ecluse("runs", "list", "--limit", "1", "--offset", "2").out.splitlines() == listed[2:]
     assert one("SELECT count(*) FROM runs") == 3
+
+
+@pytest.mark.req("G-89", "ENG-28")
+def test_an_operator_ends_a_run_and_its_key_is_free_again(ecluse, query):
+    start = ("runs", "start", FLOW, "--key", "monday", "--input", '{"articles": 3}')
+    run_id = ecluse(*start).json["run_id"]
+    ended = ecluse("runs", "end", run_id, "--reason", " wrong catalogue ", "--flow", FLOW)
+    assert (ended.code, ended.err) == (0, "")
+    shown = ended.json
+    assert (shown["status"], shown["end_cause"], shown["reason"]) == ("failed", "operator", "wrong catalogue")
+    again = ecluse("runs", "end", run_id, "--reason", "too late", "--flow", FLOW)
+    assert (again.code, again.json["reason"]) == (0, "wrong catalogue")
+    assert "had ended already" in again.err
+
+    second = ecluse(*start).json
+    assert second == {"run_id": second["run_id"], "deduplicated": False}
+    assert second["run_id"] != run_id
+    assert ecluse(*start).json == {"run_id": second["run_id"], "deduplicated": True}
+    assert query("SELECT event_key FROM runs ORDER BY id") == [("monday",), ("monday-retry-1",)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--reason", " ", "--flow", FLOW), "say why"),
+        (("--reason", "enough"), "Name it with --flow"),
+        (("--flow", FLOW), "--reason"),
+    ],
+)
+def test_an_end_that_cannot_be_is_refused_and_changes_nothing(ecluse, one, arguments, said):
+    run_id = ecluse("runs", "start", FLOW).json["run_id"]
+    answer = ecluse("runs", "end", run_id, *arguments)
+    assert answer.code == 2
+    assert said in answer.err
+    assert one("SELECT status FROM runs") == "queued"
+
+
+def test_a_run_that_does_not_exist_cannot_be_ended(ecluse):
+    answer = ecluse("runs", "end", "4711", "--reason", "why not", "--flow", FLOW)
+    assert (answer.code, answer.err) == (2, "ecluse: there is no run 4711\n")

@@ -38,7 +38,7 @@ COLUMNS = {
     ("items", "claim_id"): "NULL = waiting",
     ("items", "permanent"): "failed for good",
     ("lanes", "next_free_at"): "GCRA",
-    ("outcomes", "effect_may_exist"): "failed, but a write of it may have been applied",
+    ("outcomes", "effect_may_exist"): "failed, but a write of it has or may have been applied",
     ("runs", "orchestrated"): "a workflow leads it",
     ("runs", "status"): "the flow's own word",
     ("stages", "budget"): "executions of one item and round",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -11,15 +14,19 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ecluse.base.errors import NotSentError, PermanentError, TransientError
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import (
+    AbsoluteWrite,
     Done,
     Flow,
     Item,
+    KeyedWrite,
     Kit,
     Lane,
     NewItem,
+    Order,
     Result,
     RetryPolicy,
     Run,
@@ -152,3 +159,132 @@ class Board:
 async def open_board(dsn: str) -> AsyncIterator[Board]:
     async with open_pool(dsn, size=12) as pool:
         yield Board(pool)
+
+
+async def until(true: Callable[[], Any], seconds: float = 10) -> Any:
+    """Wait for it, and say what it came to."""
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, "it did not come true"
+        await asyncio.sleep(0.02)
+    return found
+
+
+QUIET = timedelta(milliseconds=300)
+WANTED, BEFORE, SOMEBODY_ELSES = "2.00", "1.00", "9.99"
+
+# How a write may go: whether it is applied, and what its caller gets instead of an answer.
+GOES: dict[str, tuple[bool, Callable[[], Exception] | None]] = {
+    "well": (True, None),
+    "applied, 500": (True, lambda: TransientError("500", code="VENDOR_ERROR_500")),
+    "500": (False, lambda: TransientError("500", code="VENDOR_ERROR_500")),
+    "throttled": (False, lambda: TransientError("429", code="THROTTLED", retry_after=0, ambiguous=False)),
+    "not sent": (False, lambda: NotSentError("connection refused")),
+    "refused": (False, lambda: PermanentError("422", code="REFUSED")),
+    "key in use": (False, lambda: TransientError("409", code="CONFLICT")),
+    "applied, bug": (True, lambda: KeyError("colour")),
+    "bug": (False, lambda: KeyError("colour")),
+    "somebody else, 500": (False, lambda: TransientError("500", code="VENDOR_ERROR_500")),
+    "somebody else": (True, None),
+    "the one before arrives": (True, None),
+    "applied, hangs": (True, None),
+    "arrives late, hangs": (False, None),
+}
+LATE = 0.2  # of what arrives late; less than the quiet period
+
+
+class Shop:
+    """A vendor in the test's own process, with a ledger. Everything has a price, which can be read and set; a thing is
+    made once per key. An item's n-th write goes as the n-th word of its script says, and well after that."""
+
+    def __init__(self, script: Mapping[str, Sequence[str]] | Sequence[str] = (), *, conditional: bool = False) -> None:
+        self.script = script
+        self.conditional = conditional  # a price is only set if nobody has changed it since it was read
+        self.prices: dict[str, str] = defaultdict(lambda: BEFORE)
+        self.versions: Counter[str] = Counter()
+        self.made: dict[str, Any] = {}
+        self.applied: list[str] = []  # the ledger: what was really done, by item
+        self.writes: list[tuple[str, str, float]] = []  # and what arrived: item, the order's key, when
+        self.reads: list[tuple[str, float]] = []
+        self.down: set[str] = set()  # cannot be read
+        self.watch: Callable[[Item, str], Awaitable[None]] | None = None  # sees every call before it is dealt with
+
+    def arrived(self, key: str) -> int:
+        return sum(one == key for one, _, _ in self.writes)
+
+    def absolute(self, quiet: timedelta = QUIET, **options: Any) -> Stage:
+        """A stage that sets prices: class C2."""
+        write = AbsoluteWrite(wanted=_wanted, read=self._read, send=self._set, quiet=quiet)
+        return stage(work=write, **options)  # type: ignore[arg-type]
+
+    def keyed(self, quiet: timedelta = QUIET, remembered: timedelta = timedelta(hours=24), **options: Any) -> Stage:
+        """A stage that makes things: class C1."""
+        write = KeyedWrite(wanted=_wanted, send=self._make, quiet=quiet, remembered=remembered)
+        return stage(work=write, **options)  # type: ignore[arg-type]
+
+    def change(self, key: str, price: str) -> None:
+        self.prices[key] = price
+        self.versions[key] += 1
+
+    async def _read(self, _: WorkContext, item: Item) -> Any:
+        self.reads.append((item.key, time.monotonic()))
+        if self.watch is not None:
+            await self.watch(item, "read")
+        if item.key in self.down:
+            raise TransientError("503", code="DOWN")
+        return {"price": self.prices[item.key], "version": self.versions[item.key]}
+
+    async def _set(self, _: WorkContext, item: Item, order: Order) -> str:
+        async def apply() -> str:
+            if goes in ("somebody else", "somebody else, 500"):
+                self.change(item.key, SOMEBODY_ELSES)
+            if goes == "the one before arrives":
+                self._done(item, order)
+            if self.conditional and order.before["version"] != self.versions[item.key]:
+                raise PermanentError("412", code="PRECONDITION_FAILED", ambiguous=True)
+            if applies:
+                self._done(item, order)
+            return "whatever a vendor says"
+
+        goes, applies = await self._arrives(item, order)
+        return await self._answer(goes, apply, lambda: self._done(item, order))
+
+    async def _make(self, _: WorkContext, item: Item, order: Order) -> Any:
+        async def apply() -> Any:
+            return make() if applies else None
+
+        def make() -> Any:
+            if order.key not in self.made:
+                self.applied.append(item.key)
+                self.made[order.key] = {"id": f"{item.key}-{len(self.made)}", **order.wanted}
+            return self.made[order.key]
+
+        goes, applies = await self._arrives(item, order)
+        return await self._answer(goes, apply, make)
+
+    async def _arrives(self, item: Item, order: Order) -> tuple[str, bool]:
+        script = self.script.get(item.key, ()) if isinstance(self.script, Mapping) else self.script
+        before = self.arrived(item.key)
+        goes = script[before] if before < len(script) else "well"
+        self.writes.append((item.key, order.key, time.monotonic()))
+        if self.watch is not None:
+            await self.watch(item, "write")
+        return goes, GOES[goes][0]
+
+    async def _answer(self, goes: str, apply: Callable[[], Awaitable[Any]], later: Callable[[], Any]) -> Any:
+        answer = await apply()
+        if (error := GOES[goes][1]) is not None:
+            raise error()
+        if goes == "arrives late, hangs":
+            asyncio.get_running_loop().call_later(LATE, later)
+        if goes.endswith("hangs"):
+            await asyncio.sleep(60)
+        return answer
+
+    def _done(self, item: Item, order: Order) -> None:
+        self.applied.append(item.key)
+        self.change(item.key, order.wanted["price"])
+
+
+def _wanted(item: Item) -> Any:
+    return {"price": item.payload or WANTED}

@@ -53,7 +53,9 @@ async def create_twin(context: WorkContext, item: Item) -> Result:
 
 def stage(name: str, work: Any) -> Stage:
     patient = RetryPolicy(executions=10, base=0.1)
-    return Stage(name, Lane("price-list"), work, retry=patient, max_wait=timedelta(minutes=2), poll=timedelta(seconds=5))
+    return Stage(
+        name, Lane("price-list"), work, retry=patient, max_wait=timedelta(minutes=2), poll=timedelta(seconds=5)
+    )
 
 
 PRICE, TWIN = stage("price", raise_price), stage("twin", create_twin)

@@ -23,7 +23,7 @@ import uvicorn.protocols.http.auto  # noqa: F401
 
 import ecluse.app
 import ecluse.cli.main
-import ecluse.sandbox.__main__
+import ecluse.sandbox.server
 import ecluse.vendors.price_list  # noqa: F401
 from ecluse.base import crash
 

@@ -16,19 +16,16 @@ from ecluse.engine import Done, Flow, Item, Lane, NewItem, Result, RetryPolicy, 
 
 class Input(BaseModel):
     keys: list[str]
-
-
-def is_flaky(key: str) -> bool:
-    return int(key[1:]) % 5 == 0
+    flaky: list[str] = []
 
 
 async def chosen(_: Connection, run: Run) -> Sequence[NewItem]:
-    return [NewItem(key) for key in run.input["keys"]]
+    return [NewItem(key, payload=key in run.input["flaky"]) for key in run.input["keys"]]
 
 
 async def work(_: WorkContext, item: Item) -> Result:
     await asyncio.sleep(0.1)
-    if is_flaky(item.key):
+    if item.payload:
         raise TransientError("busy", code="BUSY", retry_after=4)
     return Done({"by": "old"})
 
@@ -45,7 +42,7 @@ FIRST = Stage(
 
 async def story(run: Story) -> None:
     await run.select(chosen)
-    await run.fan_out(FIRST)
+    await run.fan_out(FIRST, chosen)
     await run.gate(FIRST)
 
 

@@ -4,7 +4,7 @@ every fault case takes any subject, so that a new flow comes with one more entry
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Entry = Mapping[str, Any]  # of the sandbox's ledger
@@ -75,9 +75,10 @@ NAIVE = Subject(
 OLD = Subject(
     name="changing",
     flow="tests.faults.old_flow:FLOW",
-    given=lambda keys: {"keys": list(keys)},
+    given=lambda keys: {"keys": list(keys), "flaky": list(keys[::5])},
     target=lambda n: f"t{n:05d}",
 )
+STEADY_OLD = replace(OLD, given=lambda keys: {"keys": list(keys)})
 NEW_FLOW = "tests.faults.new_flow:FLOW"
 
 POISONED = "t00007"

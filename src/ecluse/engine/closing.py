@@ -49,16 +49,18 @@ async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple
                 log.exception("closing failed", run_id=run_id, stage=stage)
 
 
+WAITING = "SELECT stage FROM stages WHERE run_id = %s AND ended_at IS NULL"
+
+
 async def end_by_operator(connection: Connection, flow: Flow, run: Run, reason: str) -> bool:
-    """At once. The workflow, if it waits at a gate, is told to look."""
+    """At once. The workflow that waits at a gate is told to look. False if the run had ended already."""
     if not reason.strip():
         raise InvalidInput("say why the run is ended: the reason stays with it")
-    if not await ending.end(connection, flow, run, cause="operator", reason=reason.strip()):
-        return False
-    if flow.story is not None:
-        for stage in flow.stages:
-            await _hint(connection, workflow_id(run.tenant_id, run.event_key), gate_topic(stage.name))
-    return True
+    gates = await (await connection.execute(WAITING, (run.id,))).fetchall()
+    ended = await ending.end(connection, flow, run, cause="operator", reason=reason.strip())
+    for (stage,) in gates if ended and flow.story is not None else ():
+        await _hint(connection, workflow_id(run.tenant_id, run.event_key), gate_topic(stage))
+    return ended
 
 
 async def sweep(pool: Pool, flows: Mapping[str, Flow]) -> None:

@@ -45,11 +45,11 @@ SETTLE_BY_FORCE = (
     "UPDATE outcomes SET outcome = 'failed', error_code = %s, reason = %s WHERE run_id = %s AND outcome IS NULL"
 )
 
-# A failure that may yet turn out to be a success at the vendor says so; `effects` will know.
+# A failure that has, or may have, left something at the vendor says so; `effects` knows what, or will.
 MAY_EXIST = """
 UPDATE outcomes o SET effect_may_exist = true FROM effects e
-WHERE o.run_id = %(run)s AND e.run_id = o.run_id AND e.target = o.target AND e.state IN ('sending', 'unknown')
-  AND o.outcome = 'failed'
+WHERE o.run_id = %(run)s AND e.run_id = o.run_id AND e.target = o.target AND o.outcome = 'failed'
+  AND e.state IN ('sending', 'unknown', 'applied') AND (e.state <> 'applied' OR e.sends > 0)
 """
 
 # Nothing of an ended run is started or stored any more: waiting items go under a closed claim, fences move on.

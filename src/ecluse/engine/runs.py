@@ -1,5 +1,5 @@
-"""The life of a run row: started once per event key, selected, settled, ended. `set_status` is the only writer of a
-run's status, by compare-and-set on the word it had."""
+"""The life of a run row: started once per event key, begun, selected, shown (`ending.py` ends it). `set_status` is the
+only writer of a run's status, by compare-and-set on the word it had."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ RUNS_CHANNEL = "ecluse_runs"
 ENDED_CHANNEL = "ecluse_ended"
 # No slash: a workflow id is tenant/event key, and must say which is which.
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,100}")
-EndCause = Literal["normal", "operator", "stale", "catastrophic"]
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ WHERE x.n > s.budget AND NOT EXISTS (
 """
 
 NOT_SENT_BEYOND_BUDGET = """
-SELECT format('run %s item %s/%s', e.run_id, e.stage, e.key) AS subject, e.run_id, e.item_id, e.key AS ref,
+SELECT format('run %s item %s/%s', e.run_id, e.stage, e.key) AS subject, e.run_id, e.item_id,
        format('its write %s was sent again after its last execution (%s) had ended', e.id, s.budget) AS message
 FROM effects e JOIN stages s ON s.run_id = e.run_id AND s.stage = e.stage
 JOIN attempts a ON a.item_id = e.item_id AND a.round = e.round AND a.execution = s.budget
@@ -43,7 +43,7 @@ WHERE e.last_send_at > a.at ORDER BY e.item_id
 """
 
 NOT_SENT_AFTERWARDS = """
-SELECT format('run %s item %s/%s', e.run_id, e.stage, e.key) AS subject, e.run_id, e.item_id, e.key AS ref,
+SELECT format('run %s item %s/%s', e.run_id, e.stage, e.key) AS subject, e.run_id, e.item_id,
        format('its write %s was sent after it had been finished', e.id) AS message
 FROM effects e JOIN items i ON i.id = e.item_id AND i.round = e.round
 WHERE i.status <> 'open' AND e.last_send_at > i.finished_at ORDER BY e.item_id
@@ -54,7 +54,7 @@ SENT_UNDER_A_CLAIM = """
 WITH held AS (
     SELECT run_id, stage, lane_id, count(*) AS claims FROM claims
     WHERE replica_id NOT IN ('dispatch', 'gate', 'end of run') GROUP BY 1, 2, 3)
-SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id, i.key AS ref,
+SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
        format('its writes were sent %s times under %s claims', e.sends, coalesce(h.claims, 0)) AS message
 FROM (SELECT item_id, sum(sends) AS sends FROM effects GROUP BY 1) e JOIN items i ON i.id = e.item_id
 LEFT JOIN held h ON h.run_id = i.run_id AND h.stage = i.stage AND h.lane_id = i.lane_id

@@ -99,12 +99,12 @@ I_04_NO_FALSE_SUCCESS = Check(
         """,
         """
         SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
-               e.key AS ref, format('succeeded, but its write %s is %s', e.id, e.state) AS message
+               format('succeeded, but its write %s is %s', e.id, e.state) AS message
         FROM effects e JOIN items i ON i.id = e.item_id AND i.round = e.round
         WHERE i.status = 'succeeded' AND e.state <> 'applied' ORDER BY i.id
         """,
         """
-        SELECT format('run %s target %s', o.run_id, o.target) AS subject, o.run_id, o.target, e.key AS ref,
+        SELECT format('run %s target %s', o.run_id, o.target) AS subject, o.run_id, o.target,
                format('successful, but its write %s (round %s) is %s', e.id, e.round, e.state) AS message
         FROM outcomes o JOIN effects e ON e.run_id = o.run_id AND e.target = o.target
         JOIN items i ON i.id = e.item_id AND i.round > e.round

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from http.client import HTTPException
-from itertools import chain
 from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
@@ -71,10 +70,11 @@ class Ledger:
     def applied_with(self, key: str) -> list[Line]:
         return [line for line in self.by_key.get(key, ()) if line.kind == "effect"]
 
-    def about(self, key: str | None, ref: str | None) -> list[Line]:
-        found = list(self.by_key.get(key, ())) if key is not None else []
-        histories = self.by_ref.get(ref, {}) if ref is not None else {}
-        return list({line.seq: line for line in (*found, *chain(*histories.values()))}.values())
+    def about(self, keys: Iterable[str | None], refs: Iterable[str | None]) -> list[Line]:
+        """Calls and applications with one of these keys, and whatever was applied to these records."""
+        with_key = [line for key in keys if key for line in self.by_key.get(key, ())]
+        of_ref = [line for ref in refs if ref for history in self.by_ref.get(ref, {}).values() for line in history]
+        return list({line.seq: line for line in with_key + of_ref}.values())
 
     def held(self, ref: str, until: float, since: float) -> list[Any]:
         """Every value that the record had from `since` to `until`, as far as the ledger knows."""

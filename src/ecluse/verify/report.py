@@ -68,7 +68,7 @@ class Report:
             f"{counts.pop('runs')} runs, {counts.pop('items')} items, {counts.pop('effects')} effects, "
             f"{counts.pop('ledger_effects')} ledger effects checked"
         )
-        each = ", ".join(f"{name} {count}" for name, count in counts.items())
+        each = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         if found:
             verdict = f"{len(self.violations)} violations ({', '.join(f'{n}: {found[n]}' for n in sorted(found))})"
         else:

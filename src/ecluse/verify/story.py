@@ -32,8 +32,8 @@ WITH item AS (
     SELECT * FROM items WHERE id = %(item_id)s
     UNION SELECT i.* FROM items i WHERE i.run_id = %(run_id)s AND i.target = %(target)s),
 effect AS (
-    SELECT * FROM effects WHERE id::text = %(effect_id)s
-    UNION SELECT e.* FROM effects e JOIN item i ON i.id = e.item_id)
+    SELECT * FROM effects WHERE id = %(effect_id)s::uuid
+    UNION SELECT * FROM effects WHERE run_id = %(run_id)s AND (item_id = %(item_id)s OR target = %(target)s))
 SELECT coalesce(finished_at, due_at) AS at, format(
     'item %%s %%s/%%s round %%s: %%s%%s, %%s executions, %%s crashes, claim %%s', id, stage, key, round, status,
     coalesce(' ' || error_code, ''), executions, crashes, coalesce(claim_id::text, 'none')) AS line FROM item
@@ -52,13 +52,21 @@ FROM outcomes o LEFT JOIN runs r ON r.id = o.run_id WHERE o.run_id = %(run_id)s
   AND (o.target = %(target)s OR o.target IN (SELECT target FROM item))
 """
 
+KEYS = """
+SELECT id::text AS key, key AS ref FROM effects
+WHERE id = %(effect_id)s::uuid OR run_id = %(run_id)s AND (item_id = %(item_id)s OR target = %(target)s)
+"""
+
 
 def tell(connection: psycopg.Connection[dict[str, Any]], about: About, ledger: Ledger | None) -> list[str]:
-    narrow = about.target is not None or about.item_id is not None or about.effect_id is not None
-    rows = connection.execute(TARGET if narrow else RUN, about._asdict()).fetchall()
-    lines = ledger.about(about.effect_id, about.ref) if ledger is not None else []
+    whole_run = about == About(run_id=about.run_id)
+    rows = connection.execute(RUN if whole_run else TARGET, about._asdict()).fetchall()
     events = [(row["at"], row["line"]) for row in rows]
-    events += [(datetime.fromtimestamp(line.at, UTC), _ledger_line(line)) for line in lines]
+    if ledger is not None and not whole_run:
+        effects = connection.execute(KEYS, about._asdict()).fetchall()
+        keys = [about.effect_id, *(row["key"] for row in effects)]
+        refs = [about.ref, *(row["ref"] for row in effects)]
+        events += [(datetime.fromtimestamp(line.at, UTC), _ledger_line(line)) for line in ledger.about(keys, refs)]
     told = [f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + f" {text}" for at, text in sorted(events)]
     if len(told) <= LINES:
         return told

@@ -97,7 +97,7 @@ WHERE NOT care.moved AND r.state = 'running' AND NOT r.orchestrated
 # An item may wait its turn in a lane for long: it is stuck if its lane is free and yet nothing is taken from it.
 EFFECTS = f"""
 {CARE}
-SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id, i.key AS ref,
+SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
        format('its write %s is %s, and nobody has asked about it since %s', e.id, e.state, i.due_at) AS message
 FROM care, effects e JOIN items i ON i.id = e.item_id AND i.round = e.round JOIN lanes l ON l.id = i.lane_id
 LEFT JOIN (SELECT lane_id, max(taken_at) AS at FROM claims GROUP BY 1) t ON t.lane_id = i.lane_id

@@ -45,7 +45,7 @@ COMMENT ON COLUMN effects.state IS
 COMMENT ON COLUMN effects.quiet IS 'from the last send: until then nothing may be concluded from looking';
 
 ALTER TABLE outcomes ADD COLUMN effect_may_exist boolean NOT NULL DEFAULT false;
-COMMENT ON COLUMN outcomes.effect_may_exist IS 'failed, but a write of it may have been applied: see effects';
+COMMENT ON COLUMN outcomes.effect_may_exist IS 'failed, but a write of it has or may have been applied: see effects';
 """
 
 WORK = """

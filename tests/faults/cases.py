@@ -1,0 +1,233 @@
+"""The faults, one function each: what is done to a world, and what must be seen besides the common account (`check`).
+
+A case knows the engine's tables and the vendor's ledger, and nothing of the flow: it runs with any subject.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ecluse.base.crash import POINTS
+from tests.faults import measure
+from tests.faults.chaos import LYING, WRITES, Plan, play, slow
+from tests.faults.wire import bad_wire
+from tests.faults.world import World
+
+FEW_HANDS = {"ECLUSE_HANDS": "6"}
+OTHERS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+MAY_EXIST = "SELECT target FROM outcomes WHERE run_id = %s AND effect_may_exist"
+
+
+@dataclass(frozen=True)
+class Case:
+    play: Callable[[World], None]
+    needs: Literal["nothing", "own server", "small disk"] = "nothing"
+    alone: bool = False  # it measures: nothing else may use the machine
+    checked: bool = True  # it ends as without the fault
+
+
+def killed_at(point: str) -> Case:
+    def kill(world: World) -> None:
+        world.sandbox.set_faults([LYING])
+        if point == "after run insert":  # passed by whoever starts a run and leads it himself
+            variables = {**world.environment, "DATABASE_URL": world.dsn, "ECLUSE_CRASH_AT": point}
+            start = world.prepare_run()
+            arguments = [world.subject.flow, start.event_key, json.dumps(start.input)]
+            victim = world.nursery.start("tests.faults.starter", arguments, variables)
+        else:
+            world.start_run()
+            victim = world.start_replica({"ECLUSE_CRASH_AT": point}, wait=False).child
+        code = victim.wait(45)
+        assert code == -signal.SIGKILL, f"never came to {point!r}: exit code {code}\n{victim.tail()}"
+        world.start_replica()
+
+    return Case(kill)
+
+
+def all_killed_at_once(world: World) -> None:
+    world.sandbox.set_faults([LYING, slow(0.1)])
+    replicas = world.start_replicas(3, FEW_HANDS)
+    world.start_run()
+    for effects in (5, world.subject.targets + 5):
+        world.wait_for_effects(effects)
+        for replica in replicas:
+            replica.child.signal(signal.SIGKILL)
+        assert [replica.child.wait(10) for replica in replicas] == [-signal.SIGKILL] * 3
+        replicas = world.start_replicas(3, FEW_HANDS)
+
+
+def random_kills(world: World) -> None:
+    report = play(world, Plan(kills=8, effects=150, targets=40, pause=(0.2, 1.2), freezes=1, seed=1), quiet=True)
+    assert report.problems() == []
+
+
+def put_to_sleep(world: World) -> None:
+    """Whoever sleeps past the heartbeat was declared dead: it leaves by itself, and nothing it does is accepted."""
+    world.sandbox.set_faults([slow(0.3)])
+    zombie = world.start_replica(FEW_HANDS)
+    world.start_run()
+    world.wait_for_effects(1)
+    world.wait_until_busy(zombie, 3)
+    zombie.signal(signal.SIGSTOP)
+    held = measure.held_by(world, zombie)
+    assert held, "it had nothing in hand: the case proves nothing"
+    other = world.start_replica(FEW_HANDS)
+    world.wait_for(lambda: not measure.held_by(world, zombie), "what it held was taken from it")
+    # Long enough for somebody else to have begun with it.
+    world.wait_until_busy(other, 1)
+    zombie.signal(signal.SIGCONT)
+    assert zombie.child.wait(10) == 70, zombie.child.tail()
+    assert "declared dead" in zombie.child.said(), "it does not say why it left"
+    world.wait_until_ended()
+    assert other.lives
+    state = world.one("SELECT state FROM replicas WHERE id = %s", zombie.id)
+    assert state == "dead"
+    # `check` counts what it wrote after its death.
+
+
+def restarted(mode: Literal["fast", "immediate"], away: float) -> Callable[[World], None]:
+    def restart(world: World) -> None:
+        world.sandbox.set_faults([slow(0.1)])
+        replicas = world.start_replicas(2, FEW_HANDS)
+        world.start_run()
+        world.wait_for_effects(3)
+        seconds = measure.restart_database(world, mode, away)
+        assert seconds <= 5, f"work went on {seconds:.1f} s after the database was up"
+        world.wait_until_ended()
+        assert all(replica.lives for replica in replicas), world.diagnosis()
+        assert world.one("SELECT count(*) FROM replicas WHERE state <> 'live'") == 0
+
+    return restart
+
+
+def lost_answers(world: World) -> None:
+    socket = world.postgres.server.socket_dir / ".s.PGSQL.5432"
+    with bad_wire(socket, world.folder / "wire", one_in=12) as wire:
+        world.replicas_dsn = wire.dsn(world.dsn)
+        world.start_replicas(2, FEW_HANDS)
+        wire.losing = True
+        world.start_run()
+        world.wait_until_ended()
+        wire.losing = False
+        assert wire.cut >= 20, f"only {wire.cut} answers were lost"
+        assert wire.commits_cut >= 1, "no transaction of several statements lost the answer to its COMMIT"
+        assert len(world.living) == 2, world.diagnosis()
+
+
+def killed_connections(world: World) -> None:
+    """Of anybody, at any moment, as an administrator or a failing network does."""
+    chance, killed = random.Random(1), 0  # noqa: S311 - repeatable, not secret
+    world.sandbox.set_faults([slow(0.05)])
+    replicas = world.start_replicas(2, FEW_HANDS)
+    world.start_run()
+    world.wait_until_busy()
+    until = time.monotonic() + 6
+    while time.monotonic() < until and killed < 60:
+        victims = world.ask(OTHERS)
+        if victims:
+            killed += world.one("SELECT pg_terminate_backend(%s)::int", chance.choice(victims)["pid"])
+        time.sleep(chance.uniform(0.02, 0.15))
+    world.wait_until_ended()
+    assert killed >= 30
+    assert all(replica.lives for replica in replicas), world.diagnosis()
+
+
+def disk_full(world: World) -> None:
+    world.sandbox.set_faults([slow(0.05)])
+    assert world.disk is not None
+    replicas = world.start_replicas(2, FEW_HANDS)
+    world.start_run(2 * world.subject.targets)
+    world.wait_for_effects(3)
+    world.disk.fill()
+    try:
+        # Rows still fit into the pages there are: what needs a new page must come first.
+        world.wait_for(
+            lambda: any("No space left" in replica.child.said() for replica in replicas), "somebody finds the disk full"
+        )
+        time.sleep(2)
+    finally:
+        world.disk.free()
+    freed_at = world.now()
+    world.wait_for(lambda: measure.progress_since(world, freed_at), "work goes on after the disk has room again", 10)
+    world.wait_until_ended()
+    assert all(replica.lives for replica in replicas), world.diagnosis()
+
+
+def told_to_go(world: World) -> None:
+    """A graceful stop with calls in flight: what cannot be finished is given back at once, the run is led elsewhere."""
+    world.watch_claims()
+    world.sandbox.set_faults([slow(1.8)])
+    leaving = world.start_replica(FEW_HANDS)
+    world.start_run(12)
+    world.wait_until_busy(leaving, 6)
+    world.start_replica(FEW_HANDS)
+    handover = measure.hand_over(world, leaving)
+    assert handover.code == 0, leaving.child.tail()
+    assert handover.exit_seconds < 5
+    assert handover.claims, "nothing was given back: the case proves nothing"
+    assert handover.claim_seconds <= 2, handover
+    assert handover.workflow_seconds <= 2, handover
+    assert "Traceback" not in leaving.child.said()
+    world.sandbox.set_faults([])
+    world.wait_until_ended()
+    assert world.one("SELECT coalesce(sum(crashes), 0) FROM items") == 0, "leaving is not dying"
+
+
+def ended_by_operator(world: World) -> None:
+    world.sandbox.set_faults([slow(0.4)])
+    world.start_replicas(2, FEW_HANDS)
+    run = world.start_run()
+    world.wait_for_effects(8)
+    code, out, err = world.command("runs", "end", str(run), "--reason", "wrong percentage")
+    assert code == 0, out + err
+    ended_at = world.one("SELECT extract(epoch FROM ended_at)::float FROM runs WHERE id = %s", run)
+    row = world.ask("SELECT status, end_cause, selected, failed, error_message FROM runs WHERE id = %s", run)[0]
+    assert (row["status"], row["end_cause"]) == ("failed", "operator"), row
+    assert "wrong percentage" in str(row["error_message"])
+    open_effects = "SELECT count(*) FROM effects WHERE run_id = %s AND class = %s AND state IN ('sending', 'unknown')"
+    in_flight = world.ask(
+        "SELECT target FROM effects WHERE run_id = %s AND (state IN ('sending', 'unknown') OR settled_at > %s)",
+        run,
+        world.one("SELECT ended_at FROM runs WHERE id = %s", run),
+    )
+    assert in_flight, "no write was in flight: the case proves nothing"
+    flagged = {r["target"] for r in world.ask(MAY_EXIST, run)}
+    assert {r["target"] for r in in_flight} <= flagged, "an outcome says that nothing can have happened"
+    world.wait_for(lambda: world.one(open_effects, run, "C2") == 0, "writes in flight are settled", 4 + 10)
+    time.sleep(1.5)
+    calls = [call for call in world.sandbox.ledger(vendor=world.subject.vendor, kind="call") if call["at"] > ended_at]
+    # Between the commit of an intent and the first byte on the wire there is no asking once more.
+    late_writes = [call for call in calls if call["method"] in WRITES and call["at"] > ended_at + 0.2]
+    assert late_writes == [], f"{len(late_writes)} writes began after the end"
+    asked = {row["key"] for row in world.ask("SELECT key FROM effects WHERE run_id = %s", run)}
+    late_reads = [
+        call
+        for call in calls
+        if call["method"] == "GET" and call["at"] > ended_at + 1 and call["ref"] not in asked  # a look back is no work
+    ]
+    assert late_reads == [], f"{len(late_reads)} reads began a second after the end"
+    assert world.one("SELECT count(*) FROM outcomes WHERE run_id = %s AND outcome IS NULL", run) == 0
+    found = world.tally()
+    problems = [line for line in found.problems() if not line.startswith("false_outcomes")]
+    assert problems == [], f"{problems}\n{world.diagnosis()}"
+
+
+CASES: dict[str, Case] = {
+    **{f"killed {point}": killed_at(point) for point in POINTS},
+    "random kills": Case(random_kills),
+    "all killed at once": Case(all_killed_at_once),
+    "put to sleep": Case(put_to_sleep),
+    "database restarted": Case(restarted("fast", 4.0), needs="own server"),
+    "database crashed": Case(restarted("immediate", 1.0), needs="own server"),
+    "lost answers": Case(lost_answers),
+    "killed connections": Case(killed_connections),
+    "disk full": Case(disk_full, needs="small disk"),
+    "told to go": Case(told_to_go, alone=True),
+    "ended by the operator": Case(ended_by_operator, checked=False),
+}

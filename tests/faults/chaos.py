@@ -1,0 +1,296 @@
+"""Chaos: replicas killed at random, again and again, at a vendor that lies about its writes; then the account.
+
+`make chaos KILLS=200 SEED=1 JSON=1`. The tests play the same with smaller numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from ecluse.settings import Settings
+from tests.faults import measure
+from tests.faults.nursery import nursery
+from tests.faults.postgres import own_postgres
+from tests.faults.subjects import SUBJECTS
+from tests.faults.tally import Tally
+from tests.faults.world import Replica, World, open_world
+
+WRITES = ["PUT", "POST", "PATCH", "DELETE"]
+# The vendor does it and says that it did not: a good part of all writes, but no write for ever.
+LYING = {"kind": "applied_then_error", "methods": WRITES, "rate": 0.3, "per_id_times": 2}
+SAY_EVERY = 5.0
+FED_EVERY = 0.25
+
+
+def slow(seconds: float, rate: float = 1.0) -> dict[str, Any]:
+    """It comes after the vendor has acted: whoever dies meanwhile has written."""
+    return {"kind": "latency", "seconds": seconds, "rate": rate}
+
+
+@dataclass(frozen=True)
+class Plan:
+    kills: int = 200
+    effects: int = 5_000
+    replicas: int = 3
+    targets: int = 60  # of a run
+    open_runs: int = 6
+    pause: tuple[float, float] = (0.4, 2.6)  # between kills
+    freezes: int = 8  # replicas put to sleep past the heartbeat, besides
+    hand_overs: int = 0
+    outage: float = 0.0  # seconds without a database
+    patience: float = 150.0
+    seed: int = 1
+
+
+@dataclass
+class Report:
+    plan: Plan
+    tally: Tally = field(default_factory=Tally)
+    kills: int = 0
+    seconds: float = 0.0
+    take_overs: list[float] = field(default_factory=list)
+    hand_overs: list[measure.HandOver] = field(default_factory=list)
+    db_restart_s: float | None = None
+    zombie_codes: list[int] = field(default_factory=list)
+    replicas_exited: int = 0  # by themselves, and not because they had been declared dead
+
+    def percentile(self, percent: int) -> float | None:
+        if len(self.take_overs) < 2:
+            return None
+        return round(quantiles(self.take_overs, n=100, method="inclusive")[percent - 1], 2)
+
+    def problems(self) -> list[str]:
+        """What must not be, and what must have been for the rest to mean anything."""
+        plan, tally = self.plan, self.tally
+        expected = {
+            f"{plan.kills} kills, not {self.kills}": self.kills >= plan.kills,
+            f"{plan.effects} effects, not {tally.applied}": tally.applied >= plan.effects,
+            "a vendor that lied": tally.faults.get("applied_then_error", 0) > 0,
+            "work in the hands of somebody who was killed": bool(self.take_overs),
+            f"sleepers that leave with code 70, not {self.zombie_codes}": self.zombie_codes == [70] * plan.freezes,
+            f"nobody to leave by himself, not {self.replicas_exited}": self.replicas_exited == 0,
+            "hand-overs with code 0": all(one.code == 0 for one in self.hand_overs),
+        }
+        return [*tally.problems(), *(f"expected {what}" for what, seen in expected.items() if not seen)]
+
+    def as_json(self) -> dict[str, Any]:
+        tally = self.tally
+        return {
+            "kills": self.kills,
+            "effects": tally.applied,
+            "wanted": tally.wanted,
+            "lost": len(tally.lost),
+            "doubled": len(tally.doubled),
+            "false_outcomes": len(tally.false_outcomes),
+            "late_writes": len(tally.late_writes),
+            "unended": len(tally.unended),
+            "unknown": tally.unknown,
+            "sends": tally.sends,
+            "spoilt_answers": tally.faults.get("applied_then_error", 0),
+            "runs": tally.runs,
+            "takeovers": len(self.take_overs),
+            "takeover_p50_s": self.percentile(50),
+            "takeover_p99_s": self.percentile(99),
+            "takeover_max_s": round(max(self.take_overs), 2) if self.take_overs else None,
+            "zombies": len(self.zombie_codes),
+            "handover_s": round(max(one.seconds for one in self.hand_overs), 2) if self.hand_overs else None,
+            "db_restart_s": None if self.db_restart_s is None else round(self.db_restart_s, 2),
+            "replicas_exited": self.replicas_exited,
+            "seconds": round(self.seconds, 1),
+            "seed": self.plan.seed,
+            "verify": tally.verify,
+        }
+
+
+class Chaos:
+    def __init__(self, world: World, plan: Plan, *, quiet: bool) -> None:
+        self.world = world
+        self.plan = plan
+        self.report = Report(plan)
+        self._quiet = quiet
+        self._chance = random.Random(plan.seed)  # noqa: S311 - repeatable, not secret
+        self._began = time.monotonic()
+        self._said_at = self._fed_at = 0.0
+        self._taken: list[measure.TakeOver] = []
+        self._asleep: list[tuple[float, Replica]] = []  # until when
+        self._ours: set[int] = set()  # pids whose end is our doing
+        # Of the children of this world only: what it needs to be past the heartbeat.
+        given = {name: float(world.environment.get(name, knob.default)) for name, knob in HEART.items()}
+        self._nap = given["ECLUSE_DEAD_AFTER_SECONDS"] + 2 * given["ECLUSE_HEARTBEAT_SECONDS"] + 1
+
+    def play(self) -> Report:
+        world, plan, report = self.world, self.plan, self.report
+        world.watch_claims()
+        world.sandbox.set_faults([LYING, slow(0.1), slow(0.4, rate=0.1)])
+        world.start_replicas(plan.replicas)
+        naps = {round(n * plan.kills / (plan.freezes + 1)) for n in range(1, plan.freezes + 1)}
+        kill_at = time.monotonic() + 1
+        while report.kills < plan.kills or self._wanted() < plan.effects:
+            self._feed()
+            self._wake()
+            self._replace()
+            self._say()
+            if report.kills < plan.kills and time.monotonic() >= kill_at:
+                self._kill()
+                if report.kills in naps:
+                    self._put_to_sleep()
+                kill_at = time.monotonic() + self._chance.uniform(*plan.pause)
+            time.sleep(0.02)
+        self._let_end("the last run")
+        for _ in range(plan.hand_overs):
+            self._hand_over()
+        if plan.outage:
+            self._restart_database()
+        report.tally = world.tally()
+        report.take_overs = [seconds for one in self._taken if (seconds := one.seconds(world)) is not None]
+        report.seconds = time.monotonic() - self._began
+        return report
+
+    def _wanted(self) -> int:
+        return sum(len(self.world.subject.wanted(target)) for names in self.world.runs.values() for target in names)
+
+    def _feed(self) -> None:
+        """There is always work in flight."""
+        if time.monotonic() < self._fed_at + FED_EVERY:
+            return
+        self._fed_at = time.monotonic()
+        ended = self.world.one("SELECT count(*) FROM runs WHERE ended_at IS NOT NULL")
+        if len(self.world.runs) - ended < self.plan.open_runs:
+            self.world.start_run(self.plan.targets)
+
+    def _kill(self) -> None:
+        """Anybody: busy, idle, or not even up yet."""
+        victim = self._chance.choice([one for one in self.world.living if not one.paused])
+        killed_at = self.world.now()
+        self._ours.add(victim.child.pid)
+        victim.kill()
+        self.report.kills += 1
+        self._taken += measure.take_overs(self.world, victim, killed_at)
+        self.world.start_again(victim)
+
+    def _put_to_sleep(self) -> None:
+        if awake := [one for one in self.world.living if one.is_ready and not one.paused]:
+            sleeper = self._chance.choice(awake)
+            self._ours.add(sleeper.child.pid)
+            sleeper.signal(signal.SIGSTOP)
+            self._asleep.append((time.monotonic() + self._nap, sleeper))
+
+    def _wake(self) -> None:
+        for one in [one for one in self._asleep if time.monotonic() >= one[0]]:
+            self._asleep.remove(one)
+            _, sleeper = one
+            sleeper.signal(signal.SIGCONT)
+            self.report.zombie_codes.append(sleeper.child.wait(10))
+
+    def _replace(self) -> None:
+        for gone in [one for one in self.world.replicas if not one.lives and not one.replaced]:
+            self.report.replicas_exited += gone.child.pid not in self._ours
+            self.world.start_again(gone)
+
+    def _let_end(self, what: str) -> None:
+        def all_ended() -> bool:
+            self._wake()
+            self._replace()
+            self._say()
+            ended = self.world.one("SELECT count(*) FROM runs WHERE ended_at IS NOT NULL")
+            return not self._asleep and bool(ended == len(self.world.runs))
+
+        self.world.wait_for(all_ended, f"{what} has ended", self.plan.patience)
+
+    def _hand_over(self) -> None:
+        """With calls in flight that take longer than anybody waits for them."""
+        world = self.world
+        world.sandbox.set_faults([slow(1.8)])
+        world.start_run(4 * self.plan.targets)
+        world.wait_for(lambda: all(one.is_ready for one in world.living), "everybody is up")
+        leader = world.wait_for(lambda: measure.leader(world), "somebody leads the run")
+        world.wait_until_busy(leader)
+        self._ours.add(leader.child.pid)
+        self.report.hand_overs.append(measure.hand_over(world, leader))
+        world.sandbox.set_faults([])
+        self._let_end("the run that was handed over")
+
+    def _restart_database(self) -> None:
+        world = self.world
+        world.sandbox.set_faults([slow(0.5)])
+        world.start_run(20 * self.plan.targets)
+        world.wait_until_busy(items=self.plan.targets)
+        self.report.db_restart_s = measure.restart_database(world, "fast", self.plan.outage)
+        world.sandbox.set_faults([])
+        self._let_end("the run without a database")
+
+    def _say(self) -> None:
+        if self._quiet or time.monotonic() < self._said_at + SAY_EVERY:
+            return
+        self._said_at = time.monotonic()
+        row = self.world.ask(
+            "SELECT (SELECT count(*) FROM effects WHERE state = 'applied') AS applied,"
+            " (SELECT count(*) FROM runs WHERE ended_at IS NOT NULL) AS ended,"
+            " (SELECT count(*) FROM items WHERE status = 'open') AS open, (SELECT max(crashes) FROM items) AS crashes"
+        )[0]
+        sys.stderr.write(
+            f"{time.monotonic() - self._began:5.0f} s  {self.report.kills} of {self.plan.kills} kills,"
+            f" {row['applied']} effects, {row['ended']} of {len(self.world.runs)} runs ended, {row['open']} items open,"
+            f" at most {row['crashes'] or 0} crashes of one\n"
+        )
+
+
+HEART = {name: Settings.model_fields[name] for name in ("ECLUSE_HEARTBEAT_SECONDS", "ECLUSE_DEAD_AFTER_SECONDS")}
+
+
+def play(world: World, plan: Plan, *, quiet: bool = False) -> Report:
+    return Chaos(world, plan, quiet=quiet).play()
+
+
+def table(report: Report) -> str:
+    rows = {name: value for name, value in report.as_json().items() if name != "verify"}
+    verdict = report.problems() or ["all is well, and the auditor agrees"]
+    return "\n".join(
+        [*(f"  {name:<16} {value}" for name, value in rows.items()), "", *(f"  {line}" for line in verdict)]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.chaos", description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--subject", choices=[one.name for one in SUBJECTS], default=SUBJECTS[0].name)
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    args = parser.parse_args(argv)
+    effects = min(Plan.effects, 25 * args.kills)  # a shorter chaos has time for fewer
+    plan = Plan(kills=args.kills, seed=args.seed, effects=effects, hand_overs=3, outage=10.0)
+    subject = next(one for one in SUBJECTS if one.name == args.subject)
+    folder = Path(tempfile.mkdtemp(prefix="ecluse-chaos-"))
+    try:
+        with (
+            own_postgres(folder) as postgres,
+            nursery(folder) as born,
+            # The program's own heartbeat: what is measured is what an operator gets.
+            open_world(subject, postgres, born, folder, heart={}, seed=args.seed) as world,
+        ):
+            report = play(world, plan)
+            problems = report.problems()
+            sys.stdout.write(f"chaos, seed {args.seed}\n{table(report)}\n")
+            if problems:
+                sys.stdout.write(world.diagnosis() + "\n")
+            if args.json:
+                sys.stdout.write(json.dumps(report.as_json()) + "\n")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

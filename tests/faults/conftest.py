@@ -1,0 +1,86 @@
+"""One fork server for all fault cases, and the cases that only wait played side by side."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ecluse.db import embedded
+from tests.faults.cases import CASES, Case
+from tests.faults.nursery import Nursery, nursery
+from tests.faults.postgres import Postgres, SmallDisk, own_postgres, small_disk
+from tests.faults.subjects import SUBJECTS, Subject
+from tests.faults.world import World, open_world
+
+AT_ONCE = 5
+DISK_MEGABYTES = 48
+Opened = Callable[..., World]
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """Under a short path, for the sake of Unix sockets, and open to the account that runs PostgreSQL."""
+    folder = Path(tempfile.mkdtemp(prefix="ecl-"))
+    folder.chmod(0o711)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def born(_compiled_once: None) -> Iterator[Nursery]:
+    with short_folder() as folder, nursery(folder) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def shared(server: embedded.Embedded, template: str) -> Postgres:
+    return Postgres(server, template)
+
+
+@pytest.fixture
+def world_of(shared: Postgres, born: Nursery) -> Iterator[Opened]:
+    """A world of this subject, on the server that all tests share."""
+    with ExitStack() as stack:
+        yield lambda subject: stack.enter_context(
+            open_world(subject, shared, born, stack.enter_context(short_folder()))
+        )
+
+
+def played(case: Case, subject: Subject, shared: Postgres, born: Nursery) -> float:
+    """Returns how long it took."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        folder, tablespace, disk = stack.enter_context(short_folder()), "pg_default", None
+        postgres = shared if case.needs == "nothing" else stack.enter_context(own_postgres(folder))
+        if case.needs == "small disk":
+            disk, tablespace = stack.enter_context(small_disk(postgres, folder, DISK_MEGABYTES)), SmallDisk.NAME
+        world = stack.enter_context(open_world(subject, postgres, born, folder, tablespace=tablespace))
+        world.disk = disk
+        case.play(world)
+        if case.checked:
+            world.wait_until_ended()
+            world.check()
+    return time.monotonic() - began
+
+
+@pytest.fixture(scope="session")
+def side_by_side(request: pytest.FixtureRequest, shared: Postgres, born: Nursery) -> dict[str, Future[float]]:
+    """Most cases are mostly waiting, for heartbeats and quiet periods: those that were asked for are played together,
+    before the first of their tests. Those that measure come alone."""
+    asked = [item.callspec.id for item in request.session.items if "side_by_side" in getattr(item, "fixturenames", ())]
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="case") as pool:
+        return {
+            name: pool.submit(played, CASES[case], subject, shared, born)
+            for subject in SUBJECTS
+            for case in CASES
+            if (name := f"{subject.name}-{case}") in asked
+        }

@@ -1,0 +1,105 @@
+"""Whatever is done to the replicas, the database or the wire: each run ends as it would have without it, no write at
+the vendor is lost or done twice, and nothing is said that is not so."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.faults import measure
+from tests.faults.cases import CASES, FEW_HANDS
+from tests.faults.chaos import Plan, play
+from tests.faults.conftest import played
+from tests.faults.postgres import SmallDisk
+from tests.faults.subjects import HELLO, NAIVE, NEW_FLOW, OLD, POISON, POISONED, STEADY_OLD, SUBJECTS
+from tests.faults.world import Violated
+
+pytestmark = pytest.mark.timeout(400)  # the first test waits for the cases of all the others
+TOGETHER = [name for name, case in CASES.items() if not case.alone]
+ALONE = [name for name, case in CASES.items() if case.alone]
+
+
+@pytest.mark.req("ENG-05", "ENG-06", "ENG-19", "ENG-27", "ENG-99")
+@pytest.mark.parametrize("case", TOGETHER, ids=str)
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_the_run_ends_as_without_the_fault(side_by_side, request, subject, case, record_property):
+    if CASES[case].needs == "small disk" and not SmallDisk.possible():
+        pytest.skip("a disk of its own is mounted: needs root")
+    seconds = side_by_side[request.node.callspec.id].result()
+    record_property("seconds", round(seconds, 1))
+    print(f"{seconds:.1f} s")  # pytest -rP
+
+
+@pytest.mark.req("ENG-19")
+@pytest.mark.parametrize("case", ALONE, ids=str)
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_others_go_on_in_time(shared, born, subject, case):
+    print(f"{played(CASES[case], subject, shared, born):.1f} s")
+
+
+def test_the_checks_catch_a_flow_without_the_effect_protocol(world_of):
+    world = world_of(NAIVE)
+    report = play(world, Plan(kills=6, effects=80, targets=40, open_runs=1, pause=(0.2, 0.8), freezes=0), quiet=True)
+    assert report.tally.doubled, "twice at the vendor, and nobody noticed"
+    assert report.tally.verify != "clean", "the auditor is satisfied with writes that nobody recorded"
+    with pytest.raises(Violated):
+        world.check()
+
+
+def test_the_checks_accept_a_run_without_faults(world_of):
+    world = world_of(HELLO)
+    world.start_replica()
+    world.start_run()
+    world.wait_until_ended()
+    tally = world.check()
+    assert (tally.applied, tally.wanted, tally.sends) == (80, 80, 80)
+
+
+@pytest.mark.req("ENG-05", "ENG-06")
+def test_new_code_goes_on_with_runs_that_old_code_began(world_of):
+    world = world_of(OLD)
+    old = world.start_replica(FEW_HANDS)
+    run = world.start_run()
+    world.wait_for(lambda: world.one("SELECT count(*) FROM items WHERE status = 'succeeded'") >= 8, "old work is done")
+    old.kill()
+    world.start_replica(flow=NEW_FLOW)
+    world.wait_until_ended()
+    world.check()
+    by = {row["by"]: row["n"] for row in world.ask("SELECT result->>'by' AS by, count(*) AS n FROM items GROUP BY 1")}
+    assert by["old"] >= 8, "what old code has done is done"
+    assert by["new"] >= 8, "the rest is done by new code"
+    flaky = world.ask("SELECT DISTINCT status, executions FROM items WHERE stage = 'first' AND payload = 'true'")
+    assert flaky == [{"status": "succeeded", "executions": 4}], "old code would have given up after 2"
+    assert world.one("SELECT count(*) FROM items WHERE run_id = %s AND stage = 'second'", run) == OLD.targets
+
+
+@pytest.mark.req("ENG-19")
+def test_old_code_leaves_the_items_of_newer_stages_alone(world_of):
+    world = world_of(STEADY_OLD)
+    new = world.start_replica(FEW_HANDS, flow=NEW_FLOW)
+    world.start_run(80)
+    world.wait_until_busy(new)
+    old = world.start_replica(FEW_HANDS)
+    world.wait_until_ended()
+    taken = {(row["replica_id"], row["stage"]) for row in world.ask("SELECT DISTINCT replica_id, stage FROM claims")}
+    assert (old.id, "first") in taken, "old code did nothing at all: the test proves nothing"
+    assert (old.id, "second") not in taken
+    assert world.one("SELECT count(*) FROM items WHERE stage = 'second' AND status = 'succeeded'") == 80
+
+
+def test_work_that_kills_its_process_fails_alone_after_a_few_deaths(world_of):
+    world = world_of(POISON)
+    world.supervised = True
+    began = time.monotonic()
+    world.start_replicas(2, FEW_HANDS)
+    world.start_run()
+    world.wait_until_ended(90)
+    deaths = sum(replica.child.code == -9 for replica in world.replicas)
+    print(f"{deaths} deaths, {time.monotonic() - began:.1f} s")
+    world.check()
+    assert world.ask("SELECT target, error_code FROM outcomes WHERE outcome = 'failed'") == [
+        {"target": POISONED, "error_code": "WORKER_CRASHED"}
+    ]
+    assert 2 <= deaths <= 8
+    assert measure.held_by(world, world.replicas[-1]) == []

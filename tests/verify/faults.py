@@ -1,0 +1,416 @@
+"""One fault each, planted into a world in order, under the invariant that it breaks, and no other."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tests.verify.world import ALIVE, BUDGET, DIED, World
+
+Plant = Callable[[World], object]
+
+
+class Fault(NamedTuple):
+    invariant: str
+    name: str
+    says: str  # part of the message
+    plant: Plant
+
+
+def then(*plants: Plant) -> Plant:
+    def plant(world: World) -> None:
+        for one in plants:
+            one(world)
+
+    return plant
+
+
+def of(name: str, table: str, sets: str) -> Plant:
+    return lambda world: world.change(name, table, sets)
+
+
+def sql(statement: str) -> Plant:
+    """Names of runs stand for their ids."""
+
+    def plant(world: World) -> None:
+        assert world.db.execute(statement, world.runs).rowcount > 0, statement  # type: ignore[arg-type]
+
+    return plant
+
+
+def put(sku: str, price: str, *, key_of: str) -> Plant:
+    return lambda world: world.put(sku, price, Idempotency_Key=str(world.effects[key_of]))
+
+
+def third_party(sku: str, price: str) -> Plant:
+    return lambda world: world.put(sku, price, X_Client="somebody else")
+
+
+def resend(key: str) -> Plant:
+    return lambda world: world.resend(key)
+
+
+def settled(key: str, state: str) -> Plant:
+    return lambda world: world.settle(key, state)
+
+
+def warn(target: str, *, of_effect: bool) -> Plant:
+    return of(target, "outcomes", f"effect_may_exist = {of_effect}")
+
+
+def item_reopened(key: str) -> Plant:
+    """As a further round does it, counters and all."""
+    return then(
+        of(key, "claims", "failed = failed - 1, released = released + 1"),
+        of(key, "items", "status = 'open', claim_id = NULL, finished_at = NULL"),
+    )
+
+
+def item_failed_after_all(key: str) -> Plant:
+    return then(
+        of(key, "claims", "succeeded = succeeded - 1, failed = failed + 1"),
+        of(key, "items", "status = 'failed'"),
+        lambda world: world.attempt(key, 1),
+    )
+
+
+def write_of_former_round(world: World, state: str) -> None:
+    """SKU-00001 succeeded in round 1; its write of round 0 stands like this."""
+    world.resend("SKU-00001")
+    world.change("SKU-00001", "items", "round = 1")
+    world.change("SKU-00001", "effects", "round = 1, sends = 1")
+    world.effect(world.runs["ended"], "former", "C2", {"price": "12.50"})
+    world.settle("former", state)
+    world.change("former", "effects", "target = 'SKU-00001', item_id = %(item)s", item=world.items["SKU-00001"])
+
+
+def run_unclosed(world: World) -> None:
+    world.change("chore", "runs", "status = 'running', state = 'running', ended_at = NULL, end_cause = NULL")
+    world.change("chore", "stages", "ended_at = NULL")
+    world.change("chore", "items", "finished_at = finished_at - interval '2 minutes'")
+    sql("DELETE FROM run_log WHERE run_id = %(chore)s AND message = 'running -> completed'")(world)
+
+
+def move(world: World, message: str) -> None:
+    world.insert("run_log", run_id=world.runs["ended"], at=world.now, level="info", message=message)
+
+
+NOT_BEGUN = sql("DELETE FROM run_log WHERE run_id = %(ended)s AND message = 'queued -> running'")
+ENDED_OTHERWISE = sql(
+    "UPDATE run_log SET message = 'running -> completed' WHERE run_id = %(ended)s AND message = 'running -> partial'"
+)
+OVERDUE = "deadline_at = now() - interval '2 minutes'"
+WORKFLOW = "dbos.workflow_status"
+
+FAULTS = [
+    Fault(
+        "I-01", "an outcome lost", "selected 8 but 7 outcomes", sql("DELETE FROM outcomes WHERE target = 'SKU-00001'")
+    ),
+    Fault("I-01", "two counters forged", "outcomes are 3 + 4 + 1", of("ended", "runs", "successful = 2, ignored = 2")),
+    Fault(
+        "I-01", "an outcome left open", "1 targets without an outcome", of("SKU-00006", "outcomes", "outcome = NULL")
+    ),
+    Fault(
+        "I-01",
+        "an outcome without a selection",
+        "nothing was selected",
+        sql("INSERT INTO outcomes (run_id, target) VALUES (%(waiting)s, 'x')"),
+    ),
+    Fault("I-01", "an outcome of no run", "no such run", sql("INSERT INTO outcomes (run_id, target) VALUES (99, 'x')")),
+    Fault("I-01", "work for a target not selected", "never selected", of("in hand", "items", "target = 'stranger'")),
+    #
+    Fault("I-02", "a state flipped", "make it partial", of("ended", "runs", "state = 'failed'")),
+    Fault(
+        "I-02",
+        "failures called a success, in the log too",
+        "make it partial",
+        then(of("ended", "runs", "status = 'completed', state = 'succeeded'"), ENDED_OTHERWISE),
+    ),
+    Fault("I-02", "ended by force, yet partial", "make it failed", of("ended", "runs", "end_cause = 'stale'")),
+    Fault("I-02", "another state than its word", "queued does not stand", of("waiting", "runs", "state = 'running'")),
+    Fault(
+        "I-02",
+        "a word with two meanings",
+        "the word APPLIED stands for running and succeeded",
+        lambda world: world.run("other", "pricing", ["QUEUED", "APPLIED"], workflow="PENDING", state="running"),
+    ),
+    #
+    Fault(
+        "I-03",
+        "a creation applied twice",
+        "applied 2 times",
+        then(resend("new"), put("SKU-00100", "1.00", key_of="new")),
+    ),
+    Fault(
+        "I-03",
+        "somebody else's price overwritten by a repetition",
+        "not from the same value",
+        then(third_party("SKU-00001", "13.00"), resend("SKU-00001"), put("SKU-00001", "12.50", key_of="SKU-00001")),
+    ),
+    Fault(
+        "I-03",
+        "one key, two prices",
+        "changed the record 2 times",
+        then(resend("SKU-00001"), put("SKU-00001", "14.00", key_of="SKU-00001")),
+    ),
+    #
+    Fault(
+        "I-04",
+        "called applied, never written",
+        "knows nothing of that record",
+        of("SKU-00004", "effects", "state = 'applied'"),
+    ),
+    Fault(
+        "I-04",
+        "called applied, another's price",
+        "the record had '71.00'",
+        of("SKU-00007", "effects", "state = 'applied'"),
+    ),
+    Fault(
+        "I-04",
+        "called created, never created",
+        "no application with its key",
+        of("SKU-00004", "effects", "class = 'C1', state = 'applied'"),
+    ),
+    Fault(
+        "I-04",
+        "created otherwise than wanted",
+        "7.40",
+        of("new", "effects", """wanted = '{"name": "Étau", "price": "7.41"}'"""),
+    ),
+    Fault(
+        "I-04",
+        "called as wanted already, which it was not",
+        "the record had '30.00'",
+        of("SKU-00003", "effects", """wanted = '{"price": "31.00"}'"""),
+    ),
+    Fault("I-04", "successful with a failed item", "is failed", item_failed_after_all("SKU-00001")),
+    Fault("I-04", "succeeded with its write in doubt", "is unknown", settled("SKU-00001", "unknown")),
+    Fault(
+        "I-04",
+        "successful with a former round in doubt",
+        "(round 0) is unknown",
+        lambda world: write_of_former_round(world, "unknown"),
+    ),
+    #
+    Fault("I-05", "called not applied, but applied", "the vendor applied it", settled("SKU-00005", "not_applied")),
+    Fault("I-05", "called a conflict, but applied", "the vendor applied it", settled("SKU-00005", "conflict")),
+    Fault("I-05", "called refused, but applied", "the vendor applied it", settled("SKU-00005", "rejected")),
+    Fault("I-05", "back to planned, but applied", "the vendor applied it", settled("SKU-00009", "planned")),
+    Fault("I-05", "a warning missing", "without a warning", warn("SKU-00005", of_effect=False)),
+    Fault(
+        "I-05",
+        "a warning missing, of a write settled after the end",
+        "without a warning",
+        then(warn("SKU-00005", of_effect=False), settled("SKU-00005", "applied")),
+    ),
+    Fault("I-05", "a warning without a write", "no write of it was in doubt", warn("SKU-00008", of_effect=True)),
+    Fault(
+        "I-05",
+        "a warning about a write settled long before",
+        "no write of it was in doubt",
+        then(warn("SKU-00004", of_effect=True), of("ended", "runs", "ended_at = ended_at + interval '5 seconds'")),
+    ),
+    Fault("I-05", "a warning about a success", "but it is successful", warn("SKU-00001", of_effect=True)),
+    #
+    Fault("I-06", "an intent lost", "no intent is on record", sql("DELETE FROM effects WHERE key = 'new'")),
+    Fault(
+        "I-06",
+        "sent before the intent",
+        "before its intent was recorded",
+        of("SKU-00001", "effects", "first_send_at = first_send_at + interval '1 second'"),
+    ),
+    Fault(
+        "I-06",
+        "applied, though nothing was sent",
+        "was never sent",
+        of("SKU-00001", "effects", "sends = 0, first_send_at = NULL, last_send_at = NULL"),
+    ),
+    Fault(
+        "I-06", "sent more often than intended", "called 2 times, but 1", put("SKU-00001", "12.50", key_of="SKU-00001")
+    ),
+    Fault(
+        "I-06",
+        "a refused call without an intent",
+        "called 1 times, but 0",
+        lambda world: world.put("SKU-00001", "many", Idempotency_Key=str(uuid.uuid4())),
+    ),
+    Fault("I-06", "a write by nobody", "carries no key", lambda world: world.put("SKU-00001", "1.00")),
+    #
+    Fault("I-11", "a move not recorded", "when it was queued", NOT_BEGUN),
+    Fault(
+        "I-11",
+        "a move that does not exist",
+        "from queued to partial, which is not allowed",
+        then(NOT_BEGUN, sql("UPDATE run_log SET message = 'queued -> partial' WHERE message = 'running -> partial'")),
+    ),
+    Fault(
+        "I-11",
+        "back from the end",
+        "from partial to running, which is not allowed",
+        then(lambda world: move(world, "partial -> running"), lambda world: move(world, "running -> partial")),
+    ),
+    Fault("I-11", "another last word", "but it is partial", ENDED_OTHERWISE),
+    Fault(
+        "I-11",
+        "a gap in words of a flow's own",
+        "when it was APPLYING",
+        sql("UPDATE run_log SET message = 'REVIEW -> APPLIED' WHERE message = 'APPLYING -> APPLIED'"),
+    ),
+    #
+    Fault("I-12", "too many expected", "expects 9 items", of("ended", "stages", "expected = 9")),
+    Fault("I-12", "too few expected", "expects 7 items", of("ended", "stages", "expected = 7")),
+    Fault(
+        "I-12",
+        "a claim's counter forged",
+        "1 succeeded",
+        of("SKU-00001", "claims", "succeeded = succeeded - 1, released = released + 1"),
+    ),
+    Fault("I-12", "more in flight than there is", "2 in flight", of("in hand", "claims", "taken = taken + 1")),
+    Fault("I-12", "a claim lost", "no such claim", sql("DELETE FROM claims WHERE run_id = %(chore)s")),
+    Fault(
+        "I-12",
+        "finished under no claim",
+        "under no claim",
+        then(of("chore", "claims", "taken = 0, succeeded = 0"), of("chore", "items", "claim_id = NULL")),
+    ),
+    Fault("I-12", "under the claim of another stage", "stage other", of("chore", "claims", "stage = 'other'")),
+    Fault("I-12", "items of no stage", "no such stage", sql("DELETE FROM stages WHERE run_id = %(chore)s")),
+    #
+    Fault(
+        "I-13",
+        "one execution over the budget",
+        "its budget is 3",
+        then(
+            lambda world: world.attempt("SKU-00008", BUDGET + 1),
+            of("SKU-00008", "items", "executions = executions + 1"),
+        ),
+    ),
+    Fault("I-13", "a gap in the numbers", "{1,2,4}", sql("UPDATE attempts SET execution = 4 WHERE execution = 3")),
+    Fault("I-13", "a number twice", "{1,2,2}", sql("UPDATE attempts SET execution = 2 WHERE execution = 3")),
+    Fault("I-13", "a crash counted", "of which 0 are on record", of("SKU-00006", "items", "executions = 2")),
+    Fault(
+        "I-13",
+        "sent after the budget was spent",
+        "after its last execution",
+        then(
+            of("ended", "stages", "budget = 1"),
+            sql(
+                "UPDATE effects e SET last_send_at = a.at + interval '1 ms' FROM attempts a WHERE a.item_id = e.item_id"
+            ),
+        ),
+    ),
+    Fault(
+        "I-13",
+        "sent after its item was finished",
+        "after it had been finished",
+        of("SKU-00001", "effects", "last_send_at = last_send_at + interval '1 minute'"),
+    ),
+    Fault("I-13", "sent more often than taken up", "3 times under 2 claims", of("SKU-00001", "effects", "sends = 3")),
+    Fault(
+        "I-13",
+        "sent more often than anything was taken up",
+        "items were taken up 9 times",
+        sql("UPDATE effects SET sends = 2 WHERE sends = 1 AND run_id = %(ended)s"),
+    ),
+    #
+    Fault("I-19", "a claim of the dead", "is dead", of("in hand", "claims", f"replica_id = '{DIED}'")),
+    Fault(
+        "I-19",
+        "a claim of one who left",
+        "is left",
+        then(of(DIED, "replicas", "state = 'left'"), of("in hand", "claims", f"replica_id = '{DIED}'")),
+    ),
+    Fault("I-19", "a claim of nobody", "which is unknown", of("in hand", "claims", "replica_id = 'who?'")),
+    Fault(
+        "I-19",
+        "a claim of one who is silent",
+        "is live, last heard of",
+        then(
+            of(DIED, "replicas", "state = 'live', beat_at = now() - interval '11 minutes'"),
+            of("in hand", "claims", f"replica_id = '{DIED}'"),
+        ),
+    ),
+    Fault("I-19", "an open item of an ended run", "its run has ended", item_reopened("SKU-00008")),
+    Fault("I-19", "an open stage of an ended run", "its run has ended", of("ended", "stages", "ended_at = NULL")),
+    Fault(
+        "I-19",
+        "a workflow lost",
+        "running, but it has no workflow",
+        sql("DELETE FROM dbos.workflow_status WHERE workflow_uuid = 't/running'"),
+    ),
+    Fault(
+        "I-19",
+        "a run that nobody takes up",
+        "queued, but it has no workflow",
+        sql("DELETE FROM dbos.workflow_status WHERE workflow_uuid = 't/waiting'"),
+    ),
+    Fault("I-19", "a workflow that is over", "its workflow is ERROR", of("running", WORKFLOW, "status = 'ERROR'")),
+    Fault("I-19", "a workflow of the dead", "is dead", of("running", WORKFLOW, f"executor_id = '{DIED}'")),
+    Fault("I-19", "a gate that does not close", "should have ended", of("running", "stages", OVERDUE)),
+    Fault("I-19", "a run of items that does not end", "but it does not end", run_unclosed),
+    Fault(
+        "I-19",
+        "a write that nobody asks about",
+        "nobody has asked about it",
+        then(
+            of("SKU-00009", "items", "due_at = now() - interval '2 minutes'"),
+            sql("UPDATE claims SET taken_at = now() - interval '2 minutes'"),
+        ),
+    ),
+]
+
+
+def restored_by_somebody_else(world: World) -> None:
+    """A, ours, A again by another hand, ours once more: looking cannot tell."""
+    third_party("SKU-00009", "9.00")(world)
+    world.effect(world.runs["running"], "SKU-00009 again", "C2", {"price": "8.00"})
+    put("SKU-00009", "8.00", key_of="SKU-00009 again")(world)
+    third_party("SKU-00009", "9.00")(world)
+    world.resend("SKU-00009 again")
+    put("SKU-00009", "8.00", key_of="SKU-00009 again")(world)
+
+
+# What looks odd and is in order.
+HARMLESS: dict[str, Plant] = {
+    "somebody else put the old price back, unseen, and we wrote again": restored_by_somebody_else,
+    "a conflict: ours was applied, and overwritten before we looked": then(
+        third_party("SKU-00005", "51.00"), settled("SKU-00005", "conflict")
+    ),
+    "in doubt at the end, settled since": settled("SKU-00005", "applied"),
+    "in doubt at the end, found since not to have been sent": then(
+        settled("SKU-00004", "planned"), warn("SKU-00004", of_effect=True)
+    ),
+    "settled while the run was being ended": warn("SKU-00004", of_effect=True),
+    "a former round that was refused": lambda world: write_of_former_round(world, "rejected"),
+    "a write in doubt, asked about beyond the budget": then(
+        *[lambda world, n=n: world.attempt("SKU-00005", n) for n in range(2, BUDGET + 3)],
+        of("SKU-00005", "items", f"executions = {BUDGET + 2}"),
+    ),
+    "a budget that nobody recorded": sql("UPDATE stages SET budget = NULL"),
+    "a replica that died a moment ago": then(
+        of(DIED, "replicas", "ended_at = now() - interval '3 seconds'"),
+        of("in hand", "claims", f"replica_id = '{DIED}'"),
+        of("running", WORKFLOW, f"executor_id = '{DIED}'"),
+    ),
+    "a new replica that has not yet seen what the dead left": then(
+        of(ALIVE, "replicas", "started_at = now() - interval '3 seconds'"),
+        of("in hand", "claims", f"replica_id = '{DIED}'"),
+        of("running", WORKFLOW, f"executor_id = '{DIED}'"),
+        of("running", "stages", OVERDUE),
+    ),
+    "a run that was asked for a moment ago": then(
+        sql("DELETE FROM dbos.workflow_status WHERE workflow_uuid = 't/waiting'"),
+        of("waiting", "runs", "created_at = now() - interval '3 seconds'"),
+    ),
+    "a run that waits at another gate than the one overdue": then(
+        of("running", "stages", OVERDUE), lambda world: world.stage(world.runs["running"], 0, stage="later")
+    ),
+    "a write in doubt that waits in a busy lane": of("SKU-00009", "items", "due_at = now() - interval '2 minutes'"),
+    "an error that quotes an arrow": lambda world: world.insert(
+        "run_log", run_id=world.runs["ended"], at=world.now, level="error", message="a -> b", event_id="shop-1"
+    ),
+    "a dispatch under way": of("running", "stages", "expected = 1"),
+    "a person's write, with a key of their own": lambda world: world.put("SKU-00001", "1.00", Idempotency_Key="mine"),
+}

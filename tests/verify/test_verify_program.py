@@ -1,0 +1,179 @@
+"""The auditor as a program: exit codes, what it prints, and what it says when it cannot look."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from ecluse.verify import audit
+from tests.verify.world import DIED, World
+
+NOWHERE = "postgresql://nobody:secret@127.0.0.1:1/nothing"
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def by_itself(dsn: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ecluse.verify", "--database-url", dsn, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def as_command(dsn: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "DATABASE_URL": dsn}
+    command = [sys.executable, "-m", "ecluse", "verify", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+both = pytest.mark.parametrize("program", [by_itself, as_command])
+
+
+@both
+def test_a_world_in_order_is_exit_code_0_and_says_how_much_was_looked_at(world: World, program: Program) -> None:
+    done = program(world.dsn, "--ledger", world.sandbox.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("clean: 6 runs, 11 items, 7 effects, 6 ledger effects checked (I-01 6, I-02 4, ")
+
+
+@both
+def test_violations_are_exit_code_1_and_a_readable_list(world: World, program: Program) -> None:
+    world.sql("DELETE FROM outcomes WHERE target = 'SKU-00006'")
+    done = program(world.dsn, "--ledger", f"{world.sandbox.url}/", "--json")
+    assert (done.returncode, done.stderr) == (1, "")
+    first, *_, verdict, last = done.stdout.splitlines()
+    assert first == "I-01 run 1: selected 8 but 7 outcomes"
+    assert verdict.startswith("2 violations (I-01: 2): 6 runs, ")
+    told = json.loads(last)
+    assert told["verify"] == [
+        {"invariant": "I-01", "subject": "run 1", "message": "selected 8 but 7 outcomes"},
+        {
+            "invariant": "I-01",
+            "subject": "run 1 target SKU-00006",
+            "message": "work was done for it, but it was never selected",
+        },
+    ]
+    assert told["checked"]["items"] == 11
+
+
+def test_json_of_a_clean_world_is_one_word_and_the_counts(world: World) -> None:
+    told = json.loads(by_itself(world.dsn, "--ledger", world.sandbox.url, "--json").stdout.splitlines()[-1])
+    assert told["verify"] == "clean"
+    assert told["checked"].keys() >= {"runs", "items", "effects", "ledger_effects", "I-01", "I-19"}
+
+
+def test_many_violations_of_one_kind_are_cut_short(world: World) -> None:
+    world.sql("INSERT INTO outcomes (run_id, target) SELECT n, 'x' FROM generate_series(101, 125) n")
+    report = audit(world.dsn, world.sandbox.url)
+    lines = report.text().splitlines()
+    assert sum(line.startswith("I-01 run") for line in lines) == 20
+    assert "I-01 … and 5 more" in lines
+    assert len(json.loads(report.json())["verify"]) == 25
+
+
+@both
+def test_a_database_that_does_not_answer_is_exit_code_2(program: Program) -> None:
+    done = program(NOWHERE)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "does not answer" in done.stderr
+    assert "secret" not in done.stderr
+
+
+@both
+def test_a_database_that_was_never_migrated_is_exit_code_2(empty_dsn: str, program: Program) -> None:
+    done = program(empty_dsn)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "not migrated" in done.stderr
+    assert "`ecluse migrate`" in done.stderr
+
+
+def test_an_address_that_is_none_is_exit_code_2_and_its_password_stays_ours() -> None:
+    done = by_itself("postgresql://user:secret@host/x?nonsense=secret")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "not a PostgreSQL address" in done.stderr
+    assert "secret" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["http://127.0.0.1:1", "{sandbox}/price-list", "nonsense", "http://[", "http://a b"])
+def test_a_ledger_that_is_not_there_is_exit_code_2(world: World, where: str) -> None:
+    done = by_itself(world.dsn, "--ledger", where.format(sandbox=world.sandbox.url))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "there is no ledger at" in done.stderr
+
+
+def test_a_user_who_may_not_read_is_told_so(world: World) -> None:
+    world.sql("CREATE ROLE blind LOGIN")
+    try:
+        done = by_itself(make_conninfo(world.dsn, user="blind"))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "permission denied" in done.stderr
+    finally:
+        world.sql("DROP ROLE blind")
+
+
+def test_without_a_ledger_the_tables_are_judged_alone_and_that_is_said(world: World) -> None:
+    world.put("SKU-00001", "1.00")  # which the ledger alone knows
+    report = audit(world.dsn, None)
+    assert report.violations == []
+    assert report.checked["ledger_effects"] == report.checked["I-03"] == report.checked["I-06"] == 0
+    assert "note: no ledger was given" in report.text()
+
+
+def test_where_nobody_runs_nothing_is_stuck_and_that_is_said(world: World) -> None:
+    world.sql("UPDATE replicas SET state = 'dead', ended_at = now() - interval '1 hour'")
+    world.change("in hand", "claims", "replica_id = %(died)s", died=DIED)
+    world.sql("DELETE FROM dbos.workflow_status; UPDATE stages SET deadline_at = now() - interval '1 hour'")
+    report = audit(world.dsn, world.sandbox.url)
+    assert report.violations == []
+    assert "note: nobody is running" in report.text()
+
+
+def test_where_the_clock_was_moved_instants_are_not_compared_and_that_is_said(world: World) -> None:
+    world.sql("""UPDATE clock_offset SET "offset" = '1 day'""")
+    world.change("SKU-00001", "effects", "first_send_at = first_send_at + interval '1 second'")
+    world.sql("UPDATE stages SET deadline_at = now() - interval '1 hour'")
+    report = audit(world.dsn, world.sandbox.url)
+    assert report.violations == []
+    assert "note: the database's clock has been moved" in report.text()
+
+
+MANY = """
+INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at, ended_at, end_cause, selected,
+                  successful, failed, ignored)
+VALUES ('t', 'many', 'many', false, 'completed', 'succeeded', now(), now(), 'normal', 50000, 50000, 0, 0);
+INSERT INTO stages (run_id, stage, expected, fanned_out_at, started_at, deadline_at, progress_at, ended_at, budget)
+SELECT id, 'write', 50000, now(), now(), now(), now(), now(), 3 FROM runs;
+INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, succeeded, taken_at)
+SELECT 'somebody', r.id, 'write', 1, 100, 100, now() FROM runs r, generate_series(1, 500);
+INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at, claim_id, status, executions,
+                   finished_at)
+SELECT 't', r.id, 'many', 'write', n, n, 1, now(), 1 + n / 100, 'succeeded', 2, now()
+FROM runs r, generate_series(0, 49999) n;
+INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous)
+SELECT run_id, id, key, 0, 1, now(), 'somebody', 'TIMEOUT', 'no answer', true FROM items;
+INSERT INTO outcomes (run_id, target, outcome) SELECT run_id, target, 'successful' FROM items;
+INSERT INTO effects (id, tenant_id, run_id, item_id, stage, key, target, round, class, state, wanted, sends, claim_id,
+                     quiet, first_send_at, last_send_at, settled_at)
+SELECT gen_random_uuid(), 't', run_id, id, 'write', key, target, 0, 'C2', 'applied', '{}', 1, 1, '1 s', now(), now(),
+       now() FROM items;
+INSERT INTO run_log (run_id, at, level, message) SELECT id, now(), 'info', 'queued -> running' FROM runs;
+INSERT INTO run_log (run_id, at, level, message) SELECT id, now(), 'info', 'running -> completed' FROM runs;
+"""
+
+
+def test_fifty_thousand_items_without_statistics_are_audited(dsn: str, query: Callable[..., list[object]]) -> None:
+    query(f"SET session_replication_role = replica; {MANY}")
+    report = audit(dsn, None)
+    assert report.violations == []
+    assert (report.checked["items"], report.checked["I-04"], report.checked["I-13"]) == (50_000, 50_000, 50_000)
+
+
+def test_everything_wrong_at_once_is_still_told(dsn: str, query: Callable[..., list[object]]) -> None:
+    query(f"SET session_replication_role = replica; {MANY}")
+    query("SET session_replication_role = replica; DELETE FROM outcomes; DELETE FROM claims")
+    report = audit(dsn, None)
+    assert len(report.violations) > 100_000
+    assert len(report.text().splitlines()) < 1_000
