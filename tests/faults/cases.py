@@ -9,15 +9,15 @@ import json
 import random
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ecluse.base.crash import POINTS
 from tests.faults import measure
 from tests.faults.chaos import LYING, WRITES, Plan, play, slow
 from tests.faults.wire import bad_wire
-from tests.faults.world import World
+from tests.faults.world import QUICK_HEART, World
 
 FEW_HANDS = {"ECLUSE_HANDS": "6"}
 OTHERS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -28,13 +28,14 @@ MAY_EXIST = "SELECT target FROM outcomes WHERE run_id = %s AND effect_may_exist"
 class Case:
     play: Callable[[World], None]
     needs: Literal["nothing", "own server", "small disk"] = "nothing"
+    heart: Mapping[str, str] = field(default_factory=lambda: QUICK_HEART)
     alone: bool = False  # it measures: nothing else may use the machine
     checked: bool = True  # it ends as without the fault
 
 
 def killed_at(point: str) -> Case:
     def kill(world: World) -> None:
-        world.sandbox.set_faults([LYING])
+        world.sandbox.set_faults([{**LYING, "per_id_times": 1}])
         if point == "after run insert":  # passed by whoever starts a run and leads it himself
             variables = {**world.environment, "DATABASE_URL": world.dsn, "ECLUSE_CRASH_AT": point}
             start = world.prepare_run()
@@ -115,6 +116,7 @@ def lost_answers(world: World) -> None:
         world.start_run()
         world.wait_until_ended()
         wire.losing = False
+        print(f"{wire.cut} answers lost, {wire.commits_cut} of them to a COMMIT")
         assert wire.cut >= 20, f"only {wire.cut} answers were lost"
         assert wire.commits_cut >= 1, "no transaction of several statements lost the answer to its COMMIT"
         assert len(world.living) == 2, world.diagnosis()
@@ -223,11 +225,11 @@ CASES: dict[str, Case] = {
     "random kills": Case(random_kills),
     "all killed at once": Case(all_killed_at_once),
     "put to sleep": Case(put_to_sleep),
-    "database restarted": Case(restarted("fast", 4.0), needs="own server"),
-    "database crashed": Case(restarted("immediate", 1.0), needs="own server"),
-    "lost answers": Case(lost_answers),
-    "killed connections": Case(killed_connections),
-    "disk full": Case(disk_full, needs="small disk"),
+    "database restarted": Case(restarted("fast", 4.0), needs="own server", heart={}),
+    "database crashed": Case(restarted("immediate", 1.0), needs="own server", heart={}),
+    "lost answers": Case(lost_answers, heart={}),
+    "killed connections": Case(killed_connections, heart={}),
+    "disk full": Case(disk_full, needs="small disk", heart={}),
     "told to go": Case(told_to_go, alone=True),
     "ended by the operator": Case(ended_by_operator, checked=False),
 }

@@ -19,9 +19,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from ecluse.settings import Settings
 from tests.faults import measure
-from tests.faults.nursery import nursery
+from tests.faults.nursery import ROOT, nursery
 from tests.faults.postgres import own_postgres
 from tests.faults.subjects import SUBJECTS
 from tests.faults.tally import Tally
@@ -30,6 +29,10 @@ from tests.faults.world import Replica, World, open_world
 WRITES = ["PUT", "POST", "PATCH", "DELETE"]
 # The vendor does it and says that it did not: a good part of all writes, but no write for ever.
 LYING = {"kind": "applied_then_error", "methods": WRITES, "rate": 0.3, "per_id_times": 2}
+BURIED = """
+SELECT EXISTS (SELECT 1 FROM replicas WHERE id = %s AND state = 'dead')
+   AND NOT EXISTS (SELECT 1 FROM claims WHERE replica_id = %s AND in_flight > 0)
+"""
 SAY_EVERY = 5.0
 FED_EVERY = 0.25
 
@@ -124,11 +127,8 @@ class Chaos:
         self._began = time.monotonic()
         self._said_at = self._fed_at = 0.0
         self._taken: list[measure.TakeOver] = []
-        self._asleep: list[tuple[float, Replica]] = []  # until when
+        self._asleep: list[Replica] = []
         self._ours: set[int] = set()  # pids whose end is our doing
-        # Of the children of this world only: what it needs to be past the heartbeat.
-        given = {name: float(world.environment.get(name, knob.default)) for name, knob in HEART.items()}
-        self._nap = given["ECLUSE_DEAD_AFTER_SECONDS"] + 2 * given["ECLUSE_HEARTBEAT_SECONDS"] + 1
 
     def play(self) -> Report:
         world, plan, report = self.world, self.plan, self.report
@@ -185,14 +185,15 @@ class Chaos:
             sleeper = self._chance.choice(awake)
             self._ours.add(sleeper.child.pid)
             sleeper.signal(signal.SIGSTOP)
-            self._asleep.append((time.monotonic() + self._nap, sleeper))
+            self._asleep.append(sleeper)
 
     def _wake(self) -> None:
-        for one in [one for one in self._asleep if time.monotonic() >= one[0]]:
-            self._asleep.remove(one)
-            _, sleeper = one
-            sleeper.signal(signal.SIGCONT)
-            self.report.zombie_codes.append(sleeper.child.wait(10))
+        """Who has slept past the heartbeat: declared dead, what it held taken from it."""
+        for sleeper in list(self._asleep):
+            if self.world.one(BURIED, sleeper.id, sleeper.id):
+                self._asleep.remove(sleeper)
+                sleeper.signal(signal.SIGCONT)
+                self.report.zombie_codes.append(sleeper.child.wait(20))
 
     def _replace(self) -> None:
         for gone in [one for one in self.world.replicas if not one.lives and not one.replaced]:
@@ -247,9 +248,6 @@ class Chaos:
         )
 
 
-HEART = {name: Settings.model_fields[name] for name in ("ECLUSE_HEARTBEAT_SECONDS", "ECLUSE_DEAD_AFTER_SECONDS")}
-
-
 def play(world: World, plan: Plan, *, quiet: bool = False) -> Report:
     return Chaos(world, plan, quiet=quiet).play()
 
@@ -272,6 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     effects = min(Plan.effects, 25 * args.kills)  # a shorter chaos has time for fewer
     plan = Plan(kills=args.kills, seed=args.seed, effects=effects, hand_overs=3, outage=10.0)
     subject = next(one for one in SUBJECTS if one.name == args.subject)
+    sys.path.insert(0, str(ROOT / "examples"))  # as pytest has it
     folder = Path(tempfile.mkdtemp(prefix="ecluse-chaos-"))
     try:
         with (

@@ -19,7 +19,7 @@ from tests.faults.postgres import Postgres, SmallDisk, own_postgres, small_disk
 from tests.faults.subjects import SUBJECTS, Subject
 from tests.faults.world import World, open_world
 
-AT_ONCE = 5
+AT_ONCE = 8
 DISK_MEGABYTES = 48
 Opened = Callable[..., World]
 
@@ -63,7 +63,9 @@ def played(case: Case, subject: Subject, shared: Postgres, born: Nursery) -> flo
         postgres = shared if case.needs == "nothing" else stack.enter_context(own_postgres(folder))
         if case.needs == "small disk":
             disk, tablespace = stack.enter_context(small_disk(postgres, folder, DISK_MEGABYTES)), SmallDisk.NAME
-        world = stack.enter_context(open_world(subject, postgres, born, folder, tablespace=tablespace))
+        world = stack.enter_context(
+            open_world(subject, postgres, born, folder, heart=case.heart, tablespace=tablespace)
+        )
         world.disk = disk
         case.play(world)
         if case.checked:

@@ -59,8 +59,9 @@ class BadWire:
         async with listener:
             ready.set()
             await stop.wait()
-            for task in list(self._connections):
+            for task in (tasks := list(self._connections)):
                 task.cancel()
+            await asyncio.gather(*tasks)
 
     async def _accept(self, client_reads: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -72,21 +73,21 @@ class BadWire:
             client.close()
             self._connections.discard(task)
             return
-        # One connection: whichever side ends first ends both.
+        # Whichever side ends first ends both.
         asked = asyncio.Event()
         pumps = [
             asyncio.create_task(self._requests(client_reads, server, asked)),
             asyncio.create_task(self._answers(server_reads, client, asked)),
         ]
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            for side in (client, server):
-                side.transport.abort() if self.losing else side.close()
-            self._connections.discard(task)
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        for side in (client, server):
+            side.transport.abort()
+        await asyncio.sleep(0)  # in which they are closed
+        self._connections.discard(task)
 
     async def _requests(self, reads: asyncio.StreamReader, server: asyncio.StreamWriter, asked: asyncio.Event) -> None:
         while data := await reads.read(65536):

@@ -212,7 +212,9 @@ class World:
 
     def command(self, *arguments: str) -> tuple[int, str, str]:
         """`ecluse …`: exit code, output, complaints."""
-        return self.nursery.run("ecluse", arguments, {**self.environment, "DATABASE_URL": self.dsn})
+        return self.nursery.run(
+            "ecluse", arguments, {**self.environment, "DATABASE_URL": self.dsn, "ECLUSE_FLOWS": self.subject.flow}
+        )
 
     # Waiting
 

@@ -20,7 +20,6 @@ from tests.engine.flows import flow, keys, stage
 from tests.sandbox_process import SandboxProcess
 from tests.verify.world import World
 
-
 AT_ONCE = timedelta(0)
 
 
@@ -29,7 +28,7 @@ def busy(world: World, sandbox: SandboxProcess) -> Iterator[str]:
     """The sandbox, behind somebody who writes on just before the ledger is read."""
 
     class Door(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 - the library's name
+        def do_GET(self) -> None:
             key = world.effect(world.runs["running"], f"late {uuid.uuid4()}", "C1", {"name": "Étau", "price": "1.00"})
             world.write("POST", "", {"name": "Étau", "price": "1.00"}, Idempotency_Key=key)
             world.put("SKU-00009", "90.00", Idempotency_Key=str(world.effects["SKU-00009"]))

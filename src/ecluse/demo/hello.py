@@ -1,5 +1,5 @@
 """The first demonstration: an embedded PostgreSQL, a flaky simulated vendor, a server that is killed half-way, and at
-the end a report in which every selected article has exactly one outcome."""
+the end a report in which every selected article has exactly one outcome, and an auditor's word for it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def run(*, keep: bool, as_json: bool) -> int:
             server.stop()
             database.release()
             shutil.rmtree(data, ignore_errors=True)
-    return 0 if report["status"] in ("completed", "partial") and report["conserved"] else 1
+    return 0 if report["status"] in ("completed", "partial") and report["verify"] == "clean" else 1
 
 
 @contextmanager
@@ -167,14 +167,24 @@ def _watch(console: Console, server: Server, environment: dict[str, str], dsn: s
     stats = json.loads(_get(f"{vendor}/_sandbox/stats"))["price_list"]
     return {
         **report,
+        "verify": _audit(dsn, vendor),
         "run_id": str(run_id),
         "seconds": round(time.monotonic() - started, 1),
         "kills": 1,
         "took_over_after_s": round(took_over or 0.0, 1),
         "vendor_calls": stats["calls"],
         "throttled": int(stats["by_status"].get("429", 0)),
-        "conserved": report["selected"] == report["successful"] + report["failed"] + report["ignored"],
     }
+
+
+def _audit(dsn: str, vendor: str) -> str | list[dict[str, str]]:
+    """ "clean", or the violations."""
+    command = [sys.executable, "-m", "ecluse.verify", "--database-url", dsn, "--ledger", vendor, "--json"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own program
+    if not answer.stdout:
+        raise SetUpError(f"The auditor could not look: {answer.stderr.strip()}")
+    verdict: str | list[dict[str, str]] = json.loads(answer.stdout.splitlines()[-1])["verify"]
+    return verdict
 
 
 PROGRESS = """
@@ -226,6 +236,8 @@ def _print(console: Console, report: dict[str, Any]) -> None:
         f" prices stored {report['prices_stored']}"
     )
     console.print(f"  one kill -9: work went on {report['took_over_after_s']} s later")
+    audit = report["verify"]
+    console.print(f"  audited: {audit if audit == 'clean' else f'{len(audit)} violations: {audit}'}")
 
 
 def _wait_for_interrupt() -> None:

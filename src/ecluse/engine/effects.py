@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
@@ -33,7 +33,7 @@ from ecluse.engine.claim import Taken
 from ecluse.engine.flow import AbsoluteWrite, Done, Item, KeyedWrite, Order, WorkContext, Write
 from ecluse.engine.retry import GiveUp, Retry
 
-SEND_WITHIN = 1.0  # seconds of the intent's commit; later, somebody else may believe it was never sent
+SEND_WITHIN = 1.0  # seconds of the intent's commit: others count the quiet period from there
 KEY_LIFE = 0.8  # of the time for which a vendor says to remember a key
 State = Literal["planned", "sending", "unknown", "applied", "rejected", "not_applied", "conflict"]
 OPEN = ("sending", "unknown")
@@ -68,11 +68,11 @@ class Intent:
     taken: Taken
     id: UUID
     write: Write
-    answer: asyncio.Future[Standing]
     wanted: Any = None
     before: Any = None
     send: bool | None = True
     again_after: int = 0
+    answer: asyncio.Future[Standing] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def row(self) -> dict[str, Any]:
         return {
@@ -235,7 +235,7 @@ class Performer:
         """`spent`: it may not be sent again, and fails with this unless it turns out to have been applied."""
         item = taken.item
         name = effect_id(item.tenant_id, item.event_key, item.stage, item.key, item.round)
-        look = Intent(taken, name, write, asyncio.get_running_loop().create_future(), send=None)
+        look = Intent(taken, name, write, send=None)
         if spent is not None:
             standing = await self._intend(look)
             if standing.state == "planned":
@@ -250,8 +250,7 @@ class Performer:
                     in_doubt = Ended(name, standing.sends, "unknown") if standing.state in OPEN else None
                     return Performed(error, in_doubt)
             need = not isinstance(write, AbsoluteWrite) or not agrees(before, wanted)
-            answer = asyncio.get_running_loop().create_future()
-            standing = await self._intend(Intent(taken, name, write, answer, wanted, before, send=need))
+            standing = await self._intend(Intent(taken, name, write, wanted, before, send=need))
         if standing.went and standing.state == "sending":
             return await self._send(write, context, item, standing, doubtful=False)
         if standing.state == "applied":
@@ -288,9 +287,9 @@ class Performer:
         if spent is not None:
             state: State = "unknown" if doubtful else "not_applied"
             return Performed(spent, Ended(standing.id, standing.sends, state, None, spent.message))
-        answer = asyncio.get_running_loop().create_future()
-        intent = Intent(taken, standing.id, write, answer, standing.wanted, before, again_after=standing.sends)
-        again = await self._intend(intent)
+        again = await self._intend(
+            Intent(taken, standing.id, write, standing.wanted, before, again_after=standing.sends)
+        )
         if not again.went:
             return Performed(again.quiet_until or self._now())
         return await self._send(write, context, taken.item, again, doubtful=doubtful)

@@ -113,28 +113,28 @@ I_04_NO_FALSE_SUCCESS = Check(
     ),
 )
 
-# What was in doubt when the run ended is known by when it was settled. A write settled while the run was being ended
-# (which takes its time with many targets) may be flagged or not; one that turned out not to have been sent goes back to
-# planned, and when it did is not recorded.
+# A failure warns if, when the run ended, a write of it had been applied or was in doubt, which is known by when it was
+# settled. One settled while the run was being ended (which takes its time with many targets) may be warned of or not;
+# one that turned out not to have been sent goes back to planned, and when it did is not recorded.
 I_05_NO_FALSE_FAILURE = Check(
     "I-05",
     "SELECT count(*) AS n FROM outcomes WHERE outcome = 'failed'",
     (
         """
         WITH sent AS (
-            SELECT e.run_id, e.target, count(*) FILTER (WHERE e.state <> 'planned'
-                       AND (e.settled_at IS NULL OR e.settled_at > r.ended_at)) AS in_doubt,
-                   count(*) FILTER (WHERE e.settled_at IS NULL OR e.settled_at >
-                       r.ended_at - interval '1 second' - r.selected * interval '0.1 ms') AS perhaps
+            SELECT e.run_id, e.target, bool_or(e.state = 'applied' OR e.state <> 'planned'
+                       AND (e.settled_at IS NULL OR e.settled_at > r.ended_at)) AS must_warn,
+                   bool_or(e.state = 'applied' OR e.settled_at IS NULL OR e.settled_at >
+                       r.ended_at - interval '1 second' - r.selected * interval '0.1 ms') AS may_warn
             FROM effects e JOIN runs r ON r.id = e.run_id WHERE r.ended_at IS NOT NULL AND e.sends > 0 GROUP BY 1, 2)
         SELECT format('run %s target %s', o.run_id, o.target) AS subject, o.run_id, o.target, CASE
-            WHEN NOT o.effect_may_exist THEN 'failed without a warning, but a write of it was in doubt at the end'
+            WHEN NOT o.effect_may_exist THEN 'failed without a warning, but a write of it was applied or in doubt'
             WHEN o.outcome IS DISTINCT FROM 'failed' THEN
                 format('warns that an effect may exist, but it is %s', coalesce(o.outcome, 'open'))
-            ELSE 'warns that an effect may exist, but no write of it was in doubt at the end' END AS message
+            ELSE 'warns that an effect may exist, but no write of it was applied or in doubt' END AS message
         FROM outcomes o JOIN runs r ON r.id = o.run_id LEFT JOIN sent s ON s.run_id = o.run_id AND s.target = o.target
-        WHERE r.ended_at IS NOT NULL AND (o.outcome = 'failed' AND NOT o.effect_may_exist AND s.in_doubt > 0
-            OR o.effect_may_exist AND (o.outcome IS DISTINCT FROM 'failed' OR coalesce(s.perhaps, 0) = 0))
+        WHERE r.ended_at IS NOT NULL AND (o.outcome = 'failed' AND NOT o.effect_may_exist AND s.must_warn
+            OR o.effect_may_exist AND (o.outcome IS DISTINCT FROM 'failed' OR s.may_warn IS NOT TRUE))
         ORDER BY 2, 3
         """,
     ),

@@ -1,0 +1,354 @@
+"""Writes at vendors: the intent is on record before every send, nothing is guessed, nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import psycopg
+import pytest
+from structlog.testing import capture_logs
+
+from ecluse.base.ids import effect_id
+from ecluse.engine import Item, Kit, RetryPolicy, Start
+from ecluse.engine.settling import settle_forgotten
+from tests.engine.flows import BEFORE, PATIENCE, QUIET, SOMEBODY_ELSES, WANTED, Shop, flow, keys, run_to_end, until
+
+RETRY = RetryPolicy(executions=3, base=0.01)
+ONCE = RetryPolicy(executions=1)
+SHORT = {"retry": RETRY, "time_limit": timedelta(seconds=1), "poll": timedelta(milliseconds=100)}
+EFFECT = "SELECT state, sends, first_send_at, last_send_at, settled_at, before, error, result FROM effects"
+CLASSES = ["keyed", "absolute"]
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[Any]]:
+    """Kept, not printed: a traceback with all its variables would hold the loop up for longer than a send may wait."""
+    with capture_logs() as lines:
+        yield lines
+
+
+@pytest.fixture
+def table(query):
+    """Of each key: state and sends; what arrived, and was done; executions; the outcome's error; whether in doubt."""
+
+    def ask(shop: Shop) -> dict[str, Any]:
+        rows = query(
+            "SELECT i.key, e.state, e.sends, i.executions, o.error_code, o.effect_may_exist FROM items i"
+            " LEFT JOIN effects e ON e.item_id = i.id AND e.round = i.round"
+            " JOIN outcomes o ON o.run_id = i.run_id AND o.target = i.target"
+        )
+        return {
+            key: (state, sends, shop.arrived(key), shop.applied.count(key), executions, code, doubt)
+            for key, state, sends, executions, code, doubt in rows
+        }
+
+    return ask
+
+
+async def ask_once(kit: Kit) -> None:
+    """What the settling loop does every five seconds."""
+    await settle_forgotten(kit.pool, kit.by_name, kit.worker._contexts, kit.replica)
+
+
+# ── Sends ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_an_intent_is_on_record_before_every_send(start_kit, dsn, kind):
+    """The vendor itself looks into our database while it is being called."""
+    seen: list[Any] = []
+
+    async def look(_: Item, call: str) -> None:
+        if call == "write":
+            async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+                row = await (await connection.execute(EFFECT + " WHERE last_send_at <= ecluse_now()")).fetchone()
+                seen.append(row)
+
+    shop = Shop(["500", "throttled", "applied, 500"])
+    shop.watch = look
+    work = getattr(shop, kind)(retry=RetryPolicy(executions=6, base=0.01))
+    kit = await start_kit(f := flow(work))
+    assert (await run_to_end(kit, f, ["a"]))["status"] == "completed"
+    assert [(state, sends, settled) for state, sends, _, _, settled, *_ in seen] == [
+        ("sending", n, None) for n in range(1, len(shop.writes) + 1)
+    ]
+    assert len({first for _, _, first, *_ in seen}) == 1, "the first send keeps its instant"
+    instants = [last for _, _, _, last, *_ in seen]
+    assert instants == sorted(set(instants)), "and each send has its own, recorded before it"
+    assert shop.applied == ["a"]
+
+
+ABSOLUTE = {
+    # script: state, sends, writes that arrived, of them applied, executions, the item's error
+    "well": ([], "applied", 1, 1, 1, 1, None),
+    "as wanted already": ([], "applied", 0, 0, 0, 1, None),
+    "answer lost": (["applied, 500"], "applied", 1, 1, 1, 2, None),
+    "request lost": (["500"], "applied", 2, 2, 1, 2, None),
+    "lost twice": (["500", "applied, 500"], "applied", 2, 2, 1, 3, None),
+    "refused": (["refused"], "rejected", 1, 1, 0, 1, "REFUSED"),
+    "refused later": (["500", "refused"], "rejected", 2, 2, 0, 2, "REFUSED"),
+    "throttled": (["throttled"], "applied", 2, 2, 1, 2, None),
+    "not sent": (["not sent", "not sent"], "applied", 3, 3, 1, 3, None),
+    "somebody else": (["somebody else, 500"], "conflict", 1, 1, 0, 2, "CONFLICT"),
+    "bug after it was applied": (["applied, bug"], "applied", 1, 1, 1, 2, None),
+    "bug before": (["bug"], "applied", 2, 2, 1, 2, None),
+    "too slow": (["applied, hangs"], "applied", 1, 1, 1, 2, None),
+    "budget used up, not applied": (["500"] * 3, "not_applied", 3, 3, 0, 4, "NOT_APPLIED"),
+    "budget used up, applied": (["500", "500", "applied, 500"], "applied", 3, 3, 1, 4, None),
+    "budget used up by a bug": (["bug"] * 3, "not_applied", 3, 3, 0, 4, "NOT_APPLIED"),
+    "throttled to the end": (["throttled"] * 3, "planned", 3, 3, 0, 3, "THROTTLED"),
+}
+
+
+async def test_an_absolute_write_is_read_back_until_it_is_certain(start_kit, table, query, one):
+    shop = Shop({name: script for name, (script, *_) in ABSOLUTE.items()})
+    shop.prices["as wanted already"] = "2.00"
+    kit = await start_kit(f := flow(shop.absolute(**SHORT)))
+    await run_to_end(kit, f, list(ABSOLUTE))
+    assert table(shop) == {name: (*expected, False) for name, (_, *expected) in ABSOLUTE.items()}
+    assert shop.prices["somebody else"] == SOMEBODY_ELSES, "not overwritten"
+    assert query("SELECT DISTINCT before ->> 'price' FROM effects WHERE key <> 'as wanted already'") == [(BEFORE,)]
+    assert query("SELECT key FROM effects WHERE state = 'applied' AND sends > 0 AND last_send_at IS NULL") == []
+    assert query("SELECT DISTINCT result FROM items WHERE status = 'succeeded'") == [({"price": "2.00"},)]
+    assert SOMEBODY_ELSES in one("SELECT reason FROM outcomes WHERE error_code = 'CONFLICT'")
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_what_was_certainly_not_done_is_not_waited_for(start_kit, one, kind):
+    shop = Shop(["throttled", "not sent"])
+    kit = await start_kit(f := flow(getattr(shop, kind)(quiet=timedelta(minutes=1))))
+    assert (await run_to_end(kit, f, ["a"]))["status"] == "completed"
+    assert (one(EFFECT)[:2], one("SELECT executions FROM items")) == (("applied", 3), 3)
+
+
+KEYED = {
+    "well": ([], "applied", 1, 1, 1, 1, None),
+    "answer lost": (["applied, 500"], "applied", 2, 2, 1, 2, None),
+    "request lost": (["500"], "applied", 2, 2, 1, 2, None),
+    "still running over there": (["applied, 500", "key in use"], "applied", 3, 3, 1, 3, None),
+    "refused": (["refused"], "rejected", 1, 1, 0, 1, "REFUSED"),
+    "refused, the first unresolved": (["500", "refused"], "unknown", 2, 2, 0, 2, "OUTCOME_UNKNOWN"),
+    "refused, the first applied": (["applied, 500", "refused"], "unknown", 2, 2, 1, 2, "OUTCOME_UNKNOWN"),
+    "throttled": (["throttled", "throttled"], "applied", 3, 3, 1, 3, None),
+    "not sent": (["not sent"], "applied", 2, 2, 1, 2, None),
+    "throttled, the first unresolved": (["applied, 500", "throttled"], "applied", 3, 3, 1, 3, None),
+    "throttled, then lost": (["throttled", "applied, 500"], "applied", 3, 3, 1, 3, None),
+    "bug after it was applied": (["applied, bug"], "applied", 2, 2, 1, 2, None),
+    "too slow": (["applied, hangs"], "applied", 2, 2, 1, 2, None),
+    "budget used up": (["applied, 500"] * 3, "unknown", 3, 3, 1, 3, "OUTCOME_UNKNOWN"),
+    "budget used up by a bug": (["bug"] * 3, "sending", 3, 3, 0, 3, "OUTCOME_UNKNOWN"),
+}
+
+
+async def test_a_keyed_write_is_sent_again_under_the_same_key_and_never_guessed(start_kit, table, query):
+    shop = Shop({name: script for name, (script, *_) in KEYED.items()})
+    kit = await start_kit(f := flow(shop.keyed(**SHORT, rounds=1)))
+    row = await run_to_end(kit, f, list(KEYED))
+    in_doubt = {name for name, (_, state, *_) in KEYED.items() if state in ("unknown", "sending")}
+    assert table(shop) == {name: (*expected, name in in_doubt) for name, (_, *expected) in KEYED.items()}
+    assert {(key, name) for key, name, _ in shop.writes} == {
+        (key, str(effect_id("default", "key", "work", key, 0))) for key in KEYED
+    }, "one key per item, however often it is sent"
+    assert query("SELECT DISTINCT permanent, round FROM items WHERE status = 'failed'") == [(True, 0)], "no new round"
+    stored = dict(
+        query("SELECT i.key, i.result FROM items i JOIN effects e ON e.item_id = i.id AND e.result = i.result")
+    )
+    made = {one["id"].rsplit("-", 1)[0]: one for one in shop.made.values()}
+    assert stored == {key: made[key] for key, status in query("SELECT key, status FROM items") if status == "succeeded"}
+    assert row["successful"] == sum(code is None for *_, code in KEYED.values())
+    for name in ("answer lost", "still running over there", "throttled, the first unresolved"):
+        times = [at for key, _, at in shop.writes if key == name]
+        assert min(later - earlier for earlier, later in pairwise(times)) >= QUIET.total_seconds()
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_whoever_takes_over_waits_for_the_quiet_period_since_the_last_send(start_kit, query, one, kind):
+    """The second send arrives late, its caller is gone. Counted from the first send, the quiet period is over."""
+    shop = Shop(["500", "arrives late, hangs"])
+    kit = await start_kit(f := flow(getattr(shop, kind)()))
+    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    await until(lambda: len(shop.writes) == 2)
+    query("UPDATE claims SET fence = fence + 1, released = released + in_flight WHERE in_flight > 0")
+    query("UPDATE items SET claim_id = NULL")
+    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    assert (row["status"], shop.applied) == ("completed", ["a"])
+    state, _, first, last, settled, *_ = one(EFFECT)
+    assert state == "applied"
+    assert last - first >= QUIET
+    if kind == "absolute":
+        assert (len(shop.writes), settled - last >= QUIET) == (2, True), "found by reading, not by writing again"
+    else:
+        times = [at for _, _, at in shop.writes]
+        assert times[2] - times[1] >= QUIET.total_seconds()
+
+
+async def test_a_conditional_write_that_met_somebody_is_a_conflict_unless_it_met_itself(start_kit, table):
+    shop = Shop({"met": ["somebody else"], "itself": ["500", "the one before arrives"]}, conditional=True)
+    kit = await start_kit(f := flow(shop.absolute()))
+    await run_to_end(kit, f, ["met", "itself"])
+    assert table(shop) == {
+        "met": ("conflict", 1, 1, 0, 2, "CONFLICT", False),
+        "itself": ("applied", 2, 2, 1, 3, None, False),
+    }
+    assert shop.prices["met"] == SOMEBODY_ELSES
+
+
+# ── Read-backs that fail ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def in_doubt_at_the_deadline(start_kit, shop: Shop, targets=("a",)) -> Any:
+    """A write is applied, its answer is lost, and the vendor cannot be read until the gate has given up."""
+
+    async def goes_down(item: Item, call: str) -> None:
+        if call == "write":
+            shop.down.add(item.key)
+
+    shop.watch = goes_down
+    work = shop.absolute(retry=ONCE, max_wait=timedelta(seconds=1.5))
+    kit = await start_kit(f := flow(work))
+    return kit, await run_to_end(kit, f, targets)
+
+
+async def test_what_cannot_be_read_back_is_asked_about_until_the_deadline_and_then_in_doubt(start_kit, query, one):
+    shop = Shop(["applied, 500"])
+    kit, row = await in_doubt_at_the_deadline(start_kit, shop)
+    assert (row["status"], row["failed"], shop.applied) == ("failed", 1, ["a"])
+    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("INCOMPLETE", True)
+    assert one(EFFECT)[:2] == ("unknown", 1)
+    assert len(shop.reads) >= 3, "asked again and again"
+    await ask_once(kit)
+    assert one(EFFECT)[0] == "unknown", "the vendor is still down"
+    shop.down.clear()
+    query("UPDATE effects SET probe_at = '-infinity'")
+    await ask_once(kit)
+    assert one(EFFECT)[0] == "applied"
+    assert one("SELECT count(*) FROM run_log WHERE message LIKE '%in doubt: applied' AND level = 'warning'") == 1
+    assert one("SELECT outcome, effect_may_exist FROM outcomes") == ("failed", True), "outcomes are final"
+    assert len(shop.writes) == 1
+
+
+async def test_looking_does_not_use_up_executions(start_kit, one):
+    shop = Shop(["applied, 500"])
+    await in_doubt_at_the_deadline(start_kit, shop)
+    assert one("SELECT executions FROM items") <= 1 + 1, "the budget, and one more to find out"
+
+
+@pytest.mark.parametrize("how", ["hangs", "raises a bug"])
+async def test_a_read_back_that_hangs_or_breaks_is_no_reason_to_give_up(start_kit, one, how):
+    """Until the deadline, like one that is answered 503: the write can still be asked about."""
+    shop = Shop(["applied, 500"])
+
+    async def breaks(_: Item, call: str) -> None:
+        if call == "read" and shop.writes and len(shop.reads) == 2:
+            if how == "hangs":
+                await asyncio.sleep(60)
+            raise KeyError("colour")
+
+    shop.watch = breaks
+    kit = await start_kit(f := flow(shop.absolute(**{**SHORT, "retry": ONCE})))
+    row = await run_to_end(kit, f, ["a"])
+    assert (row["status"], one(EFFECT)[0]) == ("completed", "applied")
+
+
+async def test_one_vendor_that_hangs_does_not_keep_other_writes_in_doubt(start_kit, one):
+    shop = Shop(["applied, 500"])
+    kit, _ = await in_doubt_at_the_deadline(start_kit, shop, targets=keys(3))
+    shop.down.clear()
+
+    async def hangs(item: Item, call: str) -> None:
+        if item.key == "t00000":
+            await asyncio.sleep(60)
+
+    shop.watch = hangs
+    asking = asyncio.create_task(ask_once(kit))
+    await until(lambda: one("SELECT count(*) FROM effects WHERE state = 'applied'") == 2, 3)
+    asking.cancel()
+
+
+# ── Rounds and results ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_a_further_round_is_a_new_wish_under_a_new_key(start_kit, query, kind):
+    shop = Shop({"later": ["throttled"], "in doubt": ["applied, 500"], "done": []})
+    work = getattr(shop, kind)(**{**SHORT, "retry": ONCE, "rounds": 1})
+    kit = await start_kit(f := flow(work))
+    await run_to_end(kit, f, ["later", "in doubt", "done"])
+    assert sorted(shop.applied) == ["done", "in doubt", "later"], "each once"
+    assert {(key, round_, id_) for key, round_, id_ in query("SELECT key, round, id FROM effects")} == {
+        (key, round_, effect_id("default", "key", "work", key, round_))
+        for key, round_ in [("later", 0), ("later", 1), ("in doubt", 0), ("done", 0)]
+    }
+    assert [key for key, *_ in shop.writes].count("in doubt") == 1
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_the_result_is_saved_once_in_the_commit_that_settles_the_effect(start_kit, dsn, one, kind):
+    saved: list[Any] = []
+
+    async def save(connection, results) -> None:
+        state = "SELECT state FROM effects"
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as outside:
+            for ask in (connection, outside):
+                saved.append((await (await ask.execute(state)).fetchone())[0])
+        saved.extend(one.result for one in results)
+
+    shop = Shop(["applied, 500"])
+    kit = await start_kit(f := flow(getattr(shop, kind)(save=save)))
+    assert (await run_to_end(kit, f, ["a"]))["status"] == "completed"
+    answer = {"price": "2.00"} if kind == "absolute" else {"id": "a-0", "price": "2.00"}
+    assert saved == ["applied", "unknown" if kind == "absolute" else "sending", answer]
+    assert one("SELECT result FROM items") == answer
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_a_result_that_is_not_stored_was_applied_all_the_same(start_kit, query, kind):
+    async def save(_, results) -> None:
+        if any(one.item.key == "t00003" for one in results):
+            raise KeyError("colour")
+
+    shop = Shop()
+    kit = await start_kit(f := flow(getattr(shop, kind)(save=save)))
+    row = await run_to_end(kit, f, keys(10))
+    assert (row["successful"], row["failed"], kit.broken.is_set()) == (9, 1, False)
+    assert query("SELECT target, error_code FROM outcomes WHERE outcome = 'failed'") == [("t00003", "STORE_FAILED")]
+    assert query("SELECT state, count(*) FROM effects GROUP BY 1") == [("applied", 10)]
+    assert sorted(shop.applied) == keys(10)
+
+
+UNSTORABLE = {"a NUL byte": "a\x00b", "half a character": "a\ud800b"}
+
+
+@pytest.mark.parametrize("bad", UNSTORABLE.values(), ids=UNSTORABLE)
+async def test_an_answer_that_cannot_be_stored_is_that_item_s_failure_and_nobody_else_s(start_kit, query, bad):
+    async def answer(_context, item: Item, _order) -> Any:
+        return {"note": bad if item.key == "t00003" else "fine"}
+
+    work = Shop().keyed(max_wait=timedelta(seconds=3))
+    kit = await start_kit(f := flow(replace(work, work=replace(work.work, send=answer))))
+    row = await run_to_end(kit, f, keys(10))
+    assert (row["successful"], row["failed"], kit.broken.is_set()) == (9, 1, False)
+    assert query("SELECT target, error_code FROM outcomes WHERE outcome = 'failed'") == [("t00003", "STORE_FAILED")]
+    assert query("SELECT state, count(*) FROM effects GROUP BY 1") == [("applied", 10)], "the vendor did it"
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("bad", UNSTORABLE.values(), ids=UNSTORABLE)
+async def test_a_wish_that_cannot_be_recorded_is_not_sent(start_kit, query, bad, kind):
+    def wanted(item: Item) -> Any:
+        return {"price": bad if item.key == "t00003" else WANTED}
+
+    shop = Shop()
+    work = getattr(shop, kind)()
+    kit = await start_kit(f := flow(replace(work, work=replace(work.work, wanted=wanted))))
+    row = await run_to_end(kit, f, keys(10))
+    assert (row["successful"], row["failed"], kit.broken.is_set()) == (9, 1, False)
+    assert sorted(shop.applied) == [key for key in keys(10) if key != "t00003"]
+    ((target, reason),) = query("SELECT target, reason FROM outcomes WHERE outcome = 'failed'")
+    assert target == "t00003"
+    assert any(word in reason for word in ("could not be recorded", "surrogate")), reason
