@@ -188,6 +188,7 @@ GOES: dict[str, tuple[bool, Callable[[], Exception] | None]] = {
     "somebody else": (True, None),
     "the one before arrives": (True, None),
     "applied, hangs": (True, None),
+    "hangs": (False, None),
     "arrives late, hangs": (False, None),
 }
 LATE = 0.2  # of what arrives late; less than the quiet period

@@ -14,9 +14,27 @@ import pytest
 from structlog.testing import capture_logs
 
 from ecluse.base.ids import effect_id
-from ecluse.engine import Item, Kit, RetryPolicy, Start
+from ecluse.db.connect import pool as open_pool
+from ecluse.engine import Item, Kit, RetryPolicy, Start, load_run
+from ecluse.engine.committer import Committer, _execute
+from ecluse.engine.effects import Intent, plain, record
+from ecluse.engine.ending import end
+from ecluse.engine.kit import PINNED_PLANS
 from ecluse.engine.settling import settle_forgotten
-from tests.engine.flows import BEFORE, PATIENCE, QUIET, SOMEBODY_ELSES, WANTED, Shop, flow, keys, run_to_end, until
+from tests.engine.flows import (
+    BEFORE,
+    PATIENCE,
+    QUIET,
+    SOMEBODY_ELSES,
+    WANTED,
+    Board,
+    Shop,
+    flow,
+    keys,
+    open_board,
+    run_to_end,
+    until,
+)
 
 RETRY = RetryPolicy(executions=3, base=0.01)
 ONCE = RetryPolicy(executions=1)
@@ -294,8 +312,8 @@ async def test_the_result_is_saved_once_in_the_commit_that_settles_the_effect(st
     async def save(connection, results) -> None:
         state = "SELECT state FROM effects"
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as outside:
-            for ask in (connection, outside):
-                saved.append((await (await ask.execute(state)).fetchone())[0])
+            inside = await (await connection.execute(state)).fetchone()
+            saved.extend([inside[0], (await (await outside.execute(state)).fetchone())[0]])
         saved.extend(one.result for one in results)
 
     shop = Shop(["applied, 500"])
@@ -352,3 +370,100 @@ async def test_a_wish_that_cannot_be_recorded_is_not_sent(start_kit, query, bad,
     ((target, reason),) = query("SELECT target, reason FROM outcomes WHERE outcome = 'failed'")
     assert target == "t00003"
     assert any(word in reason for word in ("could not be recorded", "surrogate")), reason
+
+
+# ── The commit of an intent ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_an_intent_whose_commit_was_not_answered_is_sent_once_and_counted_once(start_kit, monkeypatch, one, kind):
+    """The database has it, we do not know: the batch is stored again, and its own intent is recognised."""
+    shop = Shop()
+    kit = await start_kit(f := flow(getattr(shop, kind)()))
+    store, answers_lost = kit.worker.committer._store_together, []
+
+    async def store_and_lose_the_answer(batch) -> None:
+        intents = [each for each in batch if isinstance(each, Intent)]
+        if not intents or answers_lost:
+            return await store(batch)
+        answers_lost.append(len(intents))
+        await store([replace(each, answer=asyncio.Future()) for each in intents])
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(kit.worker.committer, "_store_together", store_and_lose_the_answer)
+    assert (await run_to_end(kit, f, ["a"]))["status"] == "completed"
+    assert (answers_lost, shop.applied, len(shop.writes)) == ([1], ["a"], 1)
+    assert one(EFFECT)[:2] == ("applied", 1)
+
+
+@pytest.fixture
+async def board(dsn):
+    async with open_board(dsn) as board:
+        yield board
+
+
+async def one_in_hand(board: Board, work: Any) -> Intent:
+    lane = await board.lane()
+    run = await board.run(["a"], one=work)
+    async with board.pool.connection() as connection:
+        await connection.execute("UPDATE runs SET selected = 1, orchestrated = false")
+        await connection.execute("INSERT INTO outcomes (run_id, target) VALUES (%s, 'a')", (run.id,))
+    (taken,) = await board.claim(free=[lane])
+    name = effect_id("default", run.event_key, "work", "a", 0)
+    return Intent(taken, name, work.work, {"price": WANTED}, {"price": BEFORE})
+
+
+async def test_an_intent_that_is_stored_twice_was_sent_by_nobody_else(board, one):
+    intent = await one_in_hand(board, Shop().absolute(quiet=timedelta(seconds=20)))
+    committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
+    for answer in (intent.answer, asyncio.Future()):
+        await committer._store_together([replace(intent, answer=answer)])
+        standing = await answer
+        assert (standing.went, standing.state, standing.sends) == (True, "sending", 1)
+    stranger = replace(intent, answer=asyncio.Future())
+    one("UPDATE effects SET claim_id = claim_id + 1 RETURNING id")
+    await committer._store_together([stranger])
+    assert not (await stranger.answer).went, "another claim's intent: it may be on its way"
+
+
+async def test_an_intent_repeated_after_the_quiet_period_is_not_sent_as_if_it_were_new(board):
+    """The database was away for longer than the quiet period: who sends now, on the strength of an intent that old, is
+    not covered by it. A successor would look, see nothing, and send again or report it as not applied."""
+    intent = await one_in_hand(board, Shop().absolute())
+    committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
+    await committer._store_together([intent])
+    await asyncio.sleep(QUIET.total_seconds() + 0.1)
+    again = replace(intent, answer=asyncio.Future())
+    await committer._store_together([again])
+    standing = await again.answer
+    assert not (standing.went and standing.quiet_over), "sent now, though the quiet period of this send is over"
+
+
+async def test_a_run_cannot_end_between_an_intent_and_its_commit(board, dsn, one):
+    """Else a write would go out for a run that has ended, and no outcome would say that it may exist."""
+    intent = await one_in_hand(board, work := Shop().absolute())
+    fences = {intent.taken.claim_id: intent.taken.fence}
+    nothing = {"rows": "[]", "claims": list(fences), "fences": list(fences.values()), "replica": "one"}
+
+    async def end_it() -> bool:
+        async with board.pool.connection() as connection:
+            run = await load_run(connection, intent.taken.item.run_id)
+            return await end(connection, flow(work), run, cause="operator", reason="enough")
+
+    async with open_pool(dsn, size=1, extra_options=PINNED_PLANS) as pool:
+        async with pool.connection() as connection, connection.transaction():
+            await _execute(connection, nothing)
+            assert list(await record(connection, [intent], fences, "one")) == [intent.taken.item.id]
+            ending = asyncio.create_task(end_it())
+            await asyncio.wait([ending], timeout=0.3)
+            waited = not ending.done()
+        assert await ending
+    assert waited, "the claim was not locked"
+    assert one("SELECT effect_may_exist FROM outcomes"), "the intent was there first"
+
+
+async def test_values_are_compared_as_postgres_gives_them_back(one):
+    """What is read now is compared with what was stored then: a number that comes back otherwise is a conflict."""
+    values = [0.1, 1e16, -0.0, 2**53 + 1, 10**30, 1e-300, 12.50, "é\u2028", [], {"a": [None, True, {}]}]
+    stored = one("SELECT %s::jsonb", psycopg.types.json.Jsonb(values))
+    assert stored == [plain(value) for value in values]

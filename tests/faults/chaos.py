@@ -82,7 +82,8 @@ class Report:
             f"{plan.effects} effects, not {tally.applied}": tally.applied >= plan.effects,
             "a vendor that lied": tally.faults.get("applied_then_error", 0) > 0,
             "work in the hands of somebody who was killed": bool(self.take_overs),
-            f"sleepers that leave with code 70, not {self.zombie_codes}": self.zombie_codes == [70] * plan.freezes,
+            f"sleepers that leave with code 70, not {self.zombie_codes}": set(self.zombie_codes)
+            == ({70} if plan.freezes else set()),
             f"nobody to leave by himself, not {self.replicas_exited}": self.replicas_exited == 0,
             "hand-overs with code 0": all(one.code == 0 for one in self.hand_overs),
         }
@@ -128,6 +129,7 @@ class Chaos:
         self._said_at = self._fed_at = 0.0
         self._taken: list[measure.TakeOver] = []
         self._asleep: list[Replica] = []
+        self._naps_owed = 0
         self._ours: set[int] = set()  # pids whose end is our doing
 
     def play(self) -> Report:
@@ -144,8 +146,8 @@ class Chaos:
             self._say()
             if report.kills < plan.kills and time.monotonic() >= kill_at:
                 self._kill()
-                if report.kills in naps:
-                    self._put_to_sleep()
+                self._naps_owed += report.kills in naps
+                self._put_to_sleep()
                 kill_at = time.monotonic() + self._chance.uniform(*plan.pause)
             time.sleep(0.02)
         self._let_end("the last run")
@@ -181,7 +183,10 @@ class Chaos:
         self.world.start_again(victim)
 
     def _put_to_sleep(self) -> None:
-        if awake := [one for one in self.world.living if one.is_ready and not one.paused]:
+        """One at a time: the others have to bury it."""
+        awake = [one for one in self.world.living if one.is_ready]
+        if self._naps_owed and awake and not self._asleep:
+            self._naps_owed -= 1
             sleeper = self._chance.choice(awake)
             self._ours.add(sleeper.child.pid)
             sleeper.signal(signal.SIGSTOP)

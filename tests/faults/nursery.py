@@ -17,12 +17,13 @@ from pathlib import Path
 from ecluse.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
+PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("src", "examples", "."))
 
 
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment without the program's own knobs, plus these."""
     inherited = {name: value for name, value in os.environ.items() if name not in Settings.model_fields}
-    return inherited | {"PYTHONPATH": f"{ROOT / 'examples'}{os.pathsep}{ROOT}", "NO_COLOR": "1"} | variables
+    return inherited | {"PYTHONPATH": PYTHONPATH, "NO_COLOR": "1"} | variables
 
 
 class Child:

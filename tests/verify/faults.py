@@ -409,6 +409,7 @@ HARMLESS: dict[str, Plant] = {
         of("running", WORKFLOW, f"executor_id = '{DIED}'"),
         of("running", "stages", OVERDUE),
     ),
+    "a stage opened by a workflow that had not heard of the end": lambda world: world.stage(world.runs["stopped"], 0),
     "a run that was asked for a moment ago": then(
         sql("DELETE FROM dbos.workflow_status WHERE workflow_uuid = 't/waiting'"),
         of("waiting", "runs", "created_at = now() - interval '3 seconds'"),

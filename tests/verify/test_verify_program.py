@@ -74,6 +74,15 @@ def test_many_violations_of_one_kind_are_cut_short(world: World) -> None:
     assert len(json.loads(report.json())["verify"]) == 25
 
 
+def test_what_a_key_holds_is_neither_a_line_of_its_own_nor_a_command_to_the_terminal(world: World) -> None:
+    world.sql(r"INSERT INTO outcomes (run_id, target) SELECT run_id, E'x\nI-99 \x1b[2J\u202e' FROM outcomes LIMIT 1")
+    world.sql(r"UPDATE items SET target = E'y\nclean: \x1b[2J' WHERE key = 'in hand'")
+    printed = audit(world.dsn, world.sandbox.url).text()
+    assert printed.replace("\n", "").isprintable()
+    assert r"target y\nclean: \x1b[2J: work was done for it" in printed
+    assert not [line for line in printed.splitlines() if line.startswith(("I-99", "clean"))]
+
+
 @both
 def test_a_database_that_does_not_answer_is_exit_code_2(program: Program) -> None:
     done = program(NOWHERE)

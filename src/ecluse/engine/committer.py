@@ -224,7 +224,7 @@ class Committer:
                     if intents:
                         recorded = await effects.record(connection, intents, fences, self._replica)
                     if ended:
-                        await effects.settle(connection, ended, self._replica)
+                        await effects.settle(connection, ended, self._replica, accepted)
                     await _save(connection, finishes, accepted)
                     crashpoint("in commit")
                 if intents:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
@@ -153,14 +153,14 @@ FROM clock, mine m LEFT JOIN LATERAL (
     WHERE e.id = m.id AND NOT EXISTS (SELECT 1 FROM put WHERE put.id = m.id)) s ON true
 """
 
-# Not bound to the claim: what is known for sure about the last send stays true when the run has ended meanwhile. But
-# whoever was declared dead says nothing any more.
+# With the items accepted just before; but not bound to the claim: what is known for sure about the last send stays true
+# when the run has ended meanwhile. Only, whoever was declared dead says nothing any more.
 SETTLE = """
 UPDATE effects e SET state = t.state, result = t.result, error = t.error,
     settled_at = CASE WHEN t.state NOT IN ('planned', 'unknown') THEN ecluse_now() END
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id uuid, sends smallint, state text, result jsonb, error text)
 WHERE e.id = t.id AND e.sends = t.sends AND e.state IN ('sending', 'unknown')
-  AND EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live')
+  AND (e.item_id = ANY(%(accepted)s) OR EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live'))
 """
 
 
@@ -203,9 +203,10 @@ async def record(
     return {item_id: Standing._make([*standing, 0.0]) for item_id, *standing in await cursor.fetchall()}
 
 
-async def settle(connection: Connection, ended: list[Ended], replica: str) -> None:
+async def settle(connection: Connection, ended: list[Ended], replica: str, accepted: Collection[int] = ()) -> None:
     rows = [one._replace(error=storable(one.error))._asdict() if one.error else one._asdict() for one in ended]
-    await connection.execute(SETTLE, {"rows": to_json(rows).decode(), "replica": replica}, prepare=True)
+    parameters = {"rows": to_json(rows).decode(), "replica": replica, "accepted": list(accepted)}
+    await connection.execute(SETTLE, parameters, prepare=True)
 
 
 def again_or_never(write: Write, verdict: Retry | GiveUp, now: datetime) -> Retry | GiveUp:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,26 +41,21 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def by_invariant(self) -> dict[str, list[Violation]]:
+        names = sorted({violation.invariant for violation in self.violations})
+        return {name: [violation for violation in self.violations if violation.invariant == name] for name in names}
+
+    @property
     def shown(self) -> list[Violation]:
-        """The first ones of each invariant, invariants in order."""
-        seen: Counter[str] = Counter()
-        first = []
-        for violation in sorted(self.violations, key=lambda one: one.invariant):
-            seen[violation.invariant] += 1
-            if seen[violation.invariant] <= SHOWN:
-                first.append(violation)
-        return first
+        return [violation for found in self.by_invariant.values() for violation in found[:SHOWN]]
 
     def text(self) -> str:
         lines: list[str] = []
-        found = Counter(violation.invariant for violation in self.violations)
-        shown: Counter[str] = Counter()
-        for violation in self.shown:
-            lines += [str(violation), *(f"    {line}" for line in violation.story)]
-            shown[violation.invariant] += 1
-            hidden = found[violation.invariant] - SHOWN
-            if shown[violation.invariant] == SHOWN and hidden > 0:
-                lines.append(f"{violation.invariant} … and {hidden} more")
+        for name, found in self.by_invariant.items():
+            for violation in found[:SHOWN]:
+                lines += [str(violation), *(f"    {line}" for line in violation.story)]
+            if len(found) > SHOWN:
+                lines.append(f"{name} … and {len(found) - SHOWN} more")
         lines += [f"note: {note}" for note in self.notes]
         counts = dict(self.checked)
         whole = (
@@ -69,12 +63,17 @@ class Report:
             f"{counts.pop('ledger_effects')} ledger effects checked"
         )
         each = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-        if found:
-            verdict = f"{len(self.violations)} violations ({', '.join(f'{n}: {found[n]}' for n in sorted(found))})"
-        else:
-            verdict = "clean"
-        return "\n".join([*lines, f"{verdict}: {whole} ({each})"])
+        verdict = "clean"
+        if self.violations:
+            numbers = ", ".join(f"{name}: {len(found)}" for name, found in self.by_invariant.items())
+            verdict = f"{len(self.violations)} violation{'s' if len(self.violations) > 1 else ''} ({numbers})"
+        return "\n".join(one_line(line) for line in [*lines, f"{verdict}: {whole} ({each})"])
 
     def json(self) -> str:
         found = [{"invariant": v.invariant, "subject": v.subject, "message": v.message} for v in self.violations]
-        return json.dumps({"verify": found or "clean", "checked": self.checked}, ensure_ascii=False)
+        return json.dumps({"verify": found or "clean", "checked": self.checked})
+
+
+def one_line(text: str) -> str:
+    """Keys and records may hold anything, a terminal's commands included."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -1,0 +1,358 @@
+"""Ends that are not normal: by an operator, at a deadline, by reconciliation; and ends that two want at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from structlog.testing import capture_logs
+
+from ecluse.base.errors import InvalidInput, NotFound, PermanentError, TransientError
+from ecluse.engine import (
+    Done,
+    Flow,
+    Ignored,
+    Item,
+    Kit,
+    Lane,
+    NewItem,
+    Result,
+    RetryPolicy,
+    Stage,
+    Start,
+    State,
+    Story,
+    Words,
+    WorkContext,
+    end_by_operator,
+    insert_run,
+    load_run,
+)
+from ecluse.engine.ending import end
+from ecluse.engine.settling import settle_forgotten
+from tests.engine.flows import (
+    PATIENCE,
+    QUIET,
+    Shop,
+    Targets,
+    flow,
+    given_targets,
+    keys,
+    open_board,
+    run_to_end,
+    stage,
+    until,
+)
+
+REASON = "wrong price list"
+CLASSES = ["keyed", "absolute"]
+SWEEP = "NOTIFY ecluse_runs"
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[Any]]:
+    with capture_logs() as lines:
+        yield lines
+
+
+def said(logs: list[Any], event: str) -> int:
+    return sum(line["event"] == event for line in logs)
+
+
+class Calls:
+    """Reads that take half a minute, and know whether they were let finish; quick ones by name."""
+
+    def __init__(self) -> None:
+        self.running: set[str] = set()
+        self.cancelled: list[str] = []
+        self.started: list[str] = []
+
+    async def work(self, _: WorkContext, item: Item) -> Result:
+        self.started.append(item.key)
+        if item.key.startswith("quick"):
+            return Done()
+        if item.key.startswith("gone"):
+            return Ignored("Not found (404)", code="NOT_FOUND")
+        if item.key.startswith("bad"):
+            raise PermanentError("no", code="REFUSED")
+        self.running.add(item.key)
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            self.cancelled.append(item.key)
+            raise
+        finally:
+            self.running.discard(item.key)
+        return Done()
+
+
+async def started(kit: Kit, f: Flow, targets: list[str], key: str = "key") -> int:
+    return (await kit.start_run(Start(f, key, input={"targets": targets}))).run.id
+
+
+# ── By an operator ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_operator_ends_a_run_at_once_with_hundreds_of_calls_in_hand(start_kit, query, one):
+    calls = Calls()
+    kit = await start_kit(f := flow(stage(calls.work)), hands=200)
+    run = await started(kit, f, keys(250))
+    await until(lambda: len(calls.running) == 200)
+    began = time.monotonic()
+    assert await kit.end_run(run, REASON) is True
+    assert time.monotonic() - began < 1
+    row = await kit.wait_for_run(run, timedelta(0))
+    assert (row["status"], row["state"], row["end_cause"]) == ("failed", "failed", "operator")
+    assert (row["reason"], row["error_message"]) == (REASON, REASON)
+    assert (row["selected"], row["successful"], row["failed"], row["ignored"]) == (250, 0, 250, 0)
+    assert query("SELECT DISTINCT outcome, error_code, reason, effect_may_exist FROM outcomes") == [
+        ("failed", "RUN_ENDED", f"Run ended: operator: {REASON}", False)
+    ]
+    assert one("SELECT sum(in_flight) FROM claims") == 0
+    assert one("SELECT count(*) FROM items WHERE status = 'open' OR claim_id IS NULL") == 0
+    assert query("SELECT end_cause FROM stages") == [("run ended",)]
+    await until(lambda: not calls.running and kit.worker.hands.busy == 0, 1)
+    assert len(calls.cancelled) == 200
+    over = "SELECT 1 FROM dbos.workflow_status WHERE status = 'SUCCESS' AND workflow_uuid = 'default/key'"
+    await until(lambda: query(over), 2)
+    assert (await run_to_end(kit, f, ["quick"], "next"))["status"] == "completed", "the hands are free again"
+    assert len(calls.started) == 200 + 1, "what was not started is dropped"
+    assert not kit.broken.is_set()
+
+
+FINISHED = {
+    "bad": ("failed", "REFUSED", "no"),
+    "gone": ("ignored", "NOT_FOUND", "Not found (404)"),
+    "quick": ("successful", None, None),
+}
+
+
+@pytest.mark.parametrize("target", FINISHED)
+async def test_a_target_that_is_finished_keeps_its_outcome_when_the_run_is_ended(start_kit, query, one, target):
+    kit = await start_kit(f := flow(stage(Calls().work)))
+    run = await started(kit, f, [target, "slow"])
+    await until(lambda: one("SELECT count(*) FROM items WHERE status <> 'open'") == 1)
+    await kit.end_run(run, REASON)
+    outcomes = {name: rest for name, *rest in query("SELECT target, outcome, error_code, reason FROM outcomes")}
+    assert outcomes["slow"] == ["failed", "RUN_ENDED", f"Run ended: operator: {REASON}"]
+    assert (await kit.wait_for_run(run, timedelta(0)))["status"] == "failed", "whatever the counts"
+    assert outcomes[target] == list(FINISHED[target])
+
+
+async def test_a_second_end_changes_nothing_and_a_reason_must_be_given(start_kit, query):
+    kit = await start_kit(f := flow(stage(Calls().work)))
+    run = await started(kit, f, ["slow"])
+    with pytest.raises(InvalidInput, match="why"):
+        await kit.end_run(run, " \n")
+    with pytest.raises(NotFound):
+        await kit.end_run(run + 1, REASON)
+    assert (await kit.wait_for_run(run, timedelta(0)))["ended_at"] is None
+    assert await kit.end_run(run, f" {REASON}\x00 ") is True
+    everything = "SELECT r::text, (SELECT count(*) FROM run_log), (SELECT max(fence) FROM claims) FROM runs r"
+    before = query(everything)
+    assert "wrong price list" in before[0][0]
+    assert await kit.end_run(run, "another reason") is False
+    assert query(everything) == before
+
+
+async def test_a_run_that_has_not_begun_can_be_ended(start_kit, dsn, query):
+    """Its workflow, when its turn comes, finds nothing to do."""
+    calls = Calls()
+    kit = await start_kit(f := flow(stage(calls.work)))
+    (queued,) = await kit.start_runs([Start(f, "queued", input={"targets": ["a"]})])
+    assert await kit.end_run(queued.run.id, REASON)
+    async with kit.pool.connection() as connection:
+        unstarted = (await insert_run(connection, Start(f, "unstarted", input={"targets": ["a"]}))).run.id
+    assert await kit.end_run(unstarted, REASON), "nor is there a workflow to be told"
+    assert query("SELECT DISTINCT status, end_cause, selected, started_at FROM runs") == [
+        ("failed", "operator", 0, None)
+    ]
+    await until(lambda: query("SELECT 1 FROM dbos.workflow_status WHERE status = 'SUCCESS'"), 5)
+    query(SWEEP)
+    await asyncio.sleep(0.3)
+    assert (query("SELECT count(*) FROM dbos.workflow_status"), calls.started) == ([(1,)], [])
+
+
+async def test_a_lost_signal_delays_the_end_by_a_second_at_most(start_kit, query):
+    """The one connection that listens is killed just before: nobody hears that the run has ended."""
+    calls = Calls()
+    kit = await start_kit(f := flow(stage(calls.work)), hands=20)
+    run = await started(kit, f, keys(30))
+    await until(lambda: len(calls.running) == 20)
+    killed = query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN _ecluse%'")
+    assert killed == [(True,)]
+    await kit.end_run(run, REASON)
+    await until(lambda: not calls.running, 1.5)
+    assert (len(calls.started), kit.worker.runs_in_hand) == (20, set())
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_a_write_in_flight_is_let_finish_and_its_answer_is_kept(start_kit, one, logs, kind):
+    shop, sending, go_on = Shop(), asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Item, call: str) -> None:
+        if call == "write":
+            sending.set()
+            await go_on.wait()
+
+    shop.watch = slow
+    kit = await start_kit(f := flow(getattr(shop, kind)()))
+    run = await started(kit, f, ["a"])
+    await sending.wait()
+    await kit.end_run(run, REASON)
+    await asyncio.sleep(0.7)  # the second look, too, lets it be
+    assert one("SELECT state FROM effects") == "sending"
+    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("RUN_ENDED", True)
+    go_on.set()
+    await until(lambda: one("SELECT state FROM effects") == "applied")
+    assert (said(logs, "commit: fenced out"), shop.applied) == (1, ["a"])
+    assert one("SELECT status, error_code FROM items") == ("failed", "RUN_ENDED")
+    assert one("SELECT outcome, effect_may_exist FROM outcomes") == ("failed", True), "outcomes are final"
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_no_write_is_sent_for_a_run_that_has_ended(start_kit, dsn, one, logs, kind):
+    """It was about to be: the item is in hand, its intent not yet on record, and no signal has been heard."""
+    shop = Shop()
+    work = getattr(shop, kind)()
+
+    async def end_it() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            await end_by_operator(connection, f, await load_run(connection, 1), REASON)
+
+    def wanted(_: Item) -> Any:
+        elsewhere = threading.Thread(target=asyncio.run, args=(end_it(),))
+        elsewhere.start()
+        elsewhere.join()
+        return {"price": "2.00"}
+
+    kit = await start_kit(f := flow(replace(work, work=replace(work.work, wanted=wanted))))
+    run = await started(kit, f, ["a"])
+    assert (await kit.wait_for_run(run, PATIENCE))["end_cause"] == "operator"
+    await until(lambda: not kit.worker.runs_in_hand)
+    assert (shop.writes, one("SELECT count(*) FROM effects")) == ([], 0)
+    assert one("SELECT effect_may_exist FROM outcomes") is False
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_what_is_in_doubt_at_the_end_is_settled_if_it_can_be_read(start_kit, query, one, kind):
+    shop = Shop(["applied, 500"])
+    kit = await start_kit(f := flow(getattr(shop, kind)(quiet=timedelta(seconds=1))))
+    run = await started(kit, f, ["a"])
+    await until(lambda: query("SELECT 1 FROM effects WHERE state = 'unknown'"))
+    await kit.end_run(run, REASON)
+    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("RUN_ENDED", True)
+    contexts = kit.worker._contexts
+    await settle_forgotten(kit.pool, kit.by_name, contexts, kit.replica)
+    assert one("SELECT state FROM effects") == "unknown", "the quiet period is not over"
+    await asyncio.sleep(1)
+    await settle_forgotten(kit.pool, kit.by_name, contexts, kit.replica)
+    assert one("SELECT state FROM effects") == ("applied" if kind == "absolute" else "unknown")
+    assert len(shop.writes) == 1, "nothing is sent for a run that is over"
+
+
+async def test_the_sweep_settles_what_was_in_doubt_by_itself(start_kit, query):
+    shop = Shop(["500"])
+    kit = await start_kit(f := flow(shop.absolute()))
+    run = await started(kit, f, ["a"])
+    await until(lambda: query("SELECT 1 FROM effects WHERE state = 'unknown'"))
+    await kit.end_run(run, REASON)
+    await until(lambda: query("SELECT 1 FROM effects WHERE state = 'not_applied' AND settled_at IS NOT NULL"), 8)
+    assert query("SELECT message FROM run_log WHERE event_id IS NOT NULL AND level = 'warning'") == [
+        (f"a write of test-{run}-work-a was in doubt: not_applied",)
+    ]
+
+
+# ── At a deadline ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TwoStages:
+    """The first gate gives up after a second; the run goes on until the second stage is let go."""
+
+    def __init__(self, first: Stage) -> None:
+        self.go_on = asyncio.Event()
+        second = stage(self._hold, name="second", lane=Lane("second"))
+
+        async def story(run: Story) -> None:
+            async def one_more(_: object, __: object) -> list[NewItem]:
+                return [NewItem("last", target="in time")]
+
+            await run.select(given_targets)
+            await run.fan_out(first, given_targets)
+            await run.gate(first)
+            await run.fan_out(second, one_more)
+            await run.gate(second)
+
+        self.flow = Flow("test", (first, second), story, Targets)
+
+    async def _hold(self, _: WorkContext, item: Item) -> Result:
+        await self.go_on.wait()
+        return Done()
+
+
+TIMED_OUT = "SELECT 1 FROM stages WHERE end_cause = 'timeout'"
+
+
+async def test_what_is_in_hand_at_a_deadline_may_finish_but_is_not_tried_again(start_kit, query):
+    after = asyncio.Event()
+    calls: list[str] = []
+
+    async def work(_: WorkContext, item: Item) -> Result:
+        calls.append(item.key)
+        await after.wait()
+        if item.key == "fails":
+            raise TransientError("busy", code="BUSY")
+        return Done()
+
+    first = stage(work, lane=Lane("first", max_in_flight=2), max_wait=timedelta(seconds=1), incomplete="Too slow")
+    two = TwoStages(first)
+    kit = await start_kit(two.flow)
+    run = await started(kit, two.flow, ["in time", "fails", "never begun"])
+    await until(lambda: query(TIMED_OUT))
+    after.set()
+    await until(lambda: not query("SELECT 1 FROM items WHERE stage = 'work' AND status = 'open'"))
+    await asyncio.sleep(0.3)  # a retry would be due by now
+    assert sorted(calls) == ["fails", "in time"]
+    assert query("SELECT key, status, permanent, error_code, error FROM items WHERE stage = 'work' ORDER BY id") == [
+        ("in time", "succeeded", False, None, None),
+        ("fails", "failed", True, "BUSY", "busy"),
+        ("never begun", "failed", True, "INCOMPLETE", "Too slow"),
+    ]
+    two.go_on.set()
+    row = await kit.wait_for_run(run, PATIENCE)
+    assert (row["status"], row["successful"], row["failed"]) == ("partial", 1, 2)
+
+
+async def test_a_write_that_must_wait_when_its_gate_gives_up_is_in_doubt_and_says_so(start_kit, query, one):
+    """A successor has it in hand, reads, and learns that it is too early to ask: there will be no later."""
+    shop = Shop(["applied, hangs"])
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Item, call: str) -> None:
+        if call == "read" and shop.writes:
+            reading.set()
+            await go_on.wait()
+
+    shop.watch = slow
+    two = TwoStages(shop.absolute(quiet=timedelta(seconds=30), max_wait=timedelta(seconds=1), incomplete="Too slow"))
+    kit = await start_kit(two.flow)
+    run = await started(kit, two.flow, ["in time"])
+    await until(lambda: shop.writes)
+    query("UPDATE claims SET fence = fence + 1, released = released + in_flight WHERE in_flight > 0")
+    query("UPDATE items SET claim_id = NULL")
+    await reading.wait()
+    await until(lambda: query(TIMED_OUT))
+    go_on.set()
+    await until(lambda: one("SELECT status FROM items WHERE stage = 'work'") == "failed")
+    assert one("SELECT error_code, error FROM items WHERE stage = 'work'") == ("INCOMPLETE", "Too slow")
+    two.go_on.set()
+    await kit.wait_for_run(run, PATIENCE)
+    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("INCOMPLETE", True)
+    assert len(shop.writes) == 1

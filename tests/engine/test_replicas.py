@@ -1,0 +1,304 @@
+"""Who is alive, who only seems so, and what those in between may still do: fencing, heartbeats, deaths, leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from ecluse.engine import Done, Flow, Item, Result, Start, Story, WorkContext
+from ecluse.engine.replicas import RARELY
+from tests.engine.flows import (
+    PATIENCE,
+    QUIET,
+    Shop,
+    Targets,
+    flow,
+    given_targets,
+    keys,
+    open_board,
+    run_to_end,
+    stage,
+    until,
+)
+
+CLASSES = ["keyed", "absolute"]
+NEVER_BEATS = {"beat": 60.0, "dead_after": 300.0}  # whoever beats and finds itself declared dead ends the process
+TAKE_OVER = """
+WITH c AS (UPDATE claims SET fence = fence + 1, released = released + in_flight WHERE in_flight > 0 RETURNING id)
+UPDATE items SET claim_id = NULL WHERE claim_id IN (SELECT id FROM c) AND status = 'open'
+"""
+DECLARE_DEAD = "UPDATE replicas SET state = 'dead', ended_at = now()"
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[Any]]:
+    with capture_logs() as lines:
+        yield lines
+
+
+def said(logs: list[Any], event: str) -> int:
+    return sum(line["event"] == event for line in logs)
+
+
+# ── Fencing ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def meddled(shop: Shop, kind: str, meddle: Callable[[], object]) -> Flow:
+    """Between the claim and the intent, the first time."""
+
+    def wanted(item: Item) -> Any:
+        if pending:
+            pending.pop()()
+        return {"price": "2.00"}
+
+    pending = [meddle]
+    work = getattr(shop, kind)()
+    return flow(replace(work, work=replace(work.work, wanted=wanted)))
+
+
+@pytest.mark.req("ENG-27")
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_whoever_lost_its_claim_before_the_intent_sends_nothing(start_kit, query, one, logs, kind):
+    shop = Shop()
+    kit = await start_kit(f := meddled(shop, kind, lambda: query(TAKE_OVER)))
+    row = await run_to_end(kit, f, ["a"])
+    assert (row["status"], len(shop.writes), said(logs, "fenced out, nothing sent")) == ("completed", 1, 1)
+    assert one("SELECT sends, state FROM effects") == (1, "applied")
+    assert one("SELECT executions, crashes FROM items") == (1, 0), "the fenced execution did not count"
+    assert query("SELECT taken, succeeded, released FROM claims ORDER BY id") == [(1, 0, 1), (1, 1, 0)]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_whoever_was_declared_dead_before_the_intent_sends_nothing(start_kit, query, one, logs, kind):
+    """Nobody has taken the item over yet: the fence is as it was."""
+    shop = Shop()
+    kit = await start_kit(f := meddled(shop, kind, lambda: query(DECLARE_DEAD)), **NEVER_BEATS)
+    await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    await until(lambda: said(logs, "fenced out, nothing sent"))
+    await until(lambda: one("SELECT crashes FROM items") == 1)
+    assert (shop.writes, query("SELECT 1 FROM effects")) == ([], [])
+
+
+@pytest.mark.req("ENG-27")
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_a_lost_claim_loses_the_result_but_not_what_is_known_about_the_write(start_kit, query, one, logs, kind):
+    shop = Shop()
+
+    async def take_over(_: Item, call: str) -> None:
+        if call == "write":
+            query(TAKE_OVER)
+
+    shop.watch = take_over
+    kit = await start_kit(f := flow(getattr(shop, kind)(quiet=timedelta(seconds=20))))
+    row = await run_to_end(kit, f, ["a"])
+    assert (row["status"], len(shop.writes), shop.applied) == ("completed", 1, ["a"]), "not asked, not sent again"
+    assert said(logs, "commit: fenced out") == 1
+    assert one("SELECT state, sends FROM effects") == ("applied", 1)
+    assert one("SELECT executions, result FROM items") == (
+        1,
+        {"price": "2.00"} if kind == "absolute" else next(iter(shop.made.values())),
+    )
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_whoever_was_declared_dead_says_nothing_any_more(start_kit, query, one, logs, kind):
+    shop = Shop()
+
+    async def declare_dead(_: Item, call: str) -> None:
+        if call == "write":
+            query(DECLARE_DEAD)
+
+    shop.watch = declare_dead
+    kit = await start_kit(f := flow(getattr(shop, kind)()), **NEVER_BEATS)
+    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    await until(lambda: said(logs, "commit: fenced out"))
+    assert one("SELECT state, sends FROM effects") == ("sending", 1)
+    assert one("SELECT status, executions FROM items") == ("open", 0)
+    # Somebody else comes: to find out, not to send at once.
+    shop.watch = None
+    await until(lambda: one("SELECT crashes FROM items") == 1)
+    query("UPDATE replicas SET state = 'live'")
+    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    assert (row["status"], shop.applied) == ("completed", ["a"])
+    assert one("SELECT settled_at - first_send_at FROM effects") >= QUIET
+
+
+# ── Hearts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+# Between one second after a beat and the next beat nobody knows whether we will be found dead.
+SELDOM = {"beat": 1.6, "dead_after": 2.6}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_whoever_has_not_beaten_for_a_while_does_not_send(start_kit, one, kind):
+    shop = Shop()
+    kit = await start_kit(f := flow(getattr(shop, kind)()), **SELDOM)
+    await until(lambda: not kit._heart.beats)
+    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    await until(lambda: one("SELECT count(*) FROM effects WHERE state = 'planned'"))
+    assert (shop.writes, kit._heart.beats) == ([], False)
+    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    assert (row["status"], shop.applied, len(shop.writes)) == ("completed", ["a"], 1)
+    assert one("SELECT executions, crashes FROM items") == (1, 0), "waiting uses up no execution"
+
+
+async def test_waiting_for_a_heartbeat_is_no_reason_to_ask_the_vendor_all_the_time(start_kit, one):
+    shop = Shop()
+    kit = await start_kit(f := flow(shop.absolute()), **SELDOM)
+    await until(lambda: not kit._heart.beats)
+    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    await kit.wait_for_run(started.run.id, PATIENCE)
+    assert shop.applied == ["a"]
+    assert max(len(shop.reads), one("SELECT sends FROM effects")) <= 6, "in about half a second"
+
+
+@pytest.fixture
+async def left_behind(dsn, query):
+    """A run that is only items, of which a replica "ghost" has some in hand."""
+    async with open_board(dsn) as board:
+        lane = await board.lane()
+        run = await board.run(4)
+        assert len(await board.claim(free=[lane], replica="ghost", room=3)) == 3
+    query("UPDATE runs SET orchestrated = false, selected = 4")
+    query("INSERT INTO outcomes (run_id, target) SELECT run_id, target FROM items")
+    return run.id
+
+
+GHOST = "SELECT state FROM replicas WHERE id = 'ghost'"
+
+
+@pytest.mark.req("ENG-19")
+@pytest.mark.parametrize(("state", "crashes"), [("live", 1), ("left", 0)], ids=["it died", "it left"])
+async def test_what_a_dead_replica_held_is_done_by_a_live_one(start_kit, left_behind, query, one, state, crashes):
+    query("UPDATE replicas SET state = %s", state)
+    kit = await start_kit(flow(stage()), beat=0.2, dead_after=1.0)
+    began = time.monotonic()
+    row = await kit.wait_for_run(left_behind, PATIENCE)
+    assert time.monotonic() - began < 5
+    assert (row["status"], row["successful"]) == ("completed", 4)
+    assert query("SELECT crashes, count(*) FROM items GROUP BY 1 ORDER BY 1 DESC") == (
+        [(1, 3), (0, 1)] if crashes else [(0, 4)]
+    )
+    assert one(GHOST) == ("dead" if crashes else "left")
+    assert query("SELECT taken, released, in_flight FROM claims WHERE replica_id = 'ghost'") == [(3, 3, 0)]
+
+
+async def test_a_pause_of_the_database_kills_nobody(start_kit, left_behind, dsn, query, one):
+    """Nobody could beat meanwhile: everybody has a full period from the moment at which the reaper is back."""
+    query("UPDATE replicas SET beat_at = now() - interval '1 hour'")
+    await start_kit(flow(stage()), beat=0.2, dead_after=2.0)
+    await asyncio.sleep(1)
+    assert one(GHOST) == "live", "the reaper has just come"
+    query("UPDATE replicas SET beat_at = clock_timestamp() WHERE id = 'ghost'")
+    query(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name = 'ecluse' AND pid <> pg_backend_pid()"
+    )
+    await asyncio.sleep(2.3)
+    assert one("SELECT clock_timestamp() - beat_at > interval '2 seconds' FROM replicas WHERE id = 'ghost'")
+    assert one(GHOST) == "live", "the reaper is back for less than the period"
+    assert one("SELECT count(*) FROM items WHERE crashes > 0") == 0
+    await until(lambda: one(GHOST) == "dead", 5)
+
+
+async def test_whoever_beats_is_left_alone(start_kit, left_behind, query, one):
+    await start_kit(flow(stage()), beat=0.2, dead_after=0.6)
+    for _ in range(8):
+        query("UPDATE replicas SET beat_at = clock_timestamp() WHERE id = 'ghost'")
+        await asyncio.sleep(0.2)
+    assert (one(GHOST), one("SELECT in_flight FROM claims WHERE replica_id = 'ghost'")) == ("live", 3)
+
+
+async def test_a_row_that_ended_stays_for_an_hour(start_kit, query):
+    kit = await start_kit(flow(stage()), beat=0.1)
+    query(
+        "INSERT INTO replicas (id, host, pid, state, beat_at, ended_at) SELECT name, 'there', 1, state, now() - ago,"
+        " CASE WHEN state <> 'live' THEN now() - ago END FROM (VALUES ('old', 'dead', interval '61 minutes'),"
+        " ('gone', 'left', interval '1 day'), ('young', 'dead', interval '59 minutes')) v(name, state, ago)"
+    )
+    kit._heart._ticks = RARELY - 1  # it is looked at every ten minutes
+    await until(lambda: kit._heart._ticks > RARELY)
+    assert query("SELECT id FROM replicas WHERE id <> %s", kit.replica) == [("young",)]
+
+
+# ── Leaving ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_a_write_cut_off_by_a_stop_is_asked_about_and_not_sent_blindly(start_kit, one, kind):
+    shop = Shop(["applied, hangs"])
+    f = flow(getattr(shop, kind)(quiet=timedelta(seconds=1)))
+    kit = await start_kit(f)
+    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    await until(lambda: shop.applied)
+    await kit.stop(grace=0.1)
+    assert one("SELECT state FROM effects") == "sending"
+    assert one("SELECT claim_id, executions, crashes FROM items") == (None, 0, 0), "given back"
+    kit = await start_kit(f)
+    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    assert (row["status"], shop.applied) == ("completed", ["a"])
+    assert len(shop.writes) == (1 if kind == "absolute" else 2)
+    assert one("SELECT settled_at - first_send_at FROM effects") >= timedelta(seconds=1)
+
+
+async def test_nothing_is_sent_once_we_are_leaving(start_kit, one):
+    """The intents are on record, then the stop comes; what is read in the meantime is not followed by a write."""
+    shop = Shop()
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Item, call: str) -> None:
+        reading.set()
+        await go_on.wait()
+
+    shop.watch = slow
+    f = flow(shop.absolute())
+    kit = await start_kit(f)
+    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    await reading.wait()
+    stopping = asyncio.create_task(kit.stop(grace=5))
+    await asyncio.sleep(0.2)
+    go_on.set()
+    await stopping
+    assert shop.writes == []
+    assert one("SELECT state FROM effects") == "planned"
+    kit = await start_kit(f)
+    assert (await kit.wait_for_run(started.run.id, PATIENCE))["status"] == "completed"
+    assert shop.applied == ["a"]
+
+
+async def test_a_stop_hands_the_runs_over_at_once(start_kit, query):
+    """Whoever comes next leads them on without having to find us dead first."""
+    at_the_gate = asyncio.Event()
+
+    async def hangs(_: WorkContext, item: Item) -> Result:
+        if not at_the_gate.is_set():
+            at_the_gate.set()
+            await asyncio.sleep(60)
+        return Done()
+
+    work = stage(hangs)
+
+    async def story(run: Story) -> None:
+        await run.select(given_targets)
+        await run.fan_out(work, given_targets)
+        await run.gate(work)
+
+    f = Flow("test", (work,), story, Targets)
+    kit = await start_kit(f, beat=2, dead_after=6)
+    started = await kit.start_run(Start(f, "key", input={"targets": keys(3)}))
+    await at_the_gate.wait()
+    await kit.stop(grace=0.1)
+    assert query("SELECT status FROM dbos.workflow_status") == [("ENQUEUED",)]
+    kit = await start_kit(f)
+    began = time.monotonic()
+    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    assert (row["status"], time.monotonic() - began < 3) == ("completed", True)
+    assert query("SELECT DISTINCT crashes, executions FROM items") == [(0, 1)]
