@@ -18,7 +18,21 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
-from ecluse.engine import AbsoluteWrite, Flow, KeyedWrite, Lane, NewItem, RetryPolicy, Run, Stage, Story, open_targets
+from ecluse.engine import (
+    AbsoluteWrite,
+    Flow,
+    KeyedWrite,
+    Lane,
+    NewItem,
+    RetryPolicy,
+    Run,
+    Save,
+    Stage,
+    Story,
+    Work,
+    Write,
+    open_targets,
+)
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
 
@@ -35,41 +49,31 @@ from .work import (
     wanted_price,
 )
 
-LANE = Lane("price-list")
 # The vendor answers within the deadline or not at all; for as long again it may still apply what it has received.
 DEADLINE = timedelta(seconds=2)
 QUIET = 2 * DEADLINE
-RETRY = RetryPolicy(executions=8, base=0.2, multiplier=2, longest=5, jitter=0.2)
 
-READ = Stage(
-    name="read",
-    lane=LANE,
-    work=read_price,
-    save=save_prices,
-    retry=RETRY,
-    time_limit=timedelta(seconds=15),
-    max_wait=timedelta(minutes=5),
-    poll=timedelta(seconds=5),
+
+def stage(name: str, work: Work | Write, save: Save | None = None) -> Stage:
+    return Stage(
+        name,
+        Lane("price-list"),
+        work,
+        save,
+        retry=RetryPolicy(executions=8, base=0.2, multiplier=2, longest=5, jitter=0.2),
+        time_limit=timedelta(seconds=15),
+        max_wait=timedelta(minutes=5),
+        poll=timedelta(seconds=5),
+    )
+
+
+READ = stage("read", read_price, save_prices)
+REPRICE = stage(
+    "reprice",
+    AbsoluteWrite(wanted=wanted_price, read=price_at_vendor, send=set_price, quiet=QUIET),
+    save_raised_prices,
 )
-REPRICE = Stage(
-    name="reprice",
-    lane=LANE,
-    work=AbsoluteWrite(wanted=wanted_price, read=price_at_vendor, send=set_price, quiet=QUIET),
-    save=save_raised_prices,
-    retry=RETRY,
-    time_limit=timedelta(seconds=15),
-    max_wait=timedelta(minutes=5),
-    poll=timedelta(seconds=5),
-)
-TWIN = Stage(
-    name="twin",
-    lane=LANE,
-    work=KeyedWrite(wanted=twin, send=create_twin, quiet=QUIET, remembered=timedelta(hours=24)),
-    retry=RETRY,
-    time_limit=timedelta(seconds=15),
-    max_wait=timedelta(minutes=5),
-    poll=timedelta(seconds=5),
-)
+TWIN = stage("twin", KeyedWrite(wanted=twin, send=create_twin, quiet=QUIET, remembered=timedelta(hours=24)))
 
 
 class Input(BaseModel):

@@ -170,6 +170,13 @@ async def until(true: Callable[[], Any], seconds: float = 10) -> Any:
     return found
 
 
+# As when another replica has found the holder dead: its items are opened again, at once.
+TAKE_OVER = """
+WITH c AS (UPDATE claims SET fence = fence + 1, released = released + in_flight WHERE in_flight > 0 RETURNING id),
+i AS (UPDATE items SET claim_id = NULL WHERE claim_id IN (SELECT id FROM c) AND status = 'open')
+SELECT pg_notify('ecluse_work', '')
+"""
+
 QUIET = timedelta(milliseconds=300)
 WANTED, BEFORE, SOMEBODY_ELSES = "2.00", "1.00", "9.99"
 

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from ecluse.base.ids import effect_id
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Item, Kit, RetryPolicy, Start, load_run
-from ecluse.engine.committer import Committer, _execute
-from ecluse.engine.effects import Intent, plain, record
+from ecluse.engine.committer import Committer, Finish, _execute
+from ecluse.engine.effects import Fenced, Intent, plain, record
 from ecluse.engine.ending import end
 from ecluse.engine.kit import PINNED_PLANS
 from ecluse.engine.settling import settle_forgotten
@@ -26,6 +26,7 @@ from tests.engine.flows import (
     PATIENCE,
     QUIET,
     SOMEBODY_ELSES,
+    TAKE_OVER,
     WANTED,
     Board,
     Shop,
@@ -191,8 +192,7 @@ async def test_whoever_takes_over_waits_for_the_quiet_period_since_the_last_send
     kit = await start_kit(f := flow(getattr(shop, kind)()))
     started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: len(shop.writes) == 2)
-    query("UPDATE claims SET fence = fence + 1, released = released + in_flight WHERE in_flight > 0")
-    query("UPDATE items SET claim_id = NULL")
+    query(TAKE_OVER)
     row = await kit.wait_for_run(started.run.id, PATIENCE)
     assert (row["status"], shop.applied) == ("completed", ["a"])
     state, _, first, last, settled, *_ = one(EFFECT)
@@ -203,6 +203,7 @@ async def test_whoever_takes_over_waits_for_the_quiet_period_since_the_last_send
     else:
         times = [at for _, _, at in shop.writes]
         assert times[2] - times[1] >= QUIET.total_seconds()
+    await kit.stop(grace=0.05)
 
 
 async def test_a_conditional_write_that_met_somebody_is_a_conflict_unless_it_met_itself(start_kit, table):
@@ -227,7 +228,7 @@ async def in_doubt_at_the_deadline(start_kit, shop: Shop, targets=("a",)) -> Any
             shop.down.add(item.key)
 
     shop.watch = goes_down
-    work = shop.absolute(retry=ONCE, max_wait=timedelta(seconds=1.5))
+    work = shop.absolute(retry=ONCE, max_wait=timedelta(seconds=1.2))
     kit = await start_kit(f := flow(work))
     return kit, await run_to_end(kit, f, targets)
 
@@ -379,7 +380,7 @@ async def test_a_wish_that_cannot_be_recorded_is_not_sent(start_kit, query, bad,
 async def test_an_intent_whose_commit_was_not_answered_is_sent_once_and_counted_once(start_kit, monkeypatch, one, kind):
     """The database has it, we do not know: the batch is stored again, and its own intent is recognised."""
     shop = Shop()
-    kit = await start_kit(f := flow(getattr(shop, kind)()))
+    kit = await start_kit(f := flow(getattr(shop, kind)(quiet=timedelta(seconds=5))))
     store, answers_lost = kit.worker.committer._store_together, []
 
     async def store_and_lose_the_answer(batch) -> None:
@@ -426,6 +427,35 @@ async def test_an_intent_that_is_stored_twice_was_sent_by_nobody_else(board, one
     assert not (await stranger.answer).went, "another claim's intent: it may be on its way"
 
 
+async def test_of_two_holders_whose_intents_meet_in_one_commit_only_the_successor_sends(board, query):
+    """A claim was taken over and the same process got the item again, while its first execution was still under way."""
+    intent = await one_in_hand(board, Shop().absolute())
+    query(TAKE_OVER)
+    (taken,) = await board.claim(free=[1])
+    successor = replace(intent, taken=taken, answer=asyncio.Future())
+    await Committer(board.pool, "one", lambda _: None, lambda: 0)._store_together([intent, successor])
+    assert (await successor.answer).went
+    with pytest.raises(Fenced):
+        await intent.answer
+
+
+async def test_of_two_holders_whose_results_meet_in_one_commit_only_the_successor_s_is_saved(board, query):
+    saved: list[Any] = []
+
+    async def save(_, results) -> None:
+        saved.extend(one.result for one in results)
+
+    zombie = (await one_in_hand(board, work := Shop().keyed(save=save))).taken
+    query(TAKE_OVER)
+    (successor,) = await board.claim(free=[1])
+    finishes = [
+        Finish(taken.item, work, taken.claim_id, taken.fence, "succeeded", result=name)
+        for taken, name in [(zombie, "of the zombie"), (successor, "of the successor")]
+    ]
+    await Committer(board.pool, "one", lambda _: None, lambda: 0)._store_together(finishes)
+    assert (saved, query("SELECT result FROM items")) == (["of the successor"], [("of the successor",)])
+
+
 async def test_an_intent_repeated_after_the_quiet_period_is_not_sent_as_if_it_were_new(board):
     """The database was away for longer than the quiet period: who sends now, on the strength of an intent that old, is
     not covered by it. A successor would look, see nothing, and send again or report it as not applied."""
@@ -453,7 +483,7 @@ async def test_a_run_cannot_end_between_an_intent_and_its_commit(board, dsn, one
     async with open_pool(dsn, size=1, extra_options=PINNED_PLANS) as pool:
         async with pool.connection() as connection, connection.transaction():
             await _execute(connection, nothing)
-            assert list(await record(connection, [intent], fences, "one")) == [intent.taken.item.id]
+            assert len(await record(connection, [intent], fences, "one")) == 1
             ending = asyncio.create_task(end_it())
             await asyncio.wait([ending], timeout=0.3)
             waited = not ending.done()

@@ -24,22 +24,22 @@ from ecluse.engine import (
     Lane,
     NewItem,
     Result,
-    RetryPolicy,
     Stage,
     Start,
-    State,
     Story,
-    Words,
     WorkContext,
     end_by_operator,
     insert_run,
     load_run,
+    sweeps,
 )
+from ecluse.engine.claim import Claimant, claim_free
 from ecluse.engine.ending import end
+from ecluse.engine.gate import end as end_gate
 from ecluse.engine.settling import settle_forgotten
 from tests.engine.flows import (
     PATIENCE,
-    QUIET,
+    TAKE_OVER,
     Shop,
     Targets,
     flow,
@@ -149,6 +149,7 @@ async def test_a_target_that_is_finished_keeps_its_outcome_when_the_run_is_ended
 async def test_a_second_end_changes_nothing_and_a_reason_must_be_given(start_kit, query):
     kit = await start_kit(f := flow(stage(Calls().work)))
     run = await started(kit, f, ["slow"])
+    await until(lambda: query("SELECT 1 FROM claims"))
     with pytest.raises(InvalidInput, match="why"):
         await kit.end_run(run, " \n")
     with pytest.raises(NotFound):
@@ -258,13 +259,14 @@ async def test_what_is_in_doubt_at_the_end_is_settled_if_it_can_be_read(start_ki
     assert len(shop.writes) == 1, "nothing is sent for a run that is over"
 
 
-async def test_the_sweep_settles_what_was_in_doubt_by_itself(start_kit, query):
+async def test_the_sweep_settles_what_was_in_doubt_by_itself(start_kit, query, monkeypatch):
+    monkeypatch.setattr(sweeps, "SWEEP_SECONDS", 0.5)
     shop = Shop(["500"])
     kit = await start_kit(f := flow(shop.absolute()))
     run = await started(kit, f, ["a"])
     await until(lambda: query("SELECT 1 FROM effects WHERE state = 'unknown'"))
     await kit.end_run(run, REASON)
-    await until(lambda: query("SELECT 1 FROM effects WHERE state = 'not_applied' AND settled_at IS NOT NULL"), 8)
+    await until(lambda: query("SELECT 1 FROM effects WHERE state = 'not_applied' AND settled_at IS NOT NULL"), 5)
     assert query("SELECT message FROM run_log WHERE event_id IS NOT NULL AND level = 'warning'") == [
         (f"a write of test-{run}-work-a was in doubt: not_applied",)
     ]
@@ -292,7 +294,7 @@ class TwoStages:
 
         self.flow = Flow("test", (first, second), story, Targets)
 
-    async def _hold(self, _: WorkContext, item: Item) -> Result:
+    async def _hold(self, _: WorkContext, __: Item) -> Result:
         await self.go_on.wait()
         return Done()
 
@@ -330,6 +332,20 @@ async def test_what_is_in_hand_at_a_deadline_may_finish_but_is_not_tried_again(s
     assert (row["status"], row["successful"], row["failed"]) == ("partial", 1, 2)
 
 
+async def test_an_item_claimed_just_when_its_gate_gives_up_is_not_tried_again_either(dsn, query):
+    """The claim is committed between the look at what is in hand and the closing of what is not."""
+    async with open_board(dsn) as board, board.pool.connection() as worker, board.pool.connection() as gate:
+        lane = await board.lane()
+        run = await board.run(["a"])
+        query("INSERT INTO replicas (id, host, pid) VALUES ('one', 'here', 1)")
+        async with worker.transaction():
+            assert len(await claim_free(worker, Claimant("one", ["test/work"]), [lane], 1)) == 1
+            giving_up = asyncio.create_task(end_gate(gate, run, stage(), "timeout"))
+            await asyncio.wait([giving_up], timeout=0.3)
+        await giving_up
+    assert query("SELECT permanent, error_code FROM items") == [(True, "INCOMPLETE")]
+
+
 async def test_a_write_that_must_wait_when_its_gate_gives_up_is_in_doubt_and_says_so(start_kit, query, one):
     """A successor has it in hand, reads, and learns that it is too early to ask: there will be no later."""
     shop = Shop(["applied, hangs"])
@@ -345,8 +361,7 @@ async def test_a_write_that_must_wait_when_its_gate_gives_up_is_in_doubt_and_say
     kit = await start_kit(two.flow)
     run = await started(kit, two.flow, ["in time"])
     await until(lambda: shop.writes)
-    query("UPDATE claims SET fence = fence + 1, released = released + in_flight WHERE in_flight > 0")
-    query("UPDATE items SET claim_id = NULL")
+    query(TAKE_OVER)
     await reading.wait()
     await until(lambda: query(TIMED_OUT))
     go_on.set()
@@ -356,3 +371,45 @@ async def test_a_write_that_must_wait_when_its_gate_gives_up_is_in_doubt_and_say
     await kit.wait_for_run(run, PATIENCE)
     assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("INCOMPLETE", True)
     assert len(shop.writes) == 1
+    await kit.stop(grace=0.05)
+
+
+# ── Twice ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("ENG-26", "ENG-25")
+async def test_of_many_finalizers_at_once_one_ends_the_run(start_kit, query):
+    kit = await start_kit(f := flow(stage(Calls().work)))
+    for times in range(5):
+        run_id = await started(kit, f, ["quick", "slow"], f"run-{times}")
+        await until(lambda: query("SELECT 1 FROM items WHERE status = 'succeeded' AND run_id = %s", run_id))  # noqa: B023
+
+        async def finalize(n: int) -> bool:
+            async with kit.pool.connection() as connection:
+                run = await load_run(connection, run_id)  # noqa: B023
+                return await end(connection, f, run, cause=("normal", "operator", "stale")[n % 3], reason=f"by {n}")
+
+        assert sum(await asyncio.gather(*(finalize(n) for n in range(50)))) == 1
+    assert query("SELECT count(*) FROM run_log WHERE message LIKE 'running -> %%'") == [(5,)]
+    assert query("SELECT count(*) FROM outcomes WHERE outcome IS NULL") == [(0,)]
+
+
+@pytest.mark.req("ENG-28")
+async def test_a_key_whose_run_has_ended_does_not_block_a_deliberate_repetition(start_kit, one):
+    kit = await start_kit(f := flow(stage(Calls().work)))
+    first = await kit.start_run(Start(f, "key", input={"targets": ["slow"]}))
+    for again in (False, True):
+        answer = await kit.start_run(Start(f, "key", input={"targets": ["slow"]}, again=again))
+        assert (answer.run.id, answer.deduplicated) == (first.run.id, True), "while it is active"
+    await kit.end_run(first.run.id, REASON)
+    answer = await kit.start_run(Start(f, "key", input={"targets": ["slow"]}))
+    assert (answer.run.id, answer.deduplicated) == (first.run.id, True), "not asked to do it again"
+    again = Start(f, "key", input={"targets": ["slow"]}, again=True)
+    answers = await asyncio.gather(*(kit.start_run(again) for _ in range(10)))
+    (second,) = {answer.run.id for answer in answers}
+    assert sorted(answer.deduplicated for answer in answers) == [False] + [True] * 9
+    assert one("SELECT event_key, status FROM runs WHERE id = %s", second)[0] == "key-retry-1"
+    await kit.end_run(second, REASON)
+    third = await kit.start_run(again)
+    assert (third.run.event_key, third.deduplicated) == ("key-retry-2", False)
+    assert one("SELECT count(*) FROM runs") == 3

@@ -1,10 +1,12 @@
-"""Who is alive, who only seems so, and what those in between may still do: fencing, heartbeats, deaths, leaving."""
+"""Who is alive, who only seems so, and what those in between may still do: fencing, hearts, leaving; and what is found
+by looking when nobody leads or nobody does it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,11 +14,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from ecluse.engine import Done, Flow, Item, Result, Start, Story, WorkContext
+from ecluse.engine import Done, Flow, Item, Kit, Result, Start, State, Story, Words, WorkContext, load_run
+from ecluse.engine.ending import end
 from ecluse.engine.replicas import RARELY
 from tests.engine.flows import (
     PATIENCE,
     QUIET,
+    TAKE_OVER,
     Shop,
     Targets,
     flow,
@@ -30,10 +34,7 @@ from tests.engine.flows import (
 
 CLASSES = ["keyed", "absolute"]
 NEVER_BEATS = {"beat": 60.0, "dead_after": 300.0}  # whoever beats and finds itself declared dead ends the process
-TAKE_OVER = """
-WITH c AS (UPDATE claims SET fence = fence + 1, released = released + in_flight WHERE in_flight > 0 RETURNING id)
-UPDATE items SET claim_id = NULL WHERE claim_id IN (SELECT id FROM c) AND status = 'open'
-"""
+SWEEP = "NOTIFY ecluse_runs"
 DECLARE_DEAD = "UPDATE replicas SET state = 'dead', ended_at = now()"
 
 
@@ -41,6 +42,15 @@ DECLARE_DEAD = "UPDATE replicas SET state = 'dead', ended_at = now()"
 def logs() -> Iterator[list[Any]]:
     with capture_logs() as lines:
         yield lines
+
+
+async def hold(_: WorkContext, __: Item) -> Result:
+    await asyncio.sleep(60)
+    return Done()
+
+
+async def started(kit: Kit, f: Flow, targets: list[str], key: str = "key") -> int:
+    return (await kit.start_run(Start(f, key, input={"targets": targets}))).run.id
 
 
 def said(logs: list[Any], event: str) -> int:
@@ -75,11 +85,10 @@ async def test_whoever_lost_its_claim_before_the_intent_sends_nothing(start_kit,
     assert query("SELECT taken, succeeded, released FROM claims ORDER BY id") == [(1, 0, 1), (1, 1, 0)]
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-async def test_whoever_was_declared_dead_before_the_intent_sends_nothing(start_kit, query, one, logs, kind):
+async def test_whoever_was_declared_dead_before_the_intent_sends_nothing(start_kit, query, one, logs):
     """Nobody has taken the item over yet: the fence is as it was."""
     shop = Shop()
-    kit = await start_kit(f := meddled(shop, kind, lambda: query(DECLARE_DEAD)), **NEVER_BEATS)
+    kit = await start_kit(f := meddled(shop, "keyed", lambda: query(DECLARE_DEAD)), **NEVER_BEATS)
     await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: said(logs, "fenced out, nothing sent"))
     await until(lambda: one("SELECT crashes FROM items") == 1)
@@ -107,8 +116,7 @@ async def test_a_lost_claim_loses_the_result_but_not_what_is_known_about_the_wri
     )
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-async def test_whoever_was_declared_dead_says_nothing_any_more(start_kit, query, one, logs, kind):
+async def test_whoever_was_declared_dead_says_nothing_any_more(start_kit, query, one, logs):
     shop = Shop()
 
     async def declare_dead(_: Item, call: str) -> None:
@@ -116,7 +124,7 @@ async def test_whoever_was_declared_dead_says_nothing_any_more(start_kit, query,
             query(DECLARE_DEAD)
 
     shop.watch = declare_dead
-    kit = await start_kit(f := flow(getattr(shop, kind)()), **NEVER_BEATS)
+    kit = await start_kit(f := flow(shop.absolute()), **NEVER_BEATS)
     started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: said(logs, "commit: fenced out"))
     assert one("SELECT state, sends FROM effects") == ("sending", 1)
@@ -126,7 +134,7 @@ async def test_whoever_was_declared_dead_says_nothing_any_more(start_kit, query,
     await until(lambda: one("SELECT crashes FROM items") == 1)
     query("UPDATE replicas SET state = 'live'")
     row = await kit.wait_for_run(started.run.id, PATIENCE)
-    assert (row["status"], shop.applied) == ("completed", ["a"])
+    assert (row["status"], shop.applied, len(shop.writes)) == ("completed", ["a"], 1)
     assert one("SELECT settled_at - first_send_at FROM effects") >= QUIET
 
 
@@ -137,10 +145,9 @@ async def test_whoever_was_declared_dead_says_nothing_any_more(start_kit, query,
 SELDOM = {"beat": 1.6, "dead_after": 2.6}
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-async def test_whoever_has_not_beaten_for_a_while_does_not_send(start_kit, one, kind):
+async def test_whoever_has_not_beaten_for_a_while_does_not_send(start_kit, one):
     shop = Shop()
-    kit = await start_kit(f := flow(getattr(shop, kind)()), **SELDOM)
+    kit = await start_kit(f := flow(shop.keyed()), **SELDOM)
     await until(lambda: not kit._heart.beats)
     started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: one("SELECT count(*) FROM effects WHERE state = 'planned'"))
@@ -194,16 +201,16 @@ async def test_what_a_dead_replica_held_is_done_by_a_live_one(start_kit, left_be
 async def test_a_pause_of_the_database_kills_nobody(start_kit, left_behind, dsn, query, one):
     """Nobody could beat meanwhile: everybody has a full period from the moment at which the reaper is back."""
     query("UPDATE replicas SET beat_at = now() - interval '1 hour'")
-    await start_kit(flow(stage()), beat=0.2, dead_after=2.0)
-    await asyncio.sleep(1)
+    await start_kit(flow(stage()), beat=0.2, dead_after=1.6)
+    await asyncio.sleep(0.7)
     assert one(GHOST) == "live", "the reaper has just come"
     query("UPDATE replicas SET beat_at = clock_timestamp() WHERE id = 'ghost'")
     query(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
         " AND application_name = 'ecluse' AND pid <> pg_backend_pid()"
     )
-    await asyncio.sleep(2.3)
-    assert one("SELECT clock_timestamp() - beat_at > interval '2 seconds' FROM replicas WHERE id = 'ghost'")
+    await asyncio.sleep(1.8)
+    assert one("SELECT clock_timestamp() - beat_at > interval '1.6 seconds' FROM replicas WHERE id = 'ghost'")
     assert one(GHOST) == "live", "the reaper is back for less than the period"
     assert one("SELECT count(*) FROM items WHERE crashes > 0") == 0
     await until(lambda: one(GHOST) == "dead", 5)
@@ -211,7 +218,7 @@ async def test_a_pause_of_the_database_kills_nobody(start_kit, left_behind, dsn,
 
 async def test_whoever_beats_is_left_alone(start_kit, left_behind, query, one):
     await start_kit(flow(stage()), beat=0.2, dead_after=0.6)
-    for _ in range(8):
+    for _ in range(6):
         query("UPDATE replicas SET beat_at = clock_timestamp() WHERE id = 'ghost'")
         await asyncio.sleep(0.2)
     assert (one(GHOST), one("SELECT in_flight FROM claims WHERE replica_id = 'ghost'")) == ("live", 3)
@@ -302,3 +309,138 @@ async def test_a_stop_hands_the_runs_over_at_once(start_kit, query):
     row = await kit.wait_for_run(started.run.id, PATIENCE)
     assert (row["status"], time.monotonic() - began < 3) == ("completed", True)
     assert query("SELECT DISTINCT crashes, executions FROM items") == [(0, 1)]
+
+
+# ── Runs that nobody leads, work that nobody does ──────────────────────────────────────────────────────────────────
+
+
+async def hanging(start_kit) -> tuple[Kit, int, timedelta]:
+    """A story that hangs after its selection, led by this replica; and how long it may take."""
+
+    async def story(run: Story) -> None:
+        await run.select(given_targets)
+        await asyncio.Event().wait()
+
+    kit = await start_kit(f := Flow("test", (stage(),), story, Targets))
+    run = await started(kit, f, ["a"])
+    return kit, run, f.stale_after
+
+
+@pytest.mark.req("ENG-93")
+async def test_a_run_that_takes_too_long_is_overdue_while_led_and_ended_after_twice_the_time(start_kit, query, one):
+    kit, run, limit = await hanging(start_kit)
+    await until(lambda: one("SELECT selected FROM runs") == 1)
+
+    async def sweep_at(age: timedelta) -> dict[str, Any]:
+        query("UPDATE runs SET started_at = ecluse_now() - %s::interval", age)
+        query(SWEEP)
+        return await kit.wait_for_run(run, timedelta(seconds=0.3))
+
+    assert (await sweep_at(limit - timedelta(seconds=5)))["ended_at"] is None
+    overdue = "SELECT count(*) FROM run_log WHERE message LIKE 'overdue%' AND level = 'warning'"
+    assert one(overdue) == 0
+    for age in (limit + timedelta(seconds=5), limit + timedelta(minutes=1), 2 * limit - timedelta(seconds=5)):
+        assert (await sweep_at(age))["ended_at"] is None, "it is being led"
+        assert one(overdue) == 1, "said once"
+    row = await sweep_at(2 * limit + timedelta(seconds=5))
+    assert (row["status"], row["end_cause"], row["error_code"], row["failed"]) == ("failed", "stale", "STALE", 1)
+    assert "longer than" in one("SELECT data ->> 'error_message' FROM run_log WHERE message = 'running -> failed'")
+    assert one("SELECT reason FROM outcomes").startswith("Run ended: stale: running for 0")
+
+
+@pytest.mark.req("ENG-93")
+async def test_a_run_that_nobody_leads_is_ended_as_soon_as_it_is_stale(start_kit, dsn, query, one):
+    f = flow(stage())
+    async with open_board(dsn) as board:
+        await board.lane("elsewhere")
+        young = await board.run(1, lane="elsewhere")
+        stale = await board.run(1, lane="elsewhere")
+    query("UPDATE runs SET started_at = started_at - %s::interval WHERE id = %s", f.stale_after, stale.id)
+    query("UPDATE runs SET started_at = started_at - %s::interval WHERE id = %s", f.stale_after * 0.9, young.id)
+    kit = await start_kit(f)
+    row = await kit.wait_for_run(stale.id, PATIENCE)
+    assert (row["status"], row["end_cause"]) == ("failed", "stale")
+    assert one("SELECT count(*) FROM items WHERE status = 'open' AND run_id = %s", stale.id) == 0
+    assert (await kit.wait_for_run(young.id, timedelta(0)))["ended_at"] is None
+    again = await kit.start_run(Start(f, stale.event_key, again=True))
+    assert not again.deduplicated, "its key is free"
+
+
+@pytest.mark.req("ENG-27")
+async def test_a_worker_that_comes_back_after_its_run_was_reconciled_changes_nothing(start_kit, query, one, logs):
+    """It will not be cancelled, and has a result: that comes too late."""
+    kit: Kit
+    working, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(_: WorkContext, item: Item) -> Result:
+        working.set()
+        while not go_on.is_set():
+            with suppress(asyncio.CancelledError):
+                await go_on.wait()
+        return Done("late")
+
+    kit = await start_kit(f := flow(stage(stubborn)))
+    run = await started(kit, f, ["a"])
+    await working.wait()
+    async with kit.pool.connection() as connection:
+        await end(connection, f, await load_run(connection, run), cause="stale", code="STALE", reason="too long")
+    everything = "SELECT r::text, o::text, i::text FROM runs r JOIN outcomes o ON true JOIN items i ON true"
+    before = query(everything)
+    go_on.set()
+    await until(lambda: said(logs, "commit: fenced out") == 1)
+    assert query(everything) == before
+    assert one("SELECT status, end_cause FROM runs") == ("failed", "stale")
+
+
+@pytest.mark.req("ENG-92")
+async def test_a_run_whose_last_look_was_lost_is_closed_by_the_sweep(start_kit, dsn, query):
+    """Whoever committed its last item died before it could look: no signal will ever come."""
+    async with open_board(dsn) as board:
+        lane = await board.lane()
+        run = await board.run(3)
+        query("UPDATE runs SET orchestrated = false, selected = 3")
+        query("INSERT INTO outcomes (run_id, target) SELECT run_id, target FROM items")
+        await board.finish(await board.claim(free=[lane], replica="ghost"))
+    kit = await start_kit(flow(stage()))
+    row = await kit.wait_for_run(run.id, timedelta(seconds=7))
+    assert (row["status"], row["successful"]) == ("completed", 3)
+
+
+async def test_a_run_that_cannot_be_ended_does_not_stop_the_sweeps(start_kit, query):
+    """A mistake of one flow's words: other runs are still reconciled, and the engine goes on."""
+    meaning = {"queued": State.QUEUED, "running": State.RUNNING, "completed": State.SUCCEEDED}
+    moves = {"queued": frozenset({"running"}), "running": frozenset({"completed"})}
+    clumsy = flow(stage(hold), "clumsy", words=Words(meaning, moves, initial="queued"))
+    kit = await start_kit(clumsy, f := flow(stage(hold)))
+    for one_flow in (clumsy, f):
+        await started(kit, one_flow, ["slow"], one_flow.name)
+    await until(lambda: query("SELECT count(*) FROM runs WHERE selected = 1") == [(2,)])
+    query("UPDATE runs SET started_at = started_at - interval '1 day'")
+    query(SWEEP)
+    await until(lambda: query("SELECT 1 FROM runs WHERE flow = 'test' AND end_cause = 'stale'"), 3)
+    assert not kit.broken.is_set()
+    await kit.stop(grace=0.05)
+
+
+@pytest.mark.req("ENG-18")
+async def test_work_that_nobody_picks_up_is_to_be_seen(start_kit, query, one):
+    known, unknown = stage(), stage(name="elsewhere", poll=timedelta(milliseconds=100), max_wait=timedelta(seconds=1))
+
+    async def story(run: Story) -> None:
+        await run.select(given_targets)
+        await run.fan_out(unknown, given_targets)
+        await run.gate(unknown)
+
+    kit = await start_kit(f := Flow("test", (known,), story, Targets))
+    run = await started(kit, f, keys(3))
+    warning = (
+        "SELECT data ->> 'unclaimed' FROM run_log WHERE level = 'warning' AND message LIKE '%%nobody has picked up%%'"
+    )
+    await until(lambda: query(warning))
+    ((event, lane, items, oldest, age),) = query("SELECT event, lane, items, oldest_due_at, age FROM unclaimed")
+    assert (event, lane, items) == ("test/elsewhere", "lane", 3)
+    assert timedelta(milliseconds=300) <= age < timedelta(seconds=5)
+    assert oldest == one("SELECT min(due_at) FROM items")
+    await kit.wait_for_run(run, PATIENCE)
+    assert query(warning) == [("3",)], "said once"
+    assert query("SELECT * FROM unclaimed") == []

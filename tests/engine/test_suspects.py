@@ -109,46 +109,38 @@ async def test_after_five_deaths_an_item_is_not_run_again(start_kit, waiting, qu
 
 
 AFTER_FIVE_DEATHS = {
-    # what the last worker saw of its write, by class: state, writes in all, error, whether in doubt
-    ("absolute", "applied, hangs"): ("applied", 1, None, False),
-    ("absolute", "hangs"): ("not_applied", 1, "WORKER_CRASHED", False),
-    ("keyed", "applied, hangs"): ("unknown", 1, "OUTCOME_UNKNOWN", True),
-    ("keyed", "hangs"): ("unknown", 1, "OUTCOME_UNKNOWN", True),
+    # by class, what became of the last write, and deaths: the effect's state, the error, whether in doubt
+    ("absolute", "applied, hangs", 5): ("applied", None, False),
+    ("absolute", "hangs", 5): ("not_applied", "WORKER_CRASHED", False),
+    ("keyed", "applied, hangs", 5): ("unknown", "OUTCOME_UNKNOWN", True),
+    ("keyed", "hangs", 5): ("unknown", "OUTCOME_UNKNOWN", True),
+    # the very look has killed one, too
+    ("absolute", "applied, hangs", 6): ("sending", "WORKER_CRASHED", True),
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "goes"), AFTER_FIVE_DEATHS, ids=["C2, applied", "C2, not applied", "C1, applied", "C1, not applied"]
-)
-async def test_a_write_that_killed_five_is_asked_about_and_not_sent_again(start_kit, query, one, kind, goes):
-    shop = Shop([goes])
-    f = flow(getattr(shop, kind)())
-    kit = await start_kit(f)
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
-    await until(lambda: shop.writes)
+async def test_a_write_that_killed_five_is_asked_about_once_and_not_sent_again(start_kit, query):
+    keys = {f"{kind}, {goes}, {deaths}": (kind, goes, deaths) for kind, goes, deaths in AFTER_FIVE_DEATHS}
+    shop = Shop({key: [goes] for key, (_, goes, _) in keys.items()})
+    flows = {kind: flow(getattr(shop, kind)(), kind) for kind in ("keyed", "absolute")}
+    kit = await start_kit(*flows.values())
+    runs = [
+        await kit.start_run(Start(f, kind, input={"targets": [key for key in keys if keys[key][0] == kind]}))
+        for kind, f in flows.items()
+    ]
+    await until(lambda: len(shop.writes) == len(keys))
     await kit.stop(grace=0.01)
-    query("UPDATE items SET crashes = 5")
-    kit = await start_kit(f)
-    await kit.wait_for_run(started.run.id, PATIENCE)
-    state, writes, code, doubt = AFTER_FIVE_DEATHS[kind, goes]
-    assert one("SELECT state FROM effects") == state
-    assert len(shop.writes) == writes
-    assert one("SELECT error_code, effect_may_exist FROM outcomes") == (code, doubt)
-
-
-async def test_a_write_whose_very_probe_kills_is_not_even_asked_about(start_kit, query, one):
-    shop = Shop(["applied, hangs"])
-    f = flow(shop.absolute())
-    kit = await start_kit(f)
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
-    await until(lambda: shop.writes)
-    await kit.stop(grace=0.01)
-    query("UPDATE items SET crashes = 6")
-    reads = len(shop.reads)
-    kit = await start_kit(f)
-    await kit.wait_for_run(started.run.id, PATIENCE)
-    assert (len(shop.reads), len(shop.writes)) == (reads, 1)
-    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("WORKER_CRASHED", True)
+    query("UPDATE items SET crashes = right(key, 1)::int")
+    kit = await start_kit(*flows.values())
+    for run in runs:
+        await kit.wait_for_run(run.run.id, PATIENCE)
+    found = query(
+        "SELECT target, e.state, o.error_code, o.effect_may_exist FROM outcomes o JOIN effects e USING (run_id, target)"
+    )
+    assert {keys[key]: tuple(rest) for key, *rest in found} == AFTER_FIVE_DEATHS
+    assert len(shop.writes) == len(keys), "none was sent again"
+    reads = Counter(key for key, _ in shop.reads)
+    assert reads["absolute, applied, hangs, 6"] == 1, "before its write, and not again"
 
 
 # ── Suspects that cannot be had ────────────────────────────────────────────────────────────────────────────────────
@@ -192,3 +184,4 @@ async def test_a_suspect_that_cannot_be_had_does_not_keep_the_others(start_kit, 
     assert query("SELECT ended_at FROM runs WHERE id = %s", run) == [(None,)], "the long one is still at work"
     assert took < 1.5, "the short ones had nothing to wait for"
     assert query("SELECT claim_id FROM items WHERE key = 'suspect'") == [(None,)]
+    await kit.stop(grace=0.05)

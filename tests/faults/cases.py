@@ -20,6 +20,9 @@ from tests.faults.wire import bad_wire
 from tests.faults.world import QUICK_HEART, World
 
 FEW_HANDS = {"ECLUSE_HANDS": "6"}
+# The life of a replica in a storm: shorter than the silence after which it counts as dead.
+STORM_SECONDS = 2.0
+STORM_HEART = {"ECLUSE_HEARTBEAT_SECONDS": "0.5", "ECLUSE_DEAD_AFTER_SECONDS": "3"}
 OTHERS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 MAY_EXIST = "SELECT target FROM outcomes WHERE run_id = %s AND effect_may_exist"
 
@@ -31,6 +34,7 @@ class Case:
     heart: Mapping[str, str] = field(default_factory=lambda: QUICK_HEART)
     alone: bool = False  # it measures: nothing else may use the machine
     checked: bool = True  # it ends as without the fault
+    slow: bool = False
 
 
 def killed_at(point: str) -> Case:
@@ -66,6 +70,21 @@ def all_killed_at_once(world: World) -> None:
 def random_kills(world: World) -> None:
     report = play(world, Plan(kills=8, effects=150, targets=40, pause=(0.2, 1.2), freezes=1, seed=1), quiet=True)
     assert report.problems() == []
+
+
+def restart_storm(world: World) -> None:
+    """Nobody lives for as long as it takes to declare somebody dead, and still the dead are buried."""
+    world.sandbox.set_faults([slow(0.2)])
+    replicas = world.start_replicas(2, FEW_HANDS)
+    world.start_run()
+    world.wait_until_busy()
+    ended_before = world.now()
+    for kill in range(10):
+        time.sleep(STORM_SECONDS / 2)
+        replicas[kill % 2].kill()
+        replicas[kill % 2] = world.start_again(replicas[kill % 2])
+    buried = world.one("SELECT count(*) FROM replicas WHERE state = 'dead' AND ended_at > %s", ended_before)
+    assert buried, f"in {5 * STORM_SECONDS:g} s nobody was declared dead\n{world.diagnosis()}"
 
 
 def put_to_sleep(world: World) -> None:
@@ -109,11 +128,11 @@ def restarted(mode: Literal["fast", "immediate"], away: float) -> Callable[[Worl
 
 def lost_answers(world: World) -> None:
     socket = world.postgres.server.socket_dir / ".s.PGSQL.5432"
-    with bad_wire(socket, world.folder / "wire", one_in=12) as wire:
+    with bad_wire(socket, world.folder / "wire", one_in=40) as wire:
         world.replicas_dsn = wire.dsn(world.dsn)
         world.start_replicas(2, FEW_HANDS)
         wire.losing = True
-        world.start_run()
+        world.start_run(2 * world.subject.targets)
         world.wait_until_ended()
         wire.losing = False
         print(f"{wire.cut} answers lost, {wire.commits_cut} of them to a COMMIT")
@@ -224,12 +243,14 @@ CASES: dict[str, Case] = {
     **{f"killed {point}": killed_at(point) for point in POINTS},
     "random kills": Case(random_kills),
     "all killed at once": Case(all_killed_at_once),
+    "restart storm": Case(restart_storm, heart=STORM_HEART, alone=True),
     "put to sleep": Case(put_to_sleep),
     "database restarted": Case(restarted("fast", 4.0), needs="own server", heart={}),
     "database crashed": Case(restarted("immediate", 1.0), needs="own server", heart={}),
     "lost answers": Case(lost_answers, heart={}),
     "killed connections": Case(killed_connections, heart={}),
     "disk full": Case(disk_full, needs="small disk", heart={}),
+    "database away for long": Case(restarted("fast", 35.0), needs="own server", heart={}, slow=True),
     "told to go": Case(told_to_go, alone=True),
     "ended by the operator": Case(ended_by_operator, checked=False),
 }

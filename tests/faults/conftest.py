@@ -58,6 +58,8 @@ def world_of(shared: Postgres, born: Nursery) -> Iterator[Opened]:
 def played(case: Case, subject: Subject, shared: Postgres, born: Nursery) -> float:
     """Returns how long it took."""
     began = time.monotonic()
+    if case.needs == "small disk" and not SmallDisk.possible():
+        pytest.skip("a disk of its own is mounted: needs root")
     with ExitStack() as stack:
         folder, tablespace, disk = stack.enter_context(short_folder()), "pg_default", None
         postgres = shared if case.needs == "nothing" else stack.enter_context(own_postgres(folder))
@@ -75,14 +77,17 @@ def played(case: Case, subject: Subject, shared: Postgres, born: Nursery) -> flo
 
 
 @pytest.fixture(scope="session")
-def side_by_side(request: pytest.FixtureRequest, shared: Postgres, born: Nursery) -> dict[str, Future[float]]:
+def side_by_side(
+    request: pytest.FixtureRequest, shared: Postgres, born: Nursery
+) -> dict[tuple[Subject, str], Future[float]]:
     """Most cases are mostly waiting, for heartbeats and quiet periods: those that were asked for are played together,
     before the first of their tests. Those that measure come alone."""
-    asked = [item.callspec.id for item in request.session.items if "side_by_side" in getattr(item, "fixturenames", ())]
+    tests = [item for item in request.session.items if "side_by_side" in getattr(item, "fixturenames", ())]
+    asked = [tuple(item.callspec.params[name] for name in ("subject", "case")) for item in tests]  # type: ignore[attr-defined]
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="case") as pool:
         return {
-            name: pool.submit(played, CASES[case], subject, shared, born)
+            (subject, case): pool.submit(played, CASES[case], subject, shared, born)
             for subject in SUBJECTS
             for case in CASES
-            if (name := f"{subject.name}-{case}") in asked
+            if (subject, case) in asked
         }

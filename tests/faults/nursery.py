@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -134,14 +133,3 @@ def nursery(folder: Path) -> Iterator[Nursery]:
         yield one
     finally:
         one.close()
-
-
-def wait_for(condition: object, seconds: float, what: str, pause: float = 0.02) -> object:
-    """What `condition()` is once it is true."""
-    assert callable(condition)
-    until = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > until:
-            raise TimeoutError(f"not within {seconds:g} s: {what}")
-        time.sleep(pause)
-    return value

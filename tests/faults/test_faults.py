@@ -4,36 +4,67 @@ the vendor is lost or done twice, and nothing is said that is not so."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
+from ecluse.base.crash import POINTS
 from tests.faults import measure
 from tests.faults.cases import CASES, FEW_HANDS
 from tests.faults.chaos import Plan, play
 from tests.faults.conftest import played
-from tests.faults.postgres import SmallDisk
 from tests.faults.subjects import HELLO, NAIVE, NEW_FLOW, OLD, POISON, POISONED, STEADY_OLD, SUBJECTS
 from tests.faults.world import Violated
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for the cases of all the others
-TOGETHER = [name for name, case in CASES.items() if not case.alone]
+EACH_SUBJECT = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+AT_A_POINT = [name for name in CASES if name.removeprefix("killed ") in POINTS]
 ALONE = [name for name, case in CASES.items() if case.alone]
+SPECIAL = [*AT_A_POINT, *ALONE, "put to sleep", "all killed at once"]
+OTHER = [pytest.param(n, marks=[pytest.mark.slow] if c.slow else []) for n, c in CASES.items() if n not in SPECIAL]
 
 
-@pytest.mark.req("ENG-05", "ENG-06", "ENG-19", "ENG-27", "ENG-99")
-@pytest.mark.parametrize("case", TOGETHER, ids=str)
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
-def test_the_run_ends_as_without_the_fault(side_by_side, request, subject, case, record_property):
-    if CASES[case].needs == "small disk" and not SmallDisk.possible():
-        pytest.skip("a disk of its own is mounted: needs root")
-    seconds = side_by_side[request.node.callspec.id].result()
-    record_property("seconds", round(seconds, 1))
-    print(f"{seconds:.1f} s")  # pytest -rP
+@pytest.fixture
+def outcome(side_by_side, subject, case) -> Callable[[], None]:
+    """How the case ended that this test is about; it was played before, together with others."""
+
+    def ended() -> None:
+        print(f"{side_by_side[subject, case].result():.1f} s")  # pytest -rP
+
+    return ended
+
+
+@pytest.mark.req("ENG-05", "ENG-06")
+@EACH_SUBJECT
+@pytest.mark.parametrize("case", AT_A_POINT, ids=str)
+def test_killed_at_any_point_the_run_ends_as_without_the_kill(outcome, subject, case):
+    outcome()
+
+
+@pytest.mark.req("ENG-05", "ENG-06", "ENG-19", "ENG-99")
+@EACH_SUBJECT
+@pytest.mark.parametrize("case", ["all killed at once"], ids=str)
+def test_all_that_is_needed_to_go_on_is_in_the_database(outcome, subject, case):
+    outcome()
+
+
+@pytest.mark.req("ENG-27")
+@EACH_SUBJECT
+@pytest.mark.parametrize("case", ["put to sleep"], ids=str)
+def test_who_was_declared_dead_writes_nothing_any_more_and_says_why_it_leaves(outcome, subject, case):
+    outcome()
+
+
+@pytest.mark.req("ENG-05")
+@EACH_SUBJECT
+@pytest.mark.parametrize("case", OTHER)
+def test_the_run_ends_as_without_the_fault(outcome, subject, case):
+    outcome()
 
 
 @pytest.mark.req("ENG-19")
+@EACH_SUBJECT
 @pytest.mark.parametrize("case", ALONE, ids=str)
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 def test_others_go_on_in_time(shared, born, subject, case):
     print(f"{played(CASES[case], subject, shared, born):.1f} s")
 
@@ -86,6 +117,22 @@ def test_old_code_leaves_the_items_of_newer_stages_alone(world_of):
     assert (old.id, "first") in taken, "old code did nothing at all: the test proves nothing"
     assert (old.id, "second") not in taken
     assert world.one("SELECT count(*) FROM items WHERE stage = 'second' AND status = 'succeeded'") == 80
+
+
+@pytest.mark.req("ENG-05")
+def test_old_code_that_inherits_a_run_of_newer_code_leaves_it_to_newer_code(world_of):
+    world = world_of(STEADY_OLD)
+    new = world.start_replica(FEW_HANDS, flow=NEW_FLOW)
+    world.start_run()
+    world.wait_until_busy(new)
+    world.start_replica(FEW_HANDS)
+    second = "SELECT count(*) FROM items WHERE stage = 'second' AND status = 'succeeded'"
+    world.wait_for(lambda: world.one(second) >= 5, "the run is past what old code knows")
+    new.kill()
+    world.wait_for(lambda: world.one("SELECT count(*) FROM replicas WHERE state = 'dead'"), "old code inherits it")
+    world.start_replica(flow=NEW_FLOW)
+    world.wait_until_ended()
+    world.check()
 
 
 def test_work_that_kills_its_process_fails_alone_after_a_few_deaths(world_of):

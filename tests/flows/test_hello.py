@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
 import pytest
 
+from ecluse.base.errors import InvalidInput
+from ecluse.base.ids import effect_id
 from ecluse.engine import Flow, RetryPolicy, Start
+from ecluse.vendors.http import VendorHttp
+from ecluse.vendors.price_list import PriceList
 from hello_flow import FLOW
-from hello_flow.flow import READ
 
 BUDGET = 3
 PATIENCE = timedelta(seconds=60)
+DEADLINE = timedelta(seconds=0.4)
+
+
+@asynccontextmanager
+async def hasty(clock):
+    http = VendorHttp(
+        "price list", os.environ["PRICE_LIST_URL"], deadline=DEADLINE.total_seconds(), now=clock.now, connections=50
+    )
+    try:
+        yield PriceList(http)
+    finally:
+        await http.close()
 
 
 def with_budget(executions: int) -> Flow:
     """The flow of the examples, with short pauses."""
-    return replace(FLOW, stages=(replace(READ, retry=RetryPolicy(executions=executions, base=0.02)),))
+    retry = RetryPolicy(executions=executions, base=0.02)
+    return replace(FLOW, stages=tuple(replace(stage, retry=retry) for stage in FLOW.stages))
+
+
+def in_haste(executions: int) -> Flow:
+    """And with less patience with the vendor."""
+    read, *writes = with_budget(executions).stages
+    writes = [replace(stage, work=replace(stage.work, quiet=2 * DEADLINE)) for stage in writes]
+    return replace(FLOW, stages=(read, *writes), vendors=hasty)
 
 
 @pytest.fixture
@@ -116,3 +142,133 @@ async def test_faults_of_every_kind_at_once_end_in_one_outcome_each(start_kit, h
     assert one("SELECT count(*) FROM hello_prices") == row["successful"]
     calls = sandbox.ledger(vendor="price_list", kind="call")
     assert len(calls) == one("SELECT sum(executions) FROM items"), "every call is an execution on record"
+
+
+# ── Writes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+REFUSED = [
+    {"raise_percent": "-99.01"},
+    {"raise_percent": 1000.5},
+    {"raise_percent": "a lot"},
+    {"raise_percent": "NaN"},
+    {"twins": "perhaps"},
+    {"twin": True},
+    {"articles": -1},
+    {"articles": 100_001},
+]
+
+
+async def test_a_wish_that_makes_no_sense_is_refused(start_kit, hello, one):
+    kit = await start_kit(hello)
+    for given in REFUSED:
+        with pytest.raises(InvalidInput, match=next(iter(given))):
+            await kit.start_run(Start(hello, "key", input=given))
+    assert one("SELECT count(*) FROM runs") == 0
+
+
+@pytest.mark.parametrize("percent", ["-99", "1000", "0"])
+def test_the_bounds_themselves_are_accepted(percent):
+    assert FLOW.input.model_validate({"raise_percent": percent}).raise_percent == Decimal(percent)
+
+
+async def test_nothing_is_written_unless_asked(start_kit, hello, sandbox, query):
+    kit = await start_kit(hello)
+    assert counts(await run(kit, hello, articles=20)) == ("completed", 20, 20, 0, 0)
+    assert {call["method"] for call in sandbox.ledger(kind="call")} == {"GET"}
+    assert (sandbox.ledger(kind="effect"), query("SELECT 1 FROM effects")) == ([], [])
+    assert query("SELECT stage FROM stages") == [("read",)]
+
+
+def written(sandbox, method: str) -> dict[str, list[dict]]:
+    """What the vendor really did, by the key that we gave it."""
+    done: dict[str, list[dict]] = {}
+    for entry in sandbox.ledger(vendor="price_list", kind="effect"):
+        if entry["method"] == method:
+            done.setdefault(entry["key"], []).append(entry)
+    return done
+
+
+def check_writes(sandbox, query, skus, factor: Decimal) -> None:
+    prices, twins = written(sandbox, "PUT"), written(sandbox, "POST")
+    for done, stage in ((prices, "reprice"), (twins, "twin")):
+        assert {key: len(entries) for key, entries in done.items()} == {
+            str(effect_id("default", "key", stage, sku, 0)): 1 for sku in skus
+        }, f"{stage}: each once"
+    stored = dict(query("SELECT sku, price FROM hello_prices"))
+    for (entry,) in prices.values():
+        assert Decimal(entry["value"]) == round(Decimal(entry["before"]) * factor, 2) == stored[entry["ref"]]
+    assert Counter(query("SELECT class, state FROM effects")) == {
+        ("C2", "applied"): len(skus),
+        ("C1", "applied"): len(skus),
+    }
+    made = {entry["ref"] for (entry,) in twins.values()}
+    assert {result["sku"] for (result,) in query("SELECT result FROM items WHERE stage = 'twin'")} == made
+
+
+async def test_every_price_is_raised_once_and_every_twin_created_once(start_kit, hello, sandbox, query):
+    kit = await start_kit(hello)
+    assert counts(await run(kit, hello, articles=40, raise_percent="12.5", twins=True)) == ("completed", 40, 40, 0, 0)
+    skus = [f"SKU-{n:05d}" for n in range(1, 41)]
+    check_writes(sandbox, query, skus, Decimal("1.125"))
+    calls = Counter(call["method"] for call in sandbox.ledger(kind="call"))
+    assert (calls["PUT"], calls["POST"]) == (40, 40)
+
+
+async def test_a_price_that_is_right_already_is_not_written(start_kit, hello, sandbox, query):
+    kit = await start_kit(hello)
+    row = await run(kit, hello, articles=5, raise_percent="0.0001")
+    assert counts(row) == ("completed", 5, 5, 0, 0)
+    assert [call for call in sandbox.ledger(kind="call") if call["method"] == "PUT"] == []
+    assert query("SELECT DISTINCT state, sends FROM effects") == [("applied", 0)]
+
+
+async def test_an_article_that_could_not_be_read_is_not_written(start_kit, hello, sandbox, query):
+    sandbox.set_faults([{"kind": "not_found", "ids": ["SKU-00002"]}, {"kind": "unauthorized", "ids": ["SKU-00003"]}])
+    kit = await start_kit(hello)
+    row = await run(kit, hello, articles=3, raise_percent=10, twins=True)
+    assert counts(row) == ("partial", 3, 1, 1, 1)
+    assert query("SELECT DISTINCT target FROM effects") == [("SKU-00001",)]
+
+
+ANSWERS_LOST = {
+    "applied, then 500": {"kind": "applied_then_error"},
+    "applied, then reset": {"kind": "applied_then_reset"},
+    "applied, invalid JSON": {"kind": "invalid_json"},
+    "applied, truncated": {"kind": "truncated"},
+    "applied, too slow": {"kind": "latency", "seconds": 0.5},
+    "503": {"kind": "server_error", "status": 503},
+    "reset": {"kind": "reset"},
+    "no answer": {"kind": "timeout", "seconds": 1},
+    "throttled": {"kind": "throttle", "retry_after": 0},
+}
+
+
+async def test_whatever_becomes_of_an_answer_each_write_is_done_once(start_kit, hello, sandbox, query):
+    """An article for each way to lose an answer, when its price is set and when its twin is created."""
+    skus = [f"SKU-{n:05d}" for n in range(1, len(ANSWERS_LOST) + 1)]
+    keys = [str(effect_id("default", "key", "twin", sku, 0)) for sku in skus]
+    sandbox.set_faults(
+        [
+            {**fault, "ids": [sku, key], "methods": ["PUT", "POST"], "per_id_times": 1}
+            for fault, sku, key in zip(ANSWERS_LOST.values(), skus, keys, strict=True)
+        ]
+    )
+    kit = await start_kit(patient := in_haste(5))
+    row = await run(kit, patient, skus=skus, raise_percent=10, twins=True)
+    assert counts(row) == ("completed", len(skus), len(skus), 0, 0)
+    check_writes(sandbox, query, skus, Decimal("1.1"))
+    assert query("SELECT DISTINCT effect_may_exist FROM outcomes") == [(False,)]
+    hit = [call for call in sandbox.ledger(kind="call") if call["fault"] is not None]
+    assert len(hit) == 2 * len(skus), "each fault did hit"
+
+
+async def test_hundreds_of_writes_of_which_a_third_is_not_answered_are_each_done_once(start_kit, hello, sandbox, query):
+    sandbox.set_faults([{"kind": "applied_then_error", "rate": 0.3, "methods": ["PUT", "POST"], "per_id_times": 2}])
+    kit = await start_kit(patient := in_haste(12))
+    row = await run(kit, patient, articles=500, raise_percent=10, twins=True)
+    assert counts(row) == ("completed", 500, 500, 0, 0)
+    check_writes(sandbox, query, [f"SKU-{n:05d}" for n in range(1, 501)], Decimal("1.1"))
+    puts = [call for call in sandbox.ledger(vendor="price_list", kind="call") if call["method"] == "PUT"]
+    assert len(puts) == 500, "found by reading, not by writing again"
+    assert sum(call["fault"] is not None for call in puts) > 100, "the fault did hit"

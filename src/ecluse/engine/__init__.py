@@ -16,10 +16,13 @@ from ecluse.engine.flow import (
     Order,
     Result,
     Run,
+    Save,
     Saved,
     Source,
     Stage,
+    Work,
     WorkContext,
+    Write,
 )
 from ecluse.engine.kit import Kit
 from ecluse.engine.orchestration import migrate
@@ -45,6 +48,7 @@ __all__ = [
     "Result",
     "RetryPolicy",
     "Run",
+    "Save",
     "Saved",
     "Source",
     "Stage",
@@ -53,7 +57,9 @@ __all__ = [
     "State",
     "Story",
     "Words",
+    "Work",
     "WorkContext",
+    "Write",
     "announce",
     "end_by_operator",
     "insert_run",
