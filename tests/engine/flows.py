@@ -198,7 +198,6 @@ GOES: dict[str, tuple[bool, Callable[[], Exception] | None]] = {
     "hangs": (False, None),
     "arrives late, hangs": (False, None),
 }
-LATE = 0.2  # of what arrives late; less than the quiet period
 
 
 class Shop:
@@ -215,6 +214,7 @@ class Shop:
         self.writes: list[tuple[str, str, float]] = []  # and what arrived: item, the order's key, when
         self.reads: list[tuple[str, float]] = []
         self.down: set[str] = set()  # cannot be read
+        self.late = 0.2  # of what arrives late: less than the quiet period
         self.watch: Callable[[Item, str], Awaitable[None]] | None = None  # sees every call before it is dealt with
 
     def arrived(self, key: str) -> int:
@@ -284,7 +284,7 @@ class Shop:
         if (error := GOES[goes][1]) is not None:
             raise error()
         if goes == "arrives late, hangs":
-            asyncio.get_running_loop().call_later(LATE, later)
+            asyncio.get_running_loop().call_later(self.late, later)
         if goes.endswith("hangs"):
             await asyncio.sleep(60)
         return answer

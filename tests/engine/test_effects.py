@@ -15,12 +15,11 @@ from structlog.testing import capture_logs
 
 from ecluse.base.ids import effect_id
 from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Item, Kit, RetryPolicy, Start, load_run
+from ecluse.engine import Item, RetryPolicy, Start, load_run
 from ecluse.engine.committer import Committer, Finish, _execute
-from ecluse.engine.effects import Fenced, Intent, plain, record
+from ecluse.engine.effects import Ended, Fenced, Intent, Standing, plain, record, settle
 from ecluse.engine.ending import end
 from ecluse.engine.kit import PINNED_PLANS
-from ecluse.engine.settling import settle_forgotten
 from tests.engine.flows import (
     BEFORE,
     PATIENCE,
@@ -67,11 +66,6 @@ def table(query):
         }
 
     return ask
-
-
-async def ask_once(kit: Kit) -> None:
-    """What the settling loop does every five seconds."""
-    await settle_forgotten(kit.pool, kit.by_name, kit.worker._contexts, kit.replica)
 
 
 # ── Sends ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -217,78 +211,6 @@ async def test_a_conditional_write_that_met_somebody_is_a_conflict_unless_it_met
     assert shop.prices["met"] == SOMEBODY_ELSES
 
 
-# ── Read-backs that fail ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def in_doubt_at_the_deadline(start_kit, shop: Shop, targets=("a",)) -> Any:
-    """A write is applied, its answer is lost, and the vendor cannot be read until the gate has given up."""
-
-    async def goes_down(item: Item, call: str) -> None:
-        if call == "write":
-            shop.down.add(item.key)
-
-    shop.watch = goes_down
-    work = shop.absolute(retry=ONCE, max_wait=timedelta(seconds=1.2))
-    kit = await start_kit(f := flow(work))
-    return kit, await run_to_end(kit, f, targets)
-
-
-async def test_what_cannot_be_read_back_is_asked_about_until_the_deadline_and_then_in_doubt(start_kit, query, one):
-    shop = Shop(["applied, 500"])
-    kit, row = await in_doubt_at_the_deadline(start_kit, shop)
-    assert (row["status"], row["failed"], shop.applied) == ("failed", 1, ["a"])
-    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("INCOMPLETE", True)
-    assert one(EFFECT)[:2] == ("unknown", 1)
-    assert len(shop.reads) >= 3, "asked again and again"
-    await ask_once(kit)
-    assert one(EFFECT)[0] == "unknown", "the vendor is still down"
-    shop.down.clear()
-    query("UPDATE effects SET probe_at = '-infinity'")
-    await ask_once(kit)
-    assert one(EFFECT)[0] == "applied"
-    assert one("SELECT count(*) FROM run_log WHERE message LIKE '%in doubt: applied' AND level = 'warning'") == 1
-    assert one("SELECT outcome, effect_may_exist FROM outcomes") == ("failed", True), "outcomes are final"
-    assert len(shop.writes) == 1
-
-
-async def test_looking_does_not_use_up_executions(start_kit, one):
-    shop = Shop(["applied, 500"])
-    await in_doubt_at_the_deadline(start_kit, shop)
-    assert one("SELECT executions FROM items") <= 1 + 1, "the budget, and one more to find out"
-
-
-@pytest.mark.parametrize("how", ["hangs", "raises a bug"])
-async def test_a_read_back_that_hangs_or_breaks_is_no_reason_to_give_up(start_kit, one, how):
-    """Until the deadline, like one that is answered 503: the write can still be asked about."""
-    shop = Shop(["applied, 500"])
-
-    async def breaks(_: Item, call: str) -> None:
-        if call == "read" and shop.writes and len(shop.reads) == 2:
-            if how == "hangs":
-                await asyncio.sleep(60)
-            raise KeyError("colour")
-
-    shop.watch = breaks
-    kit = await start_kit(f := flow(shop.absolute(**{**SHORT, "retry": ONCE})))
-    row = await run_to_end(kit, f, ["a"])
-    assert (row["status"], one(EFFECT)[0]) == ("completed", "applied")
-
-
-async def test_one_vendor_that_hangs_does_not_keep_other_writes_in_doubt(start_kit, one):
-    shop = Shop(["applied, 500"])
-    kit, _ = await in_doubt_at_the_deadline(start_kit, shop, targets=keys(3))
-    shop.down.clear()
-
-    async def hangs(item: Item, call: str) -> None:
-        if item.key == "t00000":
-            await asyncio.sleep(60)
-
-    shop.watch = hangs
-    asking = asyncio.create_task(ask_once(kit))
-    await until(lambda: one("SELECT count(*) FROM effects WHERE state = 'applied'") == 2, 3)
-    asking.cancel()
-
-
 # ── Rounds and results ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -425,6 +347,58 @@ async def test_an_intent_that_is_stored_twice_was_sent_by_nobody_else(board, one
     one("UPDATE effects SET claim_id = claim_id + 1 RETURNING id")
     await committer._store_together([stranger])
     assert not (await stranger.answer).went, "another claim's intent: it may be on its way"
+
+
+REFUSES = {
+    "the fence has moved": "UPDATE claims SET fence = fence + 1",
+    "the item is somebody else's": "UPDATE items SET claim_id = claim_id + 1",
+    "the item is waiting again": "UPDATE items SET claim_id = NULL",
+    "the item is finished": "UPDATE items SET status = 'failed', finished_at = now()",
+    "we were declared dead": "UPDATE replicas SET state = 'dead'",
+}
+
+
+@pytest.mark.req("ENG-25")
+@pytest.mark.parametrize("why", REFUSES.values(), ids=REFUSES)
+async def test_each_guard_alone_keeps_an_intent_from_being_recorded(board, query, why):
+    intent = await one_in_hand(board, Shop().absolute())
+    query(why)
+    await Committer(board.pool, "one", lambda _: None, lambda: 0)._store_together([intent])
+    with pytest.raises(Fenced):
+        await intent.answer
+    assert query("SELECT 1 FROM effects") == []
+
+
+async def test_a_further_send_is_recorded_only_after_the_quiet_period_and_only_once(board, query, one):
+    first = await one_in_hand(board, Shop().absolute(quiet=timedelta(seconds=20)))
+    committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
+    await committer._store_together([first])
+    query(TAKE_OVER)
+    (taken,) = await board.claim(free=[1])
+
+    async def again() -> Standing:
+        intent = replace(first, taken=taken, again_after=1, answer=asyncio.Future())
+        await committer._store_together([intent])
+        return await intent.answer
+
+    assert not (await again()).went, "too early"
+    query("UPDATE effects SET last_send_at = last_send_at - interval '21 s'")
+    assert ((await again()).went, one(EFFECT)[1]) == (True, 2)
+    assert ((await again()).went, one(EFFECT)[1]) == (True, 2), "the same one, its answer lost"
+    one("UPDATE effects SET claim_id = 0, last_send_at = last_send_at - interval '21 s' RETURNING id")
+    assert not (await again()).went, "somebody has sent it since: it is to be asked about first"
+
+
+async def test_what_is_known_about_an_earlier_send_says_nothing_about_the_last(board, one):
+    intent = await one_in_hand(board, Shop().keyed())
+    await Committer(board.pool, "one", lambda _: None, lambda: 0)._store_together([intent])
+    one("UPDATE effects SET sends = 2 RETURNING id")
+    async with board.pool.connection() as connection:
+        for sends, state in [(1, "sending"), (3, "sending"), (2, "planned")]:
+            await settle(connection, [Ended(intent.id, sends, "planned")], "one")
+            assert one(EFFECT)[0] == state
+        await settle(connection, [Ended(intent.id, 2, "applied")], "one")
+    assert one(EFFECT)[0] == "planned", "settled is settled"
 
 
 async def test_of_two_holders_whose_intents_meet_in_one_commit_only_the_successor_sends(board, query):

@@ -24,6 +24,7 @@ from ecluse.engine import (
     Lane,
     NewItem,
     Result,
+    RetryPolicy,
     Stage,
     Start,
     Story,
@@ -53,6 +54,7 @@ from tests.engine.flows import (
 
 REASON = "wrong price list"
 CLASSES = ["keyed", "absolute"]
+ONCE = RetryPolicy(executions=1)
 SWEEP = "NOTIFY ecluse_runs"
 
 
@@ -91,6 +93,11 @@ class Calls:
         finally:
             self.running.discard(item.key)
         return Done()
+
+
+async def ask_once(kit: Kit) -> None:
+    """What the settling loop does every five seconds."""
+    await settle_forgotten(kit.pool, kit.by_name, kit.worker._contexts, kit.replica)
 
 
 async def started(kit: Kit, f: Flow, targets: list[str], key: str = "key") -> int:
@@ -250,11 +257,10 @@ async def test_what_is_in_doubt_at_the_end_is_settled_if_it_can_be_read(start_ki
     await until(lambda: query("SELECT 1 FROM effects WHERE state = 'unknown'"))
     await kit.end_run(run, REASON)
     assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("RUN_ENDED", True)
-    contexts = kit.worker._contexts
-    await settle_forgotten(kit.pool, kit.by_name, contexts, kit.replica)
+    await ask_once(kit)
     assert one("SELECT state FROM effects") == "unknown", "the quiet period is not over"
     await asyncio.sleep(1)
-    await settle_forgotten(kit.pool, kit.by_name, contexts, kit.replica)
+    await ask_once(kit)
     assert one("SELECT state FROM effects") == ("applied" if kind == "absolute" else "unknown")
     assert len(shop.writes) == 1, "nothing is sent for a run that is over"
 
@@ -372,6 +378,78 @@ async def test_a_write_that_must_wait_when_its_gate_gives_up_is_in_doubt_and_say
     assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("INCOMPLETE", True)
     assert len(shop.writes) == 1
     await kit.stop(grace=0.05)
+
+
+# ── In doubt ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def in_doubt_at_the_deadline(start_kit, shop: Shop, targets=("a",)) -> Any:
+    """A write is applied, its answer is lost, and the vendor cannot be read until the gate has given up."""
+
+    async def goes_down(item: Item, call: str) -> None:
+        if call == "write":
+            shop.down.add(item.key)
+
+    shop.watch = goes_down
+    work = shop.absolute(retry=ONCE, max_wait=timedelta(seconds=1.2))
+    kit = await start_kit(f := flow(work))
+    return kit, await run_to_end(kit, f, targets)
+
+
+async def test_what_cannot_be_read_back_is_asked_about_until_the_deadline_and_then_in_doubt(start_kit, query, one):
+    shop = Shop(["applied, 500"])
+    kit, row = await in_doubt_at_the_deadline(start_kit, shop)
+    assert (row["status"], row["failed"], shop.applied) == ("failed", 1, ["a"])
+    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("INCOMPLETE", True)
+    assert one("SELECT state, sends FROM effects") == ("unknown", 1)
+    assert len(shop.reads) >= 3, "asked again and again"
+    await ask_once(kit)
+    assert one("SELECT state FROM effects") == "unknown", "the vendor is still down"
+    shop.down.clear()
+    query("UPDATE effects SET probe_at = '-infinity'")
+    await ask_once(kit)
+    assert one("SELECT state FROM effects") == "applied"
+    assert one("SELECT count(*) FROM run_log WHERE message LIKE '%in doubt: applied' AND level = 'warning'") == 1
+    assert one("SELECT outcome, effect_may_exist FROM outcomes") == ("failed", True), "outcomes are final"
+    assert len(shop.writes) == 1
+
+
+async def test_looking_does_not_use_up_executions(start_kit, one):
+    shop = Shop(["applied, 500"])
+    await in_doubt_at_the_deadline(start_kit, shop)
+    assert one("SELECT executions FROM items") <= 1 + 1, "the budget, and one more to find out"
+
+
+@pytest.mark.parametrize("how", ["hangs", "raises a bug"])
+async def test_a_read_back_that_hangs_or_breaks_is_no_reason_to_give_up(start_kit, one, how):
+    """Until the deadline, like one that is answered 503: the write can still be asked about."""
+    shop = Shop(["applied, 500"])
+
+    async def breaks(_: Item, call: str) -> None:
+        if call == "read" and shop.writes and len(shop.reads) == 2:
+            if how == "hangs":
+                await asyncio.sleep(60)
+            raise KeyError("colour")
+
+    shop.watch = breaks
+    kit = await start_kit(f := flow(shop.absolute(retry=ONCE, time_limit=timedelta(seconds=0.5))))
+    row = await run_to_end(kit, f, ["a"])
+    assert (row["status"], one("SELECT state FROM effects")) == ("completed", "applied")
+
+
+async def test_one_vendor_that_hangs_does_not_keep_other_writes_in_doubt(start_kit, one):
+    shop = Shop(["applied, 500"])
+    kit, _ = await in_doubt_at_the_deadline(start_kit, shop, targets=keys(3))
+    shop.down.clear()
+
+    async def hangs(item: Item, call: str) -> None:
+        if item.key == "t00000":
+            await asyncio.sleep(60)
+
+    shop.watch = hangs
+    asking = asyncio.create_task(ask_once(kit))
+    await until(lambda: one("SELECT count(*) FROM effects WHERE state = 'applied'") == 2, 3)
+    asking.cancel()
 
 
 # ── Twice ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -112,6 +113,7 @@ AFTER_FIVE_DEATHS = {
     # by class, what became of the last write, and deaths: the effect's state, the error, whether in doubt
     ("absolute", "applied, hangs", 5): ("applied", None, False),
     ("absolute", "hangs", 5): ("not_applied", "WORKER_CRASHED", False),
+    ("absolute", "arrives late, hangs", 5): ("applied", None, False),
     ("keyed", "applied, hangs", 5): ("unknown", "OUTCOME_UNKNOWN", True),
     ("keyed", "hangs", 5): ("unknown", "OUTCOME_UNKNOWN", True),
     # the very look has killed one, too
@@ -122,7 +124,8 @@ AFTER_FIVE_DEATHS = {
 async def test_a_write_that_killed_five_is_asked_about_once_and_not_sent_again(start_kit, query):
     keys = {f"{kind}, {goes}, {deaths}": (kind, goes, deaths) for kind, goes, deaths in AFTER_FIVE_DEATHS}
     shop = Shop({key: [goes] for key, (_, goes, _) in keys.items()})
-    flows = {kind: flow(getattr(shop, kind)(), kind) for kind in ("keyed", "absolute")}
+    shop.late = 1.0  # when others are at it already
+    flows = {kind: flow(getattr(shop, kind)(quiet=timedelta(seconds=1.3)), kind) for kind in ("keyed", "absolute")}
     kit = await start_kit(*flows.values())
     runs = [
         await kit.start_run(Start(f, kind, input={"targets": [key for key in keys if keys[key][0] == kind]}))

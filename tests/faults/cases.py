@@ -201,9 +201,9 @@ def told_to_go(world: World) -> None:
 
 
 def ended_by_operator(world: World) -> None:
-    world.sandbox.set_faults([slow(0.4)])
+    world.sandbox.set_faults([{**slow(0.6), "methods": WRITES}])  # so that there is always one in flight
     world.start_replicas(2, FEW_HANDS)
-    run = world.start_run()
+    run = world.start_run(2 * world.subject.targets)
     world.wait_for_effects(8)
     code, out, err = world.command("runs", "end", str(run), "--reason", "wrong percentage")
     assert code == 0, out + err

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from ecluse.db.postgres_user import start_lock
 from ecluse.migrations.runner import upgrade
 
 TEMPLATE = "template_faults"
+_migrating = threading.Lock()  # Alembic keeps its context in a global
 _names = itertools.count(1)
 
 
@@ -62,7 +64,8 @@ def own_postgres(folder: Path) -> Iterator[Postgres]:
     try:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {TEMPLATE}")  # type: ignore[arg-type, unused-ignore]
-        upgrade(normalise(server.dsn(TEMPLATE)))
+        with _migrating:
+            upgrade(normalise(server.dsn(TEMPLATE)))
         yield Postgres(server, TEMPLATE)
     finally:
         server.release()

@@ -105,6 +105,9 @@ def pool(dsn: str, *, size: int, extra_options: str = "", checked: bool = True) 
         check=AsyncConnectionPool.check_connection if checked else None,
         min_size=1,
         max_size=size,
-        timeout=30,
+        # Short, both of them: the pool tries again at growing intervals within one, callers wait for the other; whoever
+        # needs the database tries again anyway, and should find it as soon as it is back.
+        reconnect_timeout=2.5,
+        timeout=3,
         open=False,
     )

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import random
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -25,7 +25,7 @@ from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
 from ecluse.engine.replicas import Heart
 from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
 from ecluse.engine.story import Story, lead
-from ecluse.engine.sweeps import Sweeps, set_clock
+from ecluse.engine.sweeps import Sweeps, patience, set_clock
 from ecluse.engine.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -36,6 +36,11 @@ WAIT_POLL_SECONDS = 1.0
 # Claim and commit are a handful of known statements over tables whose statistics are always stale: the big tables are
 # reached by index, whatever the planner believes about their sizes.
 PINNED_PLANS = " -c enable_seqscan=off -c enable_mergejoin=off -c plan_cache_mode=force_generic_plan"
+
+PUT_BUDGETS = """
+UPDATE stages s SET budget = b.budget FROM runs r, unnest(%s::text[], %s::text[], %s::int[]) AS b(flow, stage, budget)
+WHERE r.id = s.run_id AND r.ended_at IS NULL AND b.flow = r.flow AND b.stage = s.stage AND s.budget < b.budget
+"""
 
 PUT_LANE = """
 INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst) VALUES (%s, %s, %s, %s, %s)
@@ -93,6 +98,7 @@ class Kit:
         )
         await set_clock(self.pool, self.clock)
         await self._put_lanes()
+        await self._put_budgets()
         await asyncio.to_thread(self._heart.start)
         await orchestration.launch(self.dsn, self.replica, self._lead)
         self._heart.start_reaping()
@@ -198,9 +204,10 @@ class Kit:
         while True:
             ended = self._run_ended
             left = deadline - self.clock.monotonic()
-            async with self.pool.connection() as connection:
-                if left <= 0 or await runs.has_ended(connection, run_id):
-                    return await runs.show(connection, run_id)
+            with patience("waiting for a run") if left > 0 else nullcontext():
+                async with self.pool.connection() as connection:
+                    if left <= 0 or await runs.has_ended(connection, run_id):
+                        return await runs.show(connection, run_id)
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, WAIT_POLL_SECONDS)):
                     await ended.wait()
@@ -218,6 +225,14 @@ class Kit:
             log.error("a run of a flow that is not loaded here waits for another replica", run_id=run_id, flow=run.flow)
             await asyncio.Event().wait()
         await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk))
+
+    async def _put_budgets(self) -> None:
+        """Of runs in flight, which another version of this program may have dispatched."""
+        stages = [(flow.name, stage.name, stage.retry.executions) for flow in self.flows for stage in flow.stages]
+        async with self.pool.connection() as connection:
+            await connection.execute(
+                PUT_BUDGETS, [list(column) for column in zip(*stages, strict=True)] or [[], [], []]
+            )
 
     async def _put_lanes(self) -> None:
         lanes = {stage.lane.name: stage.lane for flow in self.flows for stage in flow.stages}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import structlog
 from dbos import DBOS, DBOSConfig, SetWorkflowID
-from dbos._error import DBOSException
+from dbos._error import DBOSException, DBOSUnexpectedStepError
 from dbos._utils import INTERNAL_QUEUE_NAME
 from sqlalchemy import exc
 
@@ -54,6 +54,10 @@ async def _workflow(run_id: int) -> None:
     _leading[name] = task
     try:
         await _lead(run_id)
+    except DBOSUnexpectedStepError as error:
+        # Led before by another version of its story. No reason to fail: whoever takes over from us may know it.
+        log.error("a run whose story is another one here waits for another replica", workflow=name, error=str(error))
+        await asyncio.Event().wait()
     except Away as error:
         # Not the story's doing: the database went away under it. Only a cancelled workflow stays pending, to be
         # resumed; anything else would be recorded as the run's end as soon as the database is back.

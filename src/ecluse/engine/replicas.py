@@ -25,10 +25,10 @@ log = structlog.get_logger(__name__)
 ENTER = "INSERT INTO replicas (id, host, pid) VALUES (%s, %s, %s)"
 BEAT = "UPDATE replicas SET beat_at = clock_timestamp() WHERE id = %s AND state = 'live'"
 LEAVE = "UPDATE replicas SET state = 'left', ended_at = clock_timestamp() WHERE id = %s AND state = 'live'"
-# After a restart of the database, or of our own connection, everybody gets a full period to beat again.
+# After a restart of the database, or the loss of our own connection, everybody gets a full period to beat again.
 REAP = """
 UPDATE replicas SET state = 'dead', ended_at = clock_timestamp() WHERE id IN (
-    SELECT id FROM replicas WHERE state = 'live' AND
+    SELECT id FROM replicas WHERE state = 'live' AND id <> %(replica)s AND
         clock_timestamp() - greatest(beat_at, pg_postmaster_start_time(), %(since)s) > %(dead_after)s
     FOR UPDATE SKIP LOCKED)
 RETURNING id
@@ -47,7 +47,7 @@ class Heart:
         self._dead_after = dead_after
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._since: dict[str, object] = {}
+        self._since: dict[str, object] = {}  # when a thread had to connect again
         self._ticks = 0
         self._beaten_at = 0.0
 
@@ -89,11 +89,13 @@ class Heart:
         return psycopg.connect(self._dsn, autocommit=True, options=session_options(self._dsn))
 
     def _forever(self, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
+        name = threading.current_thread().name
         while not self._stop.is_set():
             try:
                 with self._connect() as connection:
                     row = connection.execute("SELECT clock_timestamp()").fetchone()
-                    self._since[threading.current_thread().name] = row[0] if row else None
+                    self._since[name] = row[0] if row and name in self._since else "-infinity"
+                    act(connection)
                     while not self._stop.wait(every):
                         act(connection)
             except Exception as error:  # a heart that stopped for whatever reason would be a death nobody notices
@@ -101,7 +103,7 @@ class Heart:
                     log.warning("heart: database away", error=one_line(error))
                 else:
                     log.exception("heart: trying again")
-                self._stop.wait(1.0)
+                self._stop.wait(min(1.0, every))
 
     def _keep_beating(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         asked_at = time.monotonic()
@@ -112,7 +114,12 @@ class Heart:
 
     def _reap(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         dead = connection.execute(
-            REAP, {"since": self._since["reaper"], "dead_after": f"{self._dead_after} seconds"}
+            REAP,
+            {
+                "replica": self._replica,
+                "since": self._since["reaper"],
+                "dead_after": f"{self._dead_after} seconds",
+            },
         ).fetchall()
         adopted = connection.execute(RELEASE, {"replica": None, "known": []}).fetchall()
         stranded = [row[0] for row in connection.execute(orchestration.STRANDED).fetchall()]

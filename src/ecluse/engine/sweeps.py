@@ -73,7 +73,7 @@ class Sweeps:
         while True:
             await asyncio.sleep(DROP_SECONDS)
             if in_hand := self._worker.runs_in_hand:
-                with _patience("dropping ended runs"):
+                with patience("dropping ended runs"):
                     async with self._pool.connection() as connection:
                         cursor = await connection.execute(ENDED, (list(in_hand),))
                         self._worker.drop(row[0] for row in await cursor.fetchall())
@@ -82,7 +82,7 @@ class Sweeps:
         """On its own: it asks vendors, and nobody else should wait for them."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            with _patience("settling writes in doubt"):
+            with patience("settling writes in doubt"):
                 await settling.settle_forgotten(self._pool, self._flows, self._contexts, self._replica)
 
     async def sweep(self) -> None:
@@ -93,7 +93,7 @@ class Sweeps:
                 async with asyncio.timeout(SUSPECT_SECONDS if suspects else SWEEP_SECONDS):
                     await self.hint.wait()
             self.hint.clear()
-            with _patience("sweep"):
+            with patience("sweep"):
                 await set_clock(self._pool, self._clock)
                 await self._start_unstarted()
                 await self._end_unled()
@@ -154,7 +154,7 @@ async def set_clock(pool: Pool, clock: Clock) -> None:
 
 
 @contextmanager
-def _patience(doing: str) -> Iterator[None]:
+def patience(doing: str) -> Iterator[None]:
     """A database that is away comes back: whoever looks again soon anyway need only say so."""
     try:
         yield
