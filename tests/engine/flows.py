@@ -192,6 +192,7 @@ GOES: dict[str, tuple[bool, Callable[[], Exception] | None]] = {
     "applied, bug": (True, lambda: KeyError("colour")),
     "bug": (False, lambda: KeyError("colour")),
     "somebody else, 500": (False, lambda: TransientError("500", code="VENDOR_ERROR_500")),
+    "somebody else, throttled": (False, lambda: TransientError("429", retry_after=0, ambiguous=False)),
     "somebody else": (True, None),
     "the one before arrives": (True, None),
     "applied, hangs": (True, None),
@@ -244,7 +245,7 @@ class Shop:
 
     async def _set(self, _: WorkContext, item: Item, order: Order) -> str:
         async def apply() -> str:
-            if goes in ("somebody else", "somebody else, 500"):
+            if goes.startswith("somebody else"):
                 self.change(item.key, SOMEBODY_ELSES)
             if goes == "the one before arrives":
                 self._done(item, order)

@@ -108,6 +108,7 @@ ABSOLUTE = {
     "throttled": (["throttled"], "applied", 2, 2, 1, 2, None),
     "not sent": (["not sent", "not sent"], "applied", 3, 3, 1, 3, None),
     "somebody else": (["somebody else, 500"], "conflict", 1, 1, 0, 2, "CONFLICT"),
+    "somebody else, while we waited": (["somebody else, throttled", "500"], "applied", 3, 3, 1, 3, None),
     "bug after it was applied": (["applied, bug"], "applied", 1, 1, 1, 2, None),
     "bug before": (["bug"], "applied", 2, 2, 1, 2, None),
     "too slow": (["applied, hangs"], "applied", 1, 1, 1, 2, None),
@@ -125,7 +126,11 @@ async def test_an_absolute_write_is_read_back_until_it_is_certain(start_kit, tab
     await run_to_end(kit, f, list(ABSOLUTE))
     assert table(shop) == {name: (*expected, False) for name, (_, *expected) in ABSOLUTE.items()}
     assert shop.prices["somebody else"] == SOMEBODY_ELSES, "not overwritten"
-    assert query("SELECT DISTINCT before ->> 'price' FROM effects WHERE key <> 'as wanted already'") == [(BEFORE,)]
+    assert set(query("SELECT before ->> 'price', key ~ '^as|while' FROM effects")) == {
+        (BEFORE, False),
+        (WANTED, True),
+        (SOMEBODY_ELSES, True),
+    }, "as it was read before the last send"
     assert query("SELECT key FROM effects WHERE state = 'applied' AND sends > 0 AND last_send_at IS NULL") == []
     assert query("SELECT DISTINCT result FROM items WHERE status = 'succeeded'") == [({"price": "2.00"},)]
     assert SOMEBODY_ELSES in one("SELECT reason FROM outcomes WHERE error_code = 'CONFLICT'")

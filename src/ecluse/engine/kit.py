@@ -221,9 +221,7 @@ class Kit:
         async with self.pool.connection() as connection:
             run = await runs.load(connection, run_id)
         if run.flow not in self.by_name:
-            # Taken from the queue during an upgrade, say: no reason to fail. Whoever takes over from us leads it.
-            log.error("a run of a flow that is not loaded here waits for another replica", run_id=run_id, flow=run.flow)
-            await asyncio.Event().wait()
+            raise orchestration.NotHere(f"flow {run.flow!r} is not loaded")
         await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk))
 
     async def _put_budgets(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import psycopg
 import structlog
 from dbos import DBOS, DBOSConfig, SetWorkflowID
 from dbos._error import DBOSException, DBOSUnexpectedStepError
@@ -34,6 +35,7 @@ RUNS_AT_ONCE = 2_000
 QUEUE_POLL_SECONDS = 1.0
 # A run that has just ended still has its workflow's result to record.
 LAST_WORDS_SECONDS = 0.1
+GIVE_BACK_SECONDS = 2.0
 
 # The database went away under DBOS. (What else it raises is for it to handle, or a fault of the story.)
 Away = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
@@ -42,7 +44,13 @@ NOT_THE_STORYS = (*Away, DBOSException)
 R = TypeVar("R")
 Lead = Callable[[int], Awaitable[None]]
 
+
+class NotHere(Exception):
+    """This program cannot lead that run; another version of it may."""
+
+
 _lead: Lead | None = None
+_dsn = ""
 _leading: dict[str, asyncio.Task[Any]] = {}
 
 
@@ -54,10 +62,12 @@ async def _workflow(run_id: int) -> None:
     _leading[name] = task
     try:
         await _lead(run_id)
-    except DBOSUnexpectedStepError as error:
-        # Led before by another version of its story. No reason to fail: whoever takes over from us may know it.
-        log.error("a run whose story is another one here waits for another replica", workflow=name, error=str(error))
-        await asyncio.Event().wait()
+    except (NotHere, DBOSUnexpectedStepError) as error:
+        # Another version of this program knows its flow, or has led it further than the story goes here.
+        log.error("a run that cannot be led here is given back", workflow=name, error=str(error))
+        await asyncio.sleep(GIVE_BACK_SECONDS)
+        await asyncio.to_thread(_give_back, name)
+        raise asyncio.CancelledError from error
     except Away as error:
         # Not the story's doing: the database went away under it. Only a cancelled workflow stays pending, to be
         # resumed; anything else would be recorded as the run's end as soon as the database is back.
@@ -73,8 +83,8 @@ def migrate(dsn: str) -> None:
 
 
 async def launch(dsn: str, executor_id: str, lead: Lead) -> None:
-    global _lead
-    _lead = lead
+    global _lead, _dsn
+    _lead, _dsn = lead, dsn
     config: DBOSConfig = {
         "name": APPLICATION,
         "system_database_url": dsn,
@@ -172,6 +182,12 @@ UPDATE dbos.workflow_status SET status = 'ENQUEUED', owner_xid = NULL, started_a
     queue_name = coalesce(queue_name, '{INTERNAL_QUEUE_NAME}')
 WHERE status = 'PENDING' AND executor_id = %s
 """  # noqa: S608 - a constant of theirs
+
+
+def _give_back(workflow: str) -> None:
+    with psycopg.connect(_dsn, autocommit=True) as connection:
+        connection.execute(HAND_OVER + " AND workflow_uuid = %s", (DBOS.executor_id, workflow))
+
 
 STRANDED = """
 SELECT DISTINCT w.executor_id FROM dbos.workflow_status w
