@@ -19,6 +19,7 @@ from ecluse.engine import Item, RetryPolicy, Start, load_run
 from ecluse.engine.committer import Committer, Finish, _execute
 from ecluse.engine.effects import Ended, Fenced, Intent, Standing, plain, record, settle
 from ecluse.engine.ending import end
+from ecluse.engine.gate import redispatch
 from ecluse.engine.kit import PINNED_PLANS
 from tests.engine.flows import (
     BEFORE,
@@ -191,7 +192,7 @@ async def test_whoever_takes_over_waits_for_the_quiet_period_since_the_last_send
     kit = await start_kit(f := flow(getattr(shop, kind)()))
     started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: len(shop.writes) == 2)
-    query(TAKE_OVER)
+    await asyncio.to_thread(query, TAKE_OVER)
     row = await kit.wait_for_run(started.run.id, PATIENCE)
     assert (row["status"], shop.applied) == ("completed", ["a"])
     state, _, first, last, settled, *_ = one(EFFECT)
@@ -392,6 +393,20 @@ async def test_a_further_send_is_recorded_only_after_the_quiet_period_and_only_o
     assert ((await again()).went, one(EFFECT)[1]) == (True, 2), "the same one, its answer lost"
     one("UPDATE effects SET claim_id = 0, last_send_at = last_send_at - interval '21 s' RETURNING id")
     assert not (await again()).went, "somebody has sent it since: it is to be asked about first"
+
+
+async def test_no_further_round_is_opened_while_a_write_is_in_doubt(board, query):
+    """However its item came to fail: a round is a new wish, and the vendor might do both."""
+    intent = await one_in_hand(board, work := Shop().keyed(rounds=2))
+    committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
+    await committer._store_together([intent])
+    item, claim_id, fence, _ = intent.taken
+    await committer._store_together([Finish(item, work, claim_id, fence, "failed", error_code="TIMEOUT", error="slow")])
+    async with board.pool.connection() as connection:
+        run = await load_run(connection, item.run_id)
+        assert await redispatch(connection, run, work, 1) == 0
+        query("UPDATE effects SET state = 'not_applied', settled_at = now()")
+        assert await redispatch(connection, run, work, 2) == 1
 
 
 async def test_what_is_known_about_an_earlier_send_says_nothing_about_the_last(board, one):

@@ -367,7 +367,7 @@ async def test_a_write_that_must_wait_when_its_gate_gives_up_is_in_doubt_and_say
     kit = await start_kit(two.flow)
     run = await started(kit, two.flow, ["in time"])
     await until(lambda: shop.writes)
-    query(TAKE_OVER)
+    await asyncio.to_thread(query, TAKE_OVER)
     await reading.wait()
     await until(lambda: query(TIMED_OUT))
     go_on.set()
@@ -406,7 +406,7 @@ async def test_what_cannot_be_read_back_is_asked_about_until_the_deadline_and_th
     await ask_once(kit)
     assert one("SELECT state FROM effects") == "unknown", "the vendor is still down"
     shop.down.clear()
-    query("UPDATE effects SET probe_at = '-infinity'")
+    await asyncio.to_thread(query, "UPDATE effects SET probe_at = '-infinity'")
     await ask_once(kit)
     assert one("SELECT state FROM effects") == "applied"
     assert one("SELECT count(*) FROM run_log WHERE message LIKE '%in doubt: applied' AND level = 'warning'") == 1

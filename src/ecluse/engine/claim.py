@@ -107,8 +107,13 @@ RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.paylo
           m.event_key, c.id, c.fence, m.start_at
 """
 
-# Which levels of suspicion are waiting to be worked on.
-SUSPECTS = "SELECT DISTINCT crashes FROM items WHERE claim_id IS NULL AND crashes > 0 AND due_at <= ecluse_now()"
+# Which levels of suspicion are waiting that this worker could take.
+SUSPECTS = """
+SELECT DISTINCT i.crashes FROM items i JOIN lanes l ON l.id = i.lane_id
+WHERE i.claim_id IS NULL AND i.crashes > 0 AND i.due_at <= ecluse_now() AND NOT i.permanent
+  AND i.flow || '/' || i.stage = ANY(%(work)s) AND i.lane_id = ANY(%(lanes)s)
+  AND (l.held_until IS NULL OR l.held_until <= ecluse_now())
+"""
 MOST_CRASHES = 32_767
 
 LOCK_CAPPED = "SELECT id FROM lanes WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED"
@@ -131,8 +136,9 @@ class Claimant(NamedTuple):
     most_crashes: int = 0
 
 
-async def suspects(connection: Connection) -> set[int]:
-    return {row[0] for row in await (await connection.execute(SUSPECTS)).fetchall()}
+async def suspects(connection: Connection, who: Claimant, lanes: list[int]) -> set[int]:
+    cursor = await connection.execute(SUSPECTS, {"work": who.work, "lanes": lanes}, prepare=True)
+    return {row[0] for row in await cursor.fetchall()}
 
 
 async def claim_free(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[Taken]:

@@ -22,7 +22,7 @@ from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import effects
-from ecluse.engine.effects import Ended, Intent, Standing
+from ecluse.engine.effects import Ended, Held, Intent, Standing
 from ecluse.engine.flow import Item, Saved, Stage
 
 log = structlog.get_logger(__name__)
@@ -30,6 +30,8 @@ log = structlog.get_logger(__name__)
 LARGEST_BATCH = 2_000
 GATHER_SECONDS = 0.005
 RECONNECT_SECONDS = 0.5
+
+LOCK_CLAIMS = "SELECT 1 FROM claims WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 
 STORE = """
 WITH inp AS MATERIALIZED (
@@ -55,7 +57,7 @@ stored AS (
     FROM clock, inp JOIN fenced ON fenced.id = inp.claim_id
     WHERE i.id = inp.id AND i.claim_id = inp.claim_id AND i.status = 'open'
     RETURNING i.id, i.run_id, i.round, i.executions, inp.claim_id, i.status, inp.error_code, inp.error,
-              inp.event_id, inp.ambiguous, inp.due_at),
+              inp.event_id, inp.ambiguous, inp.due_at, i.error AS said, i.error_code AS code),
 counted AS (
     UPDATE claims c SET succeeded = c.succeeded + n.succeeded, failed = c.failed + n.failed,
         ignored = c.ignored + n.ignored, released = c.released + n.released
@@ -71,9 +73,9 @@ tried AS (
     FROM stored, clock WHERE status IN ('open', 'failed') AND error_code IS NOT NULL),
 logged AS (
     INSERT INTO run_log (run_id, at, level, message, event_id, data)
-    SELECT run_id, now, 'error', error, event_id, jsonb_build_object('code', error_code, 'executions', executions)
+    SELECT run_id, now, 'error', said, event_id, jsonb_build_object('code', code, 'executions', executions)
     FROM stored, clock WHERE status = 'failed')
-SELECT id FROM stored
+SELECT id, claim_id FROM stored
 """
 
 
@@ -92,6 +94,10 @@ class Finish(NamedTuple):
     ambiguous: bool = False
     due_at: datetime | None = None
     effect: Ended | None = None
+
+    @property
+    def held(self) -> Held:
+        return self.item.id, self.claim_id
 
     def row(self) -> bytes:
         stored: dict[str, Any] = {"id": self.item.id, "claim_id": self.claim_id, "status": self.status}
@@ -118,6 +124,7 @@ class Finish(NamedTuple):
             error=f"The result could not be stored: {why}",
             ambiguous=self.status == "succeeded",
             due_at=None,
+            effect=None if self.effect is None else self.effect._replace(result=None),
         )
 
 
@@ -216,15 +223,20 @@ class Committer:
             "fences": list(fences.values()),
             "replica": self._replica,
         }
-        recorded: dict[int, Standing] = {}
+        accepted: set[Held] = set()
+        recorded: dict[Held, Standing] = {}
         async with self._pool.connection() as connection:
             if intents or ended or any(finish.stage.save and finish.status == "succeeded" for finish in finishes):
                 async with connection.transaction():
-                    accepted = await _execute(connection, parameters)
+                    if intents:
+                        # Before any look at what they hold: whoever ends the run, or takes over, waits for us or we see it.
+                        await connection.execute(LOCK_CLAIMS, (list(fences),), prepare=True)
+                    if finishes:
+                        accepted = await _execute(connection, parameters)
                     if intents:
                         recorded = await effects.record(connection, intents, fences, self._replica)
                     if ended:
-                        await effects.settle(connection, ended, self._replica, accepted)
+                        await effects.settle(connection, ended, self._replica, [item for item, _ in accepted])
                     await _save(connection, finishes, accepted)
                     crashpoint("in commit")
                 if intents:
@@ -232,20 +244,20 @@ class Committer:
             else:
                 accepted = await _execute(connection, parameters)
         for intent in intents:
-            intent.reply(recorded.get(intent.taken.item.id))
+            intent.reply(recorded.get(intent.held))
         if len(accepted) < len(finishes):
             log.warning("commit: fenced out", items=len(finishes) - len(accepted), replica=self._replica)
 
 
-async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[int]:
+async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[Held]:
     cursor = await connection.execute(STORE, parameters, prepare=True)
-    return {row[0] for row in await cursor.fetchall()}
+    return {(item, claim) for item, claim in await cursor.fetchall()}
 
 
-async def _save(connection: Connection, batch: list[Finish], accepted: set[int]) -> None:
+async def _save(connection: Connection, batch: list[Finish], accepted: set[Held]) -> None:
     by_stage: dict[int, tuple[Stage, list[Saved]]] = {}
     for finish in batch:
-        if finish.status == "succeeded" and finish.stage.save is not None and finish.item.id in accepted:
+        if finish.status == "succeeded" and finish.stage.save is not None and finish.held in accepted:
             _, saved = by_stage.setdefault(id(finish.stage), (finish.stage, []))
             saved.append(Saved(finish.item, finish.result))
     # Stages in fixed order and rows by key: two committers storing the same records must not deadlock.

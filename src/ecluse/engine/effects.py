@@ -33,7 +33,8 @@ from ecluse.engine.claim import Taken
 from ecluse.engine.flow import AbsoluteWrite, Done, Item, KeyedWrite, Order, WorkContext, Write
 from ecluse.engine.retry import GiveUp, Retry
 
-SEND_WITHIN = 1.0  # seconds of the intent's commit: others count the quiet period from there
+SEND_WITHIN = 1.0  # seconds of the intent: others count the quiet period from there
+LATER = timedelta(seconds=1)
 KEY_LIFE = 0.8  # of the time for which a vendor says to remember a key
 State = Literal["planned", "sending", "unknown", "applied", "rejected", "not_applied", "conflict"]
 OPEN = ("sending", "unknown")
@@ -41,6 +42,9 @@ OPEN = ("sending", "unknown")
 
 class Fenced(Exception):
     """The claim is not ours any more: somebody took it over, or the run has ended."""
+
+
+Held = tuple[int, int]  # an item, under a claim
 
 
 class Standing(NamedTuple):
@@ -55,9 +59,10 @@ class Standing(NamedTuple):
     result: Any
     error: str | None
     age: timedelta | None  # since the first send
+    last_age: timedelta | None  # since the last one: its intent, that is
     quiet_until: datetime | None
     quiet_over: bool
-    recorded_at: float = 0.0  # on the loop's clock, when the commit was answered
+    asked_at: float = 0.0  # on the loop's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,10 @@ class Intent:
     send: bool | None = True
     again_after: int = 0
     answer: asyncio.Future[Standing] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def held(self) -> Held:
+        return self.taken.item.id, self.taken.claim_id
 
     def row(self) -> dict[str, Any]:
         return {
@@ -93,7 +102,7 @@ class Intent:
         if standing is None:
             self.answer.set_exception(Fenced())
         else:
-            self.answer.set_result(standing._replace(recorded_at=asyncio.get_running_loop().time()))
+            self.answer.set_result(standing)
 
     def refuse(self, error: VendorError) -> None:
         if not self.answer.done():
@@ -115,7 +124,7 @@ class Performed(NamedTuple):
     effect: Ended | None = None
 
 
-# The statement before it, in the same transaction, has locked the claims.
+# The claims have been locked before, in the same transaction.
 INTEND = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 mine AS MATERIALIZED (
@@ -142,8 +151,8 @@ put AS (
     WHERE e.state = 'planned' OR e.state IN ('sending', 'unknown') AND excluded.sends = e.sends + 1
       AND e.last_send_at + e.quiet <= excluded.last_send_at
     RETURNING *)
-SELECT m.item_id, m.id, coalesce(s.went, false), coalesce(s.state, 'planned'), coalesce(s.sends, 0), s.wanted, s.before,
-       s.result, s.error, now - s.first_send_at,
+SELECT m.item_id, m.claim_id, m.id, coalesce(s.went, false), coalesce(s.state, 'planned'), coalesce(s.sends, 0), s.wanted, s.before,
+       s.result, s.error, now - s.first_send_at, now - s.last_send_at,
        s.last_send_at + s.quiet, coalesce(s.last_send_at + s.quiet <= now, true)
 FROM clock, mine m LEFT JOIN LATERAL (
     SELECT *, true AS went FROM put WHERE put.id = m.id
@@ -160,7 +169,7 @@ UPDATE effects e SET state = t.state, result = t.result, error = t.error,
     settled_at = CASE WHEN t.state NOT IN ('planned', 'unknown') THEN ecluse_now() END
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id uuid, sends smallint, state text, result jsonb, error text)
 WHERE e.id = t.id AND e.sends = t.sends AND e.state IN ('sending', 'unknown')
-  AND (e.item_id = ANY(%(accepted)s) OR EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live'))
+  AND (EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live') OR e.item_id = ANY(%(accepted)s))
 """
 
 
@@ -191,16 +200,17 @@ def after_failure(error: VendorError, *, doubtful: bool) -> State:
 
 async def record(
     connection: Connection, intents: list[Intent], fences: dict[int, int], replica: str
-) -> dict[int, Standing]:
-    """By item. Whoever is missing was fenced out."""
+) -> dict[Held, Standing]:
+    """Whoever is missing was fenced out."""
     parameters = {
         "rows": to_json([intent.row() for intent in intents]).decode(),
         "claims": list(fences),
         "fences": list(fences.values()),
         "replica": replica,
     }
+    asked_at = asyncio.get_running_loop().time()
     cursor = await connection.execute(INTEND, parameters, prepare=True)
-    return {item_id: Standing._make([*standing, 0.0]) for item_id, *standing in await cursor.fetchall()}
+    return {(item, claim): Standing(*standing, asked_at) for item, claim, *standing in await cursor.fetchall()}
 
 
 async def settle(connection: Connection, ended: list[Ended], replica: str, accepted: Collection[int] = ()) -> None:
@@ -216,6 +226,9 @@ def again_or_never(write: Write, verdict: Retry | GiveUp, now: datetime) -> Retr
     return Retry(now + write.quiet) if isinstance(write, AbsoluteWrite) else GiveUp(permanent=True)
 
 
+Phase = Literal["recording", "asking", "sending"]
+
+
 class Performer:
     """Takes one write through the protocol, as far as it goes in one execution."""
 
@@ -228,32 +241,50 @@ class Performer:
         self._intend = intend
         self._may_send = may_send
         self._now = now
-        self.sending: set[int] = set()  # items whose send has begun, and has come to no end that says anything
+        # By item, for as long as it is in hand; what is left when it was interrupted says how far it had come.
+        self.phase: dict[int, Phase] = {}
 
     async def perform(
         self, write: Write, context: WorkContext, taken: Taken, spent: VendorError | None = None
     ) -> Performed:
         """`spent`: it may not be sent again, and fails with this unless it turns out to have been applied."""
+        performed = await self._perform(write, context, taken, spent)
+        self.phase.pop(taken.item.id, None)
+        return performed
+
+    async def _perform(self, write: Write, context: WorkContext, taken: Taken, spent: VendorError | None) -> Performed:
         item = taken.item
         name = effect_id(item.tenant_id, item.event_key, item.stage, item.key, item.round)
-        look = Intent(taken, name, write, send=None)
-        if spent is not None:
-            standing = await self._intend(look)
-            if standing.state == "planned":
+        if spent is not None or item.executions or item.crashes:
+            standing = await self._record(Intent(taken, name, write, send=None))
+            if standing.state != "planned":
+                return await self._go_on(write, context, taken, standing, spent)
+            if spent is not None:
                 return Performed(spent)
-        else:
-            wanted, before = plain(write.wanted(item)), None
-            if isinstance(write, AbsoluteWrite):
-                try:
-                    before = plain(await write.read(context, item))
-                except VendorError as error:
-                    standing = await self._intend(look)
-                    in_doubt = Ended(name, standing.sends, "unknown") if standing.state in OPEN else None
-                    return Performed(error, in_doubt)
-            need = not isinstance(write, AbsoluteWrite) or not agrees(before, wanted)
-            standing = await self._intend(Intent(taken, name, write, wanted, before, send=need))
+        wanted, before = plain(write.wanted(item)), None
+        if isinstance(write, AbsoluteWrite):
+            try:
+                before = plain(await write.read(context, item))
+            except VendorError as error:
+                return Performed(error)
+        need = not isinstance(write, AbsoluteWrite) or not agrees(before, wanted)
+        standing = await self._record(Intent(taken, name, write, wanted, before, send=need))
         if standing.went and standing.state == "sending":
             return await self._send(write, context, item, standing, doubtful=False)
+        return await self._go_on(write, context, taken, standing, spent)
+
+    async def _record(self, intent: Intent) -> Standing:
+        self.phase[intent.taken.item.id] = "recording"
+        standing = await self._intend(intent)
+        self.phase[intent.taken.item.id] = "asking" if standing.state in OPEN else "recording"
+        return standing
+
+    async def _go_on(
+        self, write: Write, context: WorkContext, taken: Taken, standing: Standing, spent: VendorError | None
+    ) -> Performed:
+        """Somebody was here before."""
+        if standing.state == "planned":  # and is still here, in a transaction of their own
+            return Performed(self._now() + LATER)
         if standing.state == "applied":
             return Performed(Done(standing.result if isinstance(write, KeyedWrite) else standing.wanted))
         if standing.state not in OPEN:
@@ -276,41 +307,37 @@ class Performer:
             if verdict == "applied":
                 return Performed(Done(standing.wanted), Ended(standing.id, standing.sends, "applied"))
             if verdict == "conflict":
-                message = (
-                    f"somebody else changed it: {json.dumps(before)}, before our write {json.dumps(standing.before)}"
-                )
-                return Performed(
-                    PermanentError(message, code="CONFLICT"),
-                    Ended(standing.id, standing.sends, "conflict", None, message),
-                )
+                message = f"somebody else made it {json.dumps(before)}; it was {json.dumps(standing.before)}"
+                conflict = Ended(standing.id, standing.sends, "conflict", None, message)
+                return Performed(PermanentError(message, code="CONFLICT"), conflict)
         elif isinstance(write, KeyedWrite) and standing.age is not None and standing.age > KEY_LIFE * write.remembered:
             spent = PermanentError(f"sent {standing.age} ago: the vendor may have forgotten its key", ambiguous=True)
         if spent is not None:
             state: State = "unknown" if doubtful else "not_applied"
             return Performed(spent, Ended(standing.id, standing.sends, state, None, spent.message))
-        again = await self._intend(
+        again = await self._record(
             Intent(taken, standing.id, write, standing.wanted, before, again_after=standing.sends)
         )
         if not again.went:
-            return Performed(again.quiet_until or self._now())
+            return Performed(again.quiet_until or self._now() + LATER)
         return await self._send(write, context, taken.item, again, doubtful=doubtful)
 
     async def _send(
         self, write: Write, context: WorkContext, item: Item, standing: Standing, *, doubtful: bool
     ) -> Performed:
-        late = asyncio.get_running_loop().time() - standing.recorded_at > SEND_WITHIN
-        if late or not self._may_send(item):
+        since = asyncio.get_running_loop().time() - standing.asked_at
+        if standing.last_age is not None:  # recorded by an earlier try of the same commit
+            since += standing.last_age.total_seconds()
+        if since > SEND_WITHIN or not self._may_send(item):
             state: State = "unknown" if doubtful else "planned"
-            return Performed(self._now(), Ended(standing.id, standing.sends, state, None, "not sent: too late"))
+            return Performed(self._now() + LATER, Ended(standing.id, standing.sends, state, None, "not sent: too late"))
         crashpoint("before send")
-        self.sending.add(item.id)
+        self.phase[item.id] = "sending"
         try:
             result = await write.send(context, item, Order(str(standing.id), standing.wanted, standing.before))
         except VendorError as error:
-            self.sending.discard(item.id)
             state = after_failure(error, doubtful=doubtful)
             return Performed(error, Ended(standing.id, standing.sends, state, None, error.message))
-        self.sending.discard(item.id)
         crashpoint("after send")
         result = result if isinstance(write, KeyedWrite) else standing.wanted
         return Performed(Done(result), Ended(standing.id, standing.sends, "applied", result))

@@ -49,7 +49,7 @@ SETTLE_BY_FORCE = (
 MAY_EXIST = """
 UPDATE outcomes o SET effect_may_exist = true FROM effects e
 WHERE o.run_id = %(run)s AND e.run_id = o.run_id AND e.target = o.target AND o.outcome = 'failed'
-  AND e.state IN ('sending', 'unknown', 'applied') AND (e.state <> 'applied' OR e.sends > 0)
+  AND e.sends > 0 AND e.state IN ('sending', 'unknown', 'applied', 'conflict')
 """
 
 # Nothing of an ended run is started or stored any more: waiting items go under a closed claim, fences move on.

@@ -15,7 +15,7 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.ids import item_event_id
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection, is_away
-from ecluse.engine import run_log
+from ecluse.engine import run_log, runs
 from ecluse.engine.flow import NewItem, Run, Stage
 
 log = structlog.get_logger(__name__)
@@ -26,7 +26,8 @@ STATEMENTS_AHEAD = 10
 
 OPEN_STAGE = """
 INSERT INTO stages (run_id, stage, budget, started_at, deadline_at, progress_at)
-SELECT %(run)s, %(stage)s, %(budget)s, now, now + %(max_wait)s, now FROM (SELECT ecluse_now() AS now) clock
+SELECT id, %(stage)s, %(budget)s, now, now + %(max_wait)s, now
+FROM (SELECT id, ecluse_now() AS now FROM runs WHERE id = %(run)s AND ended_at IS NULL FOR SHARE) run
 ON CONFLICT DO NOTHING
 """
 
@@ -55,6 +56,7 @@ claim AS (
     INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
     SELECT 'dispatch', %(run)s, %(stage)s, lane.id, 1, 1, ecluse_now() FROM lane
     WHERE NOT EXISTS (SELECT 1 FROM items WHERE run_id = %(run)s AND stage = %(stage)s AND key = %(key)s)
+      AND EXISTS (SELECT 1 FROM runs WHERE id = %(run)s AND ended_at IS NULL)
     RETURNING id, lane_id)
 INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at, claim_id, status, permanent,
                    error_code, error, finished_at)
@@ -90,6 +92,8 @@ async def fan_out(
     opened = await connection.execute(
         OPEN_STAGE, {**names, "max_wait": stage.max_wait, "budget": stage.retry.executions}
     )
+    if not opened.rowcount and await runs.has_ended(connection, run.id):
+        raise runs.RunEnded
     insert = INSERT_NEW if opened.rowcount else INSERT
     long = [item for item in items if len(item.key) > LONGEST_KEY or len(item.target or "") > LONGEST_KEY]
     for item in long:

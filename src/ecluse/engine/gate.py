@@ -105,6 +105,9 @@ SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM
 FROM stages s JOIN runs r ON r.id = s.run_id, counts c, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
 """
 
+# Claims before items: the one lock order.
+LOCK_CLAIMS = "SELECT 1 FROM claims WHERE run_id = %s AND stage = %s ORDER BY id FOR NO KEY UPDATE"
+
 # What failed and may heal is opened again: out of its claim's `failed`, into its `released`. Not while a write of it is
 # in doubt: a round is a new wish, and the vendor would do both.
 REOPEN = """
@@ -165,6 +168,7 @@ async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int
         )
         if cursor.rowcount == 0:
             return 0  # a replay: this round was opened already
+        await connection.execute(LOCK_CLAIMS, (run.id, stage.name))
         row = await (await connection.execute(REOPEN, {"run": run.id, "stage": stage.name, "round": round_})).fetchone()
         count, keys = (row[0], row[1] or []) if row else (0, [])
         await run_log.write(
@@ -182,6 +186,7 @@ async def end(connection: Connection, run: Run, stage: Stage, cause: Literal["do
     async with connection.transaction():
         if cause == "timeout":
             late = {"run": run.id, "stage": stage.name, "code": "INCOMPLETE", "error": stage.incomplete}
+            await connection.execute(LOCK_CLAIMS, (run.id, stage.name))
             await connection.execute(LAST_CHANCE, late)
             await connection.execute(CLOSE_WAITING, late)
         cursor = await connection.execute(

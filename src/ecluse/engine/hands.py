@@ -16,6 +16,7 @@ from typing import Literal
 from ecluse.engine.claim import Taken
 
 WATCH_SECONDS = 0.5
+LAST_SECONDS = 1.0  # for work that tidies up after itself, or will not be cancelled
 # Items that never wait would otherwise keep the loop to themselves.
 IN_A_ROW = 64
 
@@ -116,7 +117,7 @@ class Hands:
         tasks += [self._watchdog] if self._watchdog is not None else []
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(tasks, timeout=max(grace, LAST_SECONDS))
 
     async def _take(self, hand: Hand) -> None:
         loop = asyncio.get_running_loop()
@@ -141,6 +142,8 @@ class Hands:
                 self.finished += 1
                 if self._drained is not None and not self.busy:
                     self._drained.set()
+            if hand.told_to_go:  # together with an interruption that the work took for the only one
+                raise asyncio.CancelledError
             in_a_row += 1
             if in_a_row % IN_A_ROW == 0:
                 await asyncio.sleep(0)

@@ -251,7 +251,7 @@ class Kit:
         )
 
     def _hear_end(self, run_id: str) -> None:
-        if run_id:  # nothing: the listener is back and may have missed some; `_drop_ended` finds them
+        if run_id:  # nothing: the listener is back and may have missed some; a sweep finds them
             self.worker.drop([int(run_id)])
         self._run_ended.set()
         self._run_ended = asyncio.Event()

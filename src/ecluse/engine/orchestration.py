@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -21,7 +22,7 @@ from dbos._utils import INTERNAL_QUEUE_NAME
 from sqlalchemy import exc
 
 from ecluse.base.ids import workflow_id
-from ecluse.db.connect import Connection, one_line
+from ecluse.db.connect import Connection, is_away, one_line
 from ecluse.engine.flow import Run
 
 log = structlog.get_logger(__name__)
@@ -57,8 +58,8 @@ _leading: dict[str, asyncio.Task[Any]] = {}
 @DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)
 async def _workflow(run_id: int) -> None:
     task, name = asyncio.current_task(), DBOS.workflow_id
-    if _lead is None or task is None or name is None:
-        raise RuntimeError("a run was dequeued before the engine was launched")
+    if _lead is None or task is None or name is None:  # we are leaving: it stays pending, and is handed over
+        raise asyncio.CancelledError
     _leading[name] = task
     try:
         await _lead(run_id)
@@ -66,9 +67,12 @@ async def _workflow(run_id: int) -> None:
         # Another version of this program knows its flow, or has led it further than the story goes here.
         log.error("a run that cannot be led here is given back", workflow=name, error=str(error))
         await asyncio.sleep(GIVE_BACK_SECONDS)
-        await asyncio.to_thread(_give_back, name)
+        with suppress(psycopg.OperationalError):  # then we keep it, and try again when it is resumed
+            await asyncio.to_thread(_give_back, name)
         raise asyncio.CancelledError from error
-    except Away as error:
+    except (*Away, psycopg.Error) as error:
+        if isinstance(error, psycopg.Error) and not is_away(error):
+            raise
         # Not the story's doing: the database went away under it. Only a cancelled workflow stays pending, to be
         # resumed; anything else would be recorded as the run's end as soon as the database is back.
         log.warning("workflow interrupted, to be resumed", workflow=name, error=one_line(error))
@@ -109,6 +113,7 @@ async def stop() -> None:
     dbos_log = logging.getLogger("dbos")
     level = dbos_log.level
     dbos_log.setLevel(logging.ERROR)  # that its tasks are cancelled is no news here
+    _lead = None
     tasks = list(_leading.values())
     if tasks:
         await asyncio.wait(tasks, timeout=LAST_WORDS_SECONDS)
@@ -119,7 +124,6 @@ async def stop() -> None:
     # DBOS put its own thread pool into the loop and has shut it down: give the loop a fresh one.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_name_prefix="ecluse-"))
     dbos_log.setLevel(level)
-    _lead = None
 
 
 async def start(run: Run) -> None:

@@ -32,6 +32,10 @@ ENDED_CHANNEL = "ecluse_ended"
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
+class RunEnded(Exception):
+    """Somebody ended the run: its story is over, too."""
+
+
 @dataclass(frozen=True)
 class Started:
     run: Run

@@ -42,23 +42,26 @@ async def settle_forgotten(
         due = [(Item._make(row[:-4]), *row[-4:]) for row in await cursor.fetchall()]
     if not due:
         return
-    asked = [_read_back(flows[item.flow], contexts[item.flow], item, *effect) for item, *effect in due]
-    found = await asyncio.gather(*asked, return_exceptions=True)
-    async with pool.connection() as connection:
-        for (item, *_), ended in zip(due, found, strict=True):
-            if isinstance(ended, BaseException):
-                log.warning("a write in doubt could not be read back", event_id=item.event_id, error=repr(ended))
-                continue
-            async with connection.transaction():
-                await settle(connection, [ended], replica)
-                message = f"a write of {item.event_id} was in doubt: {ended.state}"
-                await run_log.write(connection, item.run_id, message, level="warning", event_id=item.event_id)
+
+    async def settled(item: Item, *effect: Any) -> None:
+        ended = await _read_back(flows[item.flow], contexts[item.flow], item, *effect)
+        async with pool.connection() as connection, connection.transaction():
+            await settle(connection, [ended], replica)
+            message = f"a write of {item.event_id} was in doubt: {ended.state}"
+            await run_log.write(connection, item.run_id, message, level="warning", event_id=item.event_id)
+
+    results = await asyncio.gather(*(settled(*one) for one in due), return_exceptions=True)
+    for (item, *_), error in zip(due, results, strict=True):
+        if error is not None:
+            log.warning("a write in doubt could not be settled yet", event_id=item.event_id, error=repr(error))
 
 
 async def _read_back(
     flow: Flow, context: WorkContext, item: Item, name: UUID, sends: int, wanted: Any, before: Any
 ) -> Ended:
-    write = flow.stage(item.stage).work
-    if not isinstance(write, AbsoluteWrite):
+    stage = flow.stage(item.stage)
+    if not isinstance(stage.work, AbsoluteWrite):
         raise TypeError(f"{item.flow}/{item.stage} is no AbsoluteWrite any more")
-    return Ended(name, sends, conclude(plain(await write.read(context, item)), wanted, before))
+    async with asyncio.timeout(stage.time_limit.total_seconds()):
+        found = plain(await stage.work.read(context, item))
+    return Ended(name, sends, conclude(found, wanted, before))

@@ -25,10 +25,6 @@ R = TypeVar("R")
 DATABASE_AWAY_SECONDS = 0.5
 
 
-class RunEnded(Exception):
-    """Somebody ended the run: its story is over, too."""
-
-
 def gate_topic(stage: str) -> str:
     return f"gate:{stage}"
 
@@ -97,7 +93,7 @@ class Story:
         while True:
             verdict, seconds = await self.step(f"poll-{stage.name}-{looks}", _look, stage)
             if verdict == "run ended":
-                raise RunEnded
+                raise runs.RunEnded
             if verdict != "wait":
                 crashpoint("after gate end")
                 return verdict
@@ -142,7 +138,7 @@ async def lead(story: Story) -> None:
         crashpoint("after finalize")
     except orchestration.NOT_THE_STORYS:
         raise
-    except RunEnded:
+    except runs.RunEnded:
         log.info("run was ended", run_id=run.id)
     except Exception as error:  # the edge of the story: whatever went wrong in it, the run must say so
         log.exception("run failed", run_id=run.id)

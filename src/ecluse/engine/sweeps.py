@@ -11,8 +11,10 @@ import psycopg
 import structlog
 
 from ecluse.base.clock import Clock
-from ecluse.db.connect import Pool, is_away, one_line
+from ecluse.base.errors import EcluseError
+from ecluse.db.connect import Connection, Pool, is_away, one_line
 from ecluse.engine import closing, ending, orchestration, run_log, runs, settling
+from ecluse.engine.ending import EndCause
 from ecluse.engine.flow import Flow, WorkContext
 from ecluse.engine.worker import Worker
 
@@ -113,11 +115,8 @@ class Sweeps:
         async with self._pool.connection() as connection:
             cursor = await connection.execute(UNLED, (list(self._flows),))
             for run_id, state in await cursor.fetchall():
-                run = await runs.load(connection, run_id)
                 why = f"its workflow is {state}, though the run had not ended; see the server's log of that time"
-                await ending.end(
-                    connection, self._flows[run.flow], run, cause="catastrophic", code="NO_WORKFLOW", reason=why
-                )
+                await self._end(connection, run_id, "catastrophic", "NO_WORKFLOW", why)
 
     async def _end_stale(self) -> None:
         """Longer than its stages may take: a bug, or a story that hangs. One that is being led gets twice the time."""
@@ -126,11 +125,17 @@ class Sweeps:
             cursor = await connection.execute(STALE, {"flows": list(self._flows), "limits": limits})
             for run_id, running_for, limit, only_overdue in await cursor.fetchall():
                 why = f"running for {running_for}, longer than the {limit} that its stages may take"
-                run = await runs.load(connection, run_id)
                 if only_overdue:
                     await run_log.write_once(connection, run_id, "overdue: still being led", why=why)
                 else:
-                    await ending.end(connection, self._flows[run.flow], run, cause="stale", code="STALE", reason=why)
+                    await self._end(connection, run_id, "stale", "STALE", why)
+
+    async def _end(self, connection: Connection, run_id: int, cause: EndCause, code: str, why: str) -> None:
+        run = await runs.load(connection, run_id)
+        try:
+            await ending.end(connection, self._flows[run.flow], run, cause=cause, code=code, reason=why)
+        except EcluseError as error:  # one that cannot be ended must not keep the others
+            log.error("a run cannot be ended", run_id=run_id, error=error.message)
 
     async def _resume_interrupted(self, suspects: dict[str, float]) -> dict[str, float]:
         now = self._clock.monotonic()

@@ -24,7 +24,7 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.engine import claim, closing
 from ecluse.engine.claim import AHEAD_SECONDS, Claimant, Taken
 from ecluse.engine.committer import LARGEST_BATCH, Committer, Finish
-from ecluse.engine.effects import Ended, Fenced, Performer, again_or_never
+from ecluse.engine.effects import LATER, Ended, Fenced, Performer, again_or_never
 from ecluse.engine.flow import Done, Flow, Ignored, Item, Result, Stage, WorkContext, Write
 from ecluse.engine.hands import Hand, Hands
 from ecluse.engine.retry import Retry, decide
@@ -125,7 +125,7 @@ class Worker:
             for taken in self.hands.drop(lambda taken: taken.item.run_id in ended):
                 self._forget([taken.item])
             self.hands.interrupt(
-                lambda taken: taken.item.run_id in ended and taken.item.id not in self._performer.sending
+                lambda taken: taken.item.run_id in ended and self._performer.phase.get(taken.item.id) != "sending"
             )
 
     async def drain(self, grace: float) -> None:
@@ -148,6 +148,7 @@ class Worker:
             pass
 
     async def _claim(self, room: int) -> int:
+        free, capped = self._lanes
         taken: list[Taken] = []
         try:
             async with self._work_pool.connection() as connection:
@@ -155,11 +156,11 @@ class Worker:
                     await claim.release_unknown(connection, replica=self._who.replica, known=self._known_claims())
                     self._unsure = False
                 if self._clock.monotonic() >= self._suspects_at:
-                    self._suspects = await claim.suspects(connection)
+                    self._suspects = await claim.suspects(connection, self._who, [*free, *capped])
                     self._suspects_at = self._clock.monotonic() + SUSPECTS_SECONDS
-                taken = await self._choose(connection, room) if self._suspects or self._alone else []
+                self._alone = self._alone and bool(self._in_hand)
                 if not self._alone:
-                    taken += await self._claim_from(connection, self._who, room - len(taken))
+                    taken = await self._choose(connection, room)
         except psycopg.OperationalError as error:
             log.warning("claim: database away", error=str(error).strip())
             self._unsure = True
@@ -173,17 +174,15 @@ class Worker:
         return len(taken)
 
     async def _choose(self, connection: Connection, room: int) -> list[Taken]:
-        """What others have died with. Whoever is to run alone waits until the hands are empty, and keeps them so."""
-        if self._alone and self._in_hand:
-            return []
-        self._alone = any(crashes >= ALONE for crashes in self._suspects)
-        if self._alone:
+        """Clean items, and a few of those that others have died with. One that is to run alone waits until the hands
+        are empty, and then has them for itself."""
+        if any(crashes >= ALONE for crashes in self._suspects):
             if self._in_hand:
                 return []
             last = self._who._replace(least_crashes=ALONE, most_crashes=claim.MOST_CRASHES)
             if taken := await self._claim_from(connection, last, 1):
+                self._alone = True
                 return taken
-            self._alone = False  # held back by its lane, or somebody else has it
         taken = []
         for crashes, share in SHARE_OF_SUSPECTS.items():
             if crashes in self._suspects:
@@ -191,7 +190,7 @@ class Worker:
                 who = self._who._replace(least_crashes=crashes, most_crashes=crashes)
                 most = min(room, max(1, self.hands.count // share) - held)
                 taken += await self._claim_from(connection, who, most) if most > 0 else []
-        return taken
+        return taken + await self._claim_from(connection, self._who, room - len(taken))
 
     async def _claim_from(self, connection: Connection, who: Claimant, room: int) -> list[Taken]:
         free, capped = self._lanes
@@ -225,6 +224,8 @@ class Worker:
             finish = await self._try(stage, taken)
         except asyncio.CancelledError as error:
             match hand.forgive():
+                case "late" if self._performer.phase.get(taken.item.id) == "recording":
+                    finish = self._later(stage, taken, self._clock.now() + LATER)  # our database's fault, not its own
                 case "late":
                     late = TransientError(f"No answer within {limit:g} s", code="TIMEOUT")
                     finish = self._failed(stage, taken, late)
@@ -265,9 +266,13 @@ class Worker:
             case VendorError() as error:
                 return self._failed(stage, taken, error, effect)
             case datetime() as later:
-                return Finish(item, stage, claim_id, fence, "open", due_at=later, effect=effect)
+                return self._later(stage, taken, later, effect)
             case other:
                 return self._failed(stage, taken, TypeError(f"work returned {other!r}, not Done or Ignored"))
+
+    def _later(self, stage: Stage, taken: Taken, at: datetime, effect: Ended | None = None) -> Finish:
+        """Not counted as an execution."""
+        return Finish(taken.item, stage, taken.claim_id, taken.fence, "open", due_at=at, effect=effect)
 
     def _failed(self, stage: Stage, taken: Taken, error: Exception, effect: Ended | None = None) -> Finish:
         item, claim_id, fence, _ = taken
@@ -275,9 +280,9 @@ class Worker:
         verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=self._chance)
         code = error.code if isinstance(error, EcluseError) else "BUG"
         text = str(error) if isinstance(error, EcluseError) else f"{type(error).__name__}: {error}"
-        in_doubt = item.id in self._performer.sending or (effect is not None and effect.state == "unknown")
+        in_doubt = self._performer.phase.get(item.id) in ("asking", "sending")
+        in_doubt = in_doubt or (effect is not None and effect.state == "unknown")
         if in_doubt and isinstance(stage.work, Write):
-            self._performer.sending.discard(item.id)
             verdict = again_or_never(stage.work, verdict, now)
             if not isinstance(verdict, Retry):
                 code, text = "OUTCOME_UNKNOWN", f"The vendor may have applied it, and cannot be asked: {text}"
@@ -310,6 +315,7 @@ class Worker:
 
     def _forget(self, items: Iterable[Item]) -> None:
         for item in items:
+            self._performer.phase.pop(item.id, None)
             pair = (item.run_id, item.stage)
             self._in_hand[pair] -= 1
             if self._in_hand[pair] == 0:

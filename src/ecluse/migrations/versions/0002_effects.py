@@ -36,7 +36,7 @@ CREATE TABLE effects (
     CONSTRAINT effects_settled CHECK ((state IN ('planned', 'sending', 'unknown')) = (settled_at IS NULL))
 );
 CREATE INDEX effects_run ON effects (run_id);
-CREATE INDEX effects_open ON effects (probe_at) WHERE state IN ('sending', 'unknown');
+CREATE INDEX effects_open ON effects (probe_at) WHERE state IN ('sending', 'unknown') AND class = 'C2';
 COMMENT ON TABLE effects IS 'wanted writes at vendors: the intent is committed before every send';
 COMMENT ON COLUMN effects.id IS 'computed from tenant, event key, stage, key and round; the vendor''s idempotency key';
 COMMENT ON COLUMN effects.class IS 'C1: the vendor honours the key; C2: absolute write that can be read back';
