@@ -221,7 +221,7 @@ class Desk:
         self.intents.append(intent)
         known: dict[str, Any] = {"result": None, "error": None, "age": timedelta(0), "quiet_until": NOW}
         known |= {"wanted": intent.wanted, "before": intent.before, "quiet_over": True, "went": True, "sends": 1}
-        known |= {"recorded_at": asyncio.get_running_loop().time(), "state": "sending", "id": intent.id}
+        known |= {"asked_at": asyncio.get_running_loop().time(), "state": "sending", "id": intent.id}
         return Standing(**{**known, **next(self._standings, {})})
 
 
@@ -247,7 +247,7 @@ async def test_what_comes_too_late_is_not_sent_and_not_in_doubt(late, may_send, 
     sent = Sent()
     write = KeyedWrite(wanted=anything, send=sent, quiet=QUIET)
     now = asyncio.get_running_loop().time()
-    old = {"recorded_at": now - SEND_WITHIN - late if late else now, "sends": 2 if again else 1}
+    old = {"asked_at": now - SEND_WITHIN - late if late else now, "sends": 2 if again else 1}
     doubt = [{"went": False, "state": "unknown", "sends": 1}] if again else []
     outcome, effect = await perform(Desk(*doubt, old), write, may_send=may_send)
     assert sent.orders == []
@@ -258,7 +258,7 @@ async def test_what_comes_too_late_is_not_sent_and_not_in_doubt(late, may_send, 
 
 async def test_what_is_in_time_is_sent_under_its_name() -> None:
     sent = Sent()
-    fresh = {"recorded_at": asyncio.get_running_loop().time() - SEND_WITHIN / 2}
+    fresh = {"asked_at": asyncio.get_running_loop().time() - SEND_WITHIN / 2}
     await perform(Desk(fresh), KeyedWrite(wanted=anything, send=sent, quiet=QUIET))
     assert [order.key for order in sent.orders] == [str(effect_id("tenant", "run", "stage", "key", 0))]
 

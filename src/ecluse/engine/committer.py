@@ -229,7 +229,7 @@ class Committer:
             if intents or ended or any(finish.stage.save and finish.status == "succeeded" for finish in finishes):
                 async with connection.transaction():
                     if intents:
-                        # Before any look at what they hold: whoever ends the run, or takes over, waits for us or we see it.
+                        # Before any look: whoever ends the run, or takes over, waits for us, or we see it.
                         await connection.execute(LOCK_CLAIMS, (list(fences),), prepare=True)
                     if finishes:
                         accepted = await _execute(connection, parameters)

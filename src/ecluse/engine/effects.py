@@ -33,7 +33,7 @@ from ecluse.engine.claim import Taken
 from ecluse.engine.flow import AbsoluteWrite, Done, Item, KeyedWrite, Order, WorkContext, Write
 from ecluse.engine.retry import GiveUp, Retry
 
-SEND_WITHIN = 1.0  # seconds of the intent: others count the quiet period from there
+SEND_WITHIN = 1.0  # seconds of the intent, and as many again if its commit had to be repeated
 LATER = timedelta(seconds=1)
 KEY_LIFE = 0.8  # of the time for which a vendor says to remember a key
 State = Literal["planned", "sending", "unknown", "applied", "rejected", "not_applied", "conflict"]
@@ -59,7 +59,6 @@ class Standing(NamedTuple):
     result: Any
     error: str | None
     age: timedelta | None  # since the first send
-    last_age: timedelta | None  # since the last one: its intent, that is
     quiet_until: datetime | None
     quiet_over: bool
     asked_at: float = 0.0  # on the loop's clock
@@ -151,14 +150,15 @@ put AS (
     WHERE e.state = 'planned' OR e.state IN ('sending', 'unknown') AND excluded.sends = e.sends + 1
       AND e.last_send_at + e.quiet <= excluded.last_send_at
     RETURNING *)
-SELECT m.item_id, m.claim_id, m.id, coalesce(s.went, false), coalesce(s.state, 'planned'), coalesce(s.sends, 0), s.wanted, s.before,
-       s.result, s.error, now - s.first_send_at, now - s.last_send_at,
+SELECT m.item_id, m.claim_id, m.id, coalesce(s.went, false), coalesce(s.state, 'planned'), coalesce(s.sends, 0),
+       s.wanted, s.before, s.result, s.error, now - s.first_send_at,
        s.last_send_at + s.quiet, coalesce(s.last_send_at + s.quiet <= now, true)
 FROM clock, mine m LEFT JOIN LATERAL (
     SELECT *, true AS went FROM put WHERE put.id = m.id
     UNION ALL
-    -- its own intent again: the first answer to this commit was lost
-    SELECT *, e.claim_id = m.claim_id AND e.state = 'sending' AND (m.sends = 1 OR e.sends = m.sends) FROM effects e
+    -- its own intent again, the first answer to this commit was lost: good, if there is time left to send
+    SELECT *, e.claim_id = m.claim_id AND e.state = 'sending' AND (m.sends = 1 OR e.sends = m.sends)
+              AND now - e.last_send_at < least(e.quiet, %(send_within)s) FROM effects e
     WHERE e.id = m.id AND NOT EXISTS (SELECT 1 FROM put WHERE put.id = m.id)) s ON true
 """
 
@@ -207,10 +207,11 @@ async def record(
         "claims": list(fences),
         "fences": list(fences.values()),
         "replica": replica,
+        "send_within": timedelta(seconds=SEND_WITHIN),
     }
     asked_at = asyncio.get_running_loop().time()
     cursor = await connection.execute(INTEND, parameters, prepare=True)
-    return {(item, claim): Standing(*standing, asked_at) for item, claim, *standing in await cursor.fetchall()}
+    return {(item, claim): Standing._make([*standing, asked_at]) for item, claim, *standing in await cursor.fetchall()}
 
 
 async def settle(connection: Connection, ended: list[Ended], replica: str, accepted: Collection[int] = ()) -> None:
@@ -325,10 +326,8 @@ class Performer:
     async def _send(
         self, write: Write, context: WorkContext, item: Item, standing: Standing, *, doubtful: bool
     ) -> Performed:
-        since = asyncio.get_running_loop().time() - standing.asked_at
-        if standing.last_age is not None:  # recorded by an earlier try of the same commit
-            since += standing.last_age.total_seconds()
-        if since > SEND_WITHIN or not self._may_send(item):
+        late = asyncio.get_running_loop().time() - standing.asked_at > SEND_WITHIN
+        if late or not self._may_send(item):
             state: State = "unknown" if doubtful else "planned"
             return Performed(self._now() + LATER, Ended(standing.id, standing.sends, state, None, "not sent: too late"))
         crashpoint("before send")

@@ -19,11 +19,13 @@ log = structlog.get_logger(__name__)
 EndCause = Literal["normal", "operator", "stale", "catastrophic"]
 
 # In three strokes, the common one cheap: all items succeeded; something did not (failed before ignored, the first one
-# names the reason, an item nobody finished is incomplete); nothing was done at all.
+# names the reason, an item nobody finished is incomplete); the rest. When a run is ended by force, only those count as
+# finished that have failed, are out, or have been through the last stage.
 SETTLE = (
     """
 UPDATE outcomes o SET outcome = 'successful'
-FROM (SELECT target FROM items WHERE run_id = %(run)s GROUP BY target HAVING bool_and(status = 'succeeded')) w
+FROM (SELECT target FROM items WHERE run_id = %(run)s GROUP BY target
+      HAVING bool_and(status = 'succeeded') AND (%(normal)s OR bool_or(stage = %(last_stage)s))) w
 WHERE o.run_id = %(run)s AND o.target = w.target AND o.outcome IS NULL
 """,
     """
@@ -33,16 +35,12 @@ UPDATE outcomes o SET outcome = CASE w.status WHEN 'ignored' THEN 'ignored' ELSE
 FROM (SELECT DISTINCT ON (target) target, status, error_code, error FROM items
       WHERE run_id = %(run)s AND status <> 'succeeded'
       ORDER BY target, array_position(ARRAY['failed', 'open', 'ignored'], status), finished_at, id) w
-WHERE o.run_id = %(run)s AND o.target = w.target AND o.outcome IS NULL
+WHERE o.run_id = %(run)s AND o.target = w.target AND o.outcome IS NULL AND (%(normal)s OR w.status <> 'open')
 """,
     """
-UPDATE outcomes SET outcome = 'failed', error_code = 'NOT_PROCESSED', reason = 'No work was done for this target'
+UPDATE outcomes SET outcome = 'failed', error_code = %(code)s, reason = %(reason)s
 WHERE run_id = %(run)s AND outcome IS NULL
 """,
-)
-
-SETTLE_BY_FORCE = (
-    "UPDATE outcomes SET outcome = 'failed', error_code = %s, reason = %s WHERE run_id = %s AND outcome IS NULL"
 )
 
 # A failure that has, or may have, left something at the vendor says so; `effects` knows what, or will.
@@ -88,15 +86,16 @@ async def end(
         await connection.execute("UPDATE runs SET selected = coalesce(selected, 0) WHERE id = %s", (run.id,))
         # Claims before items before outcomes: the one lock order.
         await connection.execute("SELECT 1 FROM claims WHERE run_id = %s ORDER BY id FOR NO KEY UPDATE", (run.id,))
-        if cause == "normal":
-            # Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
-            await connection.execute("SET LOCAL enable_nestloop = off")
-            for stroke in SETTLE:
-                await connection.execute(stroke, {"run": run.id})
-            await connection.execute("SET LOCAL enable_nestloop = on")
-        else:
+        rest = {"code": "NOT_PROCESSED", "reason": "No work was done for this target"}
+        if cause != "normal":
             text = storable(f"Run ended: {cause}: {reason or code or 'no reason given'}")
-            await connection.execute(SETTLE_BY_FORCE, (code or "RUN_ENDED", text, run.id))
+            rest = {"code": code or "RUN_ENDED", "reason": text}
+        # Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
+        await connection.execute("SET LOCAL enable_nestloop = off")
+        for stroke in SETTLE:
+            facts = {"run": run.id, "normal": cause == "normal", "last_stage": flow.stages[-1].name, **rest}
+            await connection.execute(stroke, facts)
+        await connection.execute("SET LOCAL enable_nestloop = on")
         await connection.execute(MAY_EXIST, {"run": run.id})
         await connection.execute(CLOSE_WORK, {"run": run.id})
         crashpoint("in finalize")

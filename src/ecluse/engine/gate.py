@@ -129,7 +129,7 @@ SELECT count(*), (array_agg(key ORDER BY key))[1:3], pg_notify('ecluse_work', ''
 # What somebody has in hand may still come to its end, but is not tried again.
 LAST_CHANCE = """
 UPDATE items SET permanent = true, error_code = %(code)s, error = %(error)s || coalesce(': ' || error, '')
-WHERE run_id = %(run)s AND stage = %(stage)s AND status = 'open' AND claim_id IS NOT NULL
+WHERE run_id = %(run)s AND stage = %(stage)s AND status = 'open'
 """
 
 # At the deadline what nobody has in hand is closed, so that no worker starts it after the gate has given up on it.
@@ -187,8 +187,8 @@ async def end(connection: Connection, run: Run, stage: Stage, cause: Literal["do
         if cause == "timeout":
             late = {"run": run.id, "stage": stage.name, "code": "INCOMPLETE", "error": stage.incomplete}
             await connection.execute(LOCK_CLAIMS, (run.id, stage.name))
-            await connection.execute(LAST_CHANCE, late)
             await connection.execute(CLOSE_WAITING, late)
+            await connection.execute(LAST_CHANCE, late)
         cursor = await connection.execute(
             "UPDATE stages SET ended_at = ecluse_now(), end_cause = %s WHERE run_id = %s AND stage = %s"
             " AND ended_at IS NULL",

@@ -297,6 +297,8 @@ class Worker:
             ambiguous=isinstance(error, VendorError) and error.ambiguous,
             effect=effect,
         )
+        if isinstance(verdict, Retry) and executions > stage.retry.executions:
+            return self._later(stage, taken, verdict.at, effect)  # a look at what became of it is no execution
         if isinstance(verdict, Retry):
             log.debug("retry", event_id=item.event_id, code=code, execution=executions, at=str(verdict.at))
             return failed._replace(status="open", due_at=verdict.at)
