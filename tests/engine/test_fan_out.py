@@ -13,6 +13,7 @@ from ecluse.base.errors import TransientError
 from ecluse.engine import Done, Item, NewItem, Result, RetryPolicy, Start, Story, WorkContext
 from ecluse.engine.fan_out import fan_out
 from ecluse.engine.flow import Flow
+from ecluse.engine.runs import RunEnded
 from tests.engine.flows import PATIENCE, Targets, flow, keys, open_board, run_to_end, stage
 
 RECORD = """
@@ -136,10 +137,11 @@ async def test_nothing_is_dispatched_into_a_run_that_has_ended(board, one, query
         "UPDATE runs SET status = 'failed', state = 'failed', end_cause = 'operator', ended_at = now(),"
         " selected = 0, successful = 0, failed = 0, ignored = 0"
     )
-    try:
-        await dispatch(board, run, [NewItem("a")])
-    finally:
-        assert one("SELECT count(*) FROM items WHERE claim_id IS NULL") == 0
+    for key in ("a", "x" * 1000):
+        with pytest.raises(RunEnded):
+            await dispatch(board, run, [NewItem(key)], one=stage(name="later"))
+    assert one("SELECT count(*) FROM items") == 0
+    assert query("SELECT stage FROM stages") == [("work",)], "nor is the stage opened"
 
 
 # --- what cannot be dispatched

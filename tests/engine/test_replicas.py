@@ -44,8 +44,9 @@ def logs() -> Iterator[list[Any]]:
         yield lines
 
 
-async def hold(_: WorkContext, __: Item) -> Result:
-    await asyncio.sleep(60)
+async def hold(_: WorkContext, item: Item) -> Result:
+    if item.key != "quick":
+        await asyncio.sleep(60)
     return Done()
 
 
@@ -141,30 +142,21 @@ async def test_whoever_was_declared_dead_says_nothing_any_more(start_kit, query,
 # ── Hearts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-# Between one second after a beat and the next beat nobody knows whether we will be found dead.
-SELDOM = {"beat": 1.6, "dead_after": 2.6}
-
-
-async def test_whoever_has_not_beaten_for_a_while_does_not_send(start_kit, one):
+@pytest.mark.parametrize("kind", CLASSES)
+async def test_whoever_has_not_beaten_for_a_while_does_not_send(start_kit, one, kind):
+    """Somebody may be about to declare us dead. It is no failure, and no reason to ask the vendor all the time."""
     shop = Shop()
-    kit = await start_kit(f := flow(shop.keyed()), **SELDOM)
-    await until(lambda: not kit._heart.beats)
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    kit = await start_kit(f := flow(getattr(shop, kind)()), **NEVER_BEATS)
+    kit._heart._beaten_at -= NEVER_BEATS["dead_after"]
+    run = await started(kit, f, ["a"])
     await until(lambda: one("SELECT count(*) FROM effects WHERE state = 'planned'"))
-    assert (shop.writes, kit._heart.beats) == ([], False)
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    await asyncio.sleep(0.3)
+    assert (shop.writes, one("SELECT status, executions FROM items")) == ([], ("open", 0))
+    assert max(len(shop.reads), one("SELECT sends FROM effects")) <= 2, "tried again later, not again and again"
+    kit._heart._beaten_at = time.monotonic()
+    row = await kit.wait_for_run(run, PATIENCE)
     assert (row["status"], shop.applied, len(shop.writes)) == ("completed", ["a"], 1)
     assert one("SELECT executions, crashes FROM items") == (1, 0), "waiting uses up no execution"
-
-
-async def test_waiting_for_a_heartbeat_is_no_reason_to_ask_the_vendor_all_the_time(start_kit, one):
-    shop = Shop()
-    kit = await start_kit(f := flow(shop.absolute()), **SELDOM)
-    await until(lambda: not kit._heart.beats)
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
-    await kit.wait_for_run(started.run.id, PATIENCE)
-    assert shop.applied == ["a"]
-    assert max(len(shop.reads), one("SELECT sends FROM effects")) <= 6, "in about half a second"
 
 
 @pytest.fixture
@@ -442,3 +434,44 @@ async def test_work_that_nobody_picks_up_is_to_be_seen(start_kit, query, one):
     await kit.wait_for_run(run, PATIENCE)
     assert query(warning) == [("3",)], "said once"
     assert query("SELECT * FROM unclaimed") == []
+
+
+# ── Two at once ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("ENG-26", "ENG-25")
+async def test_of_many_finalizers_at_once_one_ends_the_run(start_kit, query):
+    kit = await start_kit(f := flow(stage(hold)))
+    for times in range(5):
+        run_id = await started(kit, f, ["quick", "slow"], f"run-{times}")
+        await until(lambda: query("SELECT 1 FROM items WHERE status = 'succeeded' AND run_id = %s", run_id))  # noqa: B023
+
+        async def finalize(n: int) -> bool:
+            async with kit.pool.connection() as connection:
+                run = await load_run(connection, run_id)  # noqa: B023
+                return await end(connection, f, run, cause=("normal", "operator", "stale")[n % 3], reason=f"by {n}")
+
+        assert sum(await asyncio.gather(*(finalize(n) for n in range(50)))) == 1
+    assert query("SELECT count(*) FROM run_log WHERE message LIKE 'running -> %%'") == [(5,)]
+    assert query("SELECT count(*) FROM outcomes WHERE outcome IS NULL") == [(0,)]
+
+
+@pytest.mark.req("ENG-28")
+async def test_a_key_whose_run_has_ended_does_not_block_a_deliberate_repetition(start_kit, one):
+    kit = await start_kit(f := flow(stage(hold)))
+    first = await kit.start_run(Start(f, "key", input={"targets": ["slow"]}))
+    for again in (False, True):
+        answer = await kit.start_run(Start(f, "key", input={"targets": ["slow"]}, again=again))
+        assert (answer.run.id, answer.deduplicated) == (first.run.id, True), "while it is active"
+    await kit.end_run(first.run.id, "enough")
+    answer = await kit.start_run(Start(f, "key", input={"targets": ["slow"]}))
+    assert (answer.run.id, answer.deduplicated) == (first.run.id, True), "not asked to do it again"
+    again = Start(f, "key", input={"targets": ["slow"]}, again=True)
+    answers = await asyncio.gather(*(kit.start_run(again) for _ in range(10)))
+    (second,) = {answer.run.id for answer in answers}
+    assert sorted(answer.deduplicated for answer in answers) == [False] + [True] * 9
+    assert one("SELECT event_key, status FROM runs WHERE id = %s", second)[0] == "key-retry-1"
+    await kit.end_run(second, "enough")
+    third = await kit.start_run(again)
+    assert (third.run.event_key, third.deduplicated) == ("key-retry-2", False)
+    assert one("SELECT count(*) FROM runs") == 3

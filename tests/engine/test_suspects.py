@@ -159,25 +159,31 @@ class Slow(Floor):
         return await super().work(context, item)
 
 
+OTHERS = """
+WITH r AS (INSERT INTO replicas (id, host, pid) VALUES ('other', 'there', 1))
+INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, taken_at)
+SELECT 'other', 0, 'work', id, 1, now() FROM lanes
+"""
+CAP = Lane("capped", max_in_flight=1)
+RATE = Lane("rated", per_second=0.001)
 CANNOT_BE_HAD = {
-    "its lane is held": (
-        {"lane": "held"},
-        "UPDATE lanes SET held_until = now() + interval '1 hour' WHERE name = 'held'",
-    ),
-    "its flow is not loaded here": ({"name": "elsewhere"}, "SELECT 1"),
+    "its lane is held": (Lane("held"), "test", "UPDATE lanes SET held_until = now() + interval '1 hour'"),
+    "others fill its lane": (CAP, "test", OTHERS),
+    "its lane's next permit is far off": (RATE, "test", "UPDATE lanes SET next_free_at = now() + interval '1 hour'"),
+    "its flow is not loaded here": (Lane("lane"), "elsewhere", "SELECT 1"),
     # its last worker died after the gate had timed out: nobody claims it any more
-    "its gate has given up on it": ({}, "UPDATE items SET permanent = true"),
-    "it waits for its next attempt": ({}, "UPDATE items SET due_at = now() + interval '1 hour'"),
+    "its gate has given up on it": (Lane("lane"), "test", "UPDATE items SET permanent = true"),
+    "it waits for its next attempt": (Lane("lane"), "test", "UPDATE items SET due_at = now() + interval '1 hour'"),
 }
 
 
-@pytest.mark.parametrize(("options", "because"), CANNOT_BE_HAD.values(), ids=CANNOT_BE_HAD)
-async def test_a_suspect_that_cannot_be_had_does_not_keep_the_others(start_kit, waiting, query, options, because):
+@pytest.mark.parametrize(("lane", "name", "because"), CANNOT_BE_HAD.values(), ids=CANNOT_BE_HAD)
+async def test_a_suspect_that_cannot_be_had_does_not_keep_the_others(start_kit, waiting, query, lane, name, because):
     floor = Slow(0.01)
-    await waiting({"suspect": 3}, **options)
+    await waiting({"suspect": 3}, lane=lane.name, name=name)
     query(because)
     run = await waiting({"long": 0})
-    work, held = stage(floor.work), stage(floor.work, name="second", lane=Lane("held"))
+    work, held = stage(floor.work), stage(floor.work, name="second", lane=lane)
     kit = await start_kit(f := flow(work, stages=(work, held), story=None), hands=HANDS)
     await until(lambda: kit.worker.hands.busy)
     began = time.monotonic()

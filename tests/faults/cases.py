@@ -69,7 +69,7 @@ def all_killed_at_once(world: World) -> None:
 
 def random_kills(world: World) -> None:
     report = play(world, Plan(kills=8, effects=150, targets=40, pause=(0.2, 1.2), freezes=1, seed=1), quiet=True)
-    assert report.problems() == []
+    assert not (problems := report.problems()), problems
 
 
 def restart_storm(world: World) -> None:

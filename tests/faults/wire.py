@@ -59,6 +59,8 @@ class BadWire:
         async with listener:
             ready.set()
             await stop.wait()
+            listener.close()
+            await asyncio.sleep(0.05)  # in which the last one to be accepted is
             for task in (tasks := list(self._connections)):
                 task.cancel()
             await asyncio.gather(*tasks)
@@ -70,7 +72,8 @@ class BadWire:
         try:
             server_reads, server = await asyncio.open_unix_connection(self._server)
         except OSError:
-            client.close()
+            client.transport.abort()
+            await asyncio.sleep(0)
             self._connections.discard(task)
             return
         # Whichever side ends first ends both.
