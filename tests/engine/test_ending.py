@@ -430,6 +430,24 @@ async def test_what_cannot_be_read_back_is_asked_about_until_the_deadline_and_th
     assert len(shop.writes) == 1
 
 
+async def test_a_run_without_a_gate_does_not_ask_for_ever(start_kit, one, monkeypatch):
+    """Nobody leads it: what its stage may take at most is for the sweep to enforce."""
+    monkeypatch.setattr(sweeps, "SWEEP_SECONDS", 0.5)
+    shop = Shop(["applied, 500"])
+
+    async def goes_down(item: Item, call: str) -> None:
+        if call == "write":
+            shop.down.add(item.key)
+
+    shop.watch = goes_down
+    work = shop.absolute(retry=ONCE, max_wait=timedelta(seconds=1))
+    kit = await start_kit(f := flow(work, story=None))
+    run = await kit.start_items(Start(f, "key"), work, [NewItem("a")])
+    row = await kit.wait_for_run(run.run.id, timedelta(seconds=4))
+    assert (row["status"], row["failed"]) == ("failed", 1)
+    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("INCOMPLETE", True)
+
+
 async def test_looking_does_not_use_up_executions(start_kit, one):
     shop = Shop(["applied, 500"])
     await in_doubt_at_the_deadline(start_kit, shop)

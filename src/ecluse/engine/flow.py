@@ -112,7 +112,8 @@ class Order(NamedTuple):
 class Write:
     """A write at a vendor, instead of plain work: the engine records it before it sends it, and finds out what became
     of it when the answer got lost. `wanted` and what is read are JSON. `quiet` is counted from the last send: at least
-    the call's own deadline plus the longest time in which the vendor may still apply what it has received."""
+    the call's own deadline, plus two seconds, plus the longest time in which the vendor may still apply what it has
+    received."""
 
     wanted: Callable[[Item], Any]
     send: Callable[[WorkContext, Item, Order], Awaitable[Any]]
