@@ -113,10 +113,16 @@ SELECT DISTINCT i.crashes FROM items i JOIN lanes l ON l.id = i.lane_id
 WHERE i.claim_id IS NULL AND i.crashes > 0 AND i.due_at <= ecluse_now() AND NOT i.permanent
   AND i.flow || '/' || i.stage = ANY(%(work)s) AND i.lane_id = ANY(%(lanes)s)
   AND (l.held_until IS NULL OR l.held_until <= ecluse_now())
+  AND l.next_free_at <= ecluse_now() + %(ahead)s * interval '1 second'
+  AND (l.max_in_flight IS NULL OR l.max_in_flight > (SELECT coalesce(sum(c.in_flight), 0) FROM claims c
+                                                     WHERE c.lane_id = l.id AND c.in_flight > 0))
 """
 MOST_CRASHES = 32_767
 
 LOCK_CAPPED = "SELECT id FROM lanes WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED"
+
+
+Held = tuple[int, int]  # an item, under a claim
 
 
 class Taken(NamedTuple):
@@ -124,6 +130,10 @@ class Taken(NamedTuple):
     claim_id: int
     fence: int
     start_at: datetime | None
+
+    @property
+    def held(self) -> Held:
+        return self.item.id, self.claim_id
 
 
 class Claimant(NamedTuple):
@@ -137,7 +147,8 @@ class Claimant(NamedTuple):
 
 
 async def suspects(connection: Connection, who: Claimant, lanes: list[int]) -> set[int]:
-    cursor = await connection.execute(SUSPECTS, {"work": who.work, "lanes": lanes}, prepare=True)
+    parameters = {"work": who.work, "lanes": lanes, "ahead": AHEAD_SECONDS}
+    cursor = await connection.execute(SUSPECTS, parameters, prepare=True)
     return {row[0] for row in await cursor.fetchall()}
 
 

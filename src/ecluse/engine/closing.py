@@ -12,7 +12,7 @@ import structlog
 from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import workflow_id
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import ending, orchestration, runs
+from ecluse.engine import ending, gate, orchestration, runs
 from ecluse.engine.flow import Flow, Run
 from ecluse.engine.story import gate_topic
 
@@ -31,6 +31,9 @@ SELF_CLOSING = """
 SELECT s.run_id, s.stage FROM runs r JOIN stages s ON s.run_id = r.id
 WHERE r.ended_at IS NULL AND NOT r.orchestrated AND s.ended_at IS NULL AND r.flow = ANY(%s)
 """
+
+# Nobody waits at their gate; its time is up all the same.
+OVERDUE = SELF_CLOSING + " AND s.deadline_at <= ecluse_now()"
 
 
 async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple[int, str]]) -> None:
@@ -65,6 +68,10 @@ async def end_by_operator(connection: Connection, flow: Flow, run: Run, reason: 
 
 async def sweep(pool: Pool, flows: Mapping[str, Flow]) -> None:
     async with pool.connection() as connection:
+        for run_id, stage in await (await connection.execute(OVERDUE, (list(flows),))).fetchall():
+            run = await runs.load(connection, run_id)
+            await gate.end(connection, run, flows[run.flow].stage(stage), "timeout")
+            await ending.end(connection, flows[run.flow], run)
         rows = await (await connection.execute(SELF_CLOSING, (list(flows),))).fetchall()
     if rows:
         await close(pool, flows, [(run, stage) for run, stage in rows])

@@ -22,7 +22,8 @@ from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import effects
-from ecluse.engine.effects import Ended, Held, Intent, Standing
+from ecluse.engine.claim import Held
+from ecluse.engine.effects import Ended, Intent, Standing
 from ecluse.engine.flow import Item, Saved, Stage
 
 log = structlog.get_logger(__name__)
@@ -244,7 +245,7 @@ class Committer:
             else:
                 accepted = await _execute(connection, parameters)
         for intent in intents:
-            intent.reply(recorded.get(intent.held))
+            intent.reply(recorded.get(intent.taken.held))
         if len(accepted) < len(finishes):
             log.warning("commit: fenced out", items=len(finishes) - len(accepted), replica=self._replica)
 

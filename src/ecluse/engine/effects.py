@@ -29,7 +29,7 @@ from ecluse.base.errors import PermanentError, VendorError
 from ecluse.base.ids import effect_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine.claim import Taken
+from ecluse.engine.claim import Held, Taken
 from ecluse.engine.flow import AbsoluteWrite, Done, Item, KeyedWrite, Order, WorkContext, Write
 from ecluse.engine.retry import GiveUp, Retry
 
@@ -42,9 +42,6 @@ OPEN = ("sending", "unknown")
 
 class Fenced(Exception):
     """The claim is not ours any more: somebody took it over, or the run has ended."""
-
-
-Held = tuple[int, int]  # an item, under a claim
 
 
 class Standing(NamedTuple):
@@ -77,10 +74,6 @@ class Intent:
     send: bool | None = True
     again_after: int = 0
     answer: asyncio.Future[Standing] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    @property
-    def held(self) -> Held:
-        return self.taken.item.id, self.taken.claim_id
 
     def row(self) -> dict[str, Any]:
         return {
@@ -242,15 +235,15 @@ class Performer:
         self._intend = intend
         self._may_send = may_send
         self._now = now
-        # By item, for as long as it is in hand; what is left when it was interrupted says how far it had come.
-        self.phase: dict[int, Phase] = {}
+        # For as long as it is in hand; what is left when it was interrupted says how far it had come.
+        self.phase: dict[Held, Phase] = {}
 
     async def perform(
         self, write: Write, context: WorkContext, taken: Taken, spent: VendorError | None = None
     ) -> Performed:
         """`spent`: it may not be sent again, and fails with this unless it turns out to have been applied."""
         performed = await self._perform(write, context, taken, spent)
-        self.phase.pop(taken.item.id, None)
+        self.phase.pop(taken.held, None)
         return performed
 
     async def _perform(self, write: Write, context: WorkContext, taken: Taken, spent: VendorError | None) -> Performed:
@@ -271,13 +264,13 @@ class Performer:
         need = not isinstance(write, AbsoluteWrite) or not agrees(before, wanted)
         standing = await self._record(Intent(taken, name, write, wanted, before, send=need))
         if standing.went and standing.state == "sending":
-            return await self._send(write, context, item, standing, doubtful=False)
+            return await self._send(write, context, taken, standing, doubtful=False)
         return await self._go_on(write, context, taken, standing, spent)
 
     async def _record(self, intent: Intent) -> Standing:
-        self.phase[intent.taken.item.id] = "recording"
+        self.phase[intent.taken.held] = "recording"
         standing = await self._intend(intent)
-        self.phase[intent.taken.item.id] = "asking" if standing.state in OPEN else "recording"
+        self.phase[intent.taken.held] = "asking" if standing.state in OPEN else "recording"
         return standing
 
     async def _go_on(
@@ -321,17 +314,18 @@ class Performer:
         )
         if not again.went:
             return Performed(again.quiet_until or self._now() + LATER)
-        return await self._send(write, context, taken.item, again, doubtful=doubtful)
+        return await self._send(write, context, taken, again, doubtful=doubtful)
 
     async def _send(
-        self, write: Write, context: WorkContext, item: Item, standing: Standing, *, doubtful: bool
+        self, write: Write, context: WorkContext, taken: Taken, standing: Standing, *, doubtful: bool
     ) -> Performed:
+        item = taken.item
         late = asyncio.get_running_loop().time() - standing.asked_at > SEND_WITHIN
         if late or not self._may_send(item):
             state: State = "unknown" if doubtful else "planned"
             return Performed(self._now() + LATER, Ended(standing.id, standing.sends, state, None, "not sent: too late"))
         crashpoint("before send")
-        self.phase[item.id] = "sending"
+        self.phase[taken.held] = "sending"
         try:
             result = await write.send(context, item, Order(str(standing.id), standing.wanted, standing.before))
         except VendorError as error:

@@ -123,9 +123,9 @@ class Worker:
         self._ended = self._ended & self.runs_in_hand | ended
         if ended:
             for taken in self.hands.drop(lambda taken: taken.item.run_id in ended):
-                self._forget([taken.item])
+                self._forget([taken])
             self.hands.interrupt(
-                lambda taken: taken.item.run_id in ended and self._performer.phase.get(taken.item.id) != "sending"
+                lambda taken: taken.item.run_id in ended and self._performer.phase.get(taken.held) != "sending"
             )
 
     async def drain(self, grace: float) -> None:
@@ -224,13 +224,13 @@ class Worker:
             finish = await self._try(stage, taken)
         except asyncio.CancelledError as error:
             match hand.forgive():
-                case "late" if self._performer.phase.get(taken.item.id) == "recording":
+                case "late" if self._performer.phase.get(taken.held) == "recording":
                     finish = self._later(stage, taken, self._clock.now() + LATER)  # our database's fault, not its own
                 case "late":
                     late = TransientError(f"No answer within {limit:g} s", code="TIMEOUT")
                     finish = self._failed(stage, taken, late)
                 case "dropped":
-                    self._forget([taken.item])
+                    self._forget([taken])
                     return
                 case _ if hand.told_to_go:
                     raise
@@ -239,7 +239,7 @@ class Worker:
                     finish = self._failed(stage, taken, cancelled)
         except Fenced:
             log.warning("fenced out, nothing sent", event_id=taken.item.event_id)
-            self._forget([taken.item])
+            self._forget([taken])
             return
         except Exception as error:  # the edge of the work: whatever went wrong in it is this item's error
             if not isinstance(error, EcluseError) and not taken.item.executions:  # once per item will do
@@ -280,7 +280,7 @@ class Worker:
         verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=self._chance)
         code = error.code if isinstance(error, EcluseError) else "BUG"
         text = str(error) if isinstance(error, EcluseError) else f"{type(error).__name__}: {error}"
-        in_doubt = self._performer.phase.get(item.id) in ("asking", "sending")
+        in_doubt = self._performer.phase.get(taken.held) in ("asking", "sending")
         in_doubt = in_doubt or (effect is not None and effect.state == "unknown")
         if in_doubt and isinstance(stage.work, Write):
             verdict = again_or_never(stage.work, verdict, now)
@@ -309,16 +309,16 @@ class Worker:
         for finish in batch:
             if finish.due_at is not None:
                 loop.call_later(max(0.0, (finish.due_at - self._clock.now()).total_seconds()), self.wake)
-        self._forget([finish.item for finish in batch])
+        self._forget(batch)
         if self._to_close:
             task = asyncio.create_task(self._close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    def _forget(self, items: Iterable[Item]) -> None:
-        for item in items:
-            self._performer.phase.pop(item.id, None)
-            pair = (item.run_id, item.stage)
+    def _forget(self, ended: Iterable[Taken | Finish]) -> None:
+        for one in ended:
+            self._performer.phase.pop(one.held, None)
+            pair = (one.item.run_id, one.item.stage)
             self._in_hand[pair] -= 1
             if self._in_hand[pair] == 0:
                 del self._in_hand[pair]
