@@ -11,6 +11,7 @@ from pydantic_core import to_json
 from ecluse.base.errors import PermanentError
 from ecluse.db.connect import Connection
 from ecluse.engine import Done, Ignored, Item, Order, Result, Run, Saved, WorkContext
+from ecluse.vendors.price_list import as_text
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS hello_prices (
@@ -54,18 +55,19 @@ async def read_price(context: WorkContext, item: Item) -> Result:
 
 
 def wanted_price(item: Item) -> Any:
-    return {"price": item.payload["price"]}
+    return {"price": as_text(Decimal(item.payload["price"]))}  # spelled as it will be read
 
 
 async def price_at_vendor(context: WorkContext, item: Item) -> Any:
     article = await context.vendors.article(item.key)
-    return {"price": str(article.price), "version": article.version}
+    return {"price": as_text(article.price), "version": article.version}
 
 
-async def set_price(context: WorkContext, item: Item, order: Order) -> None:
-    await context.vendors.set_price(
+async def set_price(context: WorkContext, item: Item, order: Order) -> Any:
+    article = await context.vendors.set_price(
         item.key, Decimal(order.wanted["price"]), version=order.before["version"], idempotency_key=order.key
     )
+    return {"price": as_text(article.price)}
 
 
 # A twin is created: a write that the vendor does once per key.

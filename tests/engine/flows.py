@@ -243,8 +243,8 @@ class Shop:
             raise TransientError("503", code="DOWN")
         return {"price": self.prices[item.key], "version": self.versions[item.key]}
 
-    async def _set(self, _: WorkContext, item: Item, order: Order) -> str:
-        async def apply() -> str:
+    async def _set(self, _: WorkContext, item: Item, order: Order) -> Any:
+        async def apply() -> Any:
             if goes.startswith("somebody else"):
                 self.change(item.key, SOMEBODY_ELSES)
             if goes == "the one before arrives":
@@ -253,7 +253,7 @@ class Shop:
                 raise PermanentError("412", code="PRECONDITION_FAILED", ambiguous=True)
             if applies:
                 self._done(item, order)
-            return "whatever a vendor says"
+            return {"price": self.prices[item.key], "version": self.versions[item.key]}
 
         goes, applies = await self._arrives(item, order)
         return await self._answer(goes, apply, lambda: self._done(item, order))

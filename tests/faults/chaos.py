@@ -34,6 +34,7 @@ SELECT EXISTS (SELECT 1 FROM replicas WHERE id = %s AND state = 'dead')
    AND NOT EXISTS (SELECT 1 FROM claims WHERE replica_id = %s AND in_flight > 0)
 """
 SAY_EVERY = 5.0
+MANY_KILLS = 8
 FED_EVERY = 0.25
 
 
@@ -82,7 +83,8 @@ class Report:
             f"{plan.kills} kills, not {self.kills}": self.kills >= plan.kills,
             f"{plan.effects} effects under fire, not {self.under_fire}": self.under_fire >= plan.effects,
             "a vendor that lied": tally.faults.get("applied_then_error", 0) > 0,
-            "work in the hands of somebody who was killed": bool(self.take_overs),
+            # A handful of kills may all miss: that proves nothing, and is no fault.
+            "work in the hands of somebody who was killed": bool(self.take_overs) or self.kills < MANY_KILLS,
             f"sleepers that leave with code 70, not {self.zombie_codes}": set(self.zombie_codes)
             == ({70} if plan.freezes else set()),
             f"nobody to leave by himself, not {self.replicas_exited}": self.replicas_exited == 0,

@@ -73,7 +73,7 @@ def start(
         await announce(connection)
         cursor = await connection.execute("SELECT 1 FROM replicas WHERE state = 'live' LIMIT 1")
         if await cursor.fetchone() is None:
-            typer.echo("no server is running: the run waits until one is (`ecluse serve`)", err=True)
+            typer.echo("no server is running yet: the run starts as soon as one is (`ecluse serve`)", err=True)
         return {"run_id": str(started.run.id), "deduplicated": started.deduplicated}
 
     typer.echo(json.dumps(_with_connection(ask)))

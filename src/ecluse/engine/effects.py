@@ -301,7 +301,7 @@ class Performer:
             if verdict == "applied":
                 return Performed(Done(standing.wanted), Ended(standing.id, standing.sends, "applied"))
             if verdict == "conflict":
-                message = f"somebody else made it {json.dumps(before)}; it was {json.dumps(standing.before)}"
+                message = f"found {json.dumps(before)}: not as wanted, nor as before, {json.dumps(standing.before)}"
                 conflict = Ended(standing.id, standing.sends, "conflict", None, message)
                 return Performed(PermanentError(message, code="CONFLICT"), conflict)
         elif isinstance(write, KeyedWrite) and standing.age is not None and standing.age > KEY_LIFE * write.remembered:
@@ -332,5 +332,12 @@ class Performer:
             state = after_failure(error, doubtful=doubtful)
             return Performed(error, Ended(standing.id, standing.sends, state, None, error.message))
         crashpoint("after send")
-        result = result if isinstance(write, KeyedWrite) else standing.wanted
+        if isinstance(write, AbsoluteWrite):
+            if result is not None and not agrees(plain(result), standing.wanted):
+                message = f"the vendor made it {json.dumps(plain(result))} of the wanted {json.dumps(standing.wanted)}"
+                return Performed(
+                    PermanentError(message, code="NOT_AS_WANTED"),
+                    Ended(standing.id, standing.sends, "conflict", None, message),
+                )
+            result = standing.wanted
         return Performed(Done(result), Ended(standing.id, standing.sends, "applied", result))

@@ -129,9 +129,10 @@ class KeyedWrite(Write):
 
 @dataclass(frozen=True)
 class AbsoluteWrite(Write):
-    """Class C2: sets a state that can be read back. What was read need only agree with the wanted fields; a state that
-    is neither the wanted one nor the former is somebody else's, and is not overwritten. The result is what was wanted.
-    """
+    """Class C2: sets a state that can be read back. What is read must have the wanted fields, spelled alike ("12.5" is
+    not "12.50"); a state that is neither the wanted one nor the former is somebody else's, and is not overwritten.
+    `send` may return the state that the vendor answered: one that is not as wanted is found at once then. The item's
+    result is what was wanted."""
 
     read: Callable[[WorkContext, Item], Awaitable[Any]] = field(kw_only=True)
 

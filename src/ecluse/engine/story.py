@@ -70,7 +70,8 @@ class Story:
         await self.step(f"phase-{name}", runs.set_phase, name)
 
     async def select(self, source: Source) -> int:
-        """Fix the targets this run answers for. Returns how many."""
+        """Fix the targets this run answers for. Returns how many. Only targets: what an item is to know of them (its
+        payload) is for `fan_out`."""
 
         async def chosen(connection: Connection, run: Run) -> int:
             return await runs.select(connection, run, await source(connection, run))
@@ -80,6 +81,8 @@ class Story:
         return count
 
     async def fan_out(self, stage: Stage, source: Source = runs.open_targets, delay: timedelta = timedelta(0)) -> int:
+        """Dispatch the stage's items: those of `source`, or one without a payload for every target still open."""
+
         async def dispatched(connection: Connection, run: Run) -> int:
             return await fan_out(connection, run, stage, await source(connection, run), chunk=self._chunk, delay=delay)
 
