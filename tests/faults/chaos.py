@@ -34,7 +34,7 @@ SELECT EXISTS (SELECT 1 FROM replicas WHERE id = %s AND state = 'dead')
    AND NOT EXISTS (SELECT 1 FROM claims WHERE replica_id = %s AND in_flight > 0)
 """
 SAY_EVERY = 5.0
-MANY_KILLS = 8
+MANY_KILLS = 20
 FED_EVERY = 0.25
 
 
