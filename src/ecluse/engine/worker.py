@@ -251,7 +251,7 @@ class Worker:
         item, claim_id, fence, _ = taken
         context, effect = self._contexts[item.flow], None
         outcome: Result | VendorError | datetime
-        spent = _spent(stage, item)
+        spent = _spent(stage, item) if item.crashes or item.executions else None
         if spent is not None and (item.crashes > TOO_MANY_CRASHES or not isinstance(stage.work, Write)):
             outcome = spent
         elif isinstance(stage.work, Write):
@@ -317,7 +317,8 @@ class Worker:
 
     def _forget(self, ended: Iterable[Taken | Finish]) -> None:
         for one in ended:
-            self._performer.phase.pop(one.held, None)
+            if self._performer.phase:
+                self._performer.phase.pop(one.held, None)
             pair = (one.item.run_id, one.item.stage)
             self._in_hand[pair] -= 1
             if self._in_hand[pair] == 0:
