@@ -38,11 +38,11 @@ STORE = """
 WITH inp AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id bigint, claim_id bigint, status text, permanent boolean,
         result jsonb, error_code text, error text, event_id text, ambiguous boolean, due_at timestamptz)),
-clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+-- empty for whoever was declared dead: then nothing below happens
+clock AS MATERIALIZED (SELECT ecluse_now() AS now FROM replicas WHERE id = %(replica)s AND state = 'live'),
 fenced AS MATERIALIZED (
     SELECT c.id FROM claims c JOIN unnest(%(claims)s::bigint[], %(fences)s::int[]) AS f(id, fence)
       ON c.id = f.id AND c.fence = f.fence
-    WHERE EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live')
     ORDER BY c.id FOR NO KEY UPDATE OF c),
 -- an item whose gate has given up on it was told so: it is not opened again
 stored AS (
