@@ -23,10 +23,11 @@ help: ## List the targets
 	@touch $@
 
 test: check ## All checks and all tests but the slow ones
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not alone"
+	$(BIN)/pytest -m "alone and not slow"
 
-test-all: check ## All checks and all tests, the slow ones too
-	$(BIN)/pytest
+test-all: test ## All checks and all tests, the slow ones too
+	$(BIN)/pytest -m slow
 
 check: lint types imports ## All checks, no tests
 

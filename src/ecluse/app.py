@@ -16,7 +16,7 @@ from fastapi import FastAPI, Response
 
 from ecluse.base.errors import SetUpError
 from ecluse.bootstrap import Database, bootstrap
-from ecluse.engine import Flow, Kit
+from ecluse.engine import ROLES, Flow, Kit, Role
 from ecluse.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -24,17 +24,19 @@ log = structlog.get_logger(__name__)
 WATCH_SECONDS = 1.0
 
 
-def create_app(settings: Settings, database: Database, flows: Sequence[Flow]) -> FastAPI:
+def create_app(
+    settings: Settings, database: Database, flows: Sequence[Flow], roles: frozenset[Role] = ROLES
+) -> FastAPI:
     """`database` is open and migrated; the app gives it back when it stops."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        kit = bootstrap(settings, database.dsn, flows)
+        kit = bootstrap(settings, database.dsn, flows, roles)
         await kit.start()
         app.state.kit = kit
         watch = asyncio.create_task(_watch(database))
         broken = asyncio.create_task(_leave_when_broken(kit))
-        log.info("serving", replica=kit.replica, flows=[flow.name for flow in flows])
+        log.info("serving", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
         yield
         broken.cancel()
         await kit.stop()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ecluse.base.errors import SetUpError
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
-from ecluse.engine import Flow, Kit
+from ecluse.engine import ROLES, Flow, Kit, Role
 from ecluse.settings import Settings
 
 
@@ -56,10 +56,11 @@ def _load_flow(name: str) -> Flow:
     return flow
 
 
-def bootstrap(settings: Settings, dsn: str, flows: Sequence[Flow]) -> Kit:
+def bootstrap(settings: Settings, dsn: str, flows: Sequence[Flow], roles: frozenset[Role] = ROLES) -> Kit:
     return Kit(
         dsn=dsn,
         flows=flows,
+        roles=roles,
         hands=settings.ECLUSE_HANDS,
         chunk=settings.AUTOMATION_SEND_EVENT_CHUNK_SIZE,
         beat=settings.ECLUSE_HEARTBEAT_SECONDS,

@@ -105,7 +105,7 @@ async def test_a_held_lane_gives_nothing_and_delays_no_other(board, query):
     held, other = await board.lane("held"), await board.lane("other", max_in_flight=100)
     await board.run(10, lane="held", delay=-10)
     fast = await board.run(30, lane="other")
-    query("UPDATE lanes SET held_until = ecluse_now() + interval '1 hour' WHERE name = 'held'")
+    query("UPDATE lanes SET held_until = ecluse_now() + interval '1 hour', held_reason = 'test' WHERE name = 'held'")
     taken = await board.claim(other, free=[held], room=20)
     assert [one.item.run_id for one in taken] == [fast.id] * 20
     query("UPDATE lanes SET held_until = ecluse_now() WHERE name = 'held'")

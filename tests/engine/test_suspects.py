@@ -167,7 +167,11 @@ SELECT 'other', 0, 'work', id, 1, now() FROM lanes
 CAP = Lane("capped", max_in_flight=1)
 RATE = Lane("rated", per_second=0.001)
 CANNOT_BE_HAD = {
-    "its lane is held": (Lane("held"), "test", "UPDATE lanes SET held_until = now() + interval '1 hour'"),
+    "its lane is held": (
+        Lane("held"),
+        "test",
+        "UPDATE lanes SET held_until = now() + interval '1 hour', held_reason = ''",
+    ),
     "others fill its lane": (CAP, "test", OTHERS),
     "its lane's next permit is far off": (RATE, "test", "UPDATE lanes SET next_free_at = now() + interval '1 hour'"),
     "its flow is not loaded here": (Lane("lane"), "elsewhere", "SELECT 1"),

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from ecluse.base import logging
 from ecluse.base.errors import EcluseError, SetUpError
 from ecluse.cli import runs
 from ecluse.db import embedded
+from ecluse.engine import ROLES
 from ecluse.migrations import runner
 
 log = structlog.get_logger(__name__)
@@ -32,6 +34,13 @@ app.add_typer(runs.app, name="runs")
 demo = typer.Typer(no_args_is_help=True, help="Scripted demonstrations, offline, with simulated vendors.")
 app.add_typer(demo, name="demo")
 
+
+class RoleName(StrEnum):
+    api = "api"
+    worker = "worker"
+    scheduler = "scheduler"
+
+
 FlowOption = Annotated[list[str] | None, typer.Option("--flow", help="A flow to load, as package:NAME. Repeatable.")]
 
 
@@ -40,6 +49,9 @@ def serve(
     flow: FlowOption = None,
     host: Annotated[str | None, typer.Option(help="Default: ECLUSE_HOST.")] = None,
     port: Annotated[int | None, typer.Option(help="Default: ECLUSE_PORT.", min=0, max=65535)] = None,
+    role: Annotated[
+        list[RoleName] | None, typer.Option("--role", help="Do only this. Repeatable. Default: everything.")
+    ] = None,
 ) -> None:
     """Run the server: API, scheduler and worker in one process. Start it again to add a replica."""
     import uvicorn  # here, because the other commands should not wait for it
@@ -55,7 +67,7 @@ def serve(
         database = bootstrap.open_database(given)
         try:
             runner.upgrade(database.dsn, flows)
-            application = create_app(given, database, flows)
+            application = create_app(given, database, flows, frozenset(one.value for one in role) if role else ROLES)
             server = uvicorn.Server(
                 uvicorn.Config(application, log_config=None, access_log=False, timeout_graceful_shutdown=5)
             )

@@ -24,7 +24,7 @@ from ecluse.engine.flow import (
     WorkContext,
     Write,
 )
-from ecluse.engine.kit import Kit
+from ecluse.engine.kit import ROLES, Kit, Role
 from ecluse.engine.orchestration import migrate
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.runs import Start, Started, announce, open_targets, show
@@ -35,6 +35,7 @@ from ecluse.engine.story import Story
 
 __all__ = [
     "PLAIN",
+    "ROLES",
     "AbsoluteWrite",
     "Done",
     "Flow",
@@ -47,6 +48,7 @@ __all__ = [
     "Order",
     "Result",
     "RetryPolicy",
+    "Role",
     "Run",
     "Save",
     "Saved",

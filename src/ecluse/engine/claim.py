@@ -1,8 +1,8 @@
 """Taking work: one statement picks waiting items fairly, writes one `claims` row per (run, stage) and points the items
 at it. Fencing, counting and ending a run then touch those rows, not every item.
 
-Lanes share the free hands, tenants take turns within a lane, and within a tenant the order is `due_at`, then id. Items
-of a run that is being ended are left alone (its row is not to be had). Nothing here waits for anybody's lock.
+Lanes share the free hands, tenants take turns within a lane, and within a tenant the order is `order_at`, then id.
+Items of a run that is being ended are left alone (its row is not to be had). Nothing here waits for anybody's lock.
 """
 
 from __future__ import annotations
@@ -67,22 +67,22 @@ share AS MATERIALIZED (
 ),
 picked AS MATERIALIZED (
     SELECT i.* FROM share s JOIN lane l ON l.id = s.lane_id CROSS JOIN LATERAL (
-        SELECT i.id, i.run_id, i.stage, i.lane_id, i.group_key, i.due_at FROM items i
+        SELECT i.id, i.run_id, i.stage, i.lane_id, i.group_key, i.order_at FROM items i
         WHERE i.lane_id = s.lane_id AND i.tenant_id = s.tenant_id AND i.claim_id IS NULL
           AND i.due_at <= (SELECT now FROM clock) AND i.flow || '/' || i.stage = ANY(%(work)s)
           AND i.crashes BETWEEN %(least_crashes)s AND %(most_crashes)s AND NOT i.permanent
           AND (l.full_keys IS NULL OR i.group_key IS NULL OR i.group_key <> ALL (l.full_keys))
-        ORDER BY i.due_at, i.id LIMIT s.most FOR UPDATE SKIP LOCKED) i
+        ORDER BY i.order_at, i.id LIMIT s.most FOR UPDATE SKIP LOCKED) i
 ),
 alive AS MATERIALIZED (
     SELECT r.id, r.event_key FROM (SELECT DISTINCT run_id FROM picked) p CROSS JOIN LATERAL (
         SELECT id, event_key FROM runs WHERE id = p.run_id AND ended_at IS NULL FOR SHARE SKIP LOCKED) r
 ),
 mine AS MATERIALIZED (
-    SELECT g.*, l.base + (row_number() OVER (PARTITION BY g.lane_id ORDER BY g.due_at, g.id) - 1) * l.spacing
+    SELECT g.*, l.base + (row_number() OVER (PARTITION BY g.lane_id ORDER BY g.order_at, g.id) - 1) * l.spacing
                AS start_at
     FROM (
-        SELECT p.*, a.event_key, row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.due_at, p.id)
+        SELECT p.*, a.event_key, row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.order_at, p.id)
                  + (SELECT count(*) FROM claims c JOIN items h ON h.claim_id = c.id WHERE p.group_key IS NOT NULL
                     AND k.max_per_key IS NOT NULL AND c.lane_id = p.lane_id AND c.in_flight > 0
                     AND h.group_key = p.group_key AND h.status = 'open') AS in_group

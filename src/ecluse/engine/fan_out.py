@@ -38,8 +38,9 @@ WITH inp AS (SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb)
 run AS MATERIALIZED (SELECT ecluse_now() AS now, (SELECT id FROM lanes WHERE name = %(lane)s) AS lane_id
                      FROM runs WHERE id = %(run)s AND ended_at IS NULL FOR SHARE),
 put AS (
-    INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, group_key, due_at, payload)
-    SELECT %(tenant)s, %(run)s, %(flow)s, %(stage)s, key, coalesce(target, key), lane_id, "group",
+    INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, group_key, due_at, order_at,
+                       payload)
+    SELECT %(tenant)s, %(run)s, %(flow)s, %(stage)s, key, coalesce(target, key), lane_id, "group", now + %(delay)s,
            now + %(delay)s, payload
     FROM inp, run
     ON CONFLICT ON CONSTRAINT items_key DO NOTHING

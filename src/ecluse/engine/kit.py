@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any, Literal, get_args
 
 import psycopg
 import structlog
@@ -18,7 +19,7 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, NotFound
 from ecluse.base.ids import replica_id
 from ecluse.db.connect import pool
-from ecluse.db.listen import listen
+from ecluse.db.listen import Hear, listen
 from ecluse.engine import closing, orchestration, runs
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
@@ -49,10 +50,16 @@ ON CONFLICT (name) DO UPDATE SET max_in_flight = excluded.max_in_flight, max_per
 """
 
 
+# What a process does: answers requests, does the work and leads the runs, fires the schedules. All of it by default.
+Role = Literal["api", "worker", "scheduler"]
+ROLES: frozenset[Role] = frozenset(get_args(Role))
+
+
 @dataclass
 class Kit:
     dsn: str
     flows: Sequence[Flow]
+    roles: frozenset[Role] = ROLES
     hands: int = 200
     chunk: int = 200
     beat: float = 2.0
@@ -71,12 +78,28 @@ class Kit:
         self.running = False
         self.broken = asyncio.Event()
         self._vendors = AsyncExitStack()
+        self.worker: Worker | None = None
+        self._committing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         # Items live for milliseconds and hold no cycles: the collector would look at thousands of them for nothing.
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
         await self.pool.open(wait=True)
+        await set_clock(self.pool, self.clock)
+        jobs: dict[str, Coroutine[Any, Any, None]] = {}
+        channels: dict[str, Hear] = {ENDED_CHANNEL: self._hear_end, CLOCK_CHANNEL: self._hear_clock}
+        if self.roles != {"api"}:
+            await asyncio.to_thread(self._heart.start)
+        if "worker" in self.roles:
+            await self._start_worker(jobs, channels)
+        jobs["listener"] = listen(self.dsn, channels)
+        self._background = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
+        for task in self._background:
+            task.add_done_callback(self._loop_ended)
+        self.running = True
+
+    async def _start_worker(self, jobs: dict[str, Coroutine[Any, Any, None]], channels: dict[str, Hear]) -> None:
         await self._work_pool.open(wait=True)
         contexts = {
             flow.name: WorkContext(
@@ -84,7 +107,7 @@ class Kit:
             )
             for flow in self.flows
         }
-        self.worker = Worker(
+        self.worker = worker = Worker(
             work_pool=self._work_pool,
             pool=self.pool,
             flows=self.by_name,
@@ -96,54 +119,40 @@ class Kit:
             alive=lambda: self._heart.beats,
             died=self._loop_ended,
         )
-        await set_clock(self.pool, self.clock)
-        await self._put_lanes()
+        await self._put_lanes(worker)
         await self._put_budgets()
-        await asyncio.to_thread(self._heart.start)
         await orchestration.launch(self.dsn, self.replica, self._lead)
         self._heart.start_reaping()
-        sweeps = Sweeps(self.pool, self.by_name, self.replica, self.clock, self.worker, contexts)
-        self._background = [
-            asyncio.create_task(job, name=name)
-            for name, job in {
-                "worker": self.worker.run(),
-                "listener": listen(
-                    self.dsn,
-                    {
-                        WORK_CHANNEL: lambda _: self.worker.wake(),
-                        RUNS_CHANNEL: lambda _: sweeps.hint.set(),
-                        ENDED_CHANNEL: self._hear_end,
-                        CLOCK_CHANNEL: self._hear_clock,
-                    },
-                ),
-                "sweeper": sweeps.sweep(),
-                "dropper": sweeps.drop_ended(),
-                "settler": sweeps.settle_forgotten(),
-                "committer": self.worker.committer.run(),
-            }.items()
-        ]
-        for task in self._background:
-            task.add_done_callback(self._loop_ended)
-        self.running = True
+        sweeps = Sweeps(self.pool, self.by_name, self.replica, self.clock, worker, contexts)
+        channels |= {WORK_CHANNEL: lambda _: worker.wake(), RUNS_CHANNEL: lambda _: sweeps.hint.set()}
+        jobs |= {
+            "worker": worker.run(),
+            "sweeper": sweeps.sweep(),
+            "dropper": sweeps.drop_ended(),
+            "settler": sweeps.settle_forgotten(),
+        }
+        self._committing = asyncio.create_task(worker.committer.run(), name="committer")
+        self._committing.add_done_callback(self._loop_ended)
 
     async def stop(self, grace: float = 1.0) -> None:
         """Hand over: finish or give back what is in hand, leave the runs to the other replicas. One part that cannot be
         stopped properly (its database is away, say) does not keep the others."""
         self.running = False
-        *loops, committer = self._background
-        await asyncio.gather(*map(_stopped, loops))
+        await asyncio.gather(*map(_stopped, self._background))
         async with AsyncExitStack() as parts:
             parts.push_async_callback(self.pool.close)
             parts.push_async_callback(self._work_pool.close)
             parts.push_async_callback(self._vendors.aclose)
-            parts.push_async_callback(asyncio.to_thread, self._heart.stop)
-            parts.push_async_callback(self.worker.flush, grace)
-            parts.push_async_callback(_stopped, committer)
-            parts.push_async_callback(self._hand_over, grace)
+            if self.roles != {"api"}:
+                parts.push_async_callback(asyncio.to_thread, self._heart.stop)
+            if self.worker is not None and self._committing is not None:
+                parts.push_async_callback(self.worker.flush, grace)
+                parts.push_async_callback(_stopped, self._committing)
+                parts.push_async_callback(self._hand_over, self.worker, grace)
 
-    async def _hand_over(self, grace: float) -> None:
+    async def _hand_over(self, worker: Worker, grace: float) -> None:
         """Others lead our runs from now on, while the calls in hand come to their end."""
-        ending = asyncio.create_task(self.worker.drain(grace))
+        ending = asyncio.create_task(worker.drain(grace))
         try:
             await orchestration.stop()
             await asyncio.to_thread(self._heart.hand_over)
@@ -157,11 +166,13 @@ class Kit:
             self.broken.set()
 
     async def start_run(self, start: Start) -> Started:
-        """Commit the run, then lead it from here; what a crash in between leaves, a sweep starts."""
+        """Commit the run, then lead it from here, if we lead runs; what a crash in between leaves, a sweep starts."""
         async with self.pool.connection() as connection:
             started = await runs.insert(connection, start)
+            if self.worker is None:
+                await runs.announce(connection)
         crashpoint("after run insert")
-        if not started.deduplicated and start.flow.story is not None:
+        if self.worker is not None and not started.deduplicated and start.flow.story is not None:
             await orchestration.start(started.run)
         return started
 
@@ -232,7 +243,7 @@ class Kit:
                 PUT_BUDGETS, [list(column) for column in zip(*stages, strict=True)] or [[], [], []]
             )
 
-    async def _put_lanes(self) -> None:
+    async def _put_lanes(self, worker: Worker) -> None:
         lanes = {stage.lane.name: stage.lane for flow in self.flows for stage in flow.stages}
         async with self.pool.connection() as connection:
             for lane in sorted(lanes.values(), key=lambda lane: lane.name):
@@ -245,13 +256,15 @@ class Kit:
                 (list(lanes),),
             )
             rows = await cursor.fetchall()
-        self.worker.set_lanes(
+        worker.set_lanes(
             free=[lane for lane, capped in rows if not capped],
             capped=[lane for lane, capped in rows if capped],
         )
 
     def _hear_end(self, run_id: str) -> None:
-        if run_id:  # nothing: the listener is back and may have missed some; a sweep finds them
+        if (
+            run_id and self.worker is not None
+        ):  # nothing: the listener is back and may have missed some; a sweep finds them
             self.worker.drop([int(run_id)])
         self._run_ended.set()
         self._run_ended = asyncio.Event()
