@@ -109,14 +109,14 @@ def test_new_code_goes_on_with_runs_that_old_code_began(world_of):
 def test_old_code_leaves_the_items_of_newer_stages_alone(world_of):
     world = world_of(STEADY_OLD)
     new = world.start_replica(FEW_HANDS, flow=NEW_FLOW)
-    world.start_run(80)
+    world.start_run(160)
     world.wait_until_busy(new)
     old = world.start_replica(FEW_HANDS)
     world.wait_until_ended()
     taken = {(row["replica_id"], row["stage"]) for row in world.ask("SELECT DISTINCT replica_id, stage FROM claims")}
     assert (old.id, "first") in taken, "old code did nothing at all: the test proves nothing"
     assert (old.id, "second") not in taken
-    assert world.one("SELECT count(*) FROM items WHERE stage = 'second' AND status = 'succeeded'") == 80
+    assert world.one("SELECT count(*) FROM items WHERE stage = 'second' AND status = 'succeeded'") == 160
 
 
 @pytest.mark.req("ENG-05")
