@@ -62,6 +62,7 @@ def test_the_run_ends_as_without_the_fault(outcome, subject, case):
     outcome()
 
 
+@pytest.mark.alone
 @pytest.mark.req("ENG-19")
 @EACH_SUBJECT
 @pytest.mark.parametrize("case", ALONE, ids=str)

@@ -18,6 +18,7 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, NotFound
 from ecluse.base.ids import replica_id
+from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
 from ecluse.engine import closing, orchestration, runs
@@ -138,7 +139,7 @@ class Kit:
         """Hand over: finish or give back what is in hand, leave the runs to the other replicas. One part that cannot be
         stopped properly (its database is away, say) does not keep the others."""
         self.running = False
-        await asyncio.gather(*map(_stopped, self._background))
+        await stopped(self._background)
         async with AsyncExitStack() as parts:
             parts.push_async_callback(self.pool.close)
             parts.push_async_callback(self._work_pool.close)
@@ -147,7 +148,7 @@ class Kit:
                 parts.push_async_callback(asyncio.to_thread, self._heart.stop)
             if self.worker is not None and self._committing is not None:
                 parts.push_async_callback(self.worker.flush, grace)
-                parts.push_async_callback(_stopped, self._committing)
+                parts.push_async_callback(stopped, [self._committing])
                 parts.push_async_callback(self._hand_over, self.worker, grace)
 
     async def _hand_over(self, worker: Worker, grace: float) -> None:
@@ -271,8 +272,3 @@ class Kit:
 
     def _hear_clock(self, _: str) -> None:
         self._reading = asyncio.create_task(set_clock(self.pool, self.clock))
-
-
-async def _stopped(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])

@@ -22,6 +22,7 @@ from dbos._utils import INTERNAL_QUEUE_NAME
 from sqlalchemy import exc
 
 from ecluse.base.ids import workflow_id
+from ecluse.base.tasks import stopped
 from ecluse.db.connect import Connection, is_away, one_line
 from ecluse.engine.flow import Run
 
@@ -117,9 +118,7 @@ async def stop() -> None:
     tasks = list(_leading.values())
     if tasks:
         await asyncio.wait(tasks, timeout=LAST_WORDS_SECONDS)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await stopped(tasks)
     await asyncio.to_thread(DBOS.destroy)
     # DBOS put its own thread pool into the loop and has shut it down: give the loop a fresh one.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_name_prefix="ecluse-"))
