@@ -10,18 +10,16 @@ from typing import Annotated, Any, TypeVar
 
 import psycopg
 import typer
-from psycopg.rows import dict_row
 
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import Start, announce, end_by_operator, insert_run, load_run, show
+from ecluse.engine import Start, announce, end_by_operator, insert_run, load_run, reading
 from ecluse.migrations import runner
 
 app = typer.Typer(no_args_is_help=True, help="Start, end, list and look at runs.")
 R = TypeVar("R")
-LIST_COLUMNS = "id, tenant_id, flow, status, selected, successful, failed, ignored, created_at, ended_at, event_key"
 
 
 def _with_connection(use: Callable[[Connection], Awaitable[R]]) -> R:
@@ -100,13 +98,18 @@ def end(
 
     if not _with_connection(ask):
         typer.echo(f"run {run_id} had ended already; nothing was changed", err=True)
-    typer.echo(json.dumps(_with_connection(lambda connection: show(connection, run_id)), default=str, indent=2))
+    _show(run_id)
 
 
 @app.command("show")
 def show_run(run_id: Annotated[int, typer.Argument(help="The run's id.")]) -> None:
-    """One run in full, as JSON."""
-    typer.echo(json.dumps(_with_connection(lambda connection: show(connection, run_id)), default=str, indent=2))
+    """One run in full, as JSON: its columns, its stages, its outcomes by reason."""
+    _show(run_id)
+
+
+def _show(run_id: int) -> None:
+    shown = _with_connection(lambda connection: reading.show_run(connection, None, run_id))
+    typer.echo(json.dumps(shown, default=str, indent=2))
 
 
 @app.command("list")
@@ -115,15 +118,7 @@ def list_runs(
 ) -> None:
     """The newest runs first."""
 
-    async def read(connection: Connection) -> list[dict[str, Any]]:
-        async with connection.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(
-                f"SELECT {LIST_COLUMNS} FROM runs ORDER BY id DESC LIMIT %s OFFSET %s",  # noqa: S608 - our own names
-                (limit, offset),
-            )
-            return await cursor.fetchall()
-
-    rows = _with_connection(read)
+    rows = _with_connection(lambda c: reading.list_runs(c, tenant=None, limit=limit, offset=offset))
     if not rows:
         typer.echo("no runs yet: start one with `ecluse runs start FLOW`")
     for row in rows:

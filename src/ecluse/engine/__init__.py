@@ -3,6 +3,7 @@
 These names are the whole of what a flow, a face or the composition root may use of it.
 """
 
+from ecluse.engine import reading
 from ecluse.engine.closing import end_by_operator
 from ecluse.engine.flow import (
     AbsoluteWrite,
@@ -27,7 +28,7 @@ from ecluse.engine.flow import (
 from ecluse.engine.kit import ROLES, Kit, Role
 from ecluse.engine.orchestration import migrate
 from ecluse.engine.retry import RetryPolicy
-from ecluse.engine.runs import Start, Started, announce, open_targets, show
+from ecluse.engine.runs import Start, Started, announce, open_targets
 from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import load as load_run
 from ecluse.engine.states import PLAIN, State, Words
@@ -68,5 +69,5 @@ __all__ = [
     "load_run",
     "migrate",
     "open_targets",
-    "show",
+    "reading",
 ]

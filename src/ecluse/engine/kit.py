@@ -21,7 +21,7 @@ from ecluse.base.ids import replica_id
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
-from ecluse.engine import closing, orchestration, runs
+from ecluse.engine import closing, orchestration, reading, runs
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
 from ecluse.engine.replicas import Heart
@@ -219,7 +219,7 @@ class Kit:
             with patience("waiting for a run") if left > 0 else nullcontext():
                 async with self.pool.connection() as connection:
                     if left <= 0 or await runs.has_ended(connection, run_id):
-                        return await runs.show(connection, run_id)
+                        return await reading.show_run(connection, None, run_id)
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, WAIT_POLL_SECONDS)):
                     await ended.wait()

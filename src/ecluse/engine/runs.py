@@ -1,4 +1,4 @@
-"""The life of a run row: started once per event key, begun, selected, shown (`ending.py` ends it). `set_status` is the
+"""The life of a run row: started once per event key, begun, selected (`ending.py` ends it). `set_status` is the
 only writer of a run's status, by compare-and-set on the word it had."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import psycopg
 import structlog
-from psycopg.rows import class_row, dict_row
+from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 from pydantic import ValidationError
 from pydantic_core import to_json
@@ -132,23 +132,6 @@ async def has_ended(connection: Connection, run_id: int) -> bool:
     if row is None:
         raise NotFound(f"there is no run {run_id}")
     return bool(row[0])
-
-
-# With what became of its targets: how many by reason, successes under their own name.
-SHOW = """
-SELECT r.*, (SELECT coalesce(jsonb_object_agg(code, n), '{}') FROM (
-    SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes WHERE run_id = r.id GROUP BY 1) o
-) AS outcomes FROM runs r WHERE r.id = %s
-"""
-
-
-async def show(connection: Connection, run_id: int) -> dict[str, Any]:
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(SHOW, (run_id,))
-        row = await cursor.fetchone()
-    if row is None:
-        raise NotFound(f"there is no run {run_id}")
-    return row
 
 
 async def begin(connection: Connection, flow: Flow, run: Run) -> bool:

@@ -1,0 +1,147 @@
+"""The one read side: what API, command line and metrics say about runs is computed here and nowhere else.
+
+Counts of work come from the counters of `claims`, never from counting items. `tenant` None is anybody's run, which only
+the command line may ask for; a run of somebody else does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from ecluse.base.errors import NotFound
+from ecluse.base.ids import item_event_id
+from ecluse.db.connect import Connection
+
+Row = dict[str, Any]
+PAGE = 1_000
+
+LIST = """
+SELECT id, tenant_id, flow, event_key, parent_run_id, schedule_id, correlation_id, status, state, phase, selected,
+       successful, failed, ignored, reason, error_code, end_cause, created_at, started_at, ended_at
+FROM runs {where} ORDER BY id DESC LIMIT %(limit)s OFFSET %(offset)s
+"""
+
+# Outcomes are settled at the end, in one commit: until then every selected target is open.
+SHOW = """
+SELECT r.*, CASE WHEN r.ended_at IS NOT NULL THEN (SELECT coalesce(jsonb_object_agg(code, n), '{}') FROM (
+    SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes WHERE run_id = r.id GROUP BY 1) o)
+    WHEN r.selected > 0 THEN jsonb_build_object('open', r.selected) ELSE '{}' END AS outcomes
+FROM runs r WHERE r.id = %(run)s
+"""
+
+STAGES = """
+SELECT s.stage, s.expected, c.done, c.failed, c.ignored, c.in_flight,
+       greatest(s.expected - c.done - c.failed - c.ignored - c.in_flight, 0) AS waiting,
+       s.round, s.started_at, s.fanned_out_at, s.progress_at, s.deadline_at, s.ended_at, s.end_cause
+FROM stages s, LATERAL (
+    SELECT coalesce(sum(succeeded), 0)::int AS done, coalesce(sum(failed), 0)::int AS failed,
+           coalesce(sum(ignored), 0)::int AS ignored, coalesce(sum(in_flight), 0)::int AS in_flight
+    FROM claims WHERE run_id = s.run_id AND stage = s.stage) c
+WHERE s.run_id = %(run)s ORDER BY s.started_at, s.stage
+"""
+
+# By (stage, key): the order of the index that finds them, so that any page costs what it shows.
+ITEMS = """
+SELECT i.id, i.flow, i.stage, i.key, i.target, l.name AS lane, i.status,
+       i.status = 'open' AND i.claim_id IS NOT NULL AS in_flight, i.permanent, i.round, i.executions, i.crashes,
+       i.error_code, i.error, i.result, i.due_at, i.finished_at
+FROM items i JOIN lanes l ON l.id = i.lane_id
+WHERE i.run_id = %(run)s {where} ORDER BY i.stage, i.key LIMIT %(limit)s OFFSET %(offset)s
+"""
+
+LOG = """
+SELECT id, at, level, message, event_id, data FROM run_log WHERE run_id = %(run)s
+ORDER BY id LIMIT %(limit)s OFFSET %(offset)s
+"""
+
+OUTCOMES = """
+SELECT target, outcome, error_code, reason, effect_may_exist FROM outcomes
+WHERE run_id = %(run)s AND target {beyond} %(after)s ORDER BY target LIMIT %(limit)s
+"""
+
+
+async def list_runs(
+    connection: Connection,
+    *,
+    tenant: str | None,
+    flow: str | None = None,
+    state: str | None = None,
+    limit: int,
+    offset: int,
+) -> list[Row]:
+    """The newest first. `state` is a neutral state or a flow's own word for it."""
+    filters = {"tenant": "tenant_id = %(tenant)s", "flow": "flow = %(flow)s", "state": "%(state)s IN (state, status)"}
+    given: dict[str, Any] = {"tenant": tenant, "flow": flow, "state": state}
+    where = " AND ".join(text for name, text in filters.items() if given[name] is not None)
+    return await _rows(
+        connection,
+        LIST.format(where=f"WHERE {where}" if where else ""),
+        {**given, "limit": limit, "offset": offset},
+    )
+
+
+async def show_run(connection: Connection, tenant: str | None, run_id: int) -> Row:
+    """The run's columns, `stages` (what each expects, has done and still waits for), `outcomes` (how many by reason,
+    successes under their own name)."""
+    rows = await _rows(connection, SHOW, {"run": run_id})
+    if not rows or tenant not in (None, rows[0]["tenant_id"]):
+        raise _unknown(run_id)
+    return {**rows[0], "stages": await _rows(connection, STAGES, {"run": run_id})}
+
+
+async def list_items(
+    connection: Connection,
+    tenant: str | None,
+    run_id: int,
+    *,
+    stage: str | None = None,
+    status: str | None = None,
+    limit: int,
+    offset: int,
+) -> list[Row]:
+    await _allowed(connection, tenant, run_id)
+    given: dict[str, Any] = {"stage": stage, "status": status}
+    where = "".join(f" AND i.{name} = %({name})s" for name, value in given.items() if value is not None)
+    rows = await _rows(
+        connection, ITEMS.format(where=where), {**given, "run": run_id, "limit": limit, "offset": offset}
+    )
+    for row in rows:
+        row["event_id"] = item_event_id(row.pop("flow"), run_id, row["stage"], row["key"], row["round"])
+    return rows
+
+
+async def list_log(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int) -> list[Row]:
+    """The run's own account, the oldest first."""
+    await _allowed(connection, tenant, run_id)
+    return await _rows(connection, LOG, {"run": run_id, "limit": limit, "offset": offset})
+
+
+async def outcomes(connection: Connection, tenant: str | None, run_id: int) -> AsyncIterator[Row]:
+    """What became of every target, by target. In pages: a slow reader holds no transaction open."""
+    await _allowed(connection, tenant, run_id)
+    after, beyond = "", ">="
+    while page := await _rows(
+        connection, OUTCOMES.format(beyond=beyond), {"run": run_id, "after": after, "limit": PAGE}
+    ):
+        for row in page:
+            yield row
+        after, beyond = page[-1]["target"], ">"
+
+
+async def _allowed(connection: Connection, tenant: str | None, run_id: int) -> None:
+    row = await (await connection.execute("SELECT tenant_id FROM runs WHERE id = %s", (run_id,))).fetchone()
+    if row is None or tenant not in (None, row[0]):
+        raise _unknown(run_id)
+
+
+def _unknown(run_id: int) -> NotFound:
+    return NotFound(f"there is no run {run_id}")
+
+
+async def _rows(connection: Connection, statement: str, parameters: Mapping[str, Any]) -> list[Row]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(statement, parameters)  # type: ignore[arg-type, unused-ignore]
+        return await cursor.fetchall()

@@ -1,0 +1,123 @@
+"""What everybody is told about runs: counts from counters, pages that cost what they show, nothing of other tenants."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+
+from ecluse.base.errors import NotFound, PermanentError
+from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext, reading
+from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage
+
+
+async def by_name(_: WorkContext, item: Item) -> Result:
+    if item.key.startswith("bad"):
+        raise PermanentError("refused", code="BAD")
+    return Ignored("gone") if item.key.startswith("gone") else Done()
+
+
+@pytest.fixture
+async def connection(dsn):
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+async def test_a_run_in_flight_shows_what_each_stage_still_has_to_do(start_kit, connection):
+    release = asyncio.Event()
+
+    async def held(_: WorkContext, item: Item) -> Result:
+        if item.key == "t0":
+            return Done()
+        await release.wait()
+        return Done()
+
+    kit = await start_kit(f := flow(stage(held)), hands=3)
+    names = [f"t{n}" for n in range(10)]
+    started = await kit.start_run(Start(f, "key", input={"targets": names}))
+    while True:
+        shown = await reading.show_run(connection, "default", started.run.id)
+        if shown["stages"] and (shown["stages"][0]["done"], shown["stages"][0]["expected"]) == (1, 10):
+            break
+        await asyncio.sleep(0.02)
+    (work,) = shown["stages"]
+    assert work["done"] + work["failed"] + work["ignored"] + work["in_flight"] + work["waiting"] == 10
+    assert work["in_flight"] >= 1
+    assert work["deadline_at"] > work["started_at"]
+    assert (work["round"], work["ended_at"]) == (0, None)
+    assert shown["outcomes"] == {"open": 10}
+    release.set()
+    ended = await kit.wait_for_run(started.run.id, PATIENCE)
+    assert ended["outcomes"] == {"successful": 10}
+    assert [(s["done"], s["waiting"], s["in_flight"], s["end_cause"]) for s in ended["stages"]] == [(10, 0, 0, "done")]
+
+
+async def test_the_counts_shown_are_those_of_the_rows(start_kit, connection, one):
+    kit = await start_kit(f := flow(stage(by_name)))
+    row = await run_to_end(kit, f, ["a", "b", "bad", "gone1", "gone2"])
+    (counted,) = row["stages"]
+    rows = "SELECT count(*) FILTER (WHERE status = %s) FROM items"
+    told = {"succeeded": counted["done"], "failed": counted["failed"], "ignored": counted["ignored"]}
+    assert told == {status: one(rows, status) for status in told} == {"succeeded": 2, "failed": 1, "ignored": 2}
+    assert row["outcomes"] == {"successful": 2, "IGNORED": 2, "BAD": 1}
+
+
+async def test_lists_are_filtered_paged_and_newest_first(start_kit, connection):
+    kit = await start_kit(f := flow(stage(by_name)), g := flow(stage(by_name, name="other"), name="other"))
+    ids = []
+    for number, (which, tenant, target) in enumerate([(f, "a", "x"), (f, "b", "bad"), (g, "a", "x"), (f, "a", "x")]):
+        start = Start(which, f"k{number}", tenant_id=tenant, input={"targets": [target]})
+        ids.append((await kit.start_run(start)).run.id)
+    for run_id in ids:
+        await kit.wait_for_run(run_id, PATIENCE)
+
+    async def listed(tenant: str | None = None, limit: int = 50, offset: int = 0, **filters: str) -> list[int]:
+        rows = await reading.list_runs(connection, tenant=tenant, limit=limit, offset=offset, **filters)
+        return [ids.index(row["id"]) for row in rows]
+
+    assert await listed() == [3, 2, 1, 0]
+    assert await listed("a") == [3, 2, 0]
+    assert await listed("a", flow=f.name) == [3, 0]
+    assert await listed(state="failed") == [1]
+    assert await listed(state="succeeded") == await listed(state="completed") == [3, 2, 0]
+    assert await listed("a", limit=1, offset=1) == [2]
+    assert await listed("nobody") == []
+
+
+async def test_items_and_log_of_a_run_are_paged_and_name_their_events(start_kit, connection):
+    kit = await start_kit(f := flow(stage(by_name)))
+    row = await run_to_end(kit, f, ["a", "b", "bad"])
+    run_id = row["id"]
+    items = await reading.list_items(connection, None, run_id, limit=10, offset=0)
+    assert [item["key"] for item in items] == ["a", "b", "bad"]
+    name = row["stages"][0]["stage"]
+    assert items[0]["event_id"] == f"{f.name}-{run_id}-{name}-a"
+    failed = await reading.list_items(connection, None, run_id, stage=name, status="failed", limit=10, offset=0)
+    assert [(item["key"], item["error_code"], item["in_flight"]) for item in failed] == [("bad", "BAD", False)]
+    assert await reading.list_items(connection, None, run_id, limit=1, offset=1) == items[1:2]
+    log = await reading.list_log(connection, None, run_id, limit=100, offset=0)
+    assert [entry["id"] for entry in log] == sorted(entry["id"] for entry in log)
+    assert await reading.list_log(connection, None, run_id, limit=2, offset=1) == log[1:3]
+
+
+async def test_every_outcome_is_read_once_however_many_pages_they_are(start_kit, connection, monkeypatch):
+    monkeypatch.setattr(reading, "PAGE", 7)
+    kit = await start_kit(f := flow(stage(by_name)))
+    row = await run_to_end(kit, f, ["", *keys(20)])
+    rows = [one async for one in reading.outcomes(connection, None, row["id"])]
+    assert [one["target"] for one in rows] == sorted(["", *keys(20)])
+    assert {one["outcome"] for one in rows} == {"successful"}
+
+
+async def test_a_run_of_somebody_else_does_not_exist(start_kit, connection):
+    kit = await start_kit(f := flow(stage(by_name)))
+    started = await kit.start_run(Start(f, "key", tenant_id="acme", input={"targets": ["a"]}))
+    await kit.wait_for_run(started.run.id, PATIENCE)
+    for run_id, tenant in [(started.run.id, "rival"), (4711, "acme"), (4711, None)]:
+        for read in (reading.show_run, reading.list_items, reading.list_log):
+            page = {} if read is reading.show_run else {"limit": 1, "offset": 0}
+            with pytest.raises(NotFound, match=f"there is no run {run_id}"):
+                await read(connection, tenant, run_id, **page)
+        with pytest.raises(NotFound):
+            [one async for one in reading.outcomes(connection, tenant, run_id)]
