@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import psycopg
 import typer
 
 from ecluse import bootstrap, settings
-from ecluse.base import logging
 from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.cli.database import with_connection
 from ecluse.db.connect import Connection
 from ecluse.engine import Start, announce, end_by_operator, insert_run, load_run, reading
-from ecluse.migrations import runner
 
 app = typer.Typer(no_args_is_help=True, help="Start, end, list and look at runs.")
-R = TypeVar("R")
-
-
-def _with_connection(use: Callable[[Connection], Awaitable[R]]) -> R:
-    logging.configure("WARNING")
-    database = bootstrap.open_database(settings.load())
-
-    async def opened() -> R:
-        async with await psycopg.AsyncConnection.connect(database.dsn, autocommit=True) as connection:
-            return await use(connection)
-
-    try:
-        try:
-            return asyncio.run(opened())
-        except psycopg.errors.UndefinedTable:  # a new database: nobody has migrated it yet
-            runner.upgrade(database.dsn)
-            return asyncio.run(opened())
-    except psycopg.DataError as error:
-        raise InvalidInput(f"The database cannot hold this input: {error.diag.message_primary}.") from error
-    finally:
-        database.release()
 
 
 @app.command()
@@ -74,7 +49,7 @@ def start(
             typer.echo("no server is running yet: the run starts as soon as one is (`ecluse serve`)", err=True)
         return {"run_id": str(started.run.id), "deduplicated": started.deduplicated}
 
-    typer.echo(json.dumps(_with_connection(ask)))
+    typer.echo(json.dumps(with_connection(ask)))
 
 
 @app.command()
@@ -96,7 +71,7 @@ def end(
             )
         return await end_by_operator(connection, known[run.flow], run, reason)
 
-    if not _with_connection(ask):
+    if not with_connection(ask):
         typer.echo(f"run {run_id} had ended already; nothing was changed", err=True)
     _show(run_id)
 
@@ -108,7 +83,7 @@ def show_run(run_id: Annotated[int, typer.Argument(help="The run's id.")]) -> No
 
 
 def _show(run_id: int) -> None:
-    shown = _with_connection(lambda connection: reading.show_run(connection, None, run_id))
+    shown = with_connection(lambda connection: reading.show_run(connection, None, run_id))
     typer.echo(json.dumps(shown, default=str, indent=2))
 
 
@@ -118,7 +93,7 @@ def list_runs(
 ) -> None:
     """The newest runs first."""
 
-    rows = _with_connection(lambda c: reading.list_runs(c, tenant=None, limit=limit, offset=offset))
+    rows = with_connection(lambda c: reading.list_runs(c, tenant=None, limit=limit, offset=offset))
     if not rows:
         typer.echo("no runs yet: start one with `ecluse runs start FLOW`")
     for row in rows:
