@@ -65,4 +65,5 @@ def bootstrap(settings: Settings, dsn: str, flows: Sequence[Flow], roles: frozen
         chunk=settings.AUTOMATION_SEND_EVENT_CHUNK_SIZE,
         beat=settings.ECLUSE_HEARTBEAT_SECONDS,
         dead_after=settings.ECLUSE_DEAD_AFTER_SECONDS,
+        trace_rows=settings.WORKFLOW_LOG_DB_ENABLED,
     )

@@ -66,6 +66,9 @@ class Settings(BaseSettings):
         "INFO", description="Lines below are dropped."
     )
     ECLUSE_LOG_FORMAT: Literal["line", "json"] = Field("line", description="For people, or for log collectors.")
+    WORKFLOW_LOG_DB_ENABLED: bool = Field(
+        False, description="Store the log lines of every run in the table `workflow_logs` too. 1/true or 0/false."
+    )
     AUTOMATION_SEND_EVENT_CHUNK_SIZE: Annotated[int, _at_least(1)] = Field(
         200, description="Rows of one dispatch statement at most, whatever the flow. Minimum 1."
     )

@@ -1,13 +1,47 @@
 """One logger for the whole program, structlog through the standard library, so that libraries' lines look like ours.
-`line` is for people at a terminal, `json` for collectors."""
+
+One record, two forms: `line` is for people (`[AREA|ids] STEP: what name=value`), `json` for collectors, with fields
+that are always there. Either way a record is one line, whatever it is told: nothing in the data can end the line,
+colour it or pass for the beginning of another, and secrets are hidden.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import sys
-from typing import Literal
+import traceback
+from pathlib import PurePath
+from typing import Any, Literal
 
 import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+from ecluse.base.errors import EcluseError
+from ecluse.base.masking import masked, plain
+
+MANDATORY = (
+    "timestamp",
+    "level",
+    "correlation_id",
+    "tenant_id",
+    "request_id",
+    "job_id",
+    "company_siren",
+    "source_api",
+    "event_type",
+    "http_status",
+    "error_code",
+    "error_message",
+    "duration_ms",
+)
+VERBS = {"debug": "STEP:", "info": "STEP:", "warning": "!! WARN:"}
+# Shown in the brackets, or of no use at a terminal.
+NOT_IN_A_LINE = {"area", "ids", "event", "event_type", "verb", "level", "logger", "timestamp", "job_id"}
+FRAMES = 8
+BARE = re.compile(r"[\w./:@+,%#=*…-]+")
+PREFIX = re.compile(r"\[(?=[\w-]+\|)")
 
 
 def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> None:
@@ -18,13 +52,15 @@ def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> No
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        # Whoever says nothing pays nothing: the level is looked at first.
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
-    )
-    last: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer(colors=False)
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -32,8 +68,8 @@ def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> No
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                last,
+                _record,
+                _as_json if form == "json" else _as_line,
             ],
         )
     )
@@ -46,3 +82,58 @@ def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> No
     dbos.handlers[:] = [handler]
     dbos.propagate = False
     dbos.setLevel(logging.WARNING)
+
+
+def _record(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """The same names everywhere: what callers call error and code are error_message and error_code."""
+    error = event.pop("exc_info", None)
+    error = sys.exc_info()[1] if error is True else error[1] if isinstance(error, tuple) else error
+    if isinstance(error, BaseException):
+        event["exception"] = error
+        event.setdefault("error", str(error) or type(error).__name__)
+        event.setdefault("code", error.code if isinstance(error, EcluseError) else type(error).__name__)
+    for told, name in (("error", "error_message"), ("code", "error_code")):
+        if told in event:
+            event[name] = event.pop(told)
+    if "run_id" in event:
+        event.setdefault("job_id", str(event["run_id"]))
+    event.setdefault("event_type", event["event"])
+    return event
+
+
+def _as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
+    error = event.pop("exception", None)
+    if error is not None:
+        event["exception"] = "".join(traceback.format_exception(error))
+    # In ASCII: no character that some reader takes for the end of a line gets through.
+    return json.dumps(plain({**dict.fromkeys(MANDATORY), **event}))
+
+
+def _as_line(_: WrappedLogger, __: str, event: EventDict) -> str:
+    error = event.pop("exception", None)
+    if error is not None:
+        frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+        event["raised"] = " < ".join(f"{PurePath(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
+    area = event.get("area") or str(event.get("logger") or "ecluse").rpartition(".")[2].upper()
+    run = f"run-{event['run_id']}" if event.get("run_id") else "-"
+    ids = event.get("ids") or run
+    if ids == run:
+        event.pop("run_id", None)
+    verb = event.get("verb") or VERBS.get(str(event.get("level")), "!! ERROR:")
+    data = plain({name: value for name, value in event.items() if name not in NOT_IN_A_LINE})
+    told = " ".join(f"{_harmless(name)}={_value(value)}" for name, value in data.items() if value is not None)
+    head = f"[{_harmless(str(area))}|{_harmless(masked(str(ids)))}] {verb} {_harmless(masked(str(event['event'])))}"
+    return f"{head}{' ' if told else ''}{told} at={event.get('timestamp')}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str) and BARE.fullmatch(value):
+        return value
+    return _harmless(json.dumps(value, ensure_ascii=False))
+
+
+def _harmless(text: str) -> str:
+    """Nothing that moves a terminal's cursor, and nothing that looks like the head of a line."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    return PREFIX.sub(r"\\u005b", text)

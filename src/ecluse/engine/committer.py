@@ -209,7 +209,7 @@ class Committer:
             elif one.error_code == "STORE_FAILED":
                 raise
             else:
-                log.error("commit: result refused", event_id=one.item.event_id, error=str(error).strip())
+                log.error("commit: result refused", **one.item.told, error=str(error).strip())
                 await self._store([one.unstorable(_why(error))])
 
     async def _store_together(self, batch: Sequence[Finish | Intent]) -> None:

@@ -3,9 +3,7 @@ nothing; the database counts once more."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-import structlog
+from typing import Literal
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
@@ -13,8 +11,6 @@ from ecluse.db.connect import Connection
 from ecluse.engine import runs
 from ecluse.engine.flow import Flow, Run
 from ecluse.engine.states import State, terminal_state
-
-log = structlog.get_logger(__name__)
 
 EndCause = Literal["normal", "operator", "stale", "catastrophic"]
 
@@ -99,27 +95,29 @@ async def end(
         await connection.execute(MAY_EXIST, {"run": run.id})
         await connection.execute(CLOSE_WORK, {"run": run.id})
         crashpoint("in finalize")
-        counts = await _finish(connection, flow, run, word, cause, code, reason)
-    log.info("run ended", run_id=run.id, flow=flow.name, event_key=run.event_key, cause=cause, **counts)
+        to_word, seconds, counts = await _finish(connection, flow, run, word, cause, code, reason)
+    run.trace.end(to_word, seconds, cause=cause, code=code, reason=reason, event_key=run.event_key, **counts)
     return True
 
 
 async def _finish(
     connection: Connection, flow: Flow, run: Run, word: str, cause: EndCause, code: str | None, reason: str | None
-) -> dict[str, Any]:
+) -> tuple[str, float, dict[str, int]]:
+    """The flow's word for how it ended, how long it took, what became of its targets."""
     row = await (
         await connection.execute(
             "SELECT count(*) FILTER (WHERE outcome = 'successful'), count(*) FILTER (WHERE outcome = 'failed'),"
-            " count(*) FILTER (WHERE outcome = 'ignored') FROM outcomes WHERE run_id = %s",
-            (run.id,),
+            " count(*) FILTER (WHERE outcome = 'ignored'), (SELECT extract(epoch FROM ecluse_now() -"
+            " coalesce(started_at, created_at)) FROM runs WHERE id = %(run)s) FROM outcomes WHERE run_id = %(run)s",
+            {"run": run.id},
         )
     ).fetchone()
-    successful, failed, ignored = (n for n in row) if row else (0, 0, 0)
+    successful, failed, ignored, seconds = row or (0, 0, 0, 0)
     state = terminal_state(successful, failed) if cause == "normal" else State.FAILED
     why = reason
     if cause == "normal" and successful + failed == 0:
         why = "all_ignored" if ignored else "no_targets"
-    await runs.set_status(
+    to_word = await runs.set_status(
         connection,
         flow,
         run,
@@ -134,4 +132,4 @@ async def _finish(
         error_code=code,
         error_message=None if cause == "normal" or reason is None else storable(reason),
     )
-    return {"state": state.value, "successful": successful, "failed": failed, "ignored": ignored}
+    return to_word, float(seconds), {"successful": successful, "failed": failed, "ignored": ignored}

@@ -111,7 +111,7 @@ async def fan_out(
     await run_log.write(
         connection, run.id, f"FAN-OUT: {run.flow}/{stage.name} x{expected}", items=expected, event_ids=sample
     )
-    log.info("fan-out", run_id=run.id, stage=stage.name, items=expected, refused=refused, event_ids=sample)
+    run.trace.fan_out(f"{run.flow}/{stage.name}", expected, sample, refused=refused)
     return expected
 
 
@@ -145,4 +145,4 @@ async def _refuse(connection: Connection, names: dict[str, Any], item: NewItem, 
     await connection.execute(INSERT_REFUSED, {**names, "key": key, "target": target, "error": why})
     event_id = item_event_id(names["flow"], names["run"], names["stage"], key, 0)
     await run_log.write(connection, names["run"], why, level="error", event_id=event_id, code="DISPATCH_FAILED")
-    log.error("fan-out: item refused", event_id=event_id, error=why)
+    log.error("fan-out: item refused", run_id=names["run"], event_id=event_id, error=why, code="DISPATCH_FAILED")

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from ecluse.base.clock import Clock
 from ecluse.base.ids import item_event_id
+from ecluse.base.trace import Tracer
 from ecluse.db.connect import Connection
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.states import PLAIN, Words
@@ -31,6 +32,19 @@ class Run:
     flow: str
     event_key: str
     input: Mapping[str, Any]
+    correlation_id: str | None = None
+
+    @property
+    def trace(self) -> Tracer:
+        """Says what happens in this run, under its ids."""
+        return Tracer(
+            area=self.flow.upper(),
+            workflow=self.flow,
+            entity=("run", str(self.id)),
+            tenant_id=self.tenant_id,
+            correlation_id=self.correlation_id or self.event_key,
+            run_id=self.id,
+        )
 
 
 class NewItem(NamedTuple):
@@ -63,6 +77,17 @@ class Item(NamedTuple):
     @property
     def event_id(self) -> str:
         return item_event_id(self.flow, self.run_id, self.stage, self.key, self.round)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a log line says of it."""
+        return {
+            "area": self.flow.upper(),
+            "run_id": self.run_id,
+            "tenant_id": self.tenant_id,
+            "stage": self.stage,
+            "event_id": self.event_id,
+        }
 
 
 @dataclass(frozen=True, slots=True)

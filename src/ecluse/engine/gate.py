@@ -171,14 +171,16 @@ async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int
         await connection.execute(LOCK_CLAIMS, (run.id, stage.name))
         row = await (await connection.execute(REOPEN, {"run": run.id, "stage": stage.name, "round": round_})).fetchone()
         count, keys = (row[0], row[1] or []) if row else (0, [])
+        sample = [item_event_id(run.flow, run.id, stage.name, key, round_) for key in keys]
         await run_log.write(
             connection,
             run.id,
             f"FAN-OUT: {run.flow}/{stage.name} x{count} (round {round_})",
             level="warning",
             items=count,
-            event_ids=[item_event_id(run.flow, run.id, stage.name, key, round_) for key in keys],
+            event_ids=sample,
         )
+    run.trace.fan_out(f"{run.flow}/{stage.name}", count, sample, round=round_)
     return count
 
 
@@ -191,9 +193,12 @@ async def end(connection: Connection, run: Run, stage: Stage, cause: Literal["do
             await connection.execute(LAST_CHANCE, late)
         cursor = await connection.execute(
             "UPDATE stages SET ended_at = ecluse_now(), end_cause = %s WHERE run_id = %s AND stage = %s"
-            " AND ended_at IS NULL",
+            " AND ended_at IS NULL RETURNING extract(epoch FROM ended_at - started_at), expected",
             (cause, run.id, stage.name),
         )
-        if cursor.rowcount:
+        row = await cursor.fetchone()
+        if row:
             level: Literal["info", "warning"] = "info" if cause == "done" else "warning"
             await run_log.write(connection, run.id, f"gate {stage.name}: {cause}", level=level)
+    if row:
+        run.trace.done(f"{stage.name}-gate", float(row[0]), cause=cause, items=row[1])

@@ -28,6 +28,7 @@ from ecluse.engine.replicas import Heart
 from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
 from ecluse.engine.story import Story, lead
 from ecluse.engine.sweeps import Sweeps, patience, set_clock
+from ecluse.engine.trace_rows import TraceRows
 from ecluse.engine.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -65,6 +66,7 @@ class Kit:
     chunk: int = 200
     beat: float = 2.0
     dead_after: float = 6.0
+    trace_rows: bool = False
     clock: Clock = field(default_factory=Clock)
     chance: random.Random = field(default_factory=random.Random)
 
@@ -81,6 +83,7 @@ class Kit:
         self._vendors = AsyncExitStack()
         self.worker: Worker | None = None
         self._committing: asyncio.Task[None] | None = None
+        self._traces = TraceRows(self.pool, self.clock)
 
     async def start(self) -> None:
         # Items live for milliseconds and hold no cycles: the collector would look at thousands of them for nothing.
@@ -95,6 +98,8 @@ class Kit:
         if "worker" in self.roles:
             await self._start_worker(jobs, channels)
         jobs["listener"] = listen(self.dsn, channels)
+        if self.trace_rows:
+            jobs["traces"] = self._traces.run()
         self._background = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
         for task in self._background:
             task.add_done_callback(self._loop_ended)
@@ -142,6 +147,8 @@ class Kit:
         await stopped(self._background)
         async with AsyncExitStack() as parts:
             parts.push_async_callback(self.pool.close)
+            if self.trace_rows:
+                parts.push_async_callback(self._traces.stop)
             parts.push_async_callback(self._work_pool.close)
             parts.push_async_callback(self._vendors.aclose)
             if self.roles != {"api"}:

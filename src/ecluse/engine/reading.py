@@ -57,6 +57,11 @@ SELECT id, at, level, message, event_id, data FROM run_log WHERE run_id = %(run)
 ORDER BY id LIMIT %(limit)s OFFSET %(offset)s
 """
 
+TRACE = """
+SELECT created_at, level, message, data, workflow, entity_type, entity_id, trace_id, inngest_event_id, function_id
+FROM workflow_logs WHERE run_id = %(run)s ORDER BY created_at, id LIMIT %(limit)s OFFSET %(offset)s
+"""
+
 OUTCOMES = """
 SELECT target, outcome, error_code, reason, effect_may_exist FROM outcomes
 WHERE run_id = %(run)s AND target {beyond} %(after)s ORDER BY target LIMIT %(limit)s
@@ -117,6 +122,12 @@ async def list_log(connection: Connection, tenant: str | None, run_id: int, *, l
     """The run's own account, the oldest first."""
     await _allowed(connection, tenant, run_id)
     return await _rows(connection, LOG, {"run": run_id, "limit": limit, "offset": offset})
+
+
+async def list_trace(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int) -> list[Row]:
+    """Its log lines, where WORKFLOW_LOG_DB_ENABLED keeps them."""
+    await _allowed(connection, tenant, run_id)
+    return await _rows(connection, TRACE, {"run": run_id, "limit": limit, "offset": offset})
 
 
 async def outcomes(connection: Connection, tenant: str | None, run_id: int) -> AsyncIterator[Row]:

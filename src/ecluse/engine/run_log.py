@@ -25,8 +25,10 @@ async def write(
     )
 
 
-async def write_once(connection: Connection, run_id: int, message: str, **data: Any) -> None:
-    """A warning that stays true: said once, however often somebody notices."""
+async def write_once(connection: Connection, run_id: int, message: str, **data: Any) -> bool:
+    """A warning that stays true: said once, however often somebody notices. Was it this time?"""
     said = await connection.execute("SELECT 1 FROM run_log WHERE run_id = %s AND message = %s", (run_id, message))
-    if await said.fetchone() is None:
-        await write(connection, run_id, message, level="warning", **data)
+    if await said.fetchone() is not None:
+        return False
+    await write(connection, run_id, message, level="warning", **data)
+    return True

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import psycopg
-import structlog
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 from pydantic import ValidationError
@@ -23,8 +22,6 @@ from ecluse.db.connect import Connection
 from ecluse.engine import run_log
 from ecluse.engine.flow import Flow, NewItem, Run
 from ecluse.engine.states import State
-
-log = structlog.get_logger(__name__)
 
 RUNS_CHANNEL = "ecluse_runs"
 ENDED_CHANNEL = "ecluse_ended"
@@ -62,7 +59,7 @@ INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, orchestrated, statu
 VALUES (%(tenant)s, %(flow)s, %(key)s, %(parent)s, %(orchestrated)s, %(status)s, %(state)s, %(input)s,
         %(correlation)s, ecluse_now())
 ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING
-RETURNING id, tenant_id, flow, event_key, input
+RETURNING id, tenant_id, flow, event_key, input, correlation_id
 """
 
 
@@ -104,7 +101,7 @@ async def _insert(connection: Connection, row: dict[str, Any]) -> tuple[Started,
             return Started(run, deduplicated=False), False
     # Committed by somebody else, hence visible to this second statement.
     known = await connection.execute(
-        "SELECT ended_at IS NOT NULL, id, tenant_id, flow, event_key, input FROM runs"
+        "SELECT ended_at IS NOT NULL, id, tenant_id, flow, event_key, input, correlation_id FROM runs"
         " WHERE tenant_id = %(tenant)s AND event_key = %(key)s",
         row,
     )
@@ -120,7 +117,9 @@ async def announce(connection: Connection) -> None:
 
 async def load(connection: Connection, run_id: int) -> Run:
     async with connection.cursor(row_factory=class_row(Run)) as cursor:
-        await cursor.execute("SELECT id, tenant_id, flow, event_key, input FROM runs WHERE id = %s", (run_id,))
+        await cursor.execute(
+            "SELECT id, tenant_id, flow, event_key, input, correlation_id FROM runs WHERE id = %s", (run_id,)
+        )
         run = await cursor.fetchone()
     if run is None:
         raise NotFound(f"there is no run {run_id}")
@@ -141,6 +140,7 @@ async def begin(connection: Connection, flow: Flow, run: Run) -> bool:
         if flow.words.meaning[word] is State.RUNNING:
             return False
         await set_status(connection, flow, run, word, State.RUNNING)
+    run.trace.start(f"run-{flow.name}", event_key=run.event_key)
     return True
 
 
@@ -197,7 +197,8 @@ async def set_status(
     *,
     ended: bool = False,
     **columns: Any,
-) -> None:
+) -> str:
+    """Returns the flow's word for it."""
     to_word = flow.words.word(state, after=from_word)
     flow.words.check(from_word, to_word)
     sets = "".join(f", {name} = %({name})s" for name in columns)
@@ -211,6 +212,7 @@ async def set_status(
         await connection.execute("SELECT pg_notify(%s, %s)", (ENDED_CHANNEL, str(run.id)))
     level: Literal["info", "error"] = "error" if state is State.FAILED else "info"
     await run_log.write(connection, run.id, f"{from_word} -> {to_word}", level=level, **columns)
+    return to_word
 
 
 def _readable(error: ValidationError) -> str:

@@ -4,12 +4,12 @@ replayed after a crash, so everything it does to the world goes through a step h
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
-import structlog
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
@@ -17,8 +17,6 @@ from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import ending, gate, orchestration, run_log, runs
 from ecluse.engine.fan_out import fan_out
 from ecluse.engine.flow import Flow, Run, Source, Stage
-
-log = structlog.get_logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +47,24 @@ class Story:
     ) -> R:
         """Run `function(connection, run, …)` once; its small result is stored under this place in the story."""
 
+        async def told(connection: Connection, run: Run) -> R:
+            began = time.monotonic()
+            run.trace.step(name)
+            result = await function(connection, run, *args, **kw)
+            run.trace.done(name, time.monotonic() - began)
+            return result
+
+        return await self.once(name, told)
+
+    async def once(
+        self,
+        name: str,
+        function: Callable[Concatenate[Connection, Run, P], Awaitable[R]],
+        *args: P.args,
+        **kw: P.kwargs,
+    ) -> R:
+        """A step that says nothing of itself."""
+
         async def patiently() -> R:
             while True:
                 try:
@@ -57,7 +73,7 @@ class Story:
                 except psycopg.Error as error:
                     if not is_away(error):
                         raise
-                    log.warning("step: database away, trying again", step=name, run_id=self.run.id, error=str(error))
+                    self.run.trace.warn("step: database away, trying again", step=name, error=str(error))
                     await asyncio.sleep(DATABASE_AWAY_SECONDS)
 
         return await orchestration.step(name, patiently)
@@ -67,7 +83,7 @@ class Story:
         return await orchestration.patched(change)
 
     async def phase(self, name: str) -> None:
-        await self.step(f"phase-{name}", runs.set_phase, name)
+        await self.once(f"phase-{name}", runs.set_phase, name)
 
     async def select(self, source: Source) -> int:
         """Fix the targets this run answers for. Returns how many. Only targets: what an item is to know of them (its
@@ -86,7 +102,7 @@ class Story:
         async def dispatched(connection: Connection, run: Run) -> int:
             return await fan_out(connection, run, stage, await source(connection, run), chunk=self._chunk, delay=delay)
 
-        count = await self.step(f"fan-out-{stage.name}", dispatched)
+        count = await self.once(f"fan-out-{stage.name}", dispatched)
         crashpoint("after fan-out")
         return count
 
@@ -94,7 +110,7 @@ class Story:
         """Wait for the stage's items. Returns how it ended: done or timeout."""
         looks = 0
         while True:
-            verdict, seconds = await self.step(f"poll-{stage.name}-{looks}", _look, stage)
+            verdict, seconds = await self.once(f"poll-{stage.name}-{looks}", _look, stage, looks == 0)
             if verdict == "run ended":
                 raise runs.RunEnded
             if verdict != "wait":
@@ -105,15 +121,15 @@ class Story:
             looks += 1
 
 
-async def _look(connection: Connection, run: Run, stage: Stage) -> tuple[str, float]:
+async def _look(connection: Connection, run: Run, stage: Stage, first: bool) -> tuple[str, float]:
     seen = await gate.look(connection, run, stage)
     if seen.run_ended:
         return "run ended", 0.0
     if seen.fanned_out and seen.waiting and seen.stalled(stage):
         message = f"gate {stage.name}: stalled, and nobody has picked up {run.flow}/{stage.name}"
-        await run_log.write_once(
-            connection, run.id, message, unclaimed=seen.waiting, since=seen.progress_at.isoformat()
-        )
+        facts: dict[str, Any] = {"unclaimed": seen.waiting, "since": seen.progress_at.isoformat()}
+        if await run_log.write_once(connection, run.id, message, **facts):
+            run.trace.warn(message, **facts)
     match gate.decide(seen, stage):
         case gate.Passed(cause):
             await gate.end(connection, run, stage, cause)
@@ -122,6 +138,8 @@ async def _look(connection: Connection, run: Run, stage: Stage) -> tuple[str, fl
             await gate.redispatch(connection, run, stage, round_)
             return "wait", gate.FIRST_PAUSE.total_seconds()
         case gate.Wait(seconds):
+            if first:
+                run.trace.waiting(f"{stage.name} gate", items=seen.expected, deadline=seen.deadline_at.isoformat())
             return "wait", seconds
 
 
@@ -130,23 +148,23 @@ async def lead(story: Story) -> None:
     flow, run = story.flow, story.run
     try:
         try:
-            await story.step("begin", _begin, flow)
+            await story.once("begin", _begin, flow)
         except ForbiddenTransition as error:
-            log.warning("run has ended before it began", run_id=run.id, error=str(error))
+            run.trace.warn("run has ended before it began", error=str(error))
             return
         crashpoint("after begin")
         if flow.story is not None:
             await flow.story(story)
-        await story.step("finalize", _end, flow)
+        await story.once("finalize", _end, flow)
         crashpoint("after finalize")
     except orchestration.NOT_THE_STORYS:
         raise
     except runs.RunEnded:
-        log.info("run was ended", run_id=run.id)
-    except Exception as error:  # the edge of the story: whatever went wrong in it, the run must say so
-        log.exception("run failed", run_id=run.id)
+        run.trace.warn("the run was ended from outside")
+    except Exception as error:  # noqa: BLE001 - the edge of the story: whatever went wrong in it, the run must say so
+        run.trace.error("run failed", exc_info=True)
         code = error.code if isinstance(error, EcluseError) else "BUG"
-        await story.step("abort", _abort, flow, code, str(error) or type(error).__name__)
+        await story.once("abort", _abort, flow, code, str(error) or type(error).__name__)
 
 
 async def _begin(connection: Connection, run: Run, flow: Flow) -> bool:

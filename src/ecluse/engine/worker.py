@@ -141,11 +141,9 @@ class Worker:
                 await asyncio.gather(*self._closing)
 
     async def _sleep(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
-        except TimeoutError:
-            pass
 
     async def _claim(self, room: int) -> int:
         free, capped = self._lanes
@@ -238,12 +236,12 @@ class Worker:
                     cancelled = RuntimeError(f"something inside the work was cancelled: {error!r}")
                     finish = self._failed(stage, taken, cancelled)
         except Fenced:
-            log.warning("fenced out, nothing sent", event_id=taken.item.event_id)
+            log.warning("fenced out, nothing sent", **taken.item.told)
             self._forget([taken])
             return
         except Exception as error:  # the edge of the work: whatever went wrong in it is this item's error
             if not isinstance(error, EcluseError) and not taken.item.executions:  # once per item will do
-                log.exception("work raised", event_id=taken.item.event_id)
+                log.exception("work raised", **taken.item.told)
             finish = self._failed(stage, taken, error)
         self.committer.put(finish)
 
@@ -300,8 +298,9 @@ class Worker:
         if isinstance(verdict, Retry) and executions > stage.retry.executions:
             return self._later(stage, taken, verdict.at, effect)  # a look at what became of it is no execution
         if isinstance(verdict, Retry):
-            log.debug("retry", event_id=item.event_id, code=code, execution=executions, at=str(verdict.at))
+            log.debug("retry", **item.told, code=code, error=text, execution=executions, retry_at=verdict.at)
             return failed._replace(status="open", due_at=verdict.at)
+        log.warning("execution failed", **item.told, code=code, error=text, execution=executions)
         return failed._replace(permanent=verdict.permanent)
 
     def _committed(self, batch: Sequence[Finish]) -> None:

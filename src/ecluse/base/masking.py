@@ -1,0 +1,55 @@
+"""Secrets, hidden before they are written anywhere: by the name of what holds them, and by how they look in text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+HIDDEN = "***"
+SECRETS = r"key|token|secret|passw(?:or)?d|passphrase|authorization|cookie|credentials?|signature"
+SECRET_NAME = re.compile(f"({SECRETS})$", re.IGNORECASE)
+# Names of decisions, records and places, which people need to see.
+NO_SECRETS = frozenset({"key", "event_key", "group_key", "lock_key", "idempotency_key", "max_per_key"})
+
+SIGNED = rf"[\w.-]*(?:{SECRETS}|hmac)|sig|auth|awsaccesskeyid|x-amz-[\w-]+|x-goog-[\w-]+"
+IN_TEXT = [
+    (re.compile(pattern, re.IGNORECASE), instead)
+    for pattern, instead in (
+        (r"\b(ecl_)[\w-]+", rf"\1{HIDDEN}"),
+        (r"\b(bearer|basic)\s+[\w.~+/=-]{6,}", rf"\1 {HIDDEN}"),
+        (r"(://)[^\s/?#@\"']*:[^\s/?#\"']*@", rf"\1{HIDDEN}@"),
+        (rf"([?&;](?:{SIGNED})=)[^&;\s\"'<>]+", rf"\1{HIDDEN}"),  # in a URL
+        (
+            r"\b(password|passwd|secret|token|api_?key)=('[^']*'|[^\s,;&\"')]+)",
+            rf"\1={HIDDEN}",
+        ),  # in a connection string
+        (rf"([\"'][\w-]*(?:{SECRETS})[\"']\s*:\s*)(\"[^\"]*\"|'[^']*')", rf'\1"{HIDDEN}"'),  # in JSON
+    )
+]
+DEEPEST = 6
+
+
+def masked(text: str) -> str:
+    for pattern, instead in IN_TEXT:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def plain(value: Any, name: str = "", depth: int = 0) -> Any:
+    """What JSON can hold, without the secrets: whatever somebody hands to a log line."""
+    if value is None or isinstance(value, bool):
+        return value
+    if name and name.lower() not in NO_SECRETS and SECRET_NAME.search(name):
+        # A lock's token is told apart by its first characters.
+        return f"{str(value)[:8]}…" if name == "lock_token" else HIDDEN
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if depth < DEEPEST and isinstance(value, Mapping):
+        return {str(inner): plain(what, str(inner), depth + 1) for inner, what in value.items()}
+    if depth < DEEPEST and isinstance(value, list | tuple | set | frozenset):
+        return [plain(one, "", depth + 1) for one in value]
+    return masked(value if isinstance(value, str) else str(value))

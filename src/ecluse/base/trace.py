@@ -1,0 +1,96 @@
+"""The story of one thing (a run, say) as its log lines tell it: START, STEP, DONE, FAN-OUT, WAITING, END, with the ids
+that tie them together. Whoever listens gets each record too: that is how `workflow_logs` is filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import structlog
+
+from ecluse.base.masking import masked, plain
+
+log = structlog.get_logger(__name__)
+
+Level = Literal["info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    tracer: Tracer
+    level: Level
+    message: str
+    data: dict[str, Any]
+    event_id: str | None
+
+
+listeners: list[Callable[[Record], None]] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracer:
+    area: str  # of the line's head, in capitals
+    workflow: str
+    entity: tuple[str, str]  # what it is about: type and id
+    tenant_id: str
+    correlation_id: str
+    run_id: int | None = None
+    function_id: str | None = None
+    ids: str = field(default="")
+
+    def start(self, what: str, **data: Any) -> None:
+        self._say("START:", what, data)
+
+    def step(self, what: str, **data: Any) -> None:
+        self._say("STEP:", what, data)
+
+    def done(self, what: str, seconds: float, **data: Any) -> None:
+        self._say("DONE:", what, data, seconds=seconds)
+
+    def fan_out(self, event: str, count: int, event_ids: Sequence[str], **data: Any) -> None:
+        """With a sample of the events' ids, so that it can be shown that they were really dispatched."""
+        told = {**data, "items": count, "event_ids": list(event_ids)}
+        self._say("FAN-OUT:", f"{event} x{count}", told, event_id=event_ids[0] if event_ids else None)
+
+    def waiting(self, what: str, **data: Any) -> None:
+        self._say("WAITING:", what, data)
+
+    def end(self, how: str, seconds: float, **data: Any) -> None:
+        self._say("END:", how, data, seconds=seconds)
+
+    def warn(self, what: str, *, event_id: str | None = None, **data: Any) -> None:
+        self._say("!! WARN:", what, data, level="warning", event_id=event_id)
+
+    def error(self, what: str, *, event_id: str | None = None, **data: Any) -> None:
+        self._say("!! ERROR:", what, data, level="error", event_id=event_id)
+
+    def _say(
+        self,
+        verb: str,
+        what: str,
+        data: dict[str, Any],
+        *,
+        level: Level = "info",
+        event_id: str | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        if seconds is not None:
+            data["duration_ms"] = round(seconds * 1000)
+        getattr(log, level)(
+            what,
+            verb=verb,
+            area=self.area,
+            ids=self.ids or "-".join(self.entity),
+            event_type=f"{self.workflow}.{verb.strip('!: ').lower().replace('-', '_')}",
+            correlation_id=self.correlation_id,
+            tenant_id=self.tenant_id,
+            run_id=self.run_id,
+            **({"event_id": event_id} if event_id and "event_ids" not in data else {}),
+            **data,
+        )
+        if listeners:
+            data.pop("exc_info", None)
+            record = Record(self, level, masked(f"{verb} {what}"), plain(data), event_id)
+            for listener in listeners:
+                listener(record)

@@ -1,0 +1,108 @@
+"""Traces as rows of `workflow_logs`, for those who switch them on. Best effort: whoever traces only appends to a
+bounded list, a loop of the kit stores what has gathered; what does not fit or cannot be stored is counted, and said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import structlog
+from pydantic_core import to_json
+
+from ecluse.base import trace
+from ecluse.base.clock import Clock
+from ecluse.base.text import storable
+from ecluse.db.connect import Pool, is_away
+from ecluse.engine.sweeps import patience
+
+log = structlog.get_logger(__name__)
+
+EVERY_SECONDS = 0.5
+LAST_SECONDS = 2.0  # at a stop: a database that is away must not keep us
+MOST = 10_000
+BATCH = 500
+
+STORE = """
+INSERT INTO workflow_logs (created_at, tenant_id, workflow, entity_type, entity_id, run_id, trace_id, level,
+                           inngest_event_id, function_id, message, data)
+SELECT created_at, tenant_id, workflow, entity_type, entity_id, run_id, trace_id, level, inngest_event_id, function_id,
+       message, data
+FROM jsonb_to_recordset(%s::jsonb) AS t(created_at timestamptz, tenant_id text, workflow text, entity_type text,
+    entity_id text, run_id bigint, trace_id text, level text, inngest_event_id text, function_id text, message text,
+    data jsonb)
+"""
+
+
+class TraceRows:
+    def __init__(self, pool: Pool, clock: Clock) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._storing = asyncio.Lock()
+        self.dropped = 0
+
+    def put(self, record: trace.Record) -> None:
+        if len(self._waiting) >= MOST:
+            self._drop(1)
+            return
+        tracer = record.tracer
+        self._waiting.append(
+            {
+                "created_at": self._clock.now(),
+                "tenant_id": tracer.tenant_id,
+                "workflow": tracer.workflow,
+                "entity_type": tracer.entity[0],
+                "entity_id": storable(tracer.entity[1]),
+                "run_id": tracer.run_id,
+                "trace_id": storable(tracer.correlation_id),
+                "level": record.level,
+                "inngest_event_id": None if record.event_id is None else storable(record.event_id),
+                "function_id": tracer.function_id,
+                "message": storable(record.message),
+                "data": record.data,
+            }
+        )
+
+    async def run(self) -> None:
+        trace.listeners.append(self.put)
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            with patience("storing traces"):
+                await asyncio.shield(self._store())  # what a stop interrupts half-way would be stored twice
+
+    async def stop(self) -> None:
+        if self.put in trace.listeners:
+            trace.listeners.remove(self.put)
+        with patience("storing the last traces"), suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS):
+                await self._store()
+        if self._waiting:
+            self._drop(len(self._waiting))
+
+    async def _store(self) -> None:
+        async with self._storing:
+            await self._store_waiting()
+
+    async def _store_waiting(self) -> None:
+        while self._waiting:
+            batch = [self._waiting[n] for n in range(min(BATCH, len(self._waiting)))]
+            # jsonb refuses NUL, and data is anybody's.
+            rows = to_json(batch).replace(b"\\u0000", b"\\ufffd").decode()
+            try:
+                async with self._pool.connection() as connection:
+                    await connection.execute(STORE, (rows,))
+            except psycopg.Error as error:
+                if is_away(error):
+                    raise
+                log.error("traces could not be stored", error=str(error).strip(), rows=len(batch))
+                self._drop(len(batch))
+            for _ in batch:
+                self._waiting.popleft()
+
+    def _drop(self, count: int) -> None:
+        self.dropped += count
+        if self.dropped == count or self.dropped // 1_000 > (self.dropped - count) // 1_000:
+            log.warning("traces dropped: too many, or no database", dropped=self.dropped)

@@ -1,0 +1,57 @@
+"""Secrets are hidden by the name of what holds them and by how they look; what people need to see stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from ecluse.base.masking import masked, plain
+
+
+@pytest.mark.req("ENG-88")
+@pytest.mark.parametrize(
+    "name",
+    ["externalApiKey", "api_key", "x-api-key", "token", "access_token", "webhook_secret", "PASSWORD", "Authorization"],
+)
+def test_what_is_called_a_secret_is_hidden_at_any_depth(name):
+    for value in ("hunter2", 4711, {"nested": "hunter2"}, ["hunter2"]):
+        assert "hunter2" not in str(plain({"outer": [{name: value}]}))
+        assert plain({name: value}) == {name: "***"}
+
+
+@pytest.mark.req("ENG-88", "ENG-36")
+def test_a_lock_token_is_shortened_and_harmless_names_are_shown():
+    assert plain({"lock_token": "0123456789abcdef"}) == {"lock_token": "01234567…"}
+    shown = {"event_key": "monday", "key": "SKU-1", "lock_key": "fiche:1", "tokens": 12, "monkeys": "three"}
+    assert plain(shown) == shown
+
+
+@pytest.mark.req("ENG-88")
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("key ecl_live_0123456789 refused", "key ecl_*** refused"),
+        ("Authorization: Bearer eyJhbGciOi.abc", "Authorization: Bearer ***"),
+        ("postgresql://bob:hunter2@db/x", "postgresql://***@db/x"),
+        ("postgresql://bob:p@ss:w@db/x", "postgresql://***@db/x"),
+        ("host=db password=hunter2 dbname=x", "host=db password=*** dbname=x"),
+        ("https://s3/a.mp3?X-Amz-Signature=ab12&part=1", "https://s3/a.mp3?X-Amz-Signature=***&part=1"),
+        ("https://x/a?sig=ab&token=cd", "https://x/a?sig=***&token=***"),
+        ('{"externalApiKey": "hunter2", "page": 1}', '{"externalApiKey": "***", "page": 1}'),
+        ("{'password': 'hunter2'}", "{'password': \"***\"}"),
+        ("nothing to hide: https://x/a?page=2", "nothing to hide: https://x/a?page=2"),
+        ("Unexpected token: }", "Unexpected token: }"),
+    ],
+)
+def test_what_looks_like_a_secret_is_hidden_in_text(text, left):
+    assert masked(text) == left
+
+
+def test_anything_becomes_what_json_can_hold():
+    class Odd:
+        def __str__(self) -> str:
+            return "odd"
+
+    endless: list[object] = []
+    endless.append(endless)
+    assert plain({"a": float("nan"), "b": Odd(), 3: {1, 2}}) == {"a": "nan", "b": "odd", "3": [1, 2]}
+    assert "..." in str(plain(endless))
