@@ -10,10 +10,11 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-import psycopg
 import structlog
-from fastapi import FastAPI, Response
+from fastapi import FastAPI
 
+from ecluse.api import health
+from ecluse.api.metrics import CountRequests, Metrics
 from ecluse.base.errors import SetUpError
 from ecluse.bootstrap import Database, bootstrap
 from ecluse.engine import ROLES, Flow, Kit, Role
@@ -33,7 +34,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         kit = bootstrap(settings, database.dsn, flows, roles)
         await kit.start()
-        app.state.kit = kit
+        app.state.kit = app.state.metrics.kit = kit
         watch = asyncio.create_task(_watch(database))
         broken = asyncio.create_task(_leave_when_broken(kit))
         log.info("serving", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
@@ -45,20 +46,9 @@ def create_app(
 
     app = FastAPI(title="Ecluse", lifespan=lifespan, docs_url=None, redoc_url=None)
 
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/readyz")
-    async def readyz(response: Response) -> dict[str, str]:
-        try:
-            async with app.state.kit.pool.connection(timeout=2) as connection:
-                await connection.execute("SELECT 1")
-        except (psycopg.OperationalError, psycopg.errors.QueryCanceled) as error:
-            response.status_code = 503
-            return {"status": "database away", "error": str(error).strip()}
-        return {"status": "ready", "replica": app.state.kit.replica}
-
+    app.state.metrics = Metrics()
+    app.add_middleware(CountRequests, metrics=app.state.metrics)
+    app.include_router(health.routes)
     return app
 
 

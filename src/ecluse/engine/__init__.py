@@ -3,7 +3,7 @@
 These names are the whole of what a flow, a face or the composition root may use of it.
 """
 
-from ecluse.engine import reading
+from ecluse.engine import counts, reading
 from ecluse.engine.closing import end_by_operator
 from ecluse.engine.flow import (
     AbsoluteWrite,
@@ -64,6 +64,7 @@ __all__ = [
     "WorkContext",
     "Write",
     "announce",
+    "counts",
     "end_by_operator",
     "insert_run",
     "load_run",

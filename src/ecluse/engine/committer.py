@@ -21,7 +21,7 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import effects
+from ecluse.engine import counts, effects
 from ecluse.engine.claim import Held
 from ecluse.engine.effects import Ended, Intent, Standing
 from ecluse.engine.flow import Item, Saved, Stage
@@ -246,7 +246,15 @@ class Committer:
                 accepted = await _execute(connection, parameters)
         for intent in intents:
             intent.reply(recorded.get(intent.taken.held))
-        if len(accepted) < len(finishes):
+        all_in = len(accepted) == len(finishes)
+        counts.items_finished.update(
+            [
+                (f.item.flow, f.item.stage, f.status)
+                for f in finishes
+                if f.status != "open" and (all_in or f.held in accepted)
+            ]
+        )
+        if not all_in:
             log.warning("commit: fenced out", items=len(finishes) - len(accepted), replica=self._replica)
 
 

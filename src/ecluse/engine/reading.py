@@ -62,6 +62,30 @@ SELECT created_at, level, message, data, workflow, entity_type, entity_id, trace
 FROM workflow_logs WHERE run_id = %(run)s ORDER BY created_at, id LIMIT %(limit)s OFFSET %(offset)s
 """
 
+# Of what is open or waiting, each by an index that holds nothing else: what is finished costs nothing here.
+VITALS = """
+SELECT 'runs_open' AS what, ARRAY[flow, state] AS labels, count(*)::float8 AS value
+FROM runs WHERE ended_at IS NULL GROUP BY flow, state
+UNION ALL
+SELECT 'items_waiting', ARRAY[l.name], coalesce(w.n, 0) FROM lanes l LEFT JOIN (
+    SELECT lane_id, count(*) AS n FROM items WHERE claim_id IS NULL GROUP BY lane_id) w ON w.lane_id = l.id
+UNION ALL
+SELECT 'lane_held', ARRAY[name], (paused_at IS NOT NULL OR held_until > ecluse_now() IS TRUE)::int FROM lanes
+UNION ALL
+SELECT 'lane_in_flight', ARRAY[l.name], coalesce(c.n, 0) FROM lanes l LEFT JOIN (
+    SELECT lane_id, sum(in_flight) AS n FROM claims WHERE in_flight > 0 GROUP BY lane_id) c ON c.lane_id = l.id
+UNION ALL
+SELECT 'outbox_unpublished', '{}', count(*) FROM events_outbox WHERE published_seq IS NULL
+UNION ALL
+SELECT 'outbox_oldest_seconds', '{}', coalesce((SELECT greatest(0, extract(epoch FROM ecluse_now() - occurred_at))
+    FROM events_outbox WHERE published_seq IS NULL ORDER BY id LIMIT 1), 0)
+UNION ALL
+SELECT 'replicas', ARRAY[s.state], count(r.id) FROM unnest(ARRAY['live', 'dead', 'left']) AS s(state)
+    LEFT JOIN replicas r ON r.state = s.state GROUP BY s.state
+UNION ALL
+SELECT 'schedules_overdue', '{}', count(*) FROM schedules WHERE next_due_at < ecluse_now() - interval '1 minute'
+"""
+
 OUTCOMES = """
 SELECT target, outcome, error_code, reason, effect_may_exist FROM outcomes
 WHERE run_id = %(run)s AND target {beyond} %(after)s ORDER BY target LIMIT %(limit)s
@@ -140,6 +164,11 @@ async def outcomes(connection: Connection, tenant: str | None, run_id: int) -> A
         for row in page:
             yield row
         after, beyond = page[-1]["target"], ">"
+
+
+async def vitals(connection: Connection) -> list[Row]:
+    """How it goes, in figures: what, labels, value. One statement, cheap enough to be asked every few seconds."""
+    return await _rows(connection, VITALS, {})
 
 
 async def _allowed(connection: Connection, tenant: str | None, run_id: int) -> None:

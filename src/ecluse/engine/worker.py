@@ -21,7 +21,7 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, PermanentError, TransientError, VendorError
 from ecluse.db.connect import Connection, Pool
-from ecluse.engine import claim, closing
+from ecluse.engine import claim, closing, counts
 from ecluse.engine.claim import AHEAD_SECONDS, Claimant, Taken
 from ecluse.engine.committer import LARGEST_BATCH, Committer, Finish
 from ecluse.engine.effects import LATER, Ended, Fenced, Performer, again_or_never
@@ -278,6 +278,8 @@ class Worker:
         verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=self._chance)
         code = error.code if isinstance(error, EcluseError) else "BUG"
         text = str(error) if isinstance(error, EcluseError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, VendorError):
+            counts.vendor_errors[item.flow, item.stage, code] += 1
         in_doubt = self._performer.phase.get(taken.held) in ("asking", "sending")
         in_doubt = in_doubt or (effect is not None and effect.state == "unknown")
         if in_doubt and isinstance(stage.work, Write):
@@ -340,9 +342,8 @@ def _spent(stage: Stage, item: Item) -> VendorError | None:
     """Why this item is not to be done (again), if so."""
     if item.crashes >= TOO_MANY_CRASHES:
         return PermanentError(f"{item.crashes} workers died with this item in hand", code="WORKER_CRASHED")
-    if (
-        isinstance(stage.work, Write) and item.executions >= stage.retry.executions
-    ):  # it is only here to find out what became of its last send
+    # It is only here to find out what became of its last send.
+    if isinstance(stage.work, Write) and item.executions >= stage.retry.executions:
         return TransientError(
             "Sent, not answered for certain, and found not applied", code="NOT_APPLIED", ambiguous=False
         )

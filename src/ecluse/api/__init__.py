@@ -1,0 +1,1 @@
+"""The HTTP face: routes are thin, and each says what it needs."""

@@ -1,0 +1,145 @@
+"""Metrics in Prometheus' words: what this process counted, and what the database says about all of them.
+
+The database is asked at a scrape, and seldom: an answer is kept for two seconds, and for fifty times as long as it
+took, so that no number of scrapes costs more than a fiftieth of one connection. While it is away, what the process
+knows by itself is still told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import prometheus_client
+import psycopg
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ecluse.engine import Kit, counts, reading
+
+log = structlog.get_logger(__name__)
+
+KEEP_SECONDS = 2.0
+KEEP_TIMES = 50
+PATIENCE_SECONDS = 2.0
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+# From the database: the same in every replica.
+SHARED = {
+    "runs_open": (["flow", "state"], "Runs that have not ended."),
+    "items_waiting": (["lane"], "Items that nobody has in hand, due or not yet."),
+    "lane_held": (["lane"], "1 while nothing of the lane is started: held after a vendor's word, or paused."),
+    "lane_in_flight": (["lane"], "Items in some replica's hands."),
+    "outbox_unpublished": ([], "Events written and not yet published."),
+    "outbox_oldest_seconds": ([], "Age of the oldest event that is not published; 0 without any."),
+    "replicas": (["state"], "Processes by what became of them; those that ended are forgotten after an hour."),
+    "schedules_overdue": ([], "Schedules with a due instant more than a minute ago that nobody has decided on."),
+}
+# Of this process, since it started.
+OWN: dict[str, tuple[list[str], str, Mapping[Any, int]]] = {
+    "runs_ended": (["flow", "state"], "Runs that this process ended.", counts.runs_ended),
+    "items_finished": (["flow", "stage", "status"], "Items whose end this process stored.", counts.items_finished),
+    "vendor_errors": (["flow", "stage", "code"], "Calls that a vendor refused or lost.", counts.vendor_errors),
+}
+
+
+class Metrics:
+    """One per server. `kit` is set once the engine runs."""
+
+    def __init__(self) -> None:
+        self.kit: Kit | None = None
+        self._registry = CollectorRegistry()
+        for collector in (
+            prometheus_client.ProcessCollector,
+            prometheus_client.PlatformCollector,
+            prometheus_client.GCCollector,
+        ):
+            collector(registry=self._registry)
+        self._registry.register(self)
+        names = ["route", "method", "status"]
+        self._requests = Counter("ecluse_http_requests", "Requests answered.", names, registry=self._registry)
+        self._durations = Histogram(
+            "ecluse_http_request_duration_seconds",
+            "From the first byte of a request to the last of its answer.",
+            ["route", "method"],
+            buckets=BUCKETS,
+            registry=self._registry,
+        )
+        self._shared: list[dict[str, Any]] | None = None
+        self._good_until = 0.0
+        self._asking = asyncio.Lock()
+
+    async def text(self) -> bytes:
+        async with self._asking:  # several who ask at once share one answer
+            if time.monotonic() >= self._good_until:
+                await self._ask()
+        return prometheus_client.generate_latest(self._registry)
+
+    async def _ask(self) -> None:
+        began, self._shared = time.monotonic(), None
+        if self.kit is not None:
+            try:
+                async with asyncio.timeout(PATIENCE_SECONDS), self.kit.pool.connection() as connection:
+                    self._shared = await reading.vitals(connection)
+            except (psycopg.Error, TimeoutError) as error:
+                log.warning("metrics: database away", error=str(error).strip() or "no answer in time")
+        now = time.monotonic()
+        self._good_until = now + max(KEEP_SECONDS, KEEP_TIMES * (now - began) if self._shared is not None else 0)
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "ecluse_database_up", "1 if the database answered the last time.", self._shared is not None
+        )
+        if self._shared is not None:
+            for name, (labels, meaning) in SHARED.items():
+                family = GaugeMetricFamily(f"ecluse_{name}", meaning, labels=labels)
+                for row in self._shared:
+                    if row["what"] == name:
+                        family.add_metric(row["labels"], row["value"])
+                yield family
+        for name, (labels, meaning, counted) in OWN.items():
+            counter = CounterMetricFamily(f"ecluse_{name}", meaning, labels=labels)
+            for values, count in counted.items():
+                counter.add_metric([str(value) for value in values], count)
+            yield counter
+        hands = self.kit.worker.hands if self.kit is not None and self.kit.worker is not None else None
+        yield GaugeMetricFamily(
+            "ecluse_hands", "Calls that this process makes at once at most.", hands.count if hands else 0
+        )
+        yield GaugeMetricFamily("ecluse_hands_busy", "Calls of this process under way.", hands.busy if hands else 0)
+
+    def answered(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self._requests.labels(route, method, status).inc()
+        self._durations.labels(route, method).observe(seconds)
+
+
+class CountRequests:
+    """By the route's pattern, not by path: ids in labels would be without number."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+
+        async def seen(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, seen)
+        finally:
+            self._metrics.answered(scope, status, time.perf_counter() - began)

@@ -1,0 +1,91 @@
+"""Metrics as a monitoring system scrapes them: over HTTP, from a real server, also while its database is away."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+
+import psycopg
+from prometheus_client.parser import text_string_to_metric_families
+
+FLOW = "hello_flow:FLOW"
+
+
+def scrape(server) -> dict[str, dict[tuple[str, ...], float]]:
+    """Values by metric and labels (by their names). Fails on what is not in the format."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        text = answer.read().decode()
+    values: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        for sample in family.samples:
+            values.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return values
+
+
+def scrape_until(server, good, seconds=40.0):
+    until = time.monotonic() + seconds
+    while not good(found := scrape(server)):
+        assert time.monotonic() < until, found
+        time.sleep(0.2)
+    return found
+
+
+def test_a_server_tells_what_it_has_done_and_what_is_waiting(serve, ecluse, query, sandbox):
+    server = serve("--flow", FLOW, PRICE_LIST_URL=f"{sandbox.url}/price-list")
+    server.wait_until_ready()
+    before = scrape(server)
+    assert before["ecluse_database_up"] == {(): 1}
+    assert before["ecluse_replicas"] == {("live",): 1, ("dead",): 0, ("left",): 0}
+    assert before["ecluse_hands_busy"] == {(): 0}
+    assert before["ecluse_outbox_oldest_seconds"][()] >= 0
+    assert before["ecluse_schedules_overdue"] == {(): 0}
+    assert before["process_resident_memory_bytes"][()] > 0
+
+    lane = next(iter(before["ecluse_items_waiting"]))
+    query("UPDATE lanes SET paused_at = now(), paused_by = 'test', paused_reason = 'test' WHERE name = %s", lane[0])
+    held = scrape_until(server, lambda found: found["ecluse_lane_held"][lane] == 1)
+    assert held["ecluse_lane_in_flight"][lane] == 0
+    query("UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL")
+
+    sandbox.set_faults([{"kind": "not_found", "ids": ["SKU-00003"]}, {"kind": "unauthorized", "ids": ["SKU-00004"]}])
+    assert ecluse("runs", "start", FLOW, "--input", '{"articles": 20}').code == 0
+    after = scrape_until(server, lambda found: found.get("ecluse_runs_ended_total"))
+    assert after["ecluse_runs_ended_total"] == {("hello", "partial"): 1}
+    finished = after["ecluse_items_finished_total"]
+    assert finished["hello", "read", "succeeded"] == 18
+    assert finished["hello", "read", "failed"] == 1
+    assert sum(finished.values()) == 20
+    assert after["ecluse_vendor_errors_total"]["UNAUTHORIZED", "hello", "read"] >= 1
+
+
+def test_requests_are_counted_by_route_and_not_by_path(serve):
+    server = serve()
+    server.wait_until_ready()
+    for path in ("/healthz", "/nowhere/1", "/nowhere/2"):
+        server.get(path)
+    found = scrape(server)
+    counted = found["ecluse_http_requests_total"]
+    assert counted["GET", "/healthz", "200"] == 1
+    assert counted["GET", "none", "404"] == 2
+    assert not [labels for labels in counted if "nowhere" in labels[1]]
+    assert found["ecluse_http_request_duration_seconds_count"]["GET", "/healthz"] == 1
+
+
+def test_a_scrape_without_a_database_still_answers(serve, server, dsn, one):
+    """Its sessions end, and it gets no new one."""
+    ours = serve()
+    ours.wait_until_ready()
+    name = one("SELECT current_database()")
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")  # type: ignore[arg-type]
+        try:
+            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+            away = scrape_until(ours, lambda found: found["ecluse_database_up"] == {(): 0})
+            assert "ecluse_items_waiting" not in away
+            assert away["ecluse_hands_busy"] == {(): 0}
+            assert away["process_cpu_seconds_total"][()] > 0
+        finally:
+            admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")  # type: ignore[arg-type]
+    scrape_until(ours, lambda found: found["ecluse_database_up"] == {(): 1} and found["ecluse_replicas"])
