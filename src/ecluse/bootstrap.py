@@ -6,12 +6,16 @@ import importlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ecluse.base.errors import SetUpError
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
-from ecluse.engine import ROLES, Flow, Kit, Role
+from ecluse.engine import ROLES, Flow, Role
 from ecluse.settings import Settings
+
+if TYPE_CHECKING:
+    from ecluse.engine import Kit
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ def _load_flow(name: str) -> Flow:
 
 
 def bootstrap(settings: Settings, dsn: str, flows: Sequence[Flow], roles: frozenset[Role] = ROLES) -> Kit:
+    from ecluse.engine import Kit  # here, because commands that start no engine should not wait for it
+
     return Kit(
         dsn=dsn,
         flows=flows,

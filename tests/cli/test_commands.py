@@ -21,6 +21,7 @@ COMMANDS = [
     ("psql",),
     ("sandbox",),
     ("verify",),
+    ("doctor",),
     ("demo",),
     ("demo", "hello"),
     ("runs",),
@@ -28,6 +29,8 @@ COMMANDS = [
     ("runs", "end"),
     ("runs", "list"),
     ("runs", "show"),
+    ("runs", "log"),
+    ("runs", "watch"),
 ]
 
 
@@ -43,6 +46,16 @@ def test_the_list_of_commands_here_is_complete(bare):
     shown = bare("--help").out + bare("runs", "--help").out + bare("demo", "--help").out
     listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
     assert listed == {command[-1] for command in COMMANDS if command}
+
+
+def test_commands_that_only_look_do_not_wait_for_what_they_do_not_use():
+    """The orchestration and the migrations take longer to import than all the rest."""
+    code = (
+        "import sys; import ecluse.cli.main, ecluse.cli.watch, ecluse.cli.doctor;"
+        "print(*{'dbos', 'alembic', 'sqlalchemy', 'fastapi', 'uvicorn', 'prometheus_client'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
 
 
 def test_the_installed_module_is_the_same_program(dsn):
@@ -137,7 +150,28 @@ def test_runs_are_started_listed_and_shown(ecluse, one):
     assert listed[-1].split()[1:3] == ["hello", "queued"]
     assert "due-1" in listed[-1]
     assert ecluse("runs", "list", "--limit", "1", "--offset", "2").out.splitlines() == listed[2:]
+    for option, value, others in [
+        ("--tenant", "acme", "nobody"),
+        ("--flow", "hello", "x"),
+        ("--state", "queued", "failed"),
+    ]:
+        assert ecluse("runs", "list", option, value).out.splitlines()[-1] == listed[-1]
+        assert ecluse("runs", "list", option, others).out == "no such runs\n"
     assert one("SELECT count(*) FROM runs") == 3
+
+
+def test_the_account_of_a_run_is_read_in_order(ecluse, query):
+    run_id = ecluse("runs", "start", FLOW).json["run_id"]
+    assert ecluse("runs", "log", run_id).err == "nothing yet\n"
+    assert "WORKFLOW_LOG_DB_ENABLED" in ecluse("runs", "log", run_id, "--trace").err
+    query(
+        "INSERT INTO run_log (run_id, at, level, message, data) VALUES (%(run)s, now(), 'info', 'first', NULL),"
+        " (%(run)s, now(), 'error', E'second\n\x1b[31m', '{\"code\": \"X\"}')".replace("%(run)s", run_id)
+    )
+    lines = ecluse("runs", "log", run_id).out.splitlines()
+    assert lines[0].endswith(" info    first")
+    assert lines[1].endswith(r' error   second\n\u001b[31m {"code": "X"}')
+    assert ecluse("runs", "log", "4711").code == 2
 
 
 @pytest.mark.req("G-89", "ENG-28")

@@ -121,18 +121,18 @@ def _as_line(_: WrappedLogger, __: str, event: EventDict) -> str:
         event.pop("run_id", None)
     verb = event.get("verb") or VERBS.get(str(event.get("level")), "!! ERROR:")
     data = plain({name: value for name, value in event.items() if name not in NOT_IN_A_LINE})
-    told = " ".join(f"{_harmless(name)}={_value(value)}" for name, value in data.items() if value is not None)
-    head = f"[{_harmless(str(area))}|{_harmless(masked(str(ids)))}] {verb} {_harmless(masked(str(event['event'])))}"
+    told = " ".join(f"{harmless(name)}={_value(value)}" for name, value in data.items() if value is not None)
+    head = f"[{harmless(str(area))}|{harmless(masked(str(ids)))}] {verb} {harmless(masked(str(event['event'])))}"
     return f"{head}{' ' if told else ''}{told} at={event.get('timestamp')}"
 
 
 def _value(value: Any) -> str:
     if isinstance(value, str) and BARE.fullmatch(value):
         return value
-    return _harmless(json.dumps(value, ensure_ascii=False))
+    return harmless(json.dumps(value, ensure_ascii=False))
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """Nothing that moves a terminal's cursor, and nothing that looks like the head of a line."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)

@@ -12,7 +12,6 @@ from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
-from ecluse.migrations import runner
 
 R = TypeVar("R")
 
@@ -29,6 +28,8 @@ def with_connection(use: Callable[[Connection], Awaitable[R]]) -> R:
         try:
             return asyncio.run(opened())
         except psycopg.errors.UndefinedTable:  # a new database: nobody has migrated it yet
+            from ecluse.migrations import runner  # slow to import, and seldom needed
+
             runner.upgrade(database.dsn)
             return asyncio.run(opened())
     except psycopg.DataError as error:

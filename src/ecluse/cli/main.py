@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +23,6 @@ from ecluse.base.errors import EcluseError, SetUpError
 from ecluse.cli import runs
 from ecluse.db import embedded
 from ecluse.engine import ROLES
-from ecluse.migrations import runner
 
 log = structlog.get_logger(__name__)
 app = typer.Typer(
@@ -57,6 +58,7 @@ def serve(
     import uvicorn  # here, because the other commands should not wait for it
 
     from ecluse.app import create_app
+    from ecluse.migrations import runner
 
     given = settings.load()
     logging.configure(given.ECLUSE_LOG_LEVEL, given.ECLUSE_LOG_FORMAT)
@@ -103,6 +105,8 @@ def _bound(host: str, port: int) -> socket.socket:
 @app.command()
 def migrate(flow: FlowOption = None) -> None:
     """Bring the database to this program's schema. Servers do it by themselves when they start."""
+    from ecluse.migrations import runner
+
     given = settings.load()
     logging.configure("WARNING", given.ECLUSE_LOG_FORMAT)
     database = bootstrap.open_database(given)
@@ -156,6 +160,22 @@ def verify(
     finally:
         database.release()
     raise typer.Exit(code)
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+    """Look for what is wrong, and say what to do about it. Changes nothing. 0 if nothing failed, 1 otherwise."""
+    from ecluse.cli.doctor import look
+
+    findings = look()
+    healthy = all(finding.level != "fail" for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        for finding in findings:
+            advice = f"; {finding.do}" if finding.do else ""
+            typer.echo(logging.harmless(f"{finding.level:<4}  {finding.what:<12} {finding.says}{advice}"))
+    raise typer.Exit(0 if healthy else 1)
 
 
 @demo.command("hello")

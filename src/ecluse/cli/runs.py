@@ -10,9 +10,10 @@ import typer
 
 from ecluse import bootstrap, settings
 from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.logging import harmless
 from ecluse.cli.database import with_connection
 from ecluse.db.connect import Connection
-from ecluse.engine import Start, announce, end_by_operator, insert_run, load_run, reading
+from ecluse.engine import Start, announce, insert_run, load_run, reading
 
 app = typer.Typer(no_args_is_help=True, help="Start, end, list and look at runs.")
 
@@ -61,6 +62,8 @@ def end(
     ] = None,
 ) -> None:
     """End a run now, as failed: nothing more of it is started, and every open target gets this reason."""
+    from ecluse.engine import end_by_operator
+
     known = {f.name: f for f in bootstrap.load_flows(settings.load(), [flow] if flow else [])}
 
     async def ask(connection: Connection) -> bool:
@@ -89,16 +92,53 @@ def _show(run_id: int) -> None:
 
 @app.command("list")
 def list_runs(
-    limit: Annotated[int, typer.Option(min=1, max=200)] = 50, offset: Annotated[int, typer.Option(min=0)] = 0
+    flow: Annotated[str | None, typer.Option(help="Only runs of this flow.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only those in this state: queued, running, failed, …")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's. Default: everybody's.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """The newest runs first."""
-
-    rows = with_connection(lambda c: reading.list_runs(c, tenant=None, limit=limit, offset=offset))
+    rows = with_connection(
+        lambda c: reading.list_runs(c, tenant=tenant, flow=flow, state=state, limit=limit, offset=offset)
+    )
     if not rows:
-        typer.echo("no runs yet: start one with `ecluse runs start FLOW`")
+        filtered = flow or state or tenant or offset
+        typer.echo("no such runs" if filtered else "no runs yet: start one with `ecluse runs start FLOW`")
     for row in rows:
         counts = f"{row['successful']}+{row['failed']}+{row['ignored']}" if row["ended_at"] else "…"
         selected = row["selected"] or 0
+        shown = harmless(row["event_key"])
+        typer.echo(f"{row['id']:>8}  {row['flow']:<14} {row['status']:<10} {selected:>7} = {counts:<14} {shown}")
+
+
+@app.command()
+def log(
+    run_id: Annotated[int, typer.Argument(help="The run's id.")],
+    trace: Annotated[bool, typer.Option(help="Its log lines instead, if WORKFLOW_LOG_DB_ENABLED kept them.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 1_000,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """The run's own account: dispatches, stalls, failures and moves, the oldest first."""
+    read = reading.list_trace if trace else reading.list_log
+    rows = with_connection(lambda c: read(c, None, run_id, limit=limit, offset=offset))
+    if not rows:
         typer.echo(
-            f"{row['id']:>8}  {row['flow']:<14} {row['status']:<10} {selected:>7} = {counts:<14} {row['event_key']}"
+            "nothing stored: set WORKFLOW_LOG_DB_ENABLED=1 for the servers" if trace else "nothing yet", err=True
         )
+    for row in rows:
+        at = row["created_at" if trace else "at"]
+        data = json.dumps(row["data"], ensure_ascii=False) if row["data"] else ""
+        line = f"{at:%Y-%m-%d %H:%M:%S} {row['level']:<7} {row['message']} {data}"
+        typer.echo(harmless(line.rstrip()))
+
+
+@app.command("watch")
+def watch_run(
+    run_id: Annotated[int, typer.Argument(help="The run's id.")],
+    every: Annotated[float, typer.Option(help="Seconds between looks.", min=0.1, max=60)] = 1.0,
+) -> None:
+    """Follow a run until it ends. Exit code 0 if it completed, 1 if it did not, 2 if there is no such run."""
+    from ecluse.cli.watch import watch
+
+    raise typer.Exit(watch(run_id, every))

@@ -3,8 +3,10 @@
 These names are the whole of what a flow, a face or the composition root may use of it.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ecluse.engine import counts, reading
-from ecluse.engine.closing import end_by_operator
 from ecluse.engine.flow import (
     AbsoluteWrite,
     Done,
@@ -25,14 +27,29 @@ from ecluse.engine.flow import (
     WorkContext,
     Write,
 )
-from ecluse.engine.kit import ROLES, Kit, Role
-from ecluse.engine.orchestration import migrate
 from ecluse.engine.retry import RetryPolicy
+from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import Start, Started, announce, open_targets
 from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import load as load_run
 from ecluse.engine.states import PLAIN, State, Words
-from ecluse.engine.story import Story
+
+if TYPE_CHECKING:
+    from ecluse.engine.closing import end_by_operator
+    from ecluse.engine.kit import Kit
+    from ecluse.engine.orchestration import migrate
+    from ecluse.engine.story import Story
+
+# They bring the orchestration along, which takes longer to import than all the rest: a command that only looks at the
+# database need not wait for it.
+HEAVY = {"Kit": "kit", "Story": "story", "end_by_operator": "closing", "migrate": "orchestration"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HEAVY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{HEAVY[name]}"), name)
+
 
 __all__ = [
     "PLAIN",

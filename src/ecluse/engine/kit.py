@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import Any
 
 import psycopg
 import structlog
@@ -25,6 +25,7 @@ from ecluse.engine import closing, orchestration, reading, runs
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
 from ecluse.engine.replicas import Heart
+from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
 from ecluse.engine.story import Story, lead
 from ecluse.engine.sweeps import Sweeps, patience, set_clock
@@ -50,11 +51,6 @@ INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst) VALUES (
 ON CONFLICT (name) DO UPDATE SET max_in_flight = excluded.max_in_flight, max_per_key = excluded.max_per_key,
     per_second = excluded.per_second, burst = excluded.burst
 """
-
-
-# What a process does: answers requests, does the work and leads the runs, fires the schedules. All of it by default.
-Role = Literal["api", "worker", "scheduler"]
-ROLES: frozenset[Role] = frozenset(get_args(Role))
 
 
 @dataclass

@@ -1,0 +1,268 @@
+"""`ecluse doctor`: is anything wrong, and what to do about it? Looks only; each finding is ok, warn or fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from typing import Any, Literal
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+from ecluse import bootstrap, settings
+from ecluse.base import logging
+from ecluse.base.errors import SetUpError
+from ecluse.db.connect import Connection, one_line
+
+SKEW = (1.0, 30.0)  # seconds: worth a word, wrong
+FREE = (2 * 1024**3, 200 * 1024**2)  # bytes on the disk: worth a word, too little
+SILENT_SECONDS = 15.0  # more than twice as long as a death takes to be noticed
+SAMPLE = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Literal["ok", "warn", "fail"]
+    what: str
+    says: str
+    do: str = ""
+
+
+def graded(value: float, warn: float, fail: float) -> Literal["ok", "warn", "fail"]:
+    """Which of two limits is crossed; for what must not fall, give everything negative."""
+    return "fail" if value > fail else "warn" if value > warn else "ok"
+
+
+def newest_revision() -> str:
+    scripts = [one.name for one in files("ecluse.migrations.versions").iterdir()]
+    return max(name.partition("_")[0] for name in scripts if name[0].isdigit())
+
+
+def look() -> list[Finding]:
+    """Everything that can be looked at. What depends on something that failed is left out."""
+    logging.configure("ERROR")
+    try:
+        given = settings.load()
+    except SetUpError as error:
+        return [Finding("fail", "environment", error.message, "correct the variable that is named")]
+    findings = [_environment(given)]
+    try:
+        database = bootstrap.open_database(given)
+    except SetUpError as error:
+        return [*findings, Finding("fail", "database", error.message, "start PostgreSQL, or correct DATABASE_URL")]
+    try:
+        if database.server is not None:
+            findings.append(_disk(shutil.disk_usage(database.server.data_dir).free, str(database.server.data_dir)))
+        return findings + asyncio.run(_of_database(database.dsn))
+    finally:
+        database.release()
+
+
+def _environment(given: settings.Settings) -> Finding:
+    raised = [
+        f"{name}={told} is below its minimum, {getattr(given, name)} is used"
+        for name in settings.Settings.model_fields
+        if (told := os.environ.get(name)) and _is_less(told, getattr(given, name))
+    ]
+    if raised:
+        return Finding("warn", "environment", "; ".join(raised), "see docs/configuration.md for the minimum")
+    return Finding("ok", "environment", "every knob can be read")
+
+
+def _is_less(told: str, used: Any) -> bool:
+    try:
+        return not isinstance(used, bool) and isinstance(used, int | float) and float(told) < used
+    except ValueError:
+        return False
+
+
+def _disk(free: int, place: str) -> Finding:
+    level = graded(-free, *(-limit for limit in FREE))
+    do = "" if level == "ok" else "make room: a PostgreSQL without space stops"
+    return Finding(level, "disk", f"{free / 1024**3:.1f} GiB free in {place}", do)
+
+
+async def _of_database(dsn: str) -> list[Finding]:
+    findings = []
+    try:
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            await connection.execute("SET statement_timeout = '10s'")
+            for part in PARTS:
+                async for finding in part(connection):
+                    findings.append(finding)
+                    if finding.level == "fail" and part is _schema:
+                        return findings
+    except psycopg.Error as error:
+        findings.append(Finding("fail", "database", one_line(error), "look into the database's own log"))
+    return findings
+
+
+async def _rows(connection: Connection, query: str) -> list[Any]:
+    async with connection.cursor(row_factory=namedtuple_row) as cursor:
+        await cursor.execute(query)  # type: ignore[arg-type, unused-ignore]
+        return await cursor.fetchall()
+
+
+async def _server(connection: Connection) -> AsyncIterator[Finding]:
+    (row,) = await _rows(
+        connection,
+        "SELECT current_setting('server_version') AS version, pg_is_in_recovery() AS standby,"
+        " current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,"
+        " current_setting('synchronous_commit') AS synchronous_commit, current_setting('max_connections')::int AS most,"
+        " (SELECT count(*) FROM pg_stat_activity) AS used",
+    )
+    yield Finding("ok", "database", f"PostgreSQL {row.version}, {row.used} of {row.most} connections used")
+    if row.standby:
+        yield Finding("fail", "database", "it is a standby and takes no writes", "point DATABASE_URL at the primary")
+    if row.used > row.most * 0.9:
+        do = "raise max_connections, or run fewer replicas (each takes about 25)"
+        yield Finding("warn", "database", "almost all connections are used", do)
+    if off := [name for name in ("fsync", "full_page_writes", "synchronous_commit") if getattr(row, name) == "off"]:
+        yield Finding("warn", "database", f"{' and '.join(off)} off: what was committed may be lost", "switch it on")
+
+
+async def _clock(connection: Connection) -> AsyncIterator[Finding]:
+    asked = datetime.now(UTC)
+    ((theirs,),) = await _rows(connection, "SELECT clock_timestamp()")
+    answered = datetime.now(UTC)
+    skew = (theirs - (asked + (answered - asked) / 2)).total_seconds()
+    level = graded(abs(skew), *SKEW)
+    do = "" if level == "ok" else "let both hosts follow a time server"
+    yield Finding(level, "clock", f"the database's clock and this host's differ by {abs(skew):.2f} s", do)
+
+
+async def _schema(connection: Connection) -> AsyncIterator[Finding]:
+    newest = newest_revision()
+    try:
+        rows = await _rows(connection, "SELECT version_num FROM alembic_version")
+    except psycopg.errors.UndefinedTable:
+        rows = []
+    current = rows[0].version_num if rows else "none"
+    if current == newest:
+        yield Finding("ok", "schema", f"revision {current}, as this program wants it")
+    elif current != "none" and current > newest:
+        do = "use the newer program here, too"
+        yield Finding("fail", "schema", f"revision {current} is newer than this program ({newest})", do)
+    else:
+        do = "run `ecluse migrate`, or start a server, which does it"
+        yield Finding("fail", "schema", f"revision {current}, this program wants {newest}", do)
+    if current == newest:
+        ((moved,),) = await _rows(connection, 'SELECT "offset" FROM clock_offset')
+        if moved != timedelta(0):
+            yield Finding("warn", "clock", f"time is moved by {moved}", "clear clock_offset: only tests move time")
+
+
+async def _replicas(connection: Connection) -> AsyncIterator[Finding]:
+    rows = await _rows(
+        connection,
+        "SELECT id, state, extract(epoch FROM clock_timestamp() - beat_at)::float8 AS age FROM replicas"
+        " ORDER BY beat_at",
+    )
+    live = [row for row in rows if row.state == "live"]
+    silent = [row for row in live if row.age > SILENT_SECONDS]
+    if silent:
+        do = "start a server: it takes over what they held"
+        yield Finding("warn", "replicas", f"silent: {_some(silent, lambda r: f'{r.id} {r.age:.0f} s')}", do)
+    if len(live) == len(silent):
+        yield Finding("warn", "replicas", "no server is running: nothing is done", "start one with `ecluse serve`")
+    else:
+        yield Finding("ok", "replicas", f"{len(live) - len(silent)} live, last heartbeat {live[-1].age:.1f} s ago")
+    if dead := [row for row in rows if row.state == "dead"]:
+        says = f"declared dead in the last hour: {_some(dead, lambda r: r.id)}"
+        yield Finding("warn", "replicas", says, "their work went on elsewhere; look at why they died")
+
+
+async def _runs(connection: Connection) -> AsyncIterator[Finding]:
+    led = await _rows(
+        connection,
+        "SELECT r.id, r.flow FROM runs r WHERE r.ended_at IS NULL AND r.orchestrated"
+        " AND r.created_at < ecluse_now() - interval '15 seconds' AND NOT EXISTS ("
+        "  SELECT 1 FROM dbos.workflow_status w LEFT JOIN replicas p ON p.id = w.executor_id"
+        "  WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key"
+        "  AND (w.status IN ('ENQUEUED', 'DELAYED') OR w.status = 'PENDING' AND p.state = 'live')) ORDER BY r.id",
+    )
+    overdue = await _rows(
+        connection,
+        "SELECT r.id, s.stage FROM runs r JOIN stages s ON s.run_id = r.id WHERE r.ended_at IS NULL"
+        " AND s.ended_at IS NULL AND s.deadline_at < ecluse_now() - interval '1 minute' ORDER BY r.id",
+    )
+    if led:
+        do = "start a server that loads their flow, or end them with `ecluse runs end`"
+        yield Finding("warn", "runs", f"nobody leads {_some(led, lambda r: f'{r.id} ({r.flow})')}", do)
+    if overdue:
+        says = f"past their deadline: {_some(overdue, lambda r: f'{r.id} ({r.stage})')}"
+        yield Finding("warn", "runs", says, "look at `ecluse runs log ID`; a server ends them")
+    if not led and not overdue:
+        ((count,),) = await _rows(connection, "SELECT count(*) FROM runs WHERE ended_at IS NULL")
+        yield Finding("ok", "runs", f"{count} open, none without a leader or past its deadline")
+
+
+async def _work(connection: Connection) -> AsyncIterator[Finding]:
+    rows = await _rows(
+        connection,
+        "SELECT event, sum(items)::int AS items, max(age) AS age, EXISTS (SELECT 1 FROM replicas p"
+        " WHERE p.state = 'live' AND u.event = ANY (p.work)) AS somebody FROM unclaimed u GROUP BY 1 ORDER BY 1",
+    )
+    for row in rows:
+        if not row.somebody:
+            says = f"{row.items} items of {row.event} wait, and no live worker does that"
+            yield Finding("warn", "work", says, "start a server with that flow (ECLUSE_FLOWS or --flow)")
+    if all(row.somebody for row in rows):
+        yield Finding("ok", "work", f"{sum(row.items for row in rows)} items due, each with a live worker for it")
+
+
+async def _lanes(connection: Connection) -> AsyncIterator[Finding]:
+    rows = await _rows(
+        connection,
+        "SELECT name, paused_by, paused_reason, held_until, held_reason FROM lanes"
+        " WHERE paused_at IS NOT NULL OR held_until > ecluse_now() ORDER BY name",
+    )
+    for row in rows:
+        if row.paused_reason is not None:
+            says, do = f"{row.name} is paused by {row.paused_by}: {row.paused_reason}", "resume it when that is over"
+        else:
+            says, do = f"{row.name} is held until {row.held_until:%H:%M:%S}: {row.held_reason}", "it opens by itself"
+        yield Finding("warn", "lanes", says, do)
+    if not rows:
+        yield Finding("ok", "lanes", "none held, none paused")
+
+
+async def _outbox(connection: Connection) -> AsyncIterator[Finding]:
+    (row,) = await _rows(
+        connection,
+        "SELECT count(*) AS count, coalesce(extract(epoch FROM ecluse_now() - min(occurred_at)), 0)::float8 AS age,"
+        " max(error) AS error FROM events_outbox WHERE published_seq IS NULL",
+    )
+    says = f"{row.count} events unpublished, the oldest {row.age:.0f} s old"
+    if row.age > 60:
+        yield Finding("warn", "outbox", f"{says}{': ' + row.error if row.error else ''}", "is a server running?")
+    else:
+        yield Finding("ok", "outbox", says)
+
+
+async def _schedules(connection: Connection) -> AsyncIterator[Finding]:
+    rows = await _rows(
+        connection,
+        "SELECT name, error, next_due_at < ecluse_now() - interval '1 minute' AS overdue FROM schedules"
+        " WHERE deleted_at IS NULL AND (error IS NOT NULL OR next_due_at < ecluse_now() - interval '1 minute')"
+        " ORDER BY name",
+    )
+    for row in rows:
+        says = f"{row.name}: {row.error or 'due for over a minute, and nobody has decided on it'}"
+        do = "correct it, or disable it" if row.error else "start a server that fires schedules"
+        yield Finding("warn", "schedules", says, do)
+    if not rows:
+        yield Finding("ok", "schedules", "none in error, none overdue")
+
+
+PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules)
+
+
+def _some(rows: list[Any], name: Callable[[Any], str]) -> str:
+    more = f" and {len(rows) - SAMPLE} more" if len(rows) > SAMPLE else ""
+    return ", ".join(name(row) for row in rows[:SAMPLE]) + more

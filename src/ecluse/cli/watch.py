@@ -1,0 +1,106 @@
+"""`ecluse runs watch ID`: a run as it goes, until it ends. One line that is rewritten at a terminal, a line per change
+elsewhere. A database that restarts in between is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import typer
+
+from ecluse import bootstrap, settings
+from ecluse.base import logging
+from ecluse.base.clock import Clock
+from ecluse.base.errors import NotFound
+from ecluse.base.logging import harmless
+from ecluse.db.connect import is_away, one_line, session_options
+from ecluse.engine import State, reading
+
+PACE_SECONDS = 10.0  # over which the rate is measured
+
+
+@dataclass
+class Pace:
+    """How fast a stage goes, from what was seen of it in the last seconds."""
+
+    seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def per_second(self, now: float, finished: int) -> float:
+        self.seen.append((now, finished))
+        while len(self.seen) > 2 and now - self.seen[1][0] >= PACE_SECONDS:
+            self.seen.popleft()
+        since, before = self.seen[0]
+        return max(0.0, (finished - before) / (now - since)) if now > since else 0.0
+
+
+def line(run: Mapping[str, Any], pace: dict[str, Pace], now: float) -> str:
+    """What to say of a run that goes on."""
+    said = [f"run {run['id']} {run['flow']} {run['status']}"]
+    if run["phase"]:
+        said.append(harmless(run["phase"]))
+    for stage in run["stages"]:
+        finished = stage["done"] + stage["failed"] + stage["ignored"]
+        if stage["ended_at"] is not None:
+            said.append(f"{stage['stage']} {stage['end_cause']} {finished}/{stage['expected']}")
+            continue
+        rate = pace.setdefault(stage["stage"], Pace()).per_second(now, finished)
+        share = f" ({finished * 100 // stage['expected']} %)" if stage["expected"] else ""
+        parts = [f"{stage['stage']} {finished}/{stage['expected']}{share}"]
+        parts += [f"{stage[name]} {name.replace('_', ' ')}" for name in ("failed", "ignored", "in_flight", "waiting")]
+        parts += [f"round {stage['round']}"] if stage["round"] else []
+        parts.append(f"{rate:.0f}/s")
+        if rate > 0 and (left := stage["in_flight"] + stage["waiting"]):
+            parts.append(f"{timedelta(seconds=round(left / rate))} left")
+        said.append(", ".join(parts))
+    return " | ".join(said)
+
+
+def ending(run: Mapping[str, Any]) -> str:
+    took = (run["ended_at"] - (run["started_at"] or run["created_at"])).total_seconds()
+    counts = f"{run['selected']} = {run['successful']} successful + {run['failed']} failed + {run['ignored']} ignored"
+    why = f" ({harmless(run['reason'])})" if run["reason"] else ""
+    reasons = "".join(f"\n  {count:>8}  {code}" for code, count in sorted(run["outcomes"].items()))
+    return f"run {run['id']} {run['flow']}: {run['status']} in {took:.1f} s{why}: {counts}{reasons}"
+
+
+def watch(run_id: int, every: float) -> int:
+    logging.configure("WARNING")
+    database = bootstrap.open_database(settings.load())
+    try:
+        run = asyncio.run(_follow(database.dsn, run_id, every))
+    finally:
+        database.release()
+    typer.echo(ending(run))
+    return 0 if run["state"] in (State.SUCCEEDED, State.SKIPPED) else 1
+
+
+async def _follow(dsn: str, run_id: int, every: float) -> reading.Row:
+    clock, pace, last, away = Clock(), dict[str, Pace](), "", False
+    live = sys.stdout.isatty()
+    while True:
+        try:
+            connect = psycopg.AsyncConnection.connect(dsn, autocommit=True, options=session_options(dsn))
+            async with await connect as connection:
+                while (run := await reading.show_run(connection, None, run_id))["ended_at"] is None:
+                    if (said := line(run, pace, clock.monotonic())) != last:
+                        typer.echo(f"\r\x1b[K{said}" if live else said, nl=not live)
+                    last, away = said, False
+                    await asyncio.sleep(every)
+                if live:
+                    typer.echo("\r\x1b[K", nl=False)
+                return run
+        except psycopg.errors.UndefinedTable as error:
+            raise NotFound(f"there is no run {run_id}") from error
+        except psycopg.Error as error:
+            if not is_away(error):
+                raise
+            if not away:
+                typer.echo(f"database away, looking again until it is back: {one_line(error)}", err=True)
+            away = True
+            await asyncio.sleep(every)
