@@ -21,6 +21,7 @@ DEFAULTS = {
     "ECLUSE_DEAD_AFTER_SECONDS": 6.0,
     "ECLUSE_LOG_LEVEL": "INFO",
     "ECLUSE_LOG_FORMAT": "line",
+    "WORKFLOW_LOG_DB_ENABLED": False,
     "AUTOMATION_SEND_EVENT_CHUNK_SIZE": 200,
     "INNGEST_SERVER_REPLICAS": None,
     "SERVER_REPLICAS": 1,
@@ -113,6 +114,8 @@ def test_a_value_at_its_minimum_is_used_without_a_word(given):
         ("ECLUSE_PORT", "65536"),
         ("ECLUSE_LOG_LEVEL", "loud"),
         ("ECLUSE_LOG_FORMAT", "xml"),
+        ("WORKFLOW_LOG_DB_ENABLED", "maybe"),
+        ("WORKFLOW_LOG_DB_ENABLED", "2"),
     ],
 )
 def test_a_value_that_cannot_be_read_stops_the_start_and_names_its_variable(given, name, value):
@@ -121,6 +124,14 @@ def test_a_value_that_cannot_be_read_stops_the_start_and_names_its_variable(give
     assert f"{name}={value!r}" in refused.value.message
     assert "docs/configuration.md" in refused.value.message
     assert "\n" not in refused.value.message
+
+
+@pytest.mark.req("ENG-101", "ENG-81")
+@pytest.mark.parametrize(
+    ("value", "used"), [("1", True), ("true", True), ("TRUE", True), ("0", False), ("false", False)]
+)
+def test_a_switch_takes_one_true_zero_false(given, value, used):
+    assert given(WORKFLOW_LOG_DB_ENABLED=value).WORKFLOW_LOG_DB_ENABLED is used
 
 
 def test_all_that_is_wrong_is_said_at_once(given):

@@ -4,13 +4,13 @@ bounded list, a loop of the kit stores what has gathered; what does not fit or c
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from contextlib import suppress
 from typing import Any
 
 import psycopg
 import structlog
-from pydantic_core import to_json
 
 from ecluse.base import trace
 from ecluse.base.clock import Clock
@@ -89,11 +89,11 @@ class TraceRows:
     async def _store_waiting(self) -> None:
         while self._waiting:
             batch = [self._waiting[n] for n in range(min(BATCH, len(self._waiting)))]
-            # jsonb refuses NUL, and data is anybody's.
-            rows = to_json(batch).replace(b"\\u0000", b"\\ufffd").decode()
+            # jsonb refuses NUL and lone surrogates, and data is anybody's.
+            rows = json.dumps(batch, ensure_ascii=False, default=str).replace("\\u0000", "\\ufffd")
             try:
                 async with self._pool.connection() as connection:
-                    await connection.execute(STORE, (rows,))
+                    await connection.execute(STORE, (rows.encode("utf-8", "replace").decode(),))
             except psycopg.Error as error:
                 if is_away(error):
                     raise
