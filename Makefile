@@ -67,6 +67,8 @@ requirements: .venv/.ready ## Write requirements*.txt from pyproject.toml; UPGRA
 docs: .venv/.ready ## Write the generated documents
 	$(BIN)/python -m ecluse.settings > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
+	$(BIN)/python -m tools.state_machines > docs/state_machines.md.new
+	mv docs/state_machines.md.new docs/state_machines.md
 
 clean: ## Remove the environment and the caches (never data)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
