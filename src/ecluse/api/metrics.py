@@ -22,6 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ecluse.engine import Kit, counts, reading
 
 log = structlog.get_logger(__name__)
+# Or there would be a second series for each, which nobody asked for.
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 KEEP_SECONDS = 2.0
 KEEP_TIMES = 50

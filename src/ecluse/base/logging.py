@@ -114,7 +114,8 @@ def _as_line(_: WrappedLogger, __: str, event: EventDict) -> str:
     if error is not None:
         frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
         event["raised"] = " < ".join(f"{PurePath(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
-    area = event.get("area") or str(event.get("logger") or "ecluse").rpartition(".")[2].upper()
+    parts = str(event.get("logger") or "ecluse").split(".")
+    area = event.get("area") or (parts[-1] if parts[0] == "ecluse" else parts[0]).upper()
     run = f"run-{event['run_id']}" if event.get("run_id") else "-"
     ids = event.get("ids") or run
     if ids == run:
