@@ -101,11 +101,14 @@ async def test_items_and_log_of_a_run_are_paged_and_name_their_events(start_kit,
     assert await reading.list_log(connection, None, run_id, limit=2, offset=1) == log[1:3]
 
 
-async def test_every_outcome_is_read_once_however_many_pages_they_are(start_kit, connection, monkeypatch):
-    monkeypatch.setattr(reading, "PAGE", 7)
+async def test_every_outcome_is_read_once_however_many_pages_they_are(start_kit, connection):
     kit = await start_kit(f := flow(stage(by_name)))
     row = await run_to_end(kit, f, ["", *keys(20)])
-    rows = [one async for one in reading.outcomes(connection, None, row["id"])]
+    rows: list[reading.Row] = []
+    while page := await reading.list_outcomes(
+        connection, None, row["id"], after=rows[-1]["target"] if rows else None, limit=7
+    ):
+        rows += page
     assert [one["target"] for one in rows] == sorted(["", *keys(20)])
     assert {one["outcome"] for one in rows} == {"successful"}
 
@@ -120,4 +123,4 @@ async def test_a_run_of_somebody_else_does_not_exist(start_kit, connection):
             with pytest.raises(NotFound, match=f"there is no run {run_id}"):
                 await read(connection, tenant, run_id, **page)
         with pytest.raises(NotFound):
-            [one async for one in reading.outcomes(connection, tenant, run_id)]
+            await reading.list_outcomes(connection, tenant, run_id, after=None, limit=1)

@@ -6,7 +6,7 @@ the command line may ask for; a run of somebody else does not exist.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from psycopg.rows import dict_row
@@ -16,7 +16,6 @@ from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
 
 Row = dict[str, Any]
-PAGE = 1_000
 
 LIST = """
 SELECT id, tenant_id, flow, event_key, parent_run_id, schedule_id, correlation_id, status, state, phase, selected,
@@ -29,7 +28,7 @@ SHOW = """
 SELECT r.*, CASE WHEN r.ended_at IS NOT NULL THEN (SELECT coalesce(jsonb_object_agg(code, n), '{}') FROM (
     SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes WHERE run_id = r.id GROUP BY 1) o)
     WHEN r.selected > 0 THEN jsonb_build_object('open', r.selected) ELSE '{}' END AS outcomes
-FROM runs r WHERE r.id = %(run)s
+FROM runs r WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = %(tenant)s)
 """
 
 STAGES = """
@@ -88,7 +87,7 @@ SELECT 'schedules_overdue', '{}', count(*) FROM schedules WHERE next_due_at < ec
 
 OUTCOMES = """
 SELECT target, outcome, error_code, reason, effect_may_exist FROM outcomes
-WHERE run_id = %(run)s AND target {beyond} %(after)s ORDER BY target LIMIT %(limit)s
+WHERE run_id = %(run)s AND (%(after)s::text IS NULL OR target > %(after)s) ORDER BY target LIMIT %(limit)s
 """
 
 
@@ -115,8 +114,8 @@ async def list_runs(
 async def show_run(connection: Connection, tenant: str | None, run_id: int) -> Row:
     """The run's columns, `stages` (what each expects, has done and still waits for), `outcomes` (how many by reason,
     successes under their own name)."""
-    rows = await _rows(connection, SHOW, {"run": run_id})
-    if not rows or tenant not in (None, rows[0]["tenant_id"]):
+    rows = await _rows(connection, SHOW, {"run": run_id, "tenant": tenant})
+    if not rows:
         raise _unknown(run_id)
     return {**rows[0], "stages": await _rows(connection, STAGES, {"run": run_id})}
 
@@ -154,16 +153,13 @@ async def list_trace(connection: Connection, tenant: str | None, run_id: int, *,
     return await _rows(connection, TRACE, {"run": run_id, "limit": limit, "offset": offset})
 
 
-async def outcomes(connection: Connection, tenant: str | None, run_id: int) -> AsyncIterator[Row]:
-    """What became of every target, by target. In pages: a slow reader holds no transaction open."""
+async def list_outcomes(
+    connection: Connection, tenant: str | None, run_id: int, *, after: str | None, limit: int
+) -> list[Row]:
+    """What became of its targets, by target, those after the one named: whoever reads all of them holds no connection
+    between the pages."""
     await _allowed(connection, tenant, run_id)
-    after, beyond = "", ">="
-    while page := await _rows(
-        connection, OUTCOMES.format(beyond=beyond), {"run": run_id, "after": after, "limit": PAGE}
-    ):
-        for row in page:
-            yield row
-        after, beyond = page[-1]["target"], ">"
+    return await _rows(connection, OUTCOMES, {"run": run_id, "after": after, "limit": limit})
 
 
 async def vitals(connection: Connection) -> list[Row]:
