@@ -50,7 +50,8 @@ async def test_a_run_tells_its_story_under_its_ids(start_kit):
     assert dispatch["event_ids"] == [f"test-{row['id']}-work-{key}" for key in ("a", "b", "bad")]
     assert all(line["duration_ms"] >= 0 for line in lines if line["verb"] in ("DONE:", "END:"))
     failed = [line for line in logs if line["event"] == "execution failed"]
-    assert [(line["event_id"], line["code"]) for line in failed] == [(f"test-{row['id']}-work-bad", "REFUSED")]
+    facts = [(line["event_id"], line["code"], line["correlation_id"], line["tenant_id"]) for line in failed]
+    assert facts == [(f"test-{row['id']}-work-bad", "REFUSED", "req-7", "acme")]
 
 
 @pytest.mark.req("ENG-85")

@@ -75,14 +75,15 @@ picked AS MATERIALIZED (
         ORDER BY i.order_at, i.id LIMIT s.most FOR UPDATE SKIP LOCKED) i
 ),
 alive AS MATERIALIZED (
-    SELECT r.id, r.event_key FROM (SELECT DISTINCT run_id FROM picked) p CROSS JOIN LATERAL (
-        SELECT id, event_key FROM runs WHERE id = p.run_id AND ended_at IS NULL FOR SHARE SKIP LOCKED) r
+    SELECT r.id, r.event_key, r.correlation_id FROM (SELECT DISTINCT run_id FROM picked) p CROSS JOIN LATERAL (
+        SELECT id, event_key, correlation_id FROM runs WHERE id = p.run_id AND ended_at IS NULL FOR SHARE SKIP LOCKED) r
 ),
 mine AS MATERIALIZED (
     SELECT g.*, l.base + (row_number() OVER (PARTITION BY g.lane_id ORDER BY g.order_at, g.id) - 1) * l.spacing
                AS start_at
     FROM (
-        SELECT p.*, a.event_key, row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.order_at, p.id)
+        SELECT p.*, a.event_key, a.correlation_id,
+               row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.order_at, p.id)
                  + (SELECT count(*) FROM claims c JOIN items h ON h.claim_id = c.id WHERE p.group_key IS NOT NULL
                     AND k.max_per_key IS NOT NULL AND c.lane_id = p.lane_id AND c.in_flight > 0
                     AND h.group_key = p.group_key AND h.status = 'open') AS in_group
@@ -104,7 +105,7 @@ UPDATE items i SET claim_id = c.id
 FROM mine m JOIN claim c ON c.run_id = m.run_id AND c.stage = m.stage AND c.lane_id = m.lane_id
 WHERE i.id = m.id
 RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
-          m.event_key, c.id, c.fence, m.start_at
+          m.event_key, m.correlation_id, c.id, c.fence, m.start_at
 """
 
 # Which levels of suspicion are waiting that this worker could take.

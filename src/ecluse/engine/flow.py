@@ -73,6 +73,7 @@ class Item(NamedTuple):
     executions: int
     crashes: int
     event_key: str
+    correlation_id: str | None = None
 
     @property
     def event_id(self) -> str:
@@ -85,6 +86,7 @@ class Item(NamedTuple):
             "area": self.flow.upper(),
             "run_id": self.run_id,
             "tenant_id": self.tenant_id,
+            "correlation_id": self.correlation_id or self.event_key,
             "stage": self.stage,
             "event_id": self.event_id,
         }
