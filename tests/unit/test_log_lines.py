@@ -30,16 +30,18 @@ def refuse(why):
 @pytest.fixture
 def said(capsys):
     """Configure, let somebody speak, get the lines."""
-    kept = standard.getLogger().handlers[:], standard.getLogger().level
+    loggers = [standard.getLogger(name) for name in (None, "dbos", "alembic")]
+    kept = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
 
     def lines(form, speak, level="INFO"):
         logging.configure(level, form)
+        structlog.configure(cache_logger_on_first_use=False)  # or loggers would keep this for the other tests
         speak(structlog.get_logger("ecluse.engine.worker"))
         return capsys.readouterr().err.splitlines(keepends=True)
 
     yield lines
-    standard.getLogger().handlers[:], level = kept
-    standard.getLogger().setLevel(level)
+    for one, one.handlers[:], level, one.propagate in kept:
+        one.setLevel(level)
     structlog.reset_defaults()
 
 
