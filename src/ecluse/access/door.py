@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from ecluse.access.envelope import Refused
+from ecluse.access.envelope import ErrorAnswer, Refused
 from ecluse.access.keys import Caller, Keys
 from ecluse.access.permissions import PERMISSIONS
 from ecluse.base.errors import InvalidInput
@@ -51,8 +51,9 @@ class Guarded(APIRoute):
         return guarded
 
 
-def routes() -> APIRouter:
-    return APIRouter(route_class=Guarded)
+def routes(tag: str) -> APIRouter:
+    wrong: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer, "description": "Refused, and why"}}
+    return APIRouter(route_class=Guarded, tags=[tag], responses=wrong)
 
 
 async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:

@@ -18,6 +18,7 @@ import psycopg
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -32,6 +33,17 @@ LARGEST_BODY = 1_000_000
 HARMLESS_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 STATUS: dict[type[EcluseError], int] = {InvalidInput: 422, NotFound: 404, ForbiddenTransition: 409}
 TOO_LARGE = HTTPException(413, f"A body has at most {LARGEST_BODY} bytes.")
+
+
+class Error(BaseModel):
+    code: str
+    message: str
+    details: list[dict[str, str]] | None
+    request_id: str
+
+
+class ErrorAnswer(BaseModel):
+    error: Error
 
 
 class Refused(EcluseError):

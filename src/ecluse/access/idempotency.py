@@ -66,7 +66,10 @@ async def once(request: Request, pool: Pool, do: Callable[[Connection], Awaitabl
             taken = await connection.execute(TAKE, (tenant, key, asked))
         except psycopg.errors.LockNotAvailable as error:
             raise Refused(
-                409, "IN_PROGRESS", "The first request with this Idempotency-Key is still at work.", {"Retry-After": "1"}
+                409,
+                "IN_PROGRESS",
+                "The first request with this Idempotency-Key is still at work.",
+                {"Retry-After": "1"},
             ) from error
         if await taken.fetchone() is None:
             return await _replay(connection, tenant, key, asked)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from psycopg.rows import dict_row
+from psycopg.rows import class_row, dict_row
 
 from ecluse.access import tenants
 from ecluse.access.permissions import ROLES
@@ -31,7 +32,8 @@ NOTED_SECONDS = 60.0
 MANY = 1_000
 
 FIND = """
-SELECT k.id, k.tenant_id, k.role, k.scope, k.groupes, k.crm_user_id, t.disabled_at IS NOT NULL
+SELECT k.id AS key_id, k.tenant_id AS tenant, k.role, k.scope, k.groupes, k.crm_user_id,
+       t.disabled_at IS NOT NULL AS disabled
 FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
 WHERE k.hash = %s AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ecluse_now())
 """
@@ -50,7 +52,7 @@ class Caller:
     tenant: str
     role: str
     scope: str
-    groupes: tuple[str, ...]
+    groupes: Sequence[str]
     crm_user_id: str | None
     disabled: bool  # the tenant is
 
@@ -80,11 +82,9 @@ class Keys:
         hashed, now = digest(key), self._clock.monotonic()
         until, caller = self._known.get(hashed, (now, None))
         if caller is None or until <= now:
-            row = await self._reads(lambda connection: _found(connection, hashed))
-            if row is None:
-                self._known.pop(hashed, None)
+            caller = await self._reads(lambda connection: _found(connection, hashed))
+            if caller is None:
                 return None
-            caller = Caller(*row[:4], tuple(row[4]), *row[5:])
             if len(self._known) > MANY:
                 self._known.clear()
             self._known[hashed] = (now + FRESH_SECONDS, caller)
@@ -107,8 +107,10 @@ class Keys:
         await asyncio.gather(*self._writing)
 
 
-async def _found(connection: Connection, hashed: bytes) -> tuple[Any, ...] | None:
-    return await (await connection.execute(FIND, (hashed,))).fetchone()
+async def _found(connection: Connection, hashed: bytes) -> Caller | None:
+    async with connection.cursor(row_factory=class_row(Caller)) as cursor:
+        await cursor.execute(FIND, (hashed,))
+        return await cursor.fetchone()
 
 
 async def create(

@@ -100,7 +100,7 @@ def key_file(path: Path) -> bytes:
 
 
 def made_once(path: Path) -> bytes:
-    """The key in this file, which is made when it is missing. Replicas that start together agree: whole or not there."""
+    """The key in this file, made when it is missing. Replicas that start together agree: it is there whole or not."""
     if not path.exists():
         new = path.with_name(f".{path.name}.{os.getpid()}")
         new.touch(mode=0o600)
