@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from ecluse.access.envelope import ErrorAnswer, Refused
 from ecluse.access.keys import Caller, Keys
 from ecluse.access.permissions import PERMISSIONS
-from ecluse.base.errors import InvalidInput
 
 PERMISSION, NARROWED = "x-permission", "x-narrowed"
 UNKNOWN = "This key is not known here, or has expired or been revoked."
@@ -97,7 +96,7 @@ def check_storable(value: Any) -> None:
         match left.pop():
             case str() as text:
                 if "\x00" in text or not _encodable(text):
-                    raise Refused(422, InvalidInput.code, "Text with NUL bytes or lone surrogates cannot be stored.")
+                    raise HTTPException(422, "Text with NUL bytes or lone surrogates cannot be stored.")
             case dict() as pairs:
                 left += [*pairs.keys(), *pairs.values()]
             case list() as values:
@@ -125,5 +124,5 @@ def _no_such_number(name: str) -> None:
 
 def _finite(text: str) -> float:
     if math.isinf(number := float(text)):
-        raise Refused(422, InvalidInput.code, "A number is too large.")
+        raise HTTPException(422, "A number is too large.")
     return number

@@ -11,7 +11,6 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 import psycopg
@@ -32,6 +31,14 @@ log = structlog.get_logger(__name__)
 LARGEST_BODY = 1_000_000
 HARMLESS_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 STATUS: dict[type[EcluseError], int] = {InvalidInput: 422, NotFound: 404, ForbiddenTransition: 409}
+# Ours to keep, whatever the standard library calls them next.
+CODES = {
+    404: "NOT_FOUND",
+    405: "METHOD_NOT_ALLOWED",
+    413: "BODY_TOO_LARGE",
+    415: "UNSUPPORTED_MEDIA_TYPE",
+    422: InvalidInput.code,
+}
 TOO_LARGE = HTTPException(413, f"A body has at most {LARGEST_BODY} bytes.")
 
 
@@ -104,7 +111,7 @@ class Envelope:
         with structlog.contextvars.bound_contextvars(request_id=this):
             try:
                 if _announced(sent) > LARGEST_BODY:
-                    await error_answer(this, 413, "REQUEST_ENTITY_TOO_LARGE", TOO_LARGE.detail)(scope, receive, marked)
+                    await error_answer(this, 413, CODES[413], TOO_LARGE.detail)(scope, receive, marked)
                 else:
                     await self._app(scope, limited, marked)
             except Exception as error:  # the last one to see it: the caller gets an answer, the log the reason
@@ -149,10 +156,8 @@ def _unexpected(request_id: str, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    known = HTTPStatus(error.status_code)
-    return error_answer(
-        request_id(request), known, known.name, str(error.detail or known.phrase), headers=error.headers
-    )
+    code = CODES.get(error.status_code, "BAD_REQUEST")
+    return error_answer(request_id(request), error.status_code, code, str(error.detail), headers=error.headers)
 
 
 async def _validation_error(request: Request, error: RequestValidationError) -> Response:

@@ -21,7 +21,7 @@ READERS = 4
 
 def mount(app: FastAPI) -> None:
     for part in (me, runs, outcomes):
-        app.include_router(part.routes)
+        app.router.routes += part.routes.routes  # flat: an included router would be looked through per request
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -30,8 +30,8 @@ def _storable(value: str) -> str:
     return value
 
 
-Limit = Annotated[int, BeforeValidator(_plain), Query(ge=1, le=200)]
-Offset = Annotated[int, BeforeValidator(_plain), Query(ge=0, le=1_000_000)]
+Limit = Annotated[int, Query(ge=1, le=200), BeforeValidator(_plain)]
+Offset = Annotated[int, Query(ge=0, le=1_000_000), BeforeValidator(_plain)]
 Filter = Annotated[str | None, Query(max_length=200), AfterValidator(lambda value: value and _storable(value))]
 
 

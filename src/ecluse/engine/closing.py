@@ -63,10 +63,7 @@ async def end_by_operator(
     if not reason.strip():
         raise InvalidInput("say why the run is ended: the reason stays with it")
     gates = await (await connection.execute(WAITING, (run.id,))).fetchall()
-    async with connection.transaction():
-        ended = await ending.end(connection, flow, run, cause="operator", reason=reason.strip())
-        if ended and record is not None:
-            await record()
+    ended = await ending.end(connection, flow, run, cause="operator", reason=reason.strip(), record=record)
     for (stage,) in gates if ended and flow.story is not None else ():
         await _hint(connection, workflow_id(run.tenant_id, run.event_key), gate_topic(stage))
     return ended
