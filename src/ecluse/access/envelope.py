@@ -7,6 +7,7 @@ nobody expected is told to the log, not to the caller.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import uuid
@@ -27,6 +28,7 @@ from ecluse.base.errors import EcluseError, ForbiddenTransition, InvalidInput, N
 from ecluse.db.connect import is_away
 
 log = structlog.get_logger(__name__)
+READS_TOO = logging.getLogger(__name__)  # at DEBUG; asked beforehand, because reads are many
 
 LARGEST_BODY = 1_000_000
 HARMLESS_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -118,14 +120,14 @@ class Envelope:
                 if status:
                     raise  # half of an answer is out: only a broken connection can say that there is no more
                 await _unexpected(this, error)(scope, receive, marked)
-            level = "debug" if scope["method"] == "GET" and status < 400 else "info"
-            getattr(log, level)(
-                "request",
-                method=scope["method"],
-                path=scope["raw_path"].decode("ascii", "replace"),  # as sent: no line breaks, and never the query
-                status=status,
-                ms=round((time.perf_counter() - began) * 1000, 1),
-            )
+            if scope["method"] != "GET" or status >= 400 or READS_TOO.isEnabledFor(logging.DEBUG):
+                log.info(
+                    "request",
+                    method=scope["method"],
+                    path=scope["raw_path"].decode("ascii", "replace"),  # as sent: no line breaks, and never the query
+                    status=status,
+                    ms=round((time.perf_counter() - began) * 1000, 1),
+                )
 
 
 def error_answer(
