@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import structlog
 from fastapi import FastAPI
@@ -40,7 +40,7 @@ def create_app(
         watch = asyncio.create_task(_watch(database))
         broken = asyncio.create_task(_leave_when_broken(kit))
         log.info("serving", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
-        async with api.serving(app, kit):
+        async with api.serving(app, kit) if "api" in roles else nullcontext():
             yield
         broken.cancel()
         await kit.stop()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from ecluse.access.secrets import Secrets, check_fits, key_file, made_once, read_key
 from ecluse.base.errors import SetUpError
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
@@ -18,6 +17,7 @@ from ecluse.engine import ROLES, Flow, Role
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
+    from ecluse.access.secrets import Secrets
     from ecluse.engine import Kit
 
 
@@ -65,6 +65,8 @@ def _load_flow(name: str) -> Flow:
 
 def open_secrets(settings: Settings, database: Database) -> Secrets | None:
     """Refuses a key that does not fit what is stored. None: there is no key, and nothing that would need one."""
+    from ecluse.access.secrets import Secrets, check_fits, key_file, made_once, read_key  # only servers need ciphers
+
     secrets = None
     if settings.ECLUSE_SECRET_KEY is not None:
         secrets = Secrets(read_key(settings.ECLUSE_SECRET_KEY.get_secret_value(), "ECLUSE_SECRET_KEY"))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import psycopg
+import structlog
 from psycopg.rows import class_row, dict_row
 
 from ecluse.access import tenants
@@ -21,9 +23,10 @@ from ecluse.access.permissions import ROLES
 from ecluse.base.clock import Clock
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, Pool
+from ecluse.db.connect import Connection, Pool, is_away, one_line
 from ecluse.db.reads import Reads
-from ecluse.engine import patience
+
+log = structlog.get_logger(__name__)
 
 PREFIX = "ecl_"
 HINT = len(PREFIX) + 4
@@ -99,9 +102,13 @@ class Keys:
             task.add_done_callback(self._writing.discard)
 
     async def _write_use(self, key_id: int) -> None:
-        with patience("noting the use of a key"):
+        try:
             async with self._pool.connection() as connection:
                 await connection.execute(NOTE_USE, (key_id,))
+        except psycopg.Error as error:
+            if not is_away(error):
+                raise
+            log.warning("noting the use of a key: database away", error=one_line(error))
 
     async def settle(self) -> None:
         await asyncio.gather(*self._writing)
