@@ -29,7 +29,7 @@ from ecluse.engine.flow import (
 )
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.roles import ROLES, Role
-from ecluse.engine.runs import Start, Started, announce, open_targets
+from ecluse.engine.runs import TENANT, Start, Started, announce, open_targets
 from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import load as load_run
 from ecluse.engine.states import PLAIN, State, Words
@@ -54,6 +54,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "PLAIN",
     "ROLES",
+    "TENANT",
     "AbsoluteWrite",
     "Done",
     "Flow",
