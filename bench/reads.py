@@ -2,7 +2,8 @@
 
 One process answers (`--role api`), another works through a run of 20,000 items of 50 ms, and this one asks 200 times a
 second: half `GET /api/runs`, half `GET /api/runs/{id}` of the run under way. A request counts from the instant at
-which it was due, whether or not the one before had been answered.
+which it was due, whether or not the one before had been answered. `inside` is the server's own account of the same
+requests, as the bounds of its histogram: what lies between the two is the network, the caller, and waiting for a core.
 """
 
 import argparse
@@ -12,11 +13,13 @@ import gc
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import aiohttp
@@ -79,6 +82,23 @@ class Caller:
         return asked / seconds
 
 
+async def inside(session: aiohttp.ClientSession) -> Counter[float]:
+    """How many reads took at most so many seconds, by the server's own clock."""
+    async with session.get("/metrics") as answer:
+        text = await answer.text()
+    found: Counter[float] = Counter()
+    for labels, count in re.findall(r"^ecluse_http_request_duration_seconds_bucket\{(.*)\} (\S+)$", text, re.MULTILINE):
+        if 'route="/api/runs' in labels and 'method="GET"' in labels and (bound := re.search(r'le="(.*?)"', labels)):
+            found[float(bound[1])] += int(float(count))
+    return found
+
+
+def within(before: Counter[float], after: Counter[float], share: float) -> float:
+    """The bound in milliseconds under which this share of what came in between was answered."""
+    counts = {bound: after[bound] - before[bound] for bound in sorted(after)}
+    return next(bound * 1000 for bound, count in counts.items() if count >= share * max(counts.values()))
+
+
 def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
@@ -136,10 +156,13 @@ async def measure(dsn: str, items: int, io_ms: float, rate: float, work: bool) -
                 run_id, began = first, time.perf_counter()
                 over = asyncio.create_task(asyncio.sleep(5))
                 over.add_done_callback(lambda _: stop.set())
+            before = await inside(session)
             asked_s = await caller.steadily(rate, run_id, stop)
+            after = await inside(session)
             await over
             seconds = time.perf_counter() - began
     found = {"requests_s": asked_s, "wrong": float(caller.wrong), "run_seconds": seconds}
+    found |= {f"inside_p{share * 100:.0f}_ms": within(before, after, share) for share in (0.5, 0.99)}
     everything = list(itertools.chain(*caller.latencies.values()))
     for name, values in {**caller.latencies, "all": everything}.items():
         for share in (0.5, 0.9, 0.99, 1.0):
