@@ -27,6 +27,11 @@ from ecluse.engine.flow import (
     WorkContext,
     Write,
 )
+from ecluse.engine.leases import Held, Lease, LeaseLost, force_release, list_leases, still_mine
+from ecluse.engine.leases import acquire as acquire_lease
+from ecluse.engine.leases import release as release_lease
+from ecluse.engine.outbox import Event
+from ecluse.engine.outbox import write as write_events
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import TENANT, Start, Started, announce, open_targets
@@ -38,11 +43,12 @@ if TYPE_CHECKING:
     from ecluse.engine.closing import end_by_operator
     from ecluse.engine.kit import Kit
     from ecluse.engine.orchestration import migrate
+    from ecluse.engine.publisher import PublishedEvent, Sink, read_published
     from ecluse.engine.story import Story
 
 # They bring the orchestration along, which takes longer to import than all the rest: a command that only looks at the
 # database need not wait for it.
-HEAVY = {"Kit": "kit", "Story": "story", "end_by_operator": "closing", "migrate": "orchestration"}
+HEAVY = {"Kit": "kit", "Story": "story", "end_by_operator": "closing", "migrate": "orchestration", "PublishedEvent": "publisher", "Sink": "publisher", "read_published": "publisher"}
 
 
 def __getattr__(name: str) -> Any:
@@ -57,20 +63,26 @@ __all__ = [
     "TENANT",
     "AbsoluteWrite",
     "Done",
+    "Event",
     "Flow",
+    "Held",
     "Ignored",
     "Item",
     "KeyedWrite",
     "Kit",
     "Lane",
+    "Lease",
+    "LeaseLost",
     "NewItem",
     "Order",
+    "PublishedEvent",
     "Result",
     "RetryPolicy",
     "Role",
     "Run",
     "Save",
     "Saved",
+    "Sink",
     "Source",
     "Stage",
     "Start",
@@ -81,12 +93,19 @@ __all__ = [
     "Work",
     "WorkContext",
     "Write",
+    "acquire_lease",
     "announce",
     "counts",
     "end_by_operator",
+    "force_release",
     "insert_run",
+    "list_leases",
     "load_run",
     "migrate",
     "open_targets",
+    "read_published",
     "reading",
+    "release_lease",
+    "still_mine",
+    "write_events",
 ]

@@ -9,7 +9,7 @@ from typing import Literal
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import counts, runs
+from ecluse.engine import counts, leases, outbox, runs
 from ecluse.engine.flow import Flow, Run
 from ecluse.engine.states import State, terminal_state
 
@@ -97,10 +97,12 @@ async def end(
         await connection.execute("SET LOCAL enable_nestloop = on")
         await connection.execute(MAY_EXIST, {"run": run.id})
         await connection.execute(CLOSE_WORK, {"run": run.id})
+        await connection.execute(leases.END_OF_RUN, (run.id,))
         crashpoint("in finalize")
         to_word, seconds, tally = await _finish(connection, flow, run, word, cause, code, reason)
         if record is not None:
             await record()
+        await outbox.tell(connection, [run.id], "completed" if cause == "normal" else "failed")
     counts.runs_ended[flow.name, flow.words.meaning[to_word]] += 1
     run.trace.end(to_word, seconds, cause=cause, code=code, reason=reason, event_key=run.event_key, **tally)
     return True
