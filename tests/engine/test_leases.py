@@ -125,6 +125,16 @@ async def test_the_heartbeat_extends_what_its_process_holds_and_nothing_else(sta
         await still_mine(connection, other)
 
 
+@pytest.mark.req("ENG-39")
+async def test_those_who_ask_for_it_do_not_keep_it_from_being_extended(start_kit, pool, connection, later, query):
+    kit = await start_kit(beat=0.1)
+    await take(connection, replica=kit.replica)
+    async with pool.connection() as other, other.transaction():
+        assert isinstance(await acquire_lease(other, "t", KEY, owner="other", ttl=TTL), Held)
+        later(TTL / 2)
+        await until(lambda: query("SELECT 1 FROM leases WHERE expires_at > ecluse_now() + ttl * 0.9"))
+
+
 async def test_a_beat_does_not_wait_for_a_write_under_the_lease(start_kit, pool, connection, query):
     kit = await start_kit(beat=0.1)
     lease = await take(connection, replica=kit.replica)

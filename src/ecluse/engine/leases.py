@@ -60,10 +60,11 @@ TURN = "SELECT pg_advisory_xact_lock(hashtextextended(%(tenant)s || '/' || %(key
 COLUMNS = "tenant_id, key, fence, token, owner, run_id, attempt, expires_at"
 HOLDER = f"""
 SELECT expires_at - ecluse_now(), {COLUMNS} FROM leases
-WHERE tenant_id = %(tenant)s AND key = %(key)s AND ended_at IS NULL FOR UPDATE
+WHERE tenant_id = %(tenant)s AND key = %(key)s AND ended_at IS NULL
 """  # noqa: S608 - our own names
 END = "UPDATE leases SET ended_at = ecluse_now(), end_cause = "
 MINE = "tenant_id = %s AND key = %s AND fence = %s AND token = %s AND ended_at IS NULL"
+EXPIRE = f"{END} 'expired' WHERE {MINE} AND expires_at <= ecluse_now()"
 TAKE = f"""
 INSERT INTO leases (tenant_id, key, fence, owner, run_id, replica_id, attempt, ttl, acquired_at, expires_at)
 SELECT %(tenant)s, %(key)s, coalesce(last.fence, 0) + 1, %(owner)s, %(run)s, %(replica)s,
@@ -116,9 +117,10 @@ async def acquire(
             remaining, lease = holder[0], Lease(*holder[1:])
             if run_id is not None and lease.run_id == run_id:
                 return lease
-            if remaining is None or remaining > timedelta(0):
+            # Asked again under the row's lock: its holder may be extending it, or writing under it.
+            over = remaining is not None and remaining <= timedelta(0)
+            if not over or not (await connection.execute(EXPIRE, _mine(lease))).rowcount:
                 return Held(lease.owner, lease.run_id, remaining)
-            await connection.execute(f"{END} 'expired' WHERE {MINE}", _mine(lease))
         row = await (await connection.execute(TAKE, given)).fetchone()
     assert row is not None  # noqa: S101 - one row, or an error
     taken = Lease(*row)
