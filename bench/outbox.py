@@ -76,7 +76,8 @@ async def publish(dsn: str, name: str, socket: str) -> None:
 
 
 class Work:
-    """As many stretches of events as there are kills, and one more; a kill is in the middle of its stretch."""
+    """As many stretches of events as there are kills, and one more. In the middle of each the writers wait until enough
+    publishers stand by (what a new process takes to start is not measured), and then one is killed while they write."""
 
     def __init__(self, events: int, kills: int, seconds: float) -> None:
         self.events = events
@@ -85,15 +86,16 @@ class Work:
         self.pause = WRITERS * seconds / self.stretch
         self.committed: dict[str, float] = {}
         self.killed: list[float] = []
+        self.armed = False  # about to kill
         self.done = False
 
     @property
-    def may_write(self) -> bool:
-        return len(self.committed) < self.stretch * (len(self.killed) + 1)
+    def half_way(self) -> bool:
+        return len(self.committed) >= self.stretch * (len(self.killed) + 0.5)
 
     @property
-    def may_kill(self) -> bool:
-        return len(self.committed) > self.stretch * (len(self.killed) + 0.5)
+    def may_write(self) -> bool:
+        return self.armed or not self.half_way or len(self.killed) == self.kills
 
 
 async def write(dsn: str, work: Work) -> None:
@@ -117,6 +119,7 @@ async def write(dsn: str, work: Work) -> None:
 
 async def kill_now_and_then(dsn: str, socket: str, work: Work) -> None:
     living, serial = dict[str, asyncio.subprocess.Process](), count(1)
+    chance = random.Random(2)  # noqa: S311 - repeatable, not secret
     command = [sys.executable, "-m", "bench.outbox", "--dsn", dsn, "--socket", socket, "--publish"]
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         while not work.done:
@@ -124,13 +127,17 @@ async def kill_now_and_then(dsn: str, socket: str, work: Work) -> None:
                 name = str(next(serial))
                 living[name] = await asyncio.create_subprocess_exec(*command, name)
             holder, publishers = await (await connection.execute(HOLDER)).fetchone() or (None, 0)
-            # What a new process takes to start is not measured.
-            if work.may_kill and holder is not None and publishers == STANDING_BY:
+            if work.armed and holder is not None:
                 victim = living.pop(holder.split()[1])
                 victim.send_signal(signal.SIGKILL)
                 work.killed.append(time.time())
+                work.armed = False
                 await victim.wait()
-            await asyncio.sleep(0.1)
+            elif work.half_way and publishers == STANDING_BY and len(work.killed) < work.kills:
+                work.armed = True
+                await asyncio.sleep(chance.uniform(0.2, 1.2))
+            else:
+                await asyncio.sleep(0.1)
     for process in living.values():
         process.kill()
         await process.wait()

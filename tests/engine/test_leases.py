@@ -208,6 +208,7 @@ async def test_who_holds_what_is_listed_and_logged_with_a_shortened_token(connec
     assert [line["log_level"] for line in lines] == ["info", "warning", "warning", "info"]
     assert [line["lock_token"] for line in lines] == [str(one.token)[:8] for one in (lease, second, second, held)]
     assert {line["lock_key"] for line in lines} == {KEY}
+    assert [line["lock_ttl"] and round(line["lock_ttl"], -1) for line in lines] == [120, 120, 120, None]
     (row,) = await list_leases(connection, "t", limit=10, offset=0)
     assert (row["key"], row["owner"], row["run_id"], row["attempt"]) == (KEY, "me", run_id, 1)
     assert (row["token"], row["remaining_seconds"]) == (str(held.token)[:8], None)

@@ -5,7 +5,7 @@ every former one of the key: whoever writes under a lease locks that row first, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -36,13 +36,13 @@ class Lease:
     owner: str
     run_id: int | None
     attempt: int  # 1, or one more than the former holder's if that one expired without releasing
-    expires_at: datetime | None  # None: held by a run
+    remaining: timedelta | None  # when it was read; None: held by a run
 
     def facts(self) -> dict[str, Any]:
         """For the log: never the whole token."""
-        expires = self.expires_at.isoformat() if self.expires_at else None
-        facts = {"lock_key": self.key, "lock_token": str(self.token)[:8], "fence": self.fence, "attempt": self.attempt}
-        return {**facts, "tenant_id": self.tenant_id, "owner": self.owner, "run_id": self.run_id, "expires_at": expires}
+        lock = {"lock_key": self.key, "lock_token": str(self.token)[:8], "fence": self.fence, "attempt": self.attempt}
+        left = self.remaining and round(self.remaining.total_seconds(), 1)
+        return {**lock, "tenant_id": self.tenant_id, "owner": self.owner, "run_id": self.run_id, "lock_ttl": left}
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Held:
 OPEN_RUN = "SELECT 1 FROM runs WHERE id = %(run)s AND tenant_id = %(tenant)s AND ended_at IS NULL FOR NO KEY UPDATE"
 # One at a time per key, so that numbers grow in the order of the holdings.
 TURN = "SELECT pg_advisory_xact_lock(hashtextextended(%(tenant)s || '/' || %(key)s, 10))"
-COLUMNS = "tenant_id, key, fence, token, owner, run_id, attempt, expires_at"
+COLUMNS = "tenant_id, key, fence, token, owner, run_id, attempt, expires_at - ecluse_now()"
 HOLDER = f"""
-SELECT expires_at - ecluse_now(), {COLUMNS} FROM leases
+SELECT {COLUMNS} FROM leases
 WHERE tenant_id = %(tenant)s AND key = %(key)s AND ended_at IS NULL
 """  # noqa: S608 - our own names
 END = "UPDATE leases SET ended_at = ecluse_now(), end_cause = "
@@ -114,13 +114,13 @@ async def acquire(
         await connection.execute(TURN, given)
         holder = await (await connection.execute(HOLDER, given)).fetchone()
         if holder is not None:
-            remaining, lease = holder[0], Lease(*holder[1:])
+            lease = Lease(*holder)
             if run_id is not None and lease.run_id == run_id:
                 return lease
             # Asked again under the row's lock: its holder may be extending it, or writing under it.
-            over = remaining is not None and remaining <= timedelta(0)
+            over = lease.remaining is not None and lease.remaining <= timedelta(0)
             if not over or not (await connection.execute(EXPIRE, _mine(lease))).rowcount:
-                return Held(lease.owner, lease.run_id, remaining)
+                return Held(lease.owner, lease.run_id, lease.remaining)
         row = await (await connection.execute(TAKE, given)).fetchone()
     assert row is not None  # noqa: S101 - one row, or an error
     taken = Lease(*row)
