@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -32,7 +33,6 @@ from ecluse.migrations.runner import upgrade
 WRITERS = 8
 AGGREGATES = 200
 STANDING_BY = 3  # publishers
-STARTING_SECONDS = 10.0
 # A death, its discovery and the successor's first batch: an event written in this time is one of the kill's.
 KILL_SECONDS = 1.0
 # The holder of the lock, and how many publishers there are (each has two connections).
@@ -52,15 +52,16 @@ class Receiver:
         self.doubled = 0
 
     async def serve(self, reads: asyncio.StreamReader, writes: asyncio.StreamWriter) -> None:
-        while line := await reads.readline():
-            now = time.time()
-            for key in line.decode().split():
-                if key in self.first:
-                    self.doubled += 1
-                else:
-                    self.first[key] = now
-                    self.order.append(key)
-            writes.write(b"\n")
+        with suppress(ConnectionError):  # a publisher killed in the middle
+            while line := await reads.readline():
+                now = time.time()
+                for key in line.decode().split():
+                    if key in self.first:
+                        self.doubled += 1
+                    else:
+                        self.first[key] = now
+                        self.order.append(key)
+                writes.write(b"\n")
 
 
 async def publish(dsn: str, name: str, socket: str) -> None:
@@ -86,6 +87,7 @@ class Work:
         self.pause = WRITERS * seconds / self.stretch
         self.committed: dict[str, float] = {}
         self.killed: list[float] = []
+        self.ready = asyncio.Event()  # somebody publishes
         self.armed = False  # about to kill
         self.done = False
 
@@ -127,6 +129,8 @@ async def kill_now_and_then(dsn: str, socket: str, work: Work) -> None:
                 name = str(next(serial))
                 living[name] = await asyncio.create_subprocess_exec(*command, name)
             holder, publishers = await (await connection.execute(HOLDER)).fetchone() or (None, 0)
+            if holder is not None and publishers == STANDING_BY:
+                work.ready.set()
             if work.armed and holder is not None:
                 victim = living.pop(holder.split()[1])
                 victim.send_signal(signal.SIGKILL)
@@ -149,7 +153,7 @@ async def measure(dsn: str, work: Work) -> None:
         socket = str(Path(folder) / "receiver")
         async with await asyncio.start_unix_server(receiver.serve, socket, limit=2**20):
             killing = asyncio.create_task(kill_now_and_then(dsn, socket, work))
-            await asyncio.sleep(STARTING_SECONDS)
+            await work.ready.wait()
             await write(dsn, work)
             deadline = time.monotonic() + 30
             while len(receiver.first) < work.events and time.monotonic() < deadline:  # noqa: ASYNC110 - as a bystander
