@@ -35,5 +35,11 @@ def test_a_release_by_force_says_who_and_why(ecluse, query, one):
     assert (answer.code, answer.out) == (0, "released fiche:1\n")
     row = one("SELECT end_cause, reason, ended_by FROM leases")
     assert row == ("forced", "worker hangs", f"cli:{getpass.getuser()}")
+    assert one("SELECT actor, action, subject, reason FROM audit_trail") == (
+        f"cli:{getpass.getuser()}",
+        "lease.release",
+        "lease:fiche:1",
+        "worker hangs",
+    )
     again = ecluse("leases", "release", "fiche:1", "--tenant", "acme", "--reason", "again")
     assert (again.code, "Nobody holds 'fiche:1'" in again.err) == (2, True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import Annotated
 
 import typer
 
+from ecluse.access import audit_trail
 from ecluse.base.errors import NotFound
-from ecluse.cli.database import with_connection
+from ecluse.cli.database import operator, with_connection
+from ecluse.db.connect import Connection
 from ecluse.engine import force_release, list_leases
 
 app = typer.Typer(no_args_is_help=True, help="Who holds which key; release one by force.")
@@ -37,7 +38,14 @@ def release(
     tenant: Annotated[str, typer.Option(help="Whose.")] = "default",
 ) -> None:
     """Take a lease away from its holder, which cannot write under it any more. A dead one's expires by itself."""
-    by = f"cli:{getpass.getuser()}"
-    if not with_connection(lambda connection: force_release(connection, tenant, key, reason=reason, by=by)):
+
+    async def ask(connection: Connection) -> bool:
+        async with connection.transaction():
+            released = await force_release(connection, tenant, key, reason=reason, by=operator())
+            if released:
+                await audit_trail.record(connection, tenant, operator(), "lease.release", f"lease:{key}", reason)
+            return released
+
+    if not with_connection(ask):
         raise NotFound(f"Nobody holds {key!r} of tenant {tenant!r}. `ecluse leases list` shows what is held.")
     typer.echo(f"released {key}")

@@ -30,7 +30,7 @@ from ecluse.engine.flow import (
 from ecluse.engine.leases import Held, Lease, LeaseLost, force_release, list_leases, still_mine
 from ecluse.engine.leases import acquire as acquire_lease
 from ecluse.engine.leases import release as release_lease
-from ecluse.engine.outbox import Event
+from ecluse.engine.outbox import Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox import write as write_events
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.roles import ROLES, Role
@@ -43,12 +43,11 @@ if TYPE_CHECKING:
     from ecluse.engine.closing import end_by_operator
     from ecluse.engine.kit import Kit
     from ecluse.engine.orchestration import migrate
-    from ecluse.engine.publisher import PublishedEvent, Sink, read_published
     from ecluse.engine.story import Story
 
 # They bring the orchestration along, which takes longer to import than all the rest: a command that only looks at the
 # database need not wait for it.
-HEAVY = {"Kit": "kit", "Story": "story", "end_by_operator": "closing", "migrate": "orchestration", "PublishedEvent": "publisher", "Sink": "publisher", "read_published": "publisher"}
+HEAVY = {"Kit": "kit", "Story": "story", "end_by_operator": "closing", "migrate": "orchestration"}
 
 
 def __getattr__(name: str) -> Any:

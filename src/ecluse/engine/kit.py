@@ -24,8 +24,8 @@ from ecluse.db.listen import Hear, listen
 from ecluse.engine import closing, orchestration, reading, runs
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
-from ecluse.engine.outbox import OUTBOX_CHANNEL
-from ecluse.engine.publisher import Publisher, Sink
+from ecluse.engine.outbox import OUTBOX_CHANNEL, Sink
+from ecluse.engine.publisher import Publisher
 from ecluse.engine.replicas import Heart
 from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started

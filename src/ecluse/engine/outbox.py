@@ -6,10 +6,12 @@ reader that sees one of them has seen all before it. Write at the end of a trans
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any, Literal
 
+from psycopg.rows import class_row
 from pydantic_core import to_json
 
 from ecluse.db.connect import Connection
@@ -79,3 +81,39 @@ async def tell(
 ) -> None:
     """Of runs, as they stand now in the caller's transaction."""
     await connection.execute(TELL, {"runs": list(run_ids), "what": what})
+
+
+@dataclass(frozen=True)
+class PublishedEvent:
+    id: int
+    tenant_id: str
+    event_key: str
+    event_type: str
+    aggregate: str
+    correlation_id: str
+    producer: str
+    occurred_at: datetime
+    payload: dict[str, Any]
+    seq: int | None  # None while it is being told
+
+
+# Raises if it could not take them all; then they are offered again, one by one.
+Sink = Callable[[Sequence[PublishedEvent]], Awaitable[None]]
+
+
+PUBLISHED_EVENT = """
+id, tenant_id, event_key, event_type, aggregate, correlation_id, producer, occurred_at, payload, published_seq AS seq
+"""
+PUBLISHED = f"""
+SELECT {PUBLISHED_EVENT} FROM events_outbox
+WHERE published_seq > %s AND tenant_id = coalesce(%s, tenant_id) ORDER BY published_seq LIMIT %s
+"""  # noqa: S608 - our own names
+
+
+async def read_published(
+    connection: Connection, after_seq: int, tenant: str | None = None, limit: int = 500
+) -> list[PublishedEvent]:
+    """What was published after that place, in the order of publishing."""
+    async with connection.cursor(row_factory=class_row(PublishedEvent)) as cursor:
+        await cursor.execute(PUBLISHED, (after_seq, tenant, limit))
+        return await cursor.fetchall()

@@ -8,19 +8,17 @@ Readers keep their place by `published_seq`, drawn when a row is marked: rows be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
 from itertools import groupby
 from typing import Any
 
 import psycopg
 import structlog
-from psycopg.rows import class_row
 
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, hanging_up_after, session_options
+from ecluse.engine.outbox import PUBLISHED_EVENT, PublishedEvent, Sink
 from ecluse.engine.sweeps import patience
 
 log = structlog.get_logger(__name__)
@@ -39,11 +37,8 @@ OPTIONS = (
     " -c tcp_keepalives_count=2 -c tcp_user_timeout=3000 -c enable_seqscan=off"
 )
 LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ecluse publisher', 30))"
-COLUMNS = """
-id, tenant_id, event_key, event_type, aggregate, correlation_id, producer, occurred_at, payload, published_seq AS seq
-"""
 READ = f"""
-SELECT {COLUMNS} FROM events_outbox e WHERE published_seq IS NULL AND NOT EXISTS (
+SELECT {PUBLISHED_EVENT} FROM events_outbox e WHERE published_seq IS NULL AND NOT EXISTS (
     SELECT 1 FROM events_outbox b WHERE b.published_seq IS NULL AND b.tries > 0 AND b.try_at > ecluse_now()
         AND b.tenant_id = e.tenant_id AND b.aggregate = e.aggregate AND b.id <= e.id)
 ORDER BY id LIMIT {BATCH}
@@ -60,37 +55,6 @@ UPDATE events_outbox e SET tries = tries + 1, error = f.error,
     try_at = ecluse_now() + least(60, 0.5 * 2 ^ least(tries, 10)) * interval '1 second'
 FROM unnest(%s::bigint[], %s::text[]) AS f(id, error) WHERE e.id = f.id AND published_seq IS NULL
 """
-PUBLISHED = f"""
-SELECT {COLUMNS} FROM events_outbox
-WHERE published_seq > %s AND tenant_id = coalesce(%s, tenant_id) ORDER BY published_seq LIMIT %s
-"""  # noqa: S608 - our own names
-
-
-@dataclass(frozen=True)
-class PublishedEvent:
-    id: int
-    tenant_id: str
-    event_key: str
-    event_type: str
-    aggregate: str
-    correlation_id: str
-    producer: str
-    occurred_at: datetime
-    payload: dict[str, Any]
-    seq: int | None  # None while it is being told
-
-
-# Raises if it could not take them all; then they are offered again, one by one.
-Sink = Callable[[Sequence[PublishedEvent]], Awaitable[None]]
-
-
-async def read_published(
-    connection: Connection, after_seq: int, tenant: str | None = None, limit: int = BATCH
-) -> list[PublishedEvent]:
-    """What was published after that place, in the order of publishing."""
-    async with connection.cursor(row_factory=class_row(PublishedEvent)) as cursor:
-        await cursor.execute(PUBLISHED, (after_seq, tenant, limit))
-        return await cursor.fetchall()
 
 
 class Publisher:
