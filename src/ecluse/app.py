@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import structlog
 from fastapi import FastAPI
 
+from ecluse import api
+from ecluse.access import envelope
 from ecluse.api import health
 from ecluse.api.metrics import CountRequests, Metrics
 from ecluse.base.errors import SetUpError
-from ecluse.bootstrap import Database, bootstrap
+from ecluse.bootstrap import Database, bootstrap, open_secrets
 from ecluse.engine import ROLES, Flow, Kit, Role
 from ecluse.settings import Settings
 
@@ -32,19 +34,24 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        kit = bootstrap(settings, database.dsn, flows, roles)
+        app.state.kit = kit = bootstrap(settings, database.dsn, flows, roles)
         await kit.start()
-        app.state.kit = app.state.metrics.kit = kit
+        app.state.metrics.kit = kit
         watch = asyncio.create_task(_watch(database))
         broken = asyncio.create_task(_leave_when_broken(kit))
         log.info("serving", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
-        yield
+        async with api.serving(app, kit) if "api" in roles else nullcontext():
+            yield
         broken.cancel()
         await kit.stop()
         watch.cancel()
         log.info("stopped", replica=kit.replica)
 
-    app = FastAPI(title="Ecluse", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Ecluse", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.secrets = open_secrets(settings, database)
+    envelope.install(app)
+    if "api" in roles:
+        api.mount(app)
 
     app.state.metrics = Metrics()
     app.add_middleware(CountRequests, metrics=app.state.metrics)

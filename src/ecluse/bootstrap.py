@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import psycopg
+
 from ecluse.base.errors import SetUpError
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
@@ -15,6 +17,7 @@ from ecluse.engine import ROLES, Flow, Role
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
+    from ecluse.access.secrets import Secrets
     from ecluse.engine import Kit
 
 
@@ -58,6 +61,23 @@ def _load_flow(name: str) -> Flow:
     if not isinstance(flow, Flow):
         raise SetUpError(f"{name!r} is not a Flow but a {type(flow).__name__}.")
     return flow
+
+
+def open_secrets(settings: Settings, database: Database) -> Secrets | None:
+    """Refuses a key that does not fit what is stored. None: there is no key, and nothing that would need one."""
+    from ecluse.access.secrets import Secrets, check_fits, key_file, made_once, read_key  # only servers need ciphers
+
+    secrets = None
+    if settings.ECLUSE_SECRET_KEY is not None:
+        secrets = Secrets(read_key(settings.ECLUSE_SECRET_KEY.get_secret_value(), "ECLUSE_SECRET_KEY"))
+    elif settings.ECLUSE_SECRET_KEY_FILE is not None:
+        secrets = Secrets(key_file(settings.ECLUSE_SECRET_KEY_FILE))
+    elif database.server is not None:
+        secrets = Secrets(made_once(database.server.data_dir / "secret.key"))
+    with psycopg.connect(database.dsn) as connection:
+        stored = connection.execute("SELECT DISTINCT key_id FROM secrets").fetchall()
+    check_fits(secrets, [row[0] for row in stored])
+    return secrets
 
 
 def bootstrap(settings: Settings, dsn: str, flows: Sequence[Flow], roles: frozenset[Role] = ROLES) -> Kit:

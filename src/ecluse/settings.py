@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import structlog
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, ValidationInfo, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ecluse.base.errors import SetUpError
@@ -69,6 +69,12 @@ class Settings(BaseSettings):
     WORKFLOW_LOG_DB_ENABLED: bool = Field(
         False, description="Store the log lines of every run in the table `workflow_logs` too. 1/true or 0/false."
     )
+    ECLUSE_SECRET_KEY: SecretStr | None = Field(
+        None,
+        description="Key that secrets are sealed with: 32 bytes in base64 (`openssl rand -base64 32`). Unset: "
+        "`ECLUSE_SECRET_KEY_FILE`, or with the embedded PostgreSQL a file made in `ECLUSE_DATA_DIR`.",
+    )
+    ECLUSE_SECRET_KEY_FILE: Path | None = Field(None, description="A file that holds that key instead.")
     AUTOMATION_SEND_EVENT_CHUNK_SIZE: Annotated[int, _at_least(1)] = Field(
         200, description="Rows of one dispatch statement at most, whatever the flow. Minimum 1."
     )

@@ -31,6 +31,18 @@ COMMANDS = [
     ("runs", "show"),
     ("runs", "log"),
     ("runs", "watch"),
+    ("tenants",),
+    ("tenants", "create"),
+    ("tenants", "list"),
+    ("tenants", "disable"),
+    ("tenants", "enable"),
+    ("keys",),
+    ("keys", "create"),
+    ("keys", "list"),
+    ("keys", "revoke"),
+    ("leases",),
+    ("leases", "list"),
+    ("leases", "release"),
 ]
 
 
@@ -43,7 +55,8 @@ def test_every_command_explains_itself_without_a_database(bare, command):
 
 
 def test_the_list_of_commands_here_is_complete(bare):
-    shown = bare("--help").out + bare("runs", "--help").out + bare("demo", "--help").out
+    groups = ("runs", "demo", "tenants", "keys", "leases")
+    shown = bare("--help").out + "".join(bare(group, "--help").out for group in groups)
     listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
     assert listed == {command[-1] for command in COMMANDS if command}
 
@@ -131,6 +144,7 @@ def test_runs_are_started_listed_and_shown(ecluse, one):
     assert (empty.code, empty.err) == (0, "")
     assert "no runs yet" in empty.out
 
+    ecluse("tenants", "create", "acme")
     first = ecluse("runs", "start", FLOW, "--key", "due-1", "--input", '{"articles": 3}', "--tenant", "acme")
     assert first.code == 0
     run_id = first.json["run_id"]

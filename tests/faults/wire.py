@@ -1,6 +1,7 @@
 """A bad wire to PostgreSQL: a proxy that lets a request through and now and then loses the answer, both ways closed.
 
-The server has done what it was asked, and nobody will ever tell: the worst moment at which a connection can break.
+The server has done what it was asked, and nobody will ever tell: the worst moment at which a connection can break. Or
+it swallows: connections stay open, and nothing arrives any more, either way.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class BadWire:
         self._connections: set[asyncio.Task[None]] = set()
         self.losing = False
         self.cut = 0  # answers lost
+        self.swallowed = 0  # times; each time, of all connections open then
         self.commits_cut = 0  # among them: the answer to the end of a transaction of several statements
 
     def dsn(self, dsn: str) -> str:
@@ -77,10 +79,10 @@ class BadWire:
             self._connections.discard(task)
             return
         # Whichever side ends first ends both.
-        asked = asyncio.Event()
+        asked, born = asyncio.Event(), self.swallowed
         pumps = [
-            asyncio.create_task(self._requests(client_reads, server, asked)),
-            asyncio.create_task(self._answers(server_reads, client, asked)),
+            asyncio.create_task(self._requests(client_reads, server, asked, born)),
+            asyncio.create_task(self._answers(server_reads, client, asked, born)),
         ]
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -92,15 +94,23 @@ class BadWire:
         await asyncio.sleep(0)  # in which they are closed
         self._connections.discard(task)
 
-    async def _requests(self, reads: asyncio.StreamReader, server: asyncio.StreamWriter, asked: asyncio.Event) -> None:
+    async def _requests(
+        self, reads: asyncio.StreamReader, server: asyncio.StreamWriter, asked: asyncio.Event, born: int
+    ) -> None:
         while data := await reads.read(65536):
+            if born < self.swallowed:
+                continue
             asked.set()
             server.write(data)
             await server.drain()
 
-    async def _answers(self, reads: asyncio.StreamReader, client: asyncio.StreamWriter, asked: asyncio.Event) -> None:
+    async def _answers(
+        self, reads: asyncio.StreamReader, client: asyncio.StreamWriter, asked: asyncio.Event, born: int
+    ) -> None:
         answers = Answers()
         while data := await reads.read(65536):
+            if born < self.swallowed:
+                continue
             # The first answer is the welcome; what nobody asked for is a notification.
             if self.losing and answers.states and asked.is_set() and self._chance.randrange(self._one_in) == 0:
                 await self._lose(reads, answers, data)

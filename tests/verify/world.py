@@ -26,6 +26,8 @@ WHICH = {
     "outcomes": "target = %(name)s",
     "claims": "id = (SELECT claim_id FROM items WHERE key = %(name)s)",
     "replicas": "id = %(name)s",
+    "events_outbox": "event_key = %(name)s",
+    "leases": "key || ' ' || fence = %(name)s",
     "dbos.workflow_status": "workflow_uuid = 't/' || %(name)s",
 }
 DRAWN = ("runs", "items", "claims", "attempts", "run_log", "lanes")
@@ -144,6 +146,20 @@ class World:
         self.insert("effects", id=name, **facts, **state)
         return str(name)
 
+    def event(self, aggregate: str, key: str, type_: str, payload: dict[str, Any], **given: Any) -> None:
+        published = given.pop("published", True)
+        facts = {"tenant_id": "t", "event_key": key, "event_type": type_, "aggregate": aggregate, "payload": payload}
+        facts |= {"correlation_id": "c", "producer": "ecluse", "occurred_at": self.now}
+        if published:
+            facts |= {"published_seq": self.one("SELECT nextval('events_published')"), "published_at": self.now}
+        self.insert("events_outbox", **facts | given)
+
+    def lease(self, key: str, fence: int, **columns: Any) -> None:
+        now, ttl = self.now, timedelta(minutes=2)
+        given = {"tenant_id": "t", "key": key, "fence": fence, "owner": "me", "replica_id": ALIVE, "attempt": 1}
+        given |= {"ttl": ttl, "acquired_at": now, "expires_at": now + ttl}
+        self.insert("leases", **given | columns)
+
     def settle(self, key: str, state: str) -> None:
         settled_at = None if state in ("planned", "sending", "unknown") else self.now
         self.change(key, "effects", "state = %(state)s, settled_at = %(at)s", state=state, at=settled_at)
@@ -184,6 +200,8 @@ def healthy(world: World) -> None:
     world.stage(chore, 1, ended_at=world.now, end_cause="run ended", budget=None)
     world.item(chore, "chore", "succeeded", world.claim(chore, 1, succeeded=1))
     world.insert("outcomes", run_id=chore, target="chore", outcome="successful")
+    _told(world)
+    _held(world)
     # items.id is drawn before the effects know it
     world.sql("UPDATE effects e SET item_id = i.id FROM items i WHERE i.run_id = e.run_id AND i.key = e.key")
 
@@ -245,3 +263,31 @@ def _running(world: World) -> None:
     world.item(run_id, "SKU-00009", "open", None, crashes=1)
     for target in ("in hand", "SKU-00009"):
         world.insert("outcomes", run_id=run_id, target=target)
+
+
+def _told(world: World) -> None:
+    """A run with all its events, another with its first one; and some of another aggregate, which no sink takes."""
+    counts = {"selected": 0, "successful": 0, "failed": 0, "ignored": 0}
+    end = {"ended_at": world.now, "end_cause": "normal"}
+    words = ["queued", "running", "completed"]
+    run_id = world.run("told", "shop", words, workflow="SUCCESS", state="succeeded", **counts, **end)
+    payload = {"run_id": str(run_id), "status": "completed", "end_cause": "normal", **counts}
+    world.event(f"run:{run_id}", "told:started", "shop/started", {"run_id": str(run_id)})
+    world.event(f"run:{run_id}", "told:selected", "shop/selected", {"run_id": str(run_id), "selected": 0})
+    world.event(f"run:{run_id}", "told:completed", "shop/completed", payload)
+    run_id = world.run("new", "shop", ["queued"], workflow="ENQUEUED", state="queued", started_at=None)
+    world.event(f"run:{run_id}", "new:started", "shop/started", {"run_id": str(run_id)}, published=False)
+    for n in range(2):
+        world.event("fiche:1", f"fiche-{n}", "fiche/read", {}, published=False, occurred_at=world.ago(minutes=3))
+    world.change("fiche-0", "events_outbox", "tries = 3, error = 'down', try_at = now() + interval '10 s'")
+
+
+def _held(world: World) -> None:
+    """A key that went through every kind of end; one held by a process, one by a run."""
+    ends = [("released", 1), ("expired", 1), ("expired", 2), ("forced", 3)]
+    for fence, (cause, attempt) in enumerate(ends, 1):
+        at = world.ago(minutes=30 - fence)
+        end = {"ended_at": at + timedelta(seconds=30), "end_cause": cause, "reason": "why"}
+        world.lease("a", fence, attempt=attempt, acquired_at=at, **end)
+    world.lease("a", 5)
+    world.lease("of a run", 1, run_id=world.runs["running"], ttl=None, expires_at=None)

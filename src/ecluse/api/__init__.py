@@ -1,1 +1,43 @@
-"""The HTTP face: routes are thin, and each says what it needs."""
+"""The HTTP face: generic runs and leases for every flow. Routes are thin; each says the permission it needs, and what
+it answers is raw rows as JSON: the models in `shapes.py` describe it, and nobody validates it again while serving."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from ecluse.access.keys import Keys
+from ecluse.api import me, outcomes, runs
+from ecluse.db.connect import pool
+from ecluse.db.reads import Reads
+from ecluse.engine import Kit
+
+READERS = 4
+
+
+def mount(app: FastAPI) -> None:
+    for part in (me, runs, outcomes):
+        app.router.routes += part.routes.routes  # flat: an included router would be looked through per request
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = described  # type: ignore[method-assign]
+
+
+@asynccontextmanager
+async def serving(app: FastAPI, kit: Kit) -> AsyncIterator[None]:
+    """What the routes need besides the kit."""
+    async with pool(kit.dsn, size=READERS, checked=False) as quick:
+        app.state.reads = Reads(quick, kit.pool)
+        app.state.keys = keys = Keys(app.state.reads, kit.pool, kit.clock)
+        yield
+        await keys.settle()

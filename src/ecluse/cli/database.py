@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -14,6 +15,11 @@ from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
 
 R = TypeVar("R")
+
+
+def operator() -> str:
+    """Who acts, for the audit trail."""
+    return f"cli:{getpass.getuser()}"
 
 
 def with_connection(use: Callable[[Connection], Awaitable[R]]) -> R:

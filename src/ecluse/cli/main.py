@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import EcluseError, SetUpError
-from ecluse.cli import runs
+from ecluse.cli import keys, leases, runs, tenants
 from ecluse.db import embedded
 from ecluse.engine import ROLES
 
@@ -32,6 +32,9 @@ app = typer.Typer(
     help="Periodic work over records held in other people's systems, with one truthful outcome per record.",
 )
 app.add_typer(runs.app, name="runs")
+app.add_typer(tenants.app, name="tenants")
+app.add_typer(keys.app, name="keys")
+app.add_typer(leases.app, name="leases")
 demo = typer.Typer(no_args_is_help=True, help="Scripted demonstrations, offline, with simulated vendors.")
 app.add_typer(demo, name="demo")
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from ecluse import bootstrap, settings
+from ecluse.access import audit_trail, tenants
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.logging import harmless
-from ecluse.cli.database import with_connection
+from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
 from ecluse.engine import Start, announce, insert_run, load_run, reading
 
@@ -43,6 +44,7 @@ def start(
     wanted = Start(chosen, key, tenant_id=tenant, input=parsed, again=True)
 
     async def ask(connection: Connection) -> dict[str, Any]:
+        await tenants.require(connection, tenant)
         started = await insert_run(connection, wanted)
         await announce(connection)
         cursor = await connection.execute("SELECT 1 FROM replicas WHERE state = 'live' LIMIT 1")
@@ -72,7 +74,10 @@ def end(
             raise NotFound(
                 f"Run {run_id} is of flow {run.flow!r}, which is not loaded. Name it with --flow package:NAME."
             )
-        return await end_by_operator(connection, known[run.flow], run, reason)
+        done = (run.tenant_id, operator(), "run.end", f"run:{run_id}", reason)
+        return await end_by_operator(
+            connection, known[run.flow], run, reason, lambda: audit_trail.record(connection, *done)
+        )
 
     if not with_connection(ask):
         typer.echo(f"run {run_id} had ended already; nothing was changed", err=True)

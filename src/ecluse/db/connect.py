@@ -6,7 +6,12 @@ transaction loses it, so that nobody's locks outlive their holder.
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -87,6 +92,23 @@ def session_options(dsn: str, extra: str = "") -> str:
 
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+@contextmanager
+def hanging_up_after(connection: Connection, seconds: float) -> Iterator[None]:
+    """A peer that swallows what it is sent (a half-open socket, a proxy) must be given up on: whoever waits for its
+    answer inside finds the connection lost."""
+    timer = asyncio.get_running_loop().call_later(seconds, _hang_up, connection)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _hang_up(connection: Connection) -> None:
+    # Shut down, not closed: the number of a closed file may be somebody else's by the time it is noticed.
+    with socket.socket(fileno=os.dup(connection.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
 
 
 async def set_up_session(connection: Connection) -> None:

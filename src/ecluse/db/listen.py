@@ -10,13 +10,14 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from ecluse.db.connect import session_options
+from ecluse.db.connect import hanging_up_after, session_options
 
 log = structlog.get_logger(__name__)
 
 Hear = Callable[[str], None]
 RECONNECT_AFTER = 1.0
 PROBE_EVERY = 10.0
+ANSWER_WITHIN = 5.0
 
 
 async def listen(dsn: str, channels: Mapping[str, Hear]) -> None:
@@ -33,7 +34,8 @@ async def listen(dsn: str, channels: Mapping[str, Hear]) -> None:
                 while True:
                     async for notice in connection.notifies(timeout=PROBE_EVERY):
                         channels[notice.channel](notice.payload)
-                    await connection.execute("SELECT 1")  # a half-open socket says nothing until it is asked
+                    with hanging_up_after(connection, ANSWER_WITHIN):
+                        await connection.execute("SELECT 1")  # a half-open socket says nothing until it is asked
         except psycopg.OperationalError as error:
             log.warning("listen: connection lost, reconnecting", error=str(error).strip())
             await asyncio.sleep(RECONNECT_AFTER)

@@ -27,9 +27,14 @@ from ecluse.engine.flow import (
     WorkContext,
     Write,
 )
+from ecluse.engine.leases import Held, Lease, LeaseLost, force_release, list_leases, still_mine
+from ecluse.engine.leases import acquire as acquire_lease
+from ecluse.engine.leases import release as release_lease
+from ecluse.engine.outbox import Event, PublishedEvent, Sink, read_published
+from ecluse.engine.outbox import write as write_events
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.roles import ROLES, Role
-from ecluse.engine.runs import Start, Started, announce, open_targets
+from ecluse.engine.runs import TENANT, Start, Started, announce, open_targets
 from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import load as load_run
 from ecluse.engine.states import PLAIN, State, Words
@@ -54,22 +59,29 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "PLAIN",
     "ROLES",
+    "TENANT",
     "AbsoluteWrite",
     "Done",
+    "Event",
     "Flow",
+    "Held",
     "Ignored",
     "Item",
     "KeyedWrite",
     "Kit",
     "Lane",
+    "Lease",
+    "LeaseLost",
     "NewItem",
     "Order",
+    "PublishedEvent",
     "Result",
     "RetryPolicy",
     "Role",
     "Run",
     "Save",
     "Saved",
+    "Sink",
     "Source",
     "Stage",
     "Start",
@@ -80,12 +92,19 @@ __all__ = [
     "Work",
     "WorkContext",
     "Write",
+    "acquire_lease",
     "announce",
     "counts",
     "end_by_operator",
+    "force_release",
     "insert_run",
+    "list_leases",
     "load_run",
     "migrate",
     "open_targets",
+    "read_published",
     "reading",
+    "release_lease",
+    "still_mine",
+    "write_events",
 ]

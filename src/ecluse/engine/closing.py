@@ -4,7 +4,7 @@ ends the run itself. A sweep finds what a crash between commit and look left beh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import psycopg
 import structlog
@@ -55,12 +55,15 @@ async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple
 WAITING = "SELECT stage FROM stages WHERE run_id = %s AND ended_at IS NULL"
 
 
-async def end_by_operator(connection: Connection, flow: Flow, run: Run, reason: str) -> bool:
-    """At once. The workflow that waits at a gate is told to look. False if the run had ended already."""
+async def end_by_operator(
+    connection: Connection, flow: Flow, run: Run, reason: str, record: Callable[[], Awaitable[None]] | None = None
+) -> bool:
+    """At once, together with what `record` writes. The workflow that waits at a gate is told to look. False if the run
+    had ended already."""
     if not reason.strip():
         raise InvalidInput("say why the run is ended: the reason stays with it")
     gates = await (await connection.execute(WAITING, (run.id,))).fetchall()
-    ended = await ending.end(connection, flow, run, cause="operator", reason=reason.strip())
+    ended = await ending.end(connection, flow, run, cause="operator", reason=reason.strip(), record=record)
     for (stage,) in gates if ended and flow.story is not None else ():
         await _hint(connection, workflow_id(run.tenant_id, run.event_key), gate_topic(stage))
     return ended

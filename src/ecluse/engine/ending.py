@@ -3,12 +3,13 @@ nothing; the database counts once more."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import counts, runs
+from ecluse.engine import counts, leases, outbox, runs
 from ecluse.engine.flow import Flow, Run
 from ecluse.engine.states import State, terminal_state
 
@@ -73,8 +74,10 @@ async def end(
     cause: EndCause = "normal",
     code: str | None = None,
     reason: str | None = None,
+    record: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """Settle and end. False if it had ended already: whoever comes second changes nothing."""
+    """Settle and end, together with what `record` writes. False if it had ended already: whoever comes second changes
+    nothing."""
     async with connection.transaction():
         word = await runs.lock(connection, run.id)
         if flow.words.meaning[word] not in (State.QUEUED, State.RUNNING):
@@ -94,8 +97,12 @@ async def end(
         await connection.execute("SET LOCAL enable_nestloop = on")
         await connection.execute(MAY_EXIST, {"run": run.id})
         await connection.execute(CLOSE_WORK, {"run": run.id})
+        await connection.execute(leases.END_OF_RUN, (run.id,))
         crashpoint("in finalize")
         to_word, seconds, tally = await _finish(connection, flow, run, word, cause, code, reason)
+        if record is not None:
+            await record()
+        await outbox.tell(connection, [run.id], "completed" if cause == "normal" else "failed")
     counts.runs_ended[flow.name, flow.words.meaning[to_word]] += 1
     run.trace.end(to_word, seconds, cause=cause, code=code, reason=reason, event_key=run.event_key, **tally)
     return True

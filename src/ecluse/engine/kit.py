@@ -24,6 +24,8 @@ from ecluse.db.listen import Hear, listen
 from ecluse.engine import closing, orchestration, reading, runs
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
+from ecluse.engine.outbox import OUTBOX_CHANNEL, Sink
+from ecluse.engine.publisher import Publisher
 from ecluse.engine.replicas import Heart
 from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
@@ -63,6 +65,7 @@ class Kit:
     beat: float = 2.0
     dead_after: float = 6.0
     trace_rows: bool = False
+    sinks: Sequence[Sink] = ()
     clock: Clock = field(default_factory=Clock)
     chance: random.Random = field(default_factory=random.Random)
 
@@ -91,6 +94,9 @@ class Kit:
         channels: dict[str, Hear] = {ENDED_CHANNEL: self._hear_end, CLOCK_CHANNEL: self._hear_clock}
         if self.roles != {"api"}:
             await asyncio.to_thread(self._heart.start)
+            publisher = Publisher(self.dsn, self.sinks)
+            jobs["publisher"] = publisher.run()
+            channels[OUTBOX_CHANNEL] = lambda _: publisher.hint.set()
         if "worker" in self.roles:
             await self._start_worker(jobs, channels)
         jobs["listener"] = listen(self.dsn, channels)

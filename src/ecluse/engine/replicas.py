@@ -19,6 +19,7 @@ import structlog
 from ecluse.db.connect import is_away, one_line, session_options
 from ecluse.engine import orchestration
 from ecluse.engine.claim import RELEASE
+from ecluse.engine.leases import RENEW
 
 log = structlog.get_logger(__name__)
 
@@ -111,6 +112,7 @@ class Heart:
             log.critical("this replica was declared dead: leaving at once", replica=self._replica)
             os._exit(70)
         self._beaten_at = asked_at
+        connection.execute(RENEW, (self._replica,))
 
     def _reap(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         dead = connection.execute(

@@ -19,7 +19,7 @@ from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.ids import retry_id
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection
-from ecluse.engine import run_log
+from ecluse.engine import outbox, run_log
 from ecluse.engine.flow import Flow, NewItem, Run
 from ecluse.engine.states import State
 
@@ -53,14 +53,16 @@ class Start:
     again: bool = False
 
 
-INSERT = """
-INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, orchestrated, status, state, input, correlation_id,
-                  created_at)
-VALUES (%(tenant)s, %(flow)s, %(key)s, %(parent)s, %(orchestrated)s, %(status)s, %(state)s, %(input)s,
-        %(correlation)s, ecluse_now())
-ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING
-RETURNING id, tenant_id, flow, event_key, input, correlation_id
-"""
+INSERT = f"""
+WITH r AS (
+    INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, orchestrated, status, state, input, correlation_id,
+                      created_at)
+    VALUES (%(tenant)s, %(flow)s, %(key)s, %(parent)s, %(orchestrated)s, %(status)s, %(state)s, %(input)s,
+            %(correlation)s, ecluse_now())
+    ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING RETURNING *),
+{outbox.OF_RUNS}
+SELECT id, tenant_id, flow, event_key, input, correlation_id FROM r
+"""  # noqa: S608 - our own names
 
 
 async def insert(connection: Connection, start: Start) -> Started:
@@ -82,6 +84,7 @@ async def insert(connection: Connection, start: Start) -> Started:
         "state": flow.words.meaning[flow.words.initial],
         "input": Jsonb(given.model_dump(mode="json")),
         "correlation": start.correlation_id,
+        "what": "started",
     }
     for times in itertools.count():
         started, ended = await _insert(connection, {**row, "key": retry_id(start.event_key, times)})
@@ -165,6 +168,7 @@ async def select(connection: Connection, run: Run, targets: Sequence[NewItem]) -
                 (run.id, to_json(names).decode()),
             )
             await run_log.write(connection, run.id, f"selected {len(names)} targets", targets=len(names))
+            await outbox.tell(connection, [run.id], "selected")
         row = await (await connection.execute("SELECT selected FROM runs WHERE id = %s", (run.id,))).fetchone()
     return row[0] if row else 0
 

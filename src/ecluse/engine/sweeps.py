@@ -13,7 +13,7 @@ import structlog
 from ecluse.base.clock import Clock
 from ecluse.base.errors import EcluseError
 from ecluse.db.connect import Connection, Pool, is_away, one_line
-from ecluse.engine import closing, ending, orchestration, run_log, runs, settling
+from ecluse.engine import closing, ending, leases, orchestration, run_log, runs, settling
 from ecluse.engine.ending import EndCause
 from ecluse.engine.flow import Flow, WorkContext
 from ecluse.engine.worker import Worker
@@ -102,6 +102,7 @@ class Sweeps:
                 suspects = await self._resume_interrupted(suspects)
                 await closing.sweep(self._pool, self._flows)
                 await self._end_stale()
+                await leases.end_expired(self._pool)
 
     async def _start_unstarted(self) -> None:
         async with self._pool.connection() as connection:

@@ -17,6 +17,8 @@ class About(NamedTuple):
     item_id: int | None = None
     effect_id: str | None = None
     ref: str | None = None  # the record, as the vendor calls it
+    aggregate: str | None = None  # of events; with its tenant, as the next one
+    lease: str | None = None
 
 
 @dataclass

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import IsolationLevel
 from psycopg.rows import dict_row
 
-from ecluse.verify import database, ledger, stuck
+from ecluse.verify import database, leases, ledger, outbox, stuck
 from ecluse.verify.report import Report
 from ecluse.verify.story import tell
 
@@ -58,6 +58,8 @@ def _look(connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None
     assert clock is not None  # noqa: S101 - the migration put the row there
     database.check(connection, report)
     stuck.check(connection, report)
+    database.run(connection, outbox.I_09_OUTBOX, report)
+    database.run(connection, leases.I_10_LEASES, report)
     effects = connection.execute(ledger.EFFECTS).fetchall()
     entries = ledger.read(ledger_url) if ledger_url is not None else None
     ledger.check(effects, entries, clock["cut"], report, moved=clock["moved"])

@@ -52,6 +52,23 @@ FROM outcomes o LEFT JOIN runs r ON r.id = o.run_id WHERE o.run_id = %(run_id)s
   AND (o.target = %(target)s OR o.target IN (SELECT target FROM item))
 """
 
+OUTBOX = """
+SELECT occurred_at AS at, format('event %%s %%s: %%s', id, event_key, event_type) AS line
+FROM events_outbox WHERE tenant_id || '/' || aggregate = %(aggregate)s
+UNION ALL
+SELECT published_at, format('event %%s published as %%s', id, published_seq)
+FROM events_outbox WHERE tenant_id || '/' || aggregate = %(aggregate)s AND published_at IS NOT NULL
+"""
+
+LEASES = """
+SELECT acquired_at AS at, format('number %%s taken by %%s, attempt %%s, until %%s', fence, owner, attempt,
+    coalesce(expires_at::text, 'run ' || run_id || ' ends')) AS line
+FROM leases WHERE tenant_id || '/' || key = %(lease)s
+UNION ALL
+SELECT ended_at, format('number %%s %%s', fence, end_cause)
+FROM leases WHERE tenant_id || '/' || key = %(lease)s AND ended_at IS NOT NULL
+"""
+
 KEYS = """
 SELECT id::text AS key, key AS ref FROM effects
 WHERE id = %(effect_id)s::uuid OR run_id = %(run_id)s AND (item_id = %(item_id)s OR target = %(target)s)
@@ -59,8 +76,9 @@ WHERE id = %(effect_id)s::uuid OR run_id = %(run_id)s AND (item_id = %(item_id)s
 
 
 def tell(connection: psycopg.Connection[dict[str, Any]], about: About, ledger: Ledger | None) -> list[str]:
-    whole_run = about == About(run_id=about.run_id)
-    rows = connection.execute(RUN if whole_run else TARGET, about._asdict()).fetchall()
+    whole_run = about._replace(aggregate=None, lease=None) == About(run_id=about.run_id)
+    whats = (RUN if whole_run else TARGET, OUTBOX, LEASES)
+    rows = [row for what in whats for row in connection.execute(what, about._asdict())]
     events = [(row["at"], row["line"]) for row in rows]
     if ledger is not None and not whole_run:
         effects = connection.execute(KEYS, about._asdict()).fetchall()

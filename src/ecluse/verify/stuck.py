@@ -107,11 +107,22 @@ WHERE NOT care.moved AND e.state IN ('sending', 'unknown') AND i.status = 'open'
   AND greatest(i.due_at + e.quiet, care.since, l.held_until, t.at) < now() - interval '60 seconds' ORDER BY i.id
 """  # noqa: S608 - the fragment above
 
+LEASES = f"""
+{CARE}
+SELECT 'lease ' || l.key AS subject, l.tenant_id || '/' || l.key AS lease,
+       format('held by %s (replica %s) since %s, though it expired at %s', l.owner, coalesce(l.replica_id, 'none'),
+              l.acquired_at, l.expires_at) AS message
+FROM care, leases l
+WHERE NOT care.moved AND l.ended_at IS NULL AND greatest(l.expires_at, care.since) < now() - interval '60 seconds'
+  AND l.run_id IS NULL ORDER BY l.tenant_id, l.key
+"""  # noqa: S608 - the fragment above
+
 I_19_NOTHING_STUCK = Check(
     "I-19",
     "SELECT (SELECT count(*) FROM runs) + (SELECT count(*) FROM claims WHERE in_flight > 0)"
-    " + (SELECT count(*) FROM effects WHERE state IN ('sending', 'unknown')) AS n",
-    (CLAIMS, ITEMS_OF_ENDED_RUNS, STAGES_OF_ENDED_RUNS, WORKFLOWS, STAGES, UNCLOSED, EFFECTS),
+    " + (SELECT count(*) FROM effects WHERE state IN ('sending', 'unknown'))"
+    " + (SELECT count(*) FROM leases WHERE ended_at IS NULL) AS n",
+    (CLAIMS, ITEMS_OF_ENDED_RUNS, STAGES_OF_ENDED_RUNS, WORKFLOWS, STAGES, UNCLOSED, EFFECTS, LEASES),
 )
 
 

@@ -1,0 +1,128 @@
+"""The door: every route but the public ones says which permission it needs, and nothing of it runs before the caller's
+key has been found to have it. Bodies are read strictly: JSON only, no key twice, no text that cannot be stored."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from ecluse.access.envelope import ErrorAnswer, Refused
+from ecluse.access.keys import Caller, Keys
+from ecluse.access.permissions import PERMISSIONS
+
+PERMISSION, NARROWED = "x-permission", "x-narrowed"
+UNKNOWN = "This key is not known here, or has expired or been revoked."
+
+
+def needs(permission: str, *, narrowed: bool = False) -> dict[str, Any]:
+    """What a route passes as `openapi_extra`. `narrowed`: it shows callers of a narrower scope than ALL only what is
+    theirs; all other routes refuse them."""
+    assert permission in PERMISSIONS, permission  # noqa: S101 - said in code, never by a caller
+    return {PERMISSION: permission, NARROWED: narrowed, "security": [{"key": []}]}
+
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+class Guarded(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        declared = self.openapi_extra or {}
+        permission, narrowed = declared[PERMISSION], declared[NARROWED]
+        has_body = self.body_field is not None
+
+        async def guarded(request: Request) -> Response:
+            request.state.caller = await _admit(request, permission, narrowed)
+            if not has_body:
+                return await handle(request)
+            if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+                raise HTTPException(415, "Send the body as application/json.")
+            return await handle(StrictRequest(request.scope, request.receive))
+
+        return guarded
+
+
+def routes(tag: str) -> APIRouter:
+    wrong: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer, "description": "Refused, and why"}}
+    return APIRouter(route_class=Guarded, tags=[tag], responses=wrong)
+
+
+async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:
+    keys: Keys = request.app.state.keys
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not key:
+        raise _unauthenticated("Send an API key: `Authorization: Bearer ecl_…`.")
+    caller = await keys.find(key)
+    if caller is None:
+        raise _unauthenticated(UNKNOWN)
+    if caller.disabled:
+        raise Refused(403, "TENANT_DISABLED", "This tenant is disabled.")
+    if not caller.may(permission):
+        raise Refused(403, "FORBIDDEN", f"This needs the permission {permission}, which a {caller.role} does not have.")
+    if caller.scope != "ALL" and not narrowed:
+        raise Refused(403, "SCOPE", f"This shows everything of a tenant, and this key is limited to {caller.scope}.")
+    return caller
+
+
+def _unauthenticated(message: str) -> Refused:
+    return Refused(401, "UNAUTHENTICATED", message, {"WWW-Authenticate": "Bearer"})
+
+
+class StrictRequest(Request):
+    async def json(self) -> Any:
+        body = await self.body()
+        try:
+            value = json.loads(
+                body.decode(), object_pairs_hook=_no_key_twice, parse_constant=_no_such_number, parse_float=_finite
+            )
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise json.JSONDecodeError("it is not UTF-8, or nested too deeply", "", 0) from error
+        check_storable(value)
+        return value
+
+
+def check_storable(value: Any) -> None:
+    """Refuse NUL bytes and lone surrogates wherever they are; without recursion, as deep as they came in."""
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text:
+                if "\x00" in text or not _encodable(text):
+                    raise HTTPException(422, "Text with NUL bytes or lone surrogates cannot be stored.")
+            case dict() as pairs:
+                left += [*pairs.keys(), *pairs.values()]
+            case list() as values:
+                left += values
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise json.JSONDecodeError("a key stands twice in one object", "", 0)
+    return found
+
+
+def _no_such_number(name: str) -> None:
+    raise json.JSONDecodeError(f"{name} is not a number", "", 0)
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise HTTPException(422, "A number is too large.")
+    return number

@@ -1,0 +1,181 @@
+"""What every answer has in common: a request id, the replica that answered, a limit on bodies, and one shape of error:
+`{"error": {"code", "message", "details", "request_id"}}`, whatever went wrong and wherever.
+
+A request id that a caller sends is taken over if it is harmless; it is bound to every log line of the request. What
+nobody expected is told to the log, not to the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from pydantic_core import to_json
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ecluse.base.errors import EcluseError, ForbiddenTransition, InvalidInput, NotFound
+from ecluse.db.connect import is_away
+
+log = structlog.get_logger(__name__)
+READS_TOO = logging.getLogger(__name__)  # at DEBUG; asked beforehand, because reads are many
+
+LARGEST_BODY = 1_000_000
+HARMLESS_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+STATUS: dict[type[EcluseError], int] = {InvalidInput: 422, NotFound: 404, ForbiddenTransition: 409}
+# Ours to keep, whatever the standard library calls them next.
+CODES = {
+    404: "NOT_FOUND",
+    405: "METHOD_NOT_ALLOWED",
+    413: "BODY_TOO_LARGE",
+    415: "UNSUPPORTED_MEDIA_TYPE",
+    422: InvalidInput.code,
+}
+TOO_LARGE = HTTPException(413, f"A body has at most {LARGEST_BODY} bytes.")
+
+
+class Error(BaseModel):
+    code: str
+    message: str
+    details: list[dict[str, str]] | None
+    request_id: str
+
+
+class ErrorAnswer(BaseModel):
+    error: Error
+
+
+class Refused(EcluseError):
+    """An answer other than the one asked for, with its status."""
+
+    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, code=code)
+        self.status = status
+        self.headers = headers
+
+
+def install(app: FastAPI) -> None:
+    app.add_middleware(Envelope)
+    app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
+    app.add_exception_handler(RequestValidationError, _validation_error)  # type: ignore[arg-type]
+    app.add_exception_handler(EcluseError, _our_error)  # type: ignore[arg-type]
+
+
+def request_id(request: Request) -> str:
+    return str(request.state.request_id)
+
+
+def as_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(to_json(value), status, headers, "application/json")
+
+
+class Envelope:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = Headers(scope=scope)
+        given = sent.get("x-request-id", "")
+        this = given if HARMLESS_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = this
+        replica = scope["app"].state.kit.replica
+        began, status, taken = time.perf_counter(), 0, 0
+
+        async def limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > LARGEST_BODY:
+                raise TOO_LARGE
+            return message
+
+        async def marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"], headers["X-Replica"] = this, replica
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=this):
+            try:
+                if _announced(sent) > LARGEST_BODY:
+                    await error_answer(this, 413, CODES[413], TOO_LARGE.detail)(scope, receive, marked)
+                else:
+                    await self._app(scope, limited, marked)
+            except Exception as error:  # the last one to see it: the caller gets an answer, the log the reason
+                if status:
+                    raise  # half of an answer is out: only a broken connection can say that there is no more
+                await _unexpected(this, error)(scope, receive, marked)
+            if scope["method"] != "GET" or status >= 400 or READS_TOO.isEnabledFor(logging.DEBUG):
+                log.info(
+                    "request",
+                    method=scope["method"],
+                    path=scope["raw_path"].decode("ascii", "replace"),  # as sent: no line breaks, and never the query
+                    status=status,
+                    ms=round((time.perf_counter() - began) * 1000, 1),
+                )
+
+
+def error_answer(
+    request_id: str,
+    status: int,
+    code: str,
+    message: str,
+    *,
+    details: Any = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    error = {"code": code, "message": message, "details": details, "request_id": request_id}
+    return as_json({"error": error}, status, headers)
+
+
+def _announced(sent: Headers) -> int:
+    length = sent.get("content-length", "0")
+    return int(length) if length.isdecimal() else 0
+
+
+def _unexpected(request_id: str, error: Exception) -> Response:
+    if isinstance(error, psycopg.Error) and is_away(error):
+        log.warning("request: database away", error=str(error).strip())
+        headers = {"Retry-After": "1"}
+        return error_answer(request_id, 503, "DATABASE_AWAY", "The database does not answer.", headers=headers)
+    log.error("request failed", exc_info=error)
+    return error_answer(request_id, 500, "INTERNAL", "Something went wrong here; the log has it under this request id.")
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    code = CODES.get(error.status_code, "BAD_REQUEST")
+    return error_answer(request_id(request), error.status_code, code, str(error.detail), headers=error.headers)
+
+
+async def _validation_error(request: Request, error: RequestValidationError) -> Response:
+    wrong = error.errors()
+    if any(one["type"] == "json_invalid" for one in wrong):
+        why = f"The body is not JSON: {wrong[0]['ctx']['error']}."
+        return error_answer(request_id(request), 400, "NOT_JSON", why)
+    details = [{"where": ".".join(map(str, one["loc"])), "problem": one["msg"]} for one in wrong]
+    message = "; ".join(f"{one['where']}: {one['problem']}" for one in details)
+    return error_answer(request_id(request), 422, InvalidInput.code, message, details=details)
+
+
+async def _our_error(request: Request, error: EcluseError) -> Response:
+    if isinstance(error, Refused):
+        return error_answer(request_id(request), error.status, error.code, error.message, headers=error.headers)
+    status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), None)
+    if status is None:
+        return _unexpected(request_id(request), error)
+    return error_answer(request_id(request), status, error.code, error.message)

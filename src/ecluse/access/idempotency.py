@@ -1,0 +1,93 @@
+"""`Idempotency-Key`: a request repeated within a day gets the first one's answer and starts nothing.
+
+Key, what was started and answer are one transaction: a crash leaves all of it or nothing, and a repetition that comes
+while the first is at work waits for it at the key's index entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from fastapi import Request, Response
+from psycopg.types.json import Jsonb
+
+from ecluse.access.door import caller_of
+from ecluse.access.envelope import Refused, as_json
+from ecluse.base.errors import InvalidInput
+from ecluse.db.connect import Connection, Pool
+
+KEY = re.compile(r"[\x21-\x7e]{1,200}")
+
+# A key that is older than a day is as good as new.
+TAKE = """
+INSERT INTO idempotency_keys AS k (tenant_id, key, request, created_at) VALUES (%s, %s, %s, ecluse_now())
+ON CONFLICT (tenant_id, key) DO UPDATE SET request = excluded.request, status = NULL, answer = NULL,
+    created_at = excluded.created_at WHERE k.created_at < ecluse_now() - interval '24 hours'
+RETURNING 1
+"""
+
+# Each that comes takes a few away: no loop is needed.
+FORGET = """
+DELETE FROM idempotency_keys WHERE (tenant_id, key) IN (
+    SELECT tenant_id, key FROM idempotency_keys WHERE created_at < ecluse_now() - interval '24 hours'
+    ORDER BY created_at LIMIT 10 FOR UPDATE SKIP LOCKED)
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    body: Mapping[str, Any]
+
+
+def key_of(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not KEY.fullmatch(key):
+        raise InvalidInput("An Idempotency-Key is 1 to 200 visible ASCII characters.")
+    return key
+
+
+async def once(request: Request, pool: Pool, do: Callable[[Connection], Awaitable[Answer]]) -> Response:
+    """`do` in one transaction, unless this request has been answered before."""
+    key = key_of(request)
+    async with pool.connection() as connection, connection.transaction():
+        if key is None:
+            answer = await do(connection)
+            return as_json(answer.body, answer.status)
+        tenant = caller_of(request).tenant
+        body = await request.body()
+        asked = hashlib.sha256(f"{request.method} {request.url.path}\n".encode() + body).digest()
+        try:
+            taken = await connection.execute(TAKE, (tenant, key, asked))
+        except psycopg.errors.LockNotAvailable as error:
+            raise Refused(
+                409,
+                "IN_PROGRESS",
+                "The first request with this Idempotency-Key is still at work.",
+                {"Retry-After": "1"},
+            ) from error
+        if await taken.fetchone() is None:
+            return await _replay(connection, tenant, key, asked)
+        answer = await do(connection)
+        await connection.execute(
+            "UPDATE idempotency_keys SET status = %s, answer = %s WHERE tenant_id = %s AND key = %s",
+            (answer.status, Jsonb(answer.body), tenant, key),
+        )
+        await connection.execute(FORGET)
+    return as_json(answer.body, answer.status)
+
+
+async def _replay(connection: Connection, tenant: str, key: str, asked: bytes) -> Response:
+    row = await (
+        await connection.execute(
+            "SELECT request, status, answer FROM idempotency_keys WHERE tenant_id = %s AND key = %s", (tenant, key)
+        )
+    ).fetchone()
+    if row is None or row[0] != asked:
+        raise Refused(422, "IDEMPOTENCY_KEY_REUSED", "This Idempotency-Key was used for another request.")
+    return as_json(row[2], row[1], {"Idempotent-Replay": "true"})

@@ -1,0 +1,161 @@
+"""API keys. A key is random and shown once; its SHA-256 is stored, and finds it.
+
+A look-up is good for a second: what a revoked key can still do is over within that time, on every replica. When a key
+was last used is written beside the requests, at most once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg.rows import class_row, dict_row
+
+from ecluse.access import tenants
+from ecluse.access.permissions import ROLES
+from ecluse.base.clock import Clock
+from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection, Pool, is_away, one_line
+from ecluse.db.reads import Reads
+
+log = structlog.get_logger(__name__)
+
+PREFIX = "ecl_"
+HINT = len(PREFIX) + 4
+FRESH_SECONDS = 1.0
+NOTED_SECONDS = 60.0
+MANY = 1_000
+
+FIND = """
+SELECT k.id AS key_id, k.tenant_id AS tenant, k.role, k.scope, k.groupes, k.crm_user_id,
+       t.disabled_at IS NOT NULL AS disabled
+FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
+WHERE k.hash = %s AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ecluse_now())
+"""
+
+NOTE_USE = """
+UPDATE api_keys SET last_used_at = ecluse_now()
+WHERE id = %s AND (last_used_at IS NULL OR last_used_at < ecluse_now() - interval '1 minute')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is asking: what their key says."""
+
+    key_id: int
+    tenant: str
+    role: str
+    scope: str
+    groupes: Sequence[str]
+    crm_user_id: str | None
+    disabled: bool  # the tenant is
+
+    @property
+    def actor(self) -> str:
+        return f"key:{self.key_id}"
+
+    def may(self, permission: str) -> bool:
+        return permission in ROLES[self.role]
+
+
+def digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+class Keys:
+    """The keys as the requests of this process see them."""
+
+    def __init__(self, reads: Reads, pool: Pool, clock: Clock) -> None:
+        self._reads, self._pool, self._clock = reads, pool, clock
+        self._known: dict[bytes, tuple[float, Caller]] = {}
+        self._noted: dict[int, float] = {}
+        self._writing: set[asyncio.Task[None]] = set()
+
+    async def find(self, key: str) -> Caller | None:
+        """None: not one of ours, expired or revoked; nobody is told which."""
+        hashed, now = digest(key), self._clock.monotonic()
+        until, caller = self._known.get(hashed, (now, None))
+        if caller is None or until <= now:
+            caller = await self._reads(lambda connection: _found(connection, hashed))
+            if caller is None:
+                return None
+            if len(self._known) > MANY:
+                self._known.clear()
+            self._known[hashed] = (now + FRESH_SECONDS, caller)
+        self._note_use(caller.key_id, now)
+        return caller
+
+    def _note_use(self, key_id: int, now: float) -> None:
+        if self._noted.get(key_id, now) <= now:
+            self._noted[key_id] = now + NOTED_SECONDS
+            task = asyncio.create_task(self._write_use(key_id))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def _write_use(self, key_id: int) -> None:
+        try:
+            async with self._pool.connection() as connection:
+                await connection.execute(NOTE_USE, (key_id,))
+        except psycopg.Error as error:
+            if not is_away(error):
+                raise
+            log.warning("noting the use of a key: database away", error=one_line(error))
+
+    async def settle(self) -> None:
+        await asyncio.gather(*self._writing)
+
+
+async def _found(connection: Connection, hashed: bytes) -> Caller | None:
+    async with connection.cursor(row_factory=class_row(Caller)) as cursor:
+        await cursor.execute(FIND, (hashed,))
+        return await cursor.fetchone()
+
+
+async def create(
+    connection: Connection, tenant: str, role: str, name: str, *, expires_in: timedelta | None = None
+) -> tuple[int, str]:
+    """Its id, and the key itself: nobody can say it a second time."""
+    if role not in ROLES:
+        raise InvalidInput(f"a role is one of {', '.join(ROLES)}, not {role!r}")
+    if not name.strip():
+        raise InvalidInput("give the key a name: who or what is going to use it")
+    await tenants.require(connection, tenant)
+    key = PREFIX + secrets.token_urlsafe(32)
+    cursor = await connection.execute(
+        "INSERT INTO api_keys (tenant_id, name, hint, hash, role, created_at, expires_at)"
+        " VALUES (%s, %s, %s, %s, %s, ecluse_now(), ecluse_now() + %s) RETURNING id",
+        (tenant, storable(name.strip(), 200), key[:HINT], digest(key), role, expires_in),
+    )
+    (key_id,) = await cursor.fetchone() or (0,)
+    return key_id, key
+
+
+async def revoke(connection: Connection, key_id: int) -> tuple[str, bool]:
+    """Whose it was, and whether this revoked it: for good, and nobody un-revokes a key."""
+    known = await (await connection.execute("SELECT tenant_id FROM api_keys WHERE id = %s", (key_id,))).fetchone()
+    if known is None:
+        raise NotFound(f"There is no key {key_id}. `ecluse keys list` shows them.")
+    cursor = await connection.execute(
+        "UPDATE api_keys SET revoked_at = ecluse_now() WHERE id = %s AND revoked_at IS NULL", (key_id,)
+    )
+    return known[0], bool(cursor.rowcount)
+
+
+async def listed(connection: Connection, tenant: str | None = None) -> list[dict[str, Any]]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(
+            "SELECT id, tenant_id, name, hint, role, scope, created_at, expires_at, last_used_at, revoked_at,"
+            " expires_at <= ecluse_now() AS expired FROM api_keys"
+            " WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s ORDER BY id",
+            {"tenant": tenant},
+        )
+        return await cursor.fetchall()

@@ -1,0 +1,118 @@
+"""Secrets at rest: AES-GCM, bound to tenant and name, so that a ciphertext moved to another row opens nothing.
+
+The key comes from the environment or a file, never from the database. Each row says which key it was sealed with: a
+program that has another one refuses to start instead of failing at the first use.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ecluse.base.errors import NotFound, SetUpError
+from ecluse.db.connect import Connection
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+MAKE_ONE = "Make one with `openssl rand -base64 32`, and keep it apart from the database."
+
+PUT = """
+INSERT INTO secrets (tenant_id, name, key_id, nonce, ciphertext, updated_at) VALUES (%s, %s, %s, %s, %s, ecluse_now())
+ON CONFLICT (tenant_id, name) DO UPDATE SET key_id = excluded.key_id, nonce = excluded.nonce,
+    ciphertext = excluded.ciphertext, updated_at = excluded.updated_at
+"""
+
+
+class Secrets:
+    def __init__(self, key: bytes) -> None:
+        self.key_id = hashlib.sha256(b"ecluse key id" + key).hexdigest()[:16]
+        self._cipher = AESGCM(key)
+
+    async def put(self, connection: Connection, tenant: str, name: str, value: str) -> None:
+        nonce = os.urandom(NONCE_BYTES)
+        sealed = self._cipher.encrypt(nonce, value.encode(), _bound_to(tenant, name))
+        await connection.execute(PUT, (tenant, name, self.key_id, nonce, sealed))
+
+    async def get(self, connection: Connection, tenant: str, name: str) -> str:
+        row = await (
+            await connection.execute(
+                "SELECT key_id, nonce, ciphertext FROM secrets WHERE tenant_id = %s AND name = %s", (tenant, name)
+            )
+        ).fetchone()
+        if row is None:
+            raise NotFound(f"tenant {tenant} has no secret {name!r}")
+        check_fits(self, [row[0]])
+        try:
+            return self._cipher.decrypt(row[1], row[2], _bound_to(tenant, name)).decode()
+        except InvalidTag as error:
+            raise SetUpError(
+                f"Secret {name!r} of tenant {tenant} was not sealed as what it is stored as: put it again."
+            ) from error
+
+
+async def delete(connection: Connection, tenant: str, name: str) -> bool:
+    cursor = await connection.execute("DELETE FROM secrets WHERE tenant_id = %s AND name = %s", (tenant, name))
+    return bool(cursor.rowcount)
+
+
+async def names(connection: Connection, tenant: str) -> list[str]:
+    cursor = await connection.execute("SELECT name FROM secrets WHERE tenant_id = %s ORDER BY name", (tenant,))
+    return [row[0] for row in await cursor.fetchall()]
+
+
+def check_fits(secrets: Secrets | None, stored: Iterable[str]) -> None:
+    """`stored` are the ids of the keys that something was sealed with."""
+    if secrets is None and (others := sorted(stored)):
+        raise SetUpError(
+            f"Secrets are stored, sealed with key {', '.join(others)}, and there is no key here: set ECLUSE_SECRET_KEY "
+            "or ECLUSE_SECRET_KEY_FILE to the one they were stored with."
+        )
+    if secrets is not None and (others := sorted(set(stored) - {secrets.key_id})):
+        raise SetUpError(
+            f"Secrets are stored that were sealed with key {', '.join(others)}; the key here is {secrets.key_id}. Set "
+            "ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE to the one they were stored with."
+        )
+
+
+def read_key(text: str, source: str) -> bytes:
+    try:
+        key = base64.b64decode(text.strip(), validate=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise SetUpError(f"{source} is not {KEY_BYTES} bytes in base64. {MAKE_ONE}")
+    return key
+
+
+def key_file(path: Path) -> bytes:
+    try:
+        return read_key(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetUpError(f"The secret key cannot be read from {path}: {error}. {MAKE_ONE}") from error
+
+
+def made_once(path: Path) -> bytes:
+    """The key in this file, made when it is missing. Replicas that start together agree: it is there whole or not."""
+    if not path.exists():
+        new = path.with_name(f".{path.name}.{os.getpid()}")
+        new.touch(mode=0o600)
+        new.write_text(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
+        try:
+            os.link(new, path)
+        except FileExistsError:
+            pass
+        finally:
+            new.unlink()
+    return key_file(path)
+
+
+def _bound_to(tenant: str, name: str) -> bytes:
+    return json.dumps([tenant, name]).encode()

@@ -1,0 +1,52 @@
+"""Tenants: whose runs, keys and secrets they are. One that is disabled keeps everything and is let in nowhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection
+from ecluse.engine import TENANT
+
+LONGEST_NAME = 200
+
+
+async def create(connection: Connection, tenant: str, name: str | None = None) -> bool:
+    """False if it is there already."""
+    if not TENANT.fullmatch(tenant):
+        raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {tenant!r}")
+    cursor = await connection.execute(
+        "INSERT INTO tenants (id, name, created_at) VALUES (%s, %s, ecluse_now()) ON CONFLICT (id) DO NOTHING",
+        (tenant, storable(name or tenant, LONGEST_NAME)),
+    )
+    return bool(cursor.rowcount)
+
+
+async def set_disabled(connection: Connection, tenant: str, disabled: bool) -> bool:
+    """False if it was so already."""
+    await require(connection, tenant)
+    cursor = await connection.execute(
+        "UPDATE tenants SET disabled_at = CASE WHEN %(disabled)s THEN ecluse_now() END"
+        " WHERE id = %(tenant)s AND (disabled_at IS NOT NULL) <> %(disabled)s",
+        {"tenant": tenant, "disabled": disabled},
+    )
+    return bool(cursor.rowcount)
+
+
+async def require(connection: Connection, tenant: str) -> None:
+    known = await connection.execute("SELECT 1 FROM tenants WHERE id = %s", (tenant,))
+    if await known.fetchone() is None:
+        raise NotFound(f"There is no tenant {tenant!r}. Create it with `ecluse tenants create {tenant}`.")
+
+
+async def listed(connection: Connection) -> list[dict[str, Any]]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(
+            "SELECT t.id, t.name, t.created_at, t.disabled_at,"
+            " (SELECT count(*) FROM api_keys k WHERE k.tenant_id = t.id AND k.revoked_at IS NULL) AS keys"
+            " FROM tenants t ORDER BY t.id"
+        )
+        return await cursor.fetchall()

@@ -1,0 +1,65 @@
+"""`outcomes.csv`: what became of every target, streamed page by page; no connection is held while a reader is slow.
+
+RFC 4180, and nothing in it is taken for a formula by a spreadsheet (ASVS 1.2.10): a cell that begins like one gets an
+apostrophe in front.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import AsyncIterator, Iterable
+
+from fastapi import Request
+from starlette.responses import StreamingResponse
+
+from ecluse.access import door
+from ecluse.access.door import caller_of, needs
+from ecluse.api.wire import Row, number, reads_of
+from ecluse.db.reads import Reads
+from ecluse.engine import reading
+
+PAGE = 1_000
+COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\x00")
+
+routes = door.routes("runs")
+
+
+def cell(value: object) -> str:
+    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+
+
+def lines(rows: Iterable[Iterable[object]]) -> str:
+    written = io.StringIO()
+    csv.writer(written).writerows([cell(value) for value in row] for row in rows)
+    return written.getvalue()
+
+
+@routes.get(
+    "/api/runs/{run_id}/outcomes.csv",
+    openapi_extra=needs("runs.read"),
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/csv": {"example": lines([COLUMNS, ("SKU-7", "failed", "NOT_FOUND")])}}}},
+)
+async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
+    """Every target with its outcome; without one while the run is open."""
+    tenant, wanted, reads = caller_of(request).tenant, number("run", run_id), reads_of(request)
+    first = await _page(reads, tenant, wanted, None)  # before the answer begins: a run that is not there is a 404
+    return StreamingResponse(
+        _all(reads, tenant, wanted, first),
+        media_type="text/csv; charset=utf-8; header=present",
+        headers={"Content-Disposition": f'attachment; filename="run-{wanted}-outcomes.csv"'},
+    )
+
+
+async def _all(reads: Reads, tenant: str, run_id: int, page: list[Row]) -> AsyncIterator[str]:
+    yield lines([COLUMNS])
+    while page:
+        yield lines([row[name] for name in COLUMNS] for row in page)
+        page = await _page(reads, tenant, run_id, page[-1]["target"])
+
+
+async def _page(reads: Reads, tenant: str, run_id: int, after: str | None) -> list[Row]:
+    return await reads(lambda c: reading.list_outcomes(c, tenant, run_id, after=after, limit=PAGE))

@@ -1,0 +1,112 @@
+"""Runs of every flow: list, look at, start, end. A run of another tenant does not exist."""
+
+from __future__ import annotations
+
+import uuid
+
+from fastapi import Request, Response
+
+from ecluse.access import audit_trail, door, idempotency
+from ecluse.access.door import caller_of, needs
+from ecluse.access.envelope import Refused, as_json, request_id
+from ecluse.access.idempotency import Answer
+from ecluse.api import shapes
+from ecluse.api.wire import Filter, Limit, Offset, kit_of, number, reads_of, with_ids_as_text
+from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.db.connect import Connection
+from ecluse.engine import Start, announce, end_by_operator, insert_run, load_run, reading
+
+routes = door.routes("runs")
+
+
+@routes.get("/api/runs", openapi_extra=needs("runs.read"), response_model=shapes.RunPage)
+async def list_runs(
+    request: Request, limit: Limit = 50, offset: Offset = 0, flow: Filter = None, state: Filter = None
+) -> Response:
+    """The newest first. `state` is a neutral state or a flow's own word for it."""
+    tenant = caller_of(request).tenant
+    rows = await reads_of(request)(
+        lambda c: reading.list_runs(c, tenant=tenant, flow=flow, state=state, limit=limit, offset=offset)
+    )
+    return as_json({"runs": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.get("/api/runs/{run_id}", openapi_extra=needs("runs.read"), response_model=shapes.RunInFull)
+async def show_run(request: Request, run_id: str) -> Response:
+    """One run in full: its stages with their counts, its outcomes by reason."""
+    tenant, wanted = caller_of(request).tenant, number("run", run_id)
+    run = await reads_of(request)(lambda c: reading.show_run(c, tenant, wanted))
+    with_ids_as_text([run])
+    return as_json(run)
+
+
+@routes.get("/api/runs/{run_id}/items", openapi_extra=needs("runs.read"), response_model=shapes.ItemPage)
+async def list_items(
+    request: Request, run_id: str, limit: Limit = 50, offset: Offset = 0, stage: Filter = None, status: Filter = None
+) -> Response:
+    """Its units of work, by stage and key."""
+    tenant, wanted = caller_of(request).tenant, number("run", run_id)
+    rows = await reads_of(request)(
+        lambda c: reading.list_items(c, tenant, wanted, stage=stage, status=status, limit=limit, offset=offset)
+    )
+    return as_json({"items": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.get("/api/runs/{run_id}/log", openapi_extra=needs("runs.read"), response_model=shapes.LogPage)
+async def list_log(request: Request, run_id: str, limit: Limit = 50, offset: Offset = 0) -> Response:
+    """Its own account, the oldest line first."""
+    tenant, wanted = caller_of(request).tenant, number("run", run_id)
+    rows = await reads_of(request)(lambda c: reading.list_log(c, tenant, wanted, limit=limit, offset=offset))
+    return as_json({"log": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.post(
+    "/api/runs",
+    openapi_extra=needs("runs.write"),
+    status_code=201,
+    response_model=shapes.StartedRun,
+    responses={200: {"model": shapes.StartedRun, "description": "The key was known; nothing new was started"}},
+)
+async def start_run(request: Request, body: shapes.StartRun) -> Response:
+    """Start a run of a loaded flow. With an `Idempotency-Key`, a repetition gets the same answer."""
+    kit, caller, given_once = kit_of(request), caller_of(request), idempotency.key_of(request)
+    if body.flow not in kit.by_name:
+        raise InvalidInput(f"there is no flow {body.flow!r} (known: {', '.join(sorted(kit.by_name)) or 'none'})")
+    # A repetition that has outlived its stored answer still meets the first one's run under this name.
+    event_key = body.key or f"{body.flow}-request-{given_once or uuid.uuid4()}"
+    start = Start(
+        kit.by_name[body.flow],
+        event_key,
+        tenant_id=caller.tenant,
+        input=body.input,
+        correlation_id=request_id(request),
+        again=body.key is not None,
+    )
+
+    async def ask(connection: Connection) -> Answer:
+        started = await insert_run(connection, start)
+        await announce(connection)
+        run = started.run
+        return Answer(
+            200 if started.deduplicated else 201,
+            {"run_id": str(run.id), "event_key": run.event_key, "deduplicated": started.deduplicated},
+        )
+
+    return await idempotency.once(request, kit.pool, ask)
+
+
+@routes.post("/api/runs/{run_id}/end", openapi_extra=needs("runs.write"), response_model=shapes.EndedRun)
+async def end_run(request: Request, run_id: str, body: shapes.Reason) -> Response:
+    """End a run now, as failed: nothing more of it is started, and every open target gets this reason."""
+    kit, caller, wanted = kit_of(request), caller_of(request), number("run", run_id)
+    async with kit.pool.connection() as connection:
+        run = await load_run(connection, wanted)
+        if run.tenant_id != caller.tenant:
+            raise NotFound(f"there is no run {wanted}")
+        if run.flow not in kit.by_name:
+            raise Refused(409, "FLOW_NOT_LOADED", f"Run {wanted} is of flow {run.flow!r}, which is not loaded here.")
+        done = (caller.tenant, caller.actor, "run.end", f"run:{wanted}", body.reason, request_id(request))
+        flow, record = kit.by_name[run.flow], lambda: audit_trail.record(connection, *done)
+        if not await end_by_operator(connection, flow, run, body.reason, record):
+            raise Refused(409, "ALREADY_ENDED", f"Run {wanted} had ended already; nothing was changed.")
+    return as_json({"run_id": run_id, "ended": True})

@@ -1,0 +1,64 @@
+"""How values cross the wire: 64-bit ids as strings, pages of 50 (at most 200), numbers written plainly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import Query, Request
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+
+from ecluse.base.errors import NotFound
+from ecluse.base.text import storable
+from ecluse.db.reads import Reads
+from ecluse.engine import Kit
+
+Row = dict[str, Any]
+LARGEST_ID = 2**63 - 1
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(r"0|[1-9][0-9]{0,18}", value):
+        raise ValueError("a whole number in plain digits")
+    return value
+
+
+def _storable(value: str) -> str:
+    if "\x00" in value:
+        raise ValueError("text without NUL bytes")
+    return value
+
+
+Limit = Annotated[int, Query(ge=1, le=200), BeforeValidator(_plain)]
+Offset = Annotated[int, Query(ge=0, le=1_000_000), BeforeValidator(_plain)]
+Filter = Annotated[str | None, Query(max_length=200), AfterValidator(lambda value: value and _storable(value))]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def number(noun: str, text: str) -> int:
+    """An id from a path. What cannot be one does not exist, like any other that does not."""
+    if re.fullmatch(r"[1-9][0-9]{0,18}", text) and int(text) <= LARGEST_ID:
+        return int(text)
+    raise NotFound(f"there is no {noun} {storable(text, 50)}")
+
+
+def with_ids_as_text(rows: Sequence[Row]) -> Sequence[Row]:
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, int) and (name == "id" or name.endswith("_id")):
+                row[name] = str(value)
+    return rows
+
+
+def kit_of(request: Request) -> Kit:
+    kit: Kit = request.app.state.kit
+    return kit
+
+
+def reads_of(request: Request) -> Reads:
+    reads: Reads = request.app.state.reads
+    return reads

@@ -1,0 +1,78 @@
+"""`ecluse keys …`: API keys. A key is printed once, when it is made; what changes is recorded in the audit trail."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from ecluse.access import audit_trail, keys
+from ecluse.base.errors import InvalidInput
+from ecluse.cli.database import operator, with_connection
+from ecluse.db.connect import Connection
+
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
+UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+
+
+class RoleName(StrEnum):
+    viewer = "viewer"
+    operator = "operator"
+    admin = "admin"
+
+
+def duration(text: str) -> timedelta:
+    if not (match := re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)):
+        raise InvalidInput(f"--expires is a number of minutes, hours or days, such as 90m, 12h or 30d, not {text!r}")
+    return timedelta(**{UNITS[match[2]]: int(match[1])})
+
+
+@app.command()
+def create(
+    role: Annotated[RoleName, typer.Option(help="viewer reads, operator also acts, admin also administers.")],
+    name: Annotated[str, typer.Option(help="Who or what is going to use it.")],
+    tenant: Annotated[str, typer.Option(help="For whom.")] = "default",
+    expires: Annotated[str | None, typer.Option(help="After how long: 90m, 12h, 30d. Default: never.")] = None,
+) -> None:
+    """Make a key and print it: this is the only time that it can be seen."""
+    lifetime = None if expires is None else duration(expires)
+
+    async def ask(connection: Connection) -> tuple[int, str]:
+        async with connection.transaction():
+            key_id, key = await keys.create(connection, tenant, role, name, expires_in=lifetime)
+            await audit_trail.record(connection, tenant, operator(), "key.create", f"key:{key_id}")
+        return key_id, key
+
+    key_id, key = with_connection(ask)
+    typer.echo(f"key {key_id} of tenant {tenant}, {role}; it is not shown again:", err=True)
+    typer.echo(key)
+
+
+@app.command()
+def revoke(key_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="The key's id.")]) -> None:
+    """Make a key useless, within about a second and for good."""
+
+    async def ask(connection: Connection) -> bool:
+        async with connection.transaction():
+            tenant, revoked = await keys.revoke(connection, key_id)
+            if revoked:
+                await audit_trail.record(connection, tenant, operator(), "key.revoke", f"key:{key_id}")
+        return revoked
+
+    typer.echo(f"revoked key {key_id}" if with_connection(ask) else f"key {key_id} was revoked already")
+
+
+@app.command("list")
+def list_keys(tenant: Annotated[str | None, typer.Option(help="Only this one's.")] = None) -> None:
+    """All of them: id, tenant, first characters, role, state, last use, name."""
+    rows = with_connection(lambda connection: keys.listed(connection, tenant))
+    if not rows:
+        typer.echo("no keys yet: make one with `ecluse keys create`")
+    for row in rows:
+        state = "revoked" if row["revoked_at"] else "expired" if row["expired"] else "valid"
+        used = f"{row['last_used_at']:%Y-%m-%d %H:%M}" if row["last_used_at"] else "never used"
+        whose = f"{row['id']:>8}  {row['tenant_id']:<16} {row['hint']}…"
+        typer.echo(f"{whose}  {row['role']:<9} {state:<8} {used:<17} {row['name']}")

@@ -1,0 +1,51 @@
+"""`ecluse leases …`: who holds what, and the way to take it away from a holder that will never let go."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ecluse.access import audit_trail
+from ecluse.base.errors import NotFound
+from ecluse.cli.database import operator, with_connection
+from ecluse.db.connect import Connection
+from ecluse.engine import force_release, list_leases
+
+app = typer.Typer(no_args_is_help=True, help="Who holds which key; release one by force.")
+
+
+@app.command("list")
+def list_held(
+    tenant: Annotated[str | None, typer.Option(help="Only of this one.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """The leases that are held, by key."""
+    rows = with_connection(lambda connection: list_leases(connection, tenant, limit=limit, offset=offset))
+    if not rows:
+        typer.echo("nothing is held")
+    for row in rows:
+        until = f"run {row['run_id']}" if row["run_id"] else f"{row['remaining_seconds']:.0f} s left"
+        held = f"attempt {row['attempt']}, {until}, token {row['token']}…"
+        typer.echo(f"{row['tenant_id']:<12} {row['key']:<40} {row['owner']:<24} {held}")
+
+
+@app.command()
+def release(
+    key: Annotated[str, typer.Argument(help="The lease's key, as listed.")],
+    reason: Annotated[str, typer.Option(help="Why; it stays with the lease.")],
+    tenant: Annotated[str, typer.Option(help="Whose.")] = "default",
+) -> None:
+    """Take a lease away from its holder, which cannot write under it any more. A dead one's expires by itself."""
+
+    async def ask(connection: Connection) -> bool:
+        async with connection.transaction():
+            released = await force_release(connection, tenant, key, reason=reason, by=operator())
+            if released:
+                await audit_trail.record(connection, tenant, operator(), "lease.release", f"lease:{key}", reason)
+            return released
+
+    if not with_connection(ask):
+        raise NotFound(f"Nobody holds {key!r} of tenant {tenant!r}. `ecluse leases list` shows what is held.")
+    typer.echo(f"released {key}")

@@ -1,0 +1,183 @@
+"""Leases: one holder per (tenant, key). A process holds for its ttl, which its heartbeat extends (the ttl is only the
+bound after a crash); a run holds for as long as it is open. Each holding is a row with a number of its own, higher than
+every former one of the key: whoever writes under a lease locks that row first, and finds out if it has been lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import structlog
+from psycopg.rows import dict_row
+
+from ecluse.base.errors import EcluseError, InvalidInput
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection, Pool
+from ecluse.engine import run_log
+from ecluse.engine.runs import RunEnded
+
+log = structlog.get_logger(__name__)
+
+
+class LeaseLost(EcluseError):
+    """Somebody else holds it, or may: nothing of this holder is stored any more."""
+
+    code = "LEASE_LOST"
+
+
+@dataclass(frozen=True)
+class Lease:
+    tenant_id: str
+    key: str
+    fence: int
+    token: UUID = field(repr=False)
+    owner: str
+    run_id: int | None
+    attempt: int  # 1, or one more than the former holder's if that one expired without releasing
+    remaining: timedelta | None  # when it was read; None: held by a run
+
+    def facts(self) -> dict[str, Any]:
+        """For the log: never the whole token."""
+        lock = {"lock_key": self.key, "lock_token": str(self.token)[:8], "fence": self.fence, "attempt": self.attempt}
+        left = self.remaining and round(self.remaining.total_seconds(), 1)
+        return {**lock, "tenant_id": self.tenant_id, "owner": self.owner, "run_id": self.run_id, "lock_ttl": left}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Somebody has it: wait for that one, or for its run, instead of starting a second."""
+
+    owner: str
+    run_id: int | None
+    remaining: timedelta | None  # None: for as long as the run is open
+
+
+OPEN_RUN = "SELECT 1 FROM runs WHERE id = %(run)s AND tenant_id = %(tenant)s AND ended_at IS NULL FOR NO KEY UPDATE"
+# One at a time per key, so that numbers grow in the order of the holdings.
+TURN = "SELECT pg_advisory_xact_lock(hashtextextended(%(tenant)s || '/' || %(key)s, 10))"
+COLUMNS = "tenant_id, key, fence, token, owner, run_id, attempt, expires_at - ecluse_now()"
+HOLDER = f"""
+SELECT {COLUMNS} FROM leases
+WHERE tenant_id = %(tenant)s AND key = %(key)s AND ended_at IS NULL
+"""  # noqa: S608 - our own names
+END = "UPDATE leases SET ended_at = ecluse_now(), end_cause = "
+MINE = "tenant_id = %s AND key = %s AND fence = %s AND token = %s AND ended_at IS NULL"
+EXPIRE = f"{END} 'expired' WHERE {MINE} AND expires_at <= ecluse_now()"
+TAKE = f"""
+INSERT INTO leases (tenant_id, key, fence, owner, run_id, replica_id, attempt, ttl, acquired_at, expires_at)
+SELECT %(tenant)s, %(key)s, coalesce(last.fence, 0) + 1, %(owner)s, %(run)s, %(replica)s,
+       CASE last.end_cause WHEN 'expired' THEN last.attempt + 1 ELSE 1 END, %(ttl)s, at, at + %(ttl)s
+FROM (SELECT 1) AS once LEFT JOIN (
+    SELECT * FROM leases WHERE tenant_id = %(tenant)s AND key = %(key)s ORDER BY fence DESC LIMIT 1) AS last ON true,
+LATERAL (SELECT greatest(ecluse_now(), last.ended_at) AS at) AS instant
+RETURNING {COLUMNS}
+"""  # noqa: S608 - our own names
+
+# A row that a write is being made under is skipped: nobody can take it meanwhile, and the next beat comes soon.
+RENEW = """
+UPDATE leases SET expires_at = ecluse_now() + ttl WHERE (tenant_id, key, fence) IN (
+    SELECT tenant_id, key, fence FROM leases WHERE replica_id = %s AND ended_at IS NULL AND run_id IS NULL
+    FOR UPDATE SKIP LOCKED)
+"""
+END_EXPIRED = f"""
+{END} 'expired' WHERE (tenant_id, key, fence) IN (
+    SELECT tenant_id, key, fence FROM leases
+    WHERE ended_at IS NULL AND run_id IS NULL AND expires_at <= ecluse_now() FOR UPDATE SKIP LOCKED)
+"""  # noqa: S608 - our own names
+END_OF_RUN = f"{END} 'run ended' WHERE run_id = %s AND ended_at IS NULL"
+
+LIST = """
+SELECT tenant_id, key, owner, run_id, replica_id, fence, attempt, left(token::text, 8) AS token, acquired_at,
+       extract(epoch FROM expires_at - ecluse_now())::float8 AS remaining_seconds
+FROM leases WHERE ended_at IS NULL AND tenant_id = coalesce(%s, tenant_id) ORDER BY tenant_id, key LIMIT %s OFFSET %s
+"""
+
+
+async def acquire(
+    connection: Connection,
+    tenant: str,
+    key: str,
+    *,
+    owner: str,
+    ttl: timedelta | None = None,
+    replica: str | None = None,
+    run_id: int | None = None,
+) -> Lease | Held:
+    """By a process, for `ttl`, extended by the heartbeat of `replica`; or by a run, which has its own lease back when
+    it asks again. Part of the caller's transaction, if there is one: a run and its lease may be one commit."""
+    given = {"tenant": tenant, "key": key, "owner": owner, "ttl": ttl, "replica": replica, "run": run_id}
+    async with connection.transaction():
+        if run_id is not None and await (await connection.execute(OPEN_RUN, given)).fetchone() is None:
+            raise RunEnded
+        await connection.execute(TURN, given)
+        holder = await (await connection.execute(HOLDER, given)).fetchone()
+        if holder is not None:
+            lease = Lease(*holder)
+            if run_id is not None and lease.run_id == run_id:
+                return lease
+            # Asked again under the row's lock: its holder may be extending it, or writing under it.
+            over = lease.remaining is not None and lease.remaining <= timedelta(0)
+            if not over or not (await connection.execute(EXPIRE, _mine(lease))).rowcount:
+                return Held(lease.owner, lease.run_id, lease.remaining)
+        row = await (await connection.execute(TAKE, given)).fetchone()
+    assert row is not None  # noqa: S101 - one row, or an error
+    taken = Lease(*row)
+    if taken.attempt > 1:
+        log.warning("lease taken over: the former holder let it expire", **taken.facts())
+    else:
+        log.info("lease acquired", **taken.facts())
+    return taken
+
+
+async def still_mine(connection: Connection, lease: Lease) -> None:
+    """In the transaction of a write under the lease, before it: until the commit nobody can take the lease away."""
+    cursor = await connection.execute(f"SELECT 1 FROM leases WHERE {MINE} FOR UPDATE", _mine(lease))  # noqa: S608
+    if await cursor.fetchone() is None:
+        raise LeaseLost(f"the lease {lease.key} (number {lease.fence}) is not held by {lease.owner} any more")
+
+
+async def release(connection: Connection, lease: Lease) -> bool:
+    """By whoever has its token. False if it had been lost before."""
+    cursor = await connection.execute(f"{END} 'released' WHERE {MINE}", _mine(lease))
+    log.info("lease released" if cursor.rowcount else "lease to be released was lost before", **lease.facts())
+    return cursor.rowcount == 1
+
+
+async def force_release(connection: Connection, tenant: str, key: str, *, reason: str, by: str) -> bool:
+    """By an operator: the holder cannot write under it any more. False if nobody holds it."""
+    if not reason.strip():
+        raise InvalidInput("say why the lease is released by force: the reason stays with it")
+    async with connection.transaction():
+        cursor = await connection.execute(
+            f"{END} 'forced', reason = %s, ended_by = %s"
+            f" WHERE tenant_id = %s AND key = %s AND ended_at IS NULL RETURNING {COLUMNS}",
+            (storable(reason.strip()), by, tenant, key),
+        )
+        row = await cursor.fetchone()
+        if row is None:
+            return False
+        lease = Lease(*row)
+        if lease.run_id is not None:
+            message = f"lease {key} released by force"
+            await run_log.write(connection, lease.run_id, message, level="warning", reason=reason.strip(), by=by)
+    log.warning("lease released by force", reason=reason.strip(), by=by, **lease.facts())
+    return True
+
+
+async def end_expired(pool: Pool) -> None:
+    """Of those who died and whose lease nobody has wanted since."""
+    async with pool.connection() as connection:
+        await connection.execute(END_EXPIRED)
+
+
+async def list_leases(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[dict[str, Any]]:
+    """Those that are held; the token shortened. No remaining time: for as long as its run is open."""
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(LIST, (tenant, limit, offset))
+        return await cursor.fetchall()
+
+
+def _mine(lease: Lease) -> tuple[object, ...]:
+    return (lease.tenant_id, lease.key, lease.fence, lease.token)

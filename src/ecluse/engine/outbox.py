@@ -1,0 +1,119 @@
+"""The outbox: what must be told is a row, written in the transaction that makes it true; `publisher.py` tells it.
+
+Ids of one aggregate are drawn under its lock, which lasts until the commit: they follow the order of the commits, and a
+reader that sees one of them has seen all before it. Write at the end of a transaction, where the lock is held briefly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from psycopg.rows import class_row
+from pydantic_core import to_json
+
+from ecluse.db.connect import Connection
+
+OUTBOX_CHANNEL = "ecluse_outbox"
+
+
+@dataclass(frozen=True)
+class Event:
+    """The key names what happened: written a second time, it is not told again. Events of one aggregate are told in the
+    order in which they happened."""
+
+    tenant_id: str
+    event_key: str
+    event_type: str
+    aggregate: str
+    payload: Mapping[str, Any]
+    correlation_id: str
+    producer: str = "ecluse"
+
+
+# Follows a WITH that has rows called `events`. An id is drawn for a row that comes out of the join: after the locks.
+WRITTEN = f"""
+locked AS MATERIALIZED (
+    SELECT pg_advisory_xact_lock(h) AS lock
+    FROM (SELECT DISTINCT hashtextextended(tenant_id || '/' || aggregate, 20) AS h FROM events ORDER BY h) AS hashes),
+written AS (
+    INSERT INTO events_outbox
+        (tenant_id, event_key, event_type, aggregate, correlation_id, producer, payload, occurred_at)
+    SELECT tenant_id, event_key, event_type, aggregate, correlation_id, producer, payload, ecluse_now()
+    FROM events, (SELECT count(lock) FROM locked) AS all_locked ORDER BY place
+    ON CONFLICT ON CONSTRAINT events_outbox_key DO NOTHING RETURNING pg_notify('{OUTBOX_CHANNEL}', ''))
+"""  # noqa: S608 - our own names
+
+WRITE = f"""
+WITH events AS (
+    SELECT * FROM jsonb_to_recordset(%s::jsonb) AS t(place integer, tenant_id text, event_key text, event_type text,
+        aggregate text, correlation_id text, producer text, payload jsonb)),
+{WRITTEN} SELECT count(*) FROM written
+"""  # noqa: S608 - our own names
+
+# The engine's own events, from the rows of the runs themselves: follows a WITH that has runs called `r`. Ids are text
+# on the wire; of the input, which may be anything, nothing is told.
+OF_RUNS = f"""
+events AS (
+    SELECT r.id AS place, r.tenant_id, r.event_key || ':' || %(what)s::text AS event_key,
+           r.flow || '/' || %(what)s::text AS event_type, 'run:' || r.id AS aggregate,
+           coalesce(nullif(r.correlation_id, ''), r.event_key) AS correlation_id, 'ecluse' AS producer,
+           jsonb_strip_nulls(jsonb_build_object('run_id', r.id::text, 'status', r.status, 'selected', r.selected,
+               'successful', r.successful, 'failed', r.failed, 'ignored', r.ignored, 'end_cause', r.end_cause,
+               'schedule_id', r.schedule_id::text)) AS payload
+    FROM r),
+{WRITTEN}"""  # noqa: S608 - our own names
+
+TELL = f"WITH r AS (SELECT * FROM runs WHERE id = ANY(%(runs)s)), {OF_RUNS} SELECT count(*) FROM written"  # noqa: S608
+
+
+async def write(connection: Connection, events: Sequence[Event]) -> None:
+    """In the caller's transaction."""
+    if events:
+        rows = [{"place": place, **asdict(event)} for place, event in enumerate(events)]
+        await connection.execute(WRITE, (to_json(rows).decode(),))
+
+
+async def tell(
+    connection: Connection, run_ids: Sequence[int], what: Literal["started", "selected", "completed", "failed"]
+) -> None:
+    """Of runs, as they stand now in the caller's transaction."""
+    await connection.execute(TELL, {"runs": list(run_ids), "what": what})
+
+
+@dataclass(frozen=True)
+class PublishedEvent:
+    id: int
+    tenant_id: str
+    event_key: str
+    event_type: str
+    aggregate: str
+    correlation_id: str
+    producer: str
+    occurred_at: datetime
+    payload: dict[str, Any]
+    seq: int | None  # None while it is being told
+
+
+# Raises if it could not take them all; then they are offered again, one by one.
+Sink = Callable[[Sequence[PublishedEvent]], Awaitable[None]]
+
+
+PUBLISHED_EVENT = """
+id, tenant_id, event_key, event_type, aggregate, correlation_id, producer, occurred_at, payload, published_seq AS seq
+"""
+PUBLISHED = f"""
+SELECT {PUBLISHED_EVENT} FROM events_outbox
+WHERE published_seq > %s AND tenant_id = coalesce(%s, tenant_id) ORDER BY published_seq LIMIT %s
+"""  # noqa: S608 - our own names
+
+
+async def read_published(
+    connection: Connection, after_seq: int, tenant: str | None = None, limit: int = 500
+) -> list[PublishedEvent]:
+    """What was published after that place, in the order of publishing."""
+    async with connection.cursor(row_factory=class_row(PublishedEvent)) as cursor:
+        await cursor.execute(PUBLISHED, (after_seq, tenant, limit))
+        return await cursor.fetchall()

@@ -1,0 +1,136 @@
+"""Tells what is in the outbox: at least once, in order per aggregate, by one replica at a time.
+
+The publisher is whoever holds a session lock. It marks what it has told on the very connection that holds the lock, so
+that one who has lost it (frozen, cut off) cannot mark; the server ends a session that says nothing for a few seconds.
+Readers keep their place by `published_seq`, drawn when a row is marked: rows become visible in its order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any
+
+import psycopg
+import structlog
+
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection, hanging_up_after, session_options
+from ecluse.engine.outbox import PUBLISHED_EVENT, PublishedEvent, Sink
+from ecluse.engine.sweeps import patience
+
+log = structlog.get_logger(__name__)
+
+EVENTS_CHANNEL = "ecluse_events"
+TRY_SECONDS = 0.2
+POLL_SECONDS = 0.25  # the hint may be lost
+SILENT_SECONDS = 2.5  # after which the server takes the lock away, and we give up on the server
+BEAT_SECONDS = 0.5  # while a sink takes its time
+SINK_SECONDS = 30.0
+BATCH = 500
+
+# Where these do not apply (a socket of the same host), a peer that is gone is seen at once.
+OPTIONS = (
+    f" -c idle_session_timeout={SILENT_SECONDS * 1000:.0f}ms -c tcp_keepalives_idle=1 -c tcp_keepalives_interval=1"
+    " -c tcp_keepalives_count=2 -c tcp_user_timeout=3000 -c enable_seqscan=off"
+)
+LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ecluse publisher', 30))"
+READ = f"""
+SELECT {PUBLISHED_EVENT} FROM events_outbox e WHERE published_seq IS NULL AND NOT EXISTS (
+    SELECT 1 FROM events_outbox b WHERE b.published_seq IS NULL AND b.tries > 0 AND b.try_at > ecluse_now()
+        AND b.tenant_id = e.tenant_id AND b.aggregate = e.aggregate AND b.id <= e.id)
+ORDER BY id LIMIT {BATCH}
+"""  # noqa: S608 - our own names
+MARK = f"""
+WITH marked AS (
+    UPDATE events_outbox e SET published_seq = n.seq, published_at = ecluse_now()
+    FROM (SELECT id, nextval('events_published') AS seq FROM unnest(%s::bigint[]) AS t(id)) AS n
+    WHERE e.id = n.id AND e.published_seq IS NULL RETURNING published_seq)
+SELECT pg_notify('{EVENTS_CHANNEL}', max(published_seq)::text) FROM marked HAVING count(*) > 0
+"""  # noqa: S608 - our own names
+DELAY = """
+UPDATE events_outbox e SET tries = tries + 1, error = f.error,
+    try_at = ecluse_now() + least(60, 0.5 * 2 ^ least(tries, 10)) * interval '1 second'
+FROM unnest(%s::bigint[], %s::text[]) AS f(id, error) WHERE e.id = f.id AND published_seq IS NULL
+"""
+
+
+class Publisher:
+    def __init__(self, dsn: str, sinks: Sequence[Sink]) -> None:
+        self._dsn = dsn
+        self._sinks = sinks
+        self.hint = asyncio.Event()  # something was written
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        options = session_options(self._dsn, OPTIONS)
+        while True:
+            with patience("publisher"):
+                async with await psycopg.AsyncConnection.connect(self._dsn, autocommit=True, options=options) as own:
+                    holding = False
+                    while True:
+                        if holding:
+                            await self._publish(own)
+                            continue
+                        ((holding,),) = await _ask(own, LOCK)
+                        if not holding:
+                            await asyncio.sleep(TRY_SECONDS)
+            await asyncio.sleep(TRY_SECONDS)
+
+    async def _publish(self, own: Connection) -> None:
+        self.hint.clear()
+        events = [PublishedEvent(*row) for row in await _ask(own, READ)]
+        if not events:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self.hint.wait()
+            return
+        telling = asyncio.create_task(self._tell(events))
+        try:
+            while not (await asyncio.wait([telling], timeout=BEAT_SECONDS))[0]:
+                await _ask(own, "SELECT")  # a slow sink is no reason to lose the lock
+        finally:
+            telling.cancel()
+        failed = telling.result()
+        late = {_aggregate(event): event.id for event in reversed(events) if event.id in failed}
+        told = [event.id for event in events if event.id < late.get(_aggregate(event), event.id + 1)]
+        if told:
+            await _ask(own, MARK, told)
+        if failed:
+            await _ask(own, DELAY, list(failed), list(failed.values()))
+
+    async def _tell(self, events: Sequence[PublishedEvent]) -> dict[int, str]:
+        """Which failed, and why: the first of an aggregate that does, for which those after it wait."""
+        if await self._offer(events) is None:
+            return {}
+        by_aggregate = groupby(sorted(events, key=_aggregate), key=_aggregate)
+        failures = await asyncio.gather(*[self._tell_one_by_one(list(group)) for _, group in by_aggregate])
+        return dict(failure for failure in failures if failure is not None)
+
+    async def _tell_one_by_one(self, events: Sequence[PublishedEvent]) -> tuple[int, str] | None:
+        for event in events:
+            if (error := await self._offer([event])) is not None:
+                log.warning("an event waits for a sink", event_key=event.event_key, error=error)
+                return event.id, error
+        return None
+
+    async def _offer(self, events: Sequence[PublishedEvent]) -> str | None:
+        try:
+            async with asyncio.timeout(SINK_SECONDS):
+                for sink in self._sinks:
+                    await sink(events)
+        except Exception as error:  # noqa: BLE001 - a sink may be anything; what went wrong stays with the event
+            return storable(f"{type(error).__name__}: {error}")
+        return None
+
+
+def _aggregate(event: PublishedEvent) -> tuple[str, str]:
+    return event.tenant_id, event.aggregate
+
+
+async def _ask(own: Connection, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+    with hanging_up_after(own, SILENT_SECONDS):
+        cursor = await own.execute(statement, parameters or None)
+        return await cursor.fetchall() if cursor.description else []

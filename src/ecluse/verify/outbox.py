@@ -1,0 +1,74 @@
+"""I-09, the outbox: what a run tells is what its row says, once; everything is told, and of one aggregate in order.
+
+A run without a started event began before there were any: of such a run nothing is missing.
+"""
+
+from __future__ import annotations
+
+from ecluse.verify.database import Check
+from ecluse.verify.stuck import CARE
+
+OF_RUNS = """
+WITH told AS (
+    SELECT e.*, r.id AS run_id, substr(e.event_type, length(r.flow) + 2) AS what, r.status, r.state, r.selected,
+           r.successful, r.failed, r.ignored, r.end_cause, r.ended_at
+    FROM events_outbox e JOIN runs r ON e.aggregate = 'run:' || r.id AND e.tenant_id = r.tenant_id
+    WHERE e.event_type LIKE r.flow || '/%')
+"""
+AGGREGATE = "tenant_id || '/' || aggregate AS aggregate"
+
+HOW_OFTEN = f"""
+{OF_RUNS}
+SELECT 'run ' || run_id AS subject, run_id, CASE
+    WHEN n.started > 1 THEN format('told %s times that it started', n.started)
+    WHEN n.selected > 1 THEN format('told %s times what it selected', n.selected)
+    WHEN n.open THEN 'told that it ended, but it is open'
+    ELSE format('ended, and told %s times how', n.ended) END AS message
+FROM (SELECT run_id, bool_or(ended_at IS NULL) AS open, count(*) FILTER (WHERE what = 'started') AS started,
+             count(*) FILTER (WHERE what = 'selected') AS selected,
+             count(*) FILTER (WHERE what IN ('completed', 'failed')) AS ended FROM told GROUP BY run_id) n
+WHERE n.started > 1 OR n.selected > 1 OR n.started = 1 AND n.ended <> (NOT n.open)::int ORDER BY run_id
+"""  # noqa: S608 - the fragment above
+
+# What a run is called after its end (reverted, expired …) is not what it told.
+WHAT = f"""
+{OF_RUNS}
+SELECT 'run ' || run_id AS subject, run_id, {AGGREGATE},
+       format('told %s with %s, but it is %s', event_type, payload, due) AS message
+FROM told, LATERAL (SELECT jsonb_build_object('run_id', run_id::text, 'selected', selected) || CASE what
+    WHEN 'selected' THEN '{{}}' ELSE jsonb_build_object('status', status, 'successful', successful, 'failed', failed,
+        'ignored', ignored, 'end_cause', end_cause) END AS due) d
+WHERE what = 'selected' AND NOT payload @> due OR state IN ('succeeded', 'partial', 'failed')
+  AND what IN ('completed', 'failed') AND (NOT payload @> due OR (what = 'completed') <> (end_cause = 'normal'))
+ORDER BY run_id, id
+"""  # noqa: S608 - the fragments above
+
+NO_SUCH_RUN = """
+SELECT 'event ' || e.id AS subject, e.tenant_id || '/' || e.aggregate AS aggregate,
+       format('%s of tenant %s tells of a run that is not there', e.event_key, e.tenant_id) AS message
+FROM events_outbox e LEFT JOIN runs r ON e.aggregate = 'run:' || r.id AND e.tenant_id = r.tenant_id
+WHERE e.aggregate ~ '^run:[0-9]+$' AND r.id IS NULL ORDER BY e.id
+"""
+
+ORDER = f"""
+SELECT 'event ' || id AS subject, {AGGREGATE}, CASE
+    WHEN former IS NULL THEN format('published, but event %s before it is not', former_id)
+    ELSE format('published as %s, after event %s as %s', published_seq, former_id, former) END AS message
+FROM (SELECT *, lag(id) OVER o AS former_id, lag(published_seq) OVER o AS former FROM events_outbox
+      WINDOW o AS (PARTITION BY tenant_id, aggregate ORDER BY id)) e
+WHERE published_seq IS NOT NULL AND former_id IS NOT NULL AND (former IS NULL OR former > published_seq) ORDER BY id
+"""  # noqa: S608 - the fragment above
+
+# What a sink does not take is tried again for as long as it takes, and says so: that is not forgotten.
+UNTOLD = f"""
+{CARE}
+SELECT 'event ' || e.id AS subject, {AGGREGATE},
+       format('happened at %s, and nobody has told it', occurred_at) AS message
+FROM care, events_outbox e
+WHERE NOT care.moved AND published_seq IS NULL AND greatest(occurred_at, care.since) < now() - interval '60 seconds'
+  AND NOT EXISTS (SELECT 1 FROM events_outbox b WHERE b.published_seq IS NULL AND b.tenant_id = e.tenant_id
+      AND b.aggregate = e.aggregate AND b.id <= e.id AND b.tries > 0 AND b.try_at > now() - interval '60 seconds')
+ORDER BY e.id
+"""  # noqa: S608 - the fragments above
+
+I_09_OUTBOX = Check("I-09", "SELECT count(*) AS n FROM events_outbox", (HOW_OFTEN, WHAT, NO_SUCH_RUN, ORDER, UNTOLD))

@@ -1,0 +1,136 @@
+"""Whatever is sent, the answer is a clear refusal in the one shape of errors, and never a 500."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+
+import pytest
+
+START = {"flow": "test"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "code"),
+    [
+        (b"", 422, "INVALID_INPUT"),
+        (b"nonsense", 400, "NOT_JSON"),
+        (b'{"flow": "test"} trailing', 400, "NOT_JSON"),
+        (b'{"flow": "test", "flow": "test"}', 400, "NOT_JSON"),
+        (b"\xff\xfe{}", 400, "NOT_JSON"),
+        (b'\xef\xbb\xbf{"flow": "test"}', 400, "NOT_JSON"),
+        (json.dumps(START).encode("utf-16"), 400, "NOT_JSON"),
+        (b'{"flow": "test", "input": {"payload": NaN}}', 400, "NOT_JSON"),
+        (b'{"flow": "test", "input": {"payload": 1e400}}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "NOT_JSON"),
+        (b"[]", 422, "INVALID_INPUT"),
+        (b"null", 422, "INVALID_INPUT"),
+        (b"{}", 422, "INVALID_INPUT"),
+        (b'{"flow": 7}', 422, "INVALID_INPUT"),
+        (b'{"flow": "nobody"}', 422, "INVALID_INPUT"),
+        (b'{"flow": "te\\u0000st"}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "key": "\\u0000"}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "key": "\\ud800"}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "key": ""}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "input": {"targets": ["a\\u0000"]}}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "input": {"payload": {"\\udfff": 1}}}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "input": {"targets": "a"}}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "input": [1]}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "tenant_id": "rival"}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "status": "completed"}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "key": "' + b"k" * 401 + b'"}', 422, "INVALID_INPUT"),
+        (b'{"flow": "' + b"x" * 1_000_000 + b'"}', 413, "BODY_TOO_LARGE"),
+    ],
+    ids=lambda value: value[:40].decode("latin-1") if isinstance(value, bytes) else None,
+)
+@pytest.mark.req("G-34")
+def test_a_body_that_cannot_be_used_is_refused(shared_api, raw, status, code):
+    answer = shared_api.post("/api/runs", raw=raw)
+    assert (answer.status, answer.code) == (status, code)
+
+
+@pytest.mark.parametrize("kind", [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
+def test_a_body_of_another_kind_is_refused(shared_api, kind):
+    answer = shared_api.post("/api/runs", raw=b'{"flow": "test"}', headers={"Content-Type": kind})
+    assert (answer.status, answer.code) == (415, "UNSUPPORTED_MEDIA_TYPE")
+
+
+def test_a_large_body_of_unknown_length_is_refused_while_it_comes(shared_api):
+    chunks = (b" " * 100_000 for _ in range(50))
+    began = time.monotonic()
+    answer = shared_api.post("/api/runs", raw=chunks)
+    assert (answer.status, answer.code) == (413, "BODY_TOO_LARGE")
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    "run_id",
+    ["0", "-1", "007", "1_0", "1.0", "1e400", "NaN", str(2**63), str(2**64), "9" * 500, "x", "%00", "%27", "1%20", "٣"],
+)
+@pytest.mark.parametrize("path", ["", "/items", "/log", "/outcomes.csv"])
+@pytest.mark.req("ENG-103")
+def test_an_id_that_cannot_be_one_is_not_found(shared_api, run_id, path):
+    answer = shared_api.get(f"/api/runs/{run_id if run_id.isascii() else '%D9%A3'}{path}")
+    assert (answer.status, answer.code) == (404, "NOT_FOUND")
+
+
+def test_the_largest_id_there_can_be_is_not_found_either(shared_api):
+    answer = shared_api.get(f"/api/runs/{2**63 - 1}")
+    assert (answer.status, answer.code) == (404, "NOT_FOUND")
+    ending = shared_api.post(f"/api/runs/{2**63}/end", {"reason": "x"})
+    assert (ending.status, ending.code) == (404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(f"limit={value}" for value in ("0", "-1", "201", "abc", "1e9", "1_0", "05", "1.0", "", "9" * 30, "%00")),
+        *(f"offset={value}" for value in ("-1", "1000001", "x", str(2**63))),
+        "flow=%00",
+        "state=" + "x" * 201,
+    ],
+)
+@pytest.mark.req("ENG-104", "G-34")
+def test_a_page_or_filter_that_cannot_be_used_is_refused(shared_api, query):
+    answer = shared_api.get(f"/api/runs?{query}")
+    assert (answer.status, answer.code) == (422, "INVALID_INPUT")
+    assert query.split("=")[0] in answer.json["error"]["details"][0]["where"]
+
+
+@pytest.mark.parametrize("reason", [None, "", "   ", 7, "x" * 2001, "\x00"])
+def test_a_run_is_not_ended_without_a_reason_that_can_be_kept(shared_api, reason):
+    run_id = shared_api.post("/api/runs", {"flow": "test", "key": "reasons"}).json["run_id"]
+    answer = shared_api.post(f"/api/runs/{run_id}/end", {"reason": reason})
+    assert (answer.status, answer.code) == (422, "INVALID_INPUT")
+    assert shared_api.get(f"/api/runs/{run_id}").json["state"] == "queued"
+
+
+@pytest.mark.req("G-34")
+def test_texts_come_back_as_they_were_sent(shared_api):
+    texts = ["\u202egnp.exe", "e\u0301", "\u00e9", "\U0001f600", "a\u200bb", "\x1b[31m", "a\r\nb", "\\u0000", "'; --"]
+    run_id = shared_api.post("/api/runs", {"flow": "test", "input": {"targets": texts}}).json["run_id"]
+    assert shared_api.get(f"/api/runs/{run_id}").json["input"]["targets"] == texts
+
+
+@pytest.mark.req("ENG-86", "G-34")
+def test_a_request_id_is_taken_over_or_made_and_stands_on_every_answer(shared_api):
+    replica = shared_api.app.state.kit.replica
+    for path in ("/api/me", "/healthz", "/openapi.json", "/nowhere", "/api/runs/0"):
+        for client in (shared_api, shared_api.with_key(None)):
+            taken = client.get(path, headers={"X-Request-Id": "Root=1-67891233:abc/def+="})
+            assert taken.headers["X-Request-Id"] == "Root=1-67891233:abc/def+="
+            assert taken.headers["X-Replica"] == replica
+    for unfit in ("", "a b", "x" * 129, "\u00e9", '"quoted"', "<script>"):
+        made = shared_api.get("/api/me", headers={"X-Request-Id": unfit}).headers["X-Request-Id"]
+        assert made != unfit
+        assert len(made) == 32
+
+
+def test_what_is_not_http_leaves_the_server_unharmed(shared_api):
+    connection = http.client.HTTPConnection("127.0.0.1", shared_api.port, timeout=10)
+    connection.connect()
+    connection.sock.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
+    connection.sock.recv(1000)
+    connection.close()
+    assert shared_api.get("/api/me").status == 200

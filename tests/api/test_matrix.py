@@ -1,0 +1,154 @@
+"""Every route, method and kind of caller, made from the server's own route table: what a caller gets follows from the
+permission that the route declares, and a route that declares none must be one of the public ones."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import psycopg
+import pytest
+from fastapi.routing import APIRoute, iter_route_contexts
+
+from ecluse.access.permissions import PERMISSIONS, ROLES
+from ecluse.app import create_app
+from ecluse.bootstrap import Database
+from ecluse.settings import Settings
+from tests.api.conftest import FLOW, add_tenant, new_key
+
+PUBLIC = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+UNKNOWN = ("nobody", "garbage", "expired", "revoked")
+CALLERS = (*UNKNOWN, "disabled tenant", "limited scope", *ROLES, "other tenant's admin")
+ADMITTED = {200, 404, 422}  # the door was open: the rest is about the request, which is empty here
+
+
+@pytest.fixture(scope="module")
+def callers(shared_dsn):
+    for tenant in ("rival", "closed"):
+        add_tenant(shared_dsn, tenant)
+    made = {role: new_key(shared_dsn, role) for role in ROLES} | {
+        "nobody": None,
+        "garbage": "ecl_" + "x" * 43,
+        "expired": new_key(shared_dsn, "admin", expires_in=timedelta(microseconds=1)),
+        "revoked": new_key(shared_dsn, "admin"),
+        "disabled tenant": new_key(shared_dsn, "admin", "closed"),
+        "limited scope": new_key(shared_dsn, "admin"),
+        "other tenant's admin": new_key(shared_dsn, "admin", "rival"),
+    }
+    with psycopg.connect(shared_dsn, autocommit=True) as connection:
+        hint = "UPDATE api_keys SET {} WHERE hint = %s"
+        connection.execute(hint.format("revoked_at = ecluse_now()"), (made["revoked"][:8],))
+        connection.execute(hint.format("scope = 'SELF', crm_user_id = '7'"), (made["limited scope"][:8],))
+        connection.execute("UPDATE tenants SET disabled_at = ecluse_now() WHERE id = 'closed'")
+    return made
+
+
+@pytest.fixture(scope="module")
+def run_id(shared_api):
+    return shared_api.post("/api/runs", {"flow": "test", "key": "matrix"}).json["run_id"]
+
+
+def table(app):
+    """Method, path, route; the methods that a path does not have come with None."""
+    paths: dict[str, dict[str, object]] = {}
+    for route in iter_route_contexts(app.routes):
+        for method in route.methods:
+            paths.setdefault(route.path, {})[method] = route.original_route
+    return [(method, path, routes.get(method)) for path, routes in paths.items() for method in METHODS]
+
+
+def expected(who, route):
+    declared = route.openapi_extra
+    if who in UNKNOWN:
+        return {401}
+    if who == "disabled tenant" or (who == "limited scope" and not declared["x-narrowed"]):
+        return {403}
+    role = who if who in ROLES else "admin"
+    return ADMITTED if declared["x-permission"] in ROLES[role] else {403}
+
+
+@pytest.mark.req("ENG-102", "G-33")
+def test_every_route_answers_every_caller_as_its_permission_says(shared_api, callers, run_id):
+    wrong, cells = [], 0
+    for method, path, route in table(shared_api.app):
+        if path in PUBLIC:
+            continue
+        address = re.sub(r"\{\w+\}", run_id, path)
+        for who in CALLERS:
+            answer = shared_api.with_key(callers[who]).ask(method, address, {} if method == "POST" else None)
+            wanted = {405} if route is None else expected(who, route)
+            cells += 1
+            if answer.status not in wanted:
+                wrong.append((method, path, who, answer.status, wanted))
+            if who == "other tenant's admin" and route is not None and "{" in path and method == "GET":
+                assert (answer.status, answer.code) == (404, "NOT_FOUND")
+            if answer.status == 401:
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert wrong == []
+    assert cells >= len(METHODS) * len(CALLERS) * 7
+
+
+def test_a_route_without_a_permission_is_public_by_name_or_not_at_all(shared_api):
+    undeclared = {
+        path
+        for _, path, route in table(shared_api.app)
+        if route and not (isinstance(route, APIRoute) and (route.openapi_extra or {}).get("x-permission"))
+    }
+    assert undeclared <= PUBLIC
+
+
+@pytest.mark.parametrize("path", sorted(PUBLIC))
+def test_the_public_routes_need_no_key(shared_api, path):
+    assert shared_api.with_key(None).get(path).status == 200
+
+
+@pytest.mark.req("ENG-102")
+def test_roles_grow_and_nobody_but_an_admin_decides_who_comes_in():
+    assert ROLES["viewer"] < ROLES["operator"] < ROLES["admin"] == PERMISSIONS
+    assert all(permission.endswith(".read") for permission in ROLES["viewer"])
+    assert ROLES["admin"] - ROLES["operator"] == {"keys.read", "keys.write", "tenants.read", "tenants.write"}
+    for area in ("automation", "transcriptions", "runs", "schedules"):
+        assert {f"{area}.read", f"{area}.write"} <= ROLES["operator"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/api/runs/", "//api/runs", "/API/runs", "/api/runs/../runs", "/api/%72uns/x/y", "/api/runs;x=1"],
+)
+def test_another_spelling_of_a_path_leads_nowhere(shared_api, path):
+    for client in (shared_api, shared_api.with_key(None)):
+        answer = client.get(path, headers={"X-Original-URL": "/api/runs", "X-HTTP-Method-Override": "POST"})
+        assert (answer.status, answer.code) == (404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize("header", ["ecl_x", "Bearer", "Bearer ", "Basic ecl_x", "Bearer \xff\xfe", "bearer  x y"])
+def test_an_authorization_that_is_none_of_ours_is_refused(shared_api, header):
+    answer = shared_api.with_key(None).get("/api/me", headers={"Authorization": header})
+    assert (answer.status, answer.code) == (401, "UNAUTHENTICATED")
+
+
+def test_a_process_without_the_api_role_has_only_the_public_routes(shared_dsn):
+    app = create_app(Settings(), Database(shared_dsn, None), [FLOW], frozenset({"worker"}))
+    assert {path for _, path, _ in table(app)} <= PUBLIC
+
+
+def test_the_document_names_every_route_its_permission_and_the_shape_of_its_errors(shared_api):
+    document = shared_api.with_key(None).get("/openapi.json").json
+    for method, path, route in table(shared_api.app):
+        if isinstance(route, APIRoute) and path not in PUBLIC:
+            described = document["paths"][path][method.lower()]
+            assert described["x-permission"] in PERMISSIONS
+            assert described["description"]
+            shape = described["responses"]["4XX"]["content"]["application/json"]["schema"]
+            assert shape == {"$ref": "#/components/schemas/ErrorAnswer"}
+
+
+def test_me_says_what_the_key_in_hand_may_do(shared_api, callers):
+    me = shared_api.with_key(callers["viewer"]).get("/api/me").json
+    assert (me["tenant_id"], me["role"], me["scope"]) == ("default", "viewer", "ALL")
+    assert me["permissions"] == sorted(ROLES["viewer"])
+    limited = shared_api.with_key(callers["limited scope"])
+    assert (limited.get("/api/me").json["scope"], limited.get("/api/me").json["crm_user_id"]) == ("SELF", "7")
+    refused = limited.get("/api/runs")
+    assert (refused.status, refused.code) == (403, "SCOPE")

@@ -1,0 +1,47 @@
+"""The export of outcomes: RFC 4180, every target once, and no cell that a spreadsheet would take for a formula."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from ecluse.api.outcomes import COLUMNS, cell
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", '="x"']
+PLAIN = ["SKU-7", "a,b", 'say "so"', "two\r\nlines", " =1", "", "é\U0001f600", "1-2"]
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_cell_that_begins_like_a_formula_is_neutralised(text):
+    assert cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_any_other_cell_is_left_alone(text):
+    assert cell(text) == text
+
+
+def test_every_outcome_is_exported_once_in_order_over_all_pages(api, query, monkeypatch):
+    monkeypatch.setattr("ecluse.api.outcomes.PAGE", 7)
+    run_id = api.post("/api/runs", {"flow": "test"}).json["run_id"]
+    targets = [*FORMULAS, *PLAIN, *(f"t{n:02d}" for n in range(20))]
+    query("UPDATE runs SET selected = %s", len(targets))
+    query("INSERT INTO outcomes (run_id, target) SELECT %s, unnest(%s::text[])", run_id, targets)
+    query("UPDATE outcomes SET outcome = 'failed', error_code = 'BAD', reason = '=HYPERLINK(1)' WHERE target = 't05'")
+
+    answer = api.get(f"/api/runs/{run_id}/outcomes.csv")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "text/csv; charset=utf-8; header=present")
+    assert answer.headers["Content-Disposition"] == f'attachment; filename="run-{run_id}-outcomes.csv"'
+    header, *rows = csv.reader(io.StringIO(answer.body.decode(), newline=""))
+    assert tuple(header) == COLUMNS
+    assert sorted(row[0] for row in rows) == sorted(map(cell, targets))
+    assert ["t05", "failed", "BAD", "'=HYPERLINK(1)", "false"] in rows
+    assert ["t06", "", "", "", "false"] in rows
+    assert answer.body.count(b"\r\n") >= len(targets) + 1
+
+
+def test_the_export_of_a_run_without_targets_is_its_header(api):
+    run_id = api.post("/api/runs", {"flow": "test"}).json["run_id"]
+    assert api.get(f"/api/runs/{run_id}/outcomes.csv").body.decode() == ",".join(COLUMNS) + "\r\n"

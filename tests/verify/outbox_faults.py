@@ -1,0 +1,126 @@
+"""Faults of what is told and of what is held, one each, and what only looks like one."""
+
+from __future__ import annotations
+
+from tests.verify.faults import Fault, Plant, of, sql, then
+from tests.verify.world import DIED
+
+UNTOLD = "published_seq = NULL, published_at = NULL"
+LONG_AGO = "occurred_at = now() - interval '2 minutes'"
+
+OUTBOX_FAULTS = [
+    Fault(
+        "I-09",
+        "a start told twice",
+        "told 2 times that it started",
+        lambda world: world.event(f"run:{world.runs['told']}", "twice", "shop/started", {}),
+    ),
+    Fault(
+        "I-09",
+        "a selection told twice",
+        "told 2 times what it selected",
+        lambda world: world.event(
+            f"run:{world.runs['told']}", "twice", "shop/selected", {"run_id": str(world.runs["told"]), "selected": 0}
+        ),
+    ),
+    Fault(
+        "I-09",
+        "an end not told",
+        "told 0 times how",
+        sql("DELETE FROM events_outbox WHERE event_key = 'told:completed'"),
+    ),
+    Fault(
+        "I-09",
+        "an end told that was none",
+        "but it is open",
+        lambda world: world.event(f"run:{world.runs['new']}", "new:failed", "shop/failed", {}, published=False),
+    ),
+    Fault(
+        "I-09",
+        "an end told otherwise",
+        "told shop/completed with",
+        of("told:completed", "events_outbox", """payload = payload || '{"status": "partial"}'"""),
+    ),
+    Fault(
+        "I-09",
+        "other counts told",
+        "told shop/completed with",
+        of("told:completed", "events_outbox", """payload = payload || '{"failed": 1}'"""),
+    ),
+    Fault(
+        "I-09",
+        "another selection told",
+        "told shop/selected with",
+        of("told:selected", "events_outbox", """payload = payload || '{"selected": 1}'"""),
+    ),
+    Fault(
+        "I-09",
+        "a normal end told as a failure",
+        "told shop/failed with",
+        of("told:completed", "events_outbox", "event_type = 'shop/failed'"),
+    ),
+    Fault(
+        "I-09",
+        "a run that was rolled back told",
+        "a run that is not there",
+        lambda world: world.event("run:99", "ghost:started", "shop/started", {}),
+    ),
+    Fault(
+        "I-09",
+        "another tenant's run told",
+        "a run that is not there",
+        of("new:started", "events_outbox", "tenant_id = 'other'"),
+    ),
+    Fault(
+        "I-09",
+        "told in the wrong order",
+        "after event",
+        of("told:selected", "events_outbox", "published_seq = published_seq + 100"),
+    ),
+    Fault("I-09", "overtaken by a later one", "before it is not", of("told:selected", "events_outbox", UNTOLD)),
+    Fault("I-09", "never told", "nobody has told it", of("new:started", "events_outbox", LONG_AGO)),
+    Fault(
+        "I-09",
+        "given up on",
+        "nobody has told it",
+        of("fiche-0", "events_outbox", "try_at = now() - interval '2 minutes'"),
+    ),
+    #
+    Fault(
+        "I-10",
+        "held by two",
+        "but number 4 is held",
+        then(
+            lambda world: world.sql("DROP INDEX leases_held"),
+            of("a 4", "leases", "ended_at = NULL, end_cause = NULL, expires_at = now() + ttl"),
+        ),
+    ),
+    Fault(
+        "I-10",
+        "taken before it was free",
+        "but number 4 was held until",
+        of("a 4", "leases", "ended_at = now() + interval '1 second'"),
+    ),
+    Fault(
+        "I-10",
+        "an older number given out again",
+        "was held until",
+        of("a 2", "leases", "acquired_at = now(), ended_at = now()"),
+    ),
+    Fault("I-10", "ended before it began", "before it was taken", of("a 1", "leases", "ended_at = '2020-01-01'")),
+    Fault("I-10", "a take-over not counted", "attempt 1, after attempt 1", of("a 3", "leases", "attempt = 1")),
+    Fault("I-10", "a run that ended and holds", "ended at", of("of a run 1", "leases", "run_id = 1")),
+    Fault("I-10", "a run that is not there and holds", "is not there", of("of a run 1", "leases", "run_id = 99")),
+    #
+    Fault(
+        "I-19",
+        "a lease of the dead",
+        "though it expired at",
+        of("a 5", "leases", f"replica_id = '{DIED}', expires_at = now() - interval '2 minutes'"),
+    ),
+]
+
+OUTBOX_HARMLESS: dict[str, Plant] = {
+    "a lease that expired a moment ago": of("a 5", "leases", "expires_at = now() - interval '3 seconds'"),
+    "a run from before there were events": sql("DELETE FROM events_outbox WHERE event_key LIKE 'told:%%ed'"),
+}
