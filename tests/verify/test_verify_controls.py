@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from ecluse.verify import audit
-from tests.verify.faults import FAULTS, HARMLESS, Fault
+from tests.verify import faults, schedule_faults
+from tests.verify.faults import Fault
 from tests.verify.world import World
 
-INVARIANTS = {"I-01", "I-02", "I-03", "I-04", "I-05", "I-06", "I-11", "I-12", "I-13", "I-19"}
+FAULTS = faults.FAULTS + schedule_faults.FAULTS
+HARMLESS = faults.HARMLESS | schedule_faults.HARMLESS
+INVARIANTS = {"I-01", "I-02", "I-03", "I-04", "I-05", "I-06", "I-08", "I-11", "I-12", "I-13", "I-19"}
 
 
 def test_a_world_in_order_is_clean_and_every_check_had_something_to_look_at(world: World) -> None:

@@ -17,6 +17,7 @@ class About(NamedTuple):
     item_id: int | None = None
     effect_id: str | None = None
     ref: str | None = None  # the record, as the vendor calls it
+    schedule_id: int | None = None
 
 
 @dataclass
