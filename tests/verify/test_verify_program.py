@@ -46,7 +46,7 @@ def test_violations_are_exit_code_1_and_a_readable_list(world: World, program: P
     assert (done.returncode, done.stderr) == (1, "")
     first, *_, verdict, last = done.stdout.splitlines()
     assert first == "I-01 run 1: selected 8 but 7 outcomes"
-    assert verdict.startswith("2 violations (I-01: 2): 6 runs, ")
+    assert verdict.startswith("2 violations (I-01: 2): 8 runs, ")
     told = json.loads(last)
     assert told["verify"] == [
         {"invariant": "I-01", "subject": "run 1", "message": "selected 8 but 7 outcomes"},
