@@ -72,10 +72,10 @@ SELECT tenant, flow, key, parent, orchestrated, status, state, input, correlatio
 FROM jsonb_to_recordset(%s::jsonb) AS r(tenant text, flow text, key text, parent bigint, orchestrated boolean,
     status text, state text, input jsonb, correlation text, schedule bigint) ORDER BY tenant, key
 ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING
-RETURNING id, tenant_id, flow, event_key, input
+RETURNING id, tenant_id, flow, event_key, input, correlation_id
 """
 KNOWN = """
-SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input FROM runs r
+SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id FROM runs r
 JOIN unnest(%s::text[], %s::text[]) AS k(tenant, key) ON r.tenant_id = k.tenant AND r.event_key = k.key
 """
 
