@@ -47,7 +47,8 @@ def test_violations_are_exit_code_1_and_a_readable_list(world: World, program: P
     assert (done.returncode, done.stderr) == (1, "")
     first, *_, verdict, last = done.stdout.splitlines()
     assert first == "I-01 run 1: selected 8 but 7 outcomes"
-    assert verdict.startswith(f"2 violations (I-01: 2): {world.one('SELECT count(*) FROM runs')} runs, ")
+    runs = world.one("SELECT count(*) FROM runs")
+    assert verdict.startswith(f"2 violations (I-01: 2): {runs} runs, ")
     told = json.loads(last)
     assert told["verify"] == [
         {"invariant": "I-01", "subject": "run 1", "message": "selected 8 but 7 outcomes"},
