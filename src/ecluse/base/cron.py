@@ -1,0 +1,127 @@
+"""Five-field cron in a time zone. `cronsim` says which wall-clock times an expression names; which instants those are
+when the clocks change is decided here, in one place.
+
+A time that does not exist is made up for at the first instant after the gap, and one that comes twice counts once, as
+long as the expression names fixed times. With `*` in front of minute or hour it follows the wall clock instead, as
+Debian's cron does: nothing in the gap, both passes of the doubled hour.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import cache, lru_cache
+from importlib.resources import files
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from ecluse.base.errors import InvalidInput
+
+ALIASES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+ACCEPTED = (
+    "Five fields are accepted: minute (0-59), hour (0-23), day of month (1-31, L, LW), month (1-12, JAN-DEC), day of "
+    "week (0-7, SUN-SAT, 5L, 5#2), each as *, */n, a, a-b, a-b/n or a list of these; or "
+    f"{', '.join(ALIASES)}."
+)
+LONGEST = 200
+MINUTE = timedelta(minutes=1)
+SOME_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 - wall-clock time has no zone
+
+
+@cache
+def zone(name: str) -> ZoneInfo:
+    """From the package `tzdata`, never from the machine: everybody who runs this version computes the same instants."""
+    known = files("tzdata").joinpath("zones").read_text().split()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1, 0.5)
+        hint = f"did you mean {close[0]}?" if close else "Europe/Paris is one."
+        raise InvalidInput(f"there is no time zone {name!r}; {hint}")
+    with files("tzdata.zoneinfo").joinpath(*name.split("/")).open("rb") as file:
+        return ZoneInfo.from_file(file, key=name)
+
+
+class Cron:
+    def __init__(self, text: str) -> None:
+        self.text = ALIASES.get(text.strip().lower(), text.strip())
+        fields = self.text.split()
+        if self.text.startswith("@"):
+            raise InvalidInput(f"cron {text!r}: no such alias. {ACCEPTED}")
+        if len(self.text) > LONGEST or len(fields) != 5:
+            raise InvalidInput(f"cron {text[:LONGEST]!r}: {len(fields)} fields. {ACCEPTED}")
+        try:
+            self._fields = CronSim(self.text, SOME_DAY)
+            next(CronSim(self.text, SOME_DAY))
+        except CronSimError as error:
+            raise InvalidInput(f"cron {text!r}: {str(error).lower()} (out of range, or never). {ACCEPTED}") from error
+        except StopIteration:
+            raise InvalidInput(f"cron {text!r}: no such day in fifty years. {ACCEPTED}") from None
+        self._follows_the_clock = fields[0].startswith("*") or fields[1].startswith("*")
+
+    def explain(self) -> str:
+        return self._fields.explain()
+
+    def names(self, local: datetime) -> bool:
+        return local.minute in self._fields.minutes and local.hour in self._fields.hours and self.names_day(local)
+
+    def names_day(self, local: datetime) -> bool:
+        return local.month in self._fields.months and self._fields.match_day(local.date())
+
+    def minutes_of_day(self) -> set[int]:
+        return {60 * hour + minute for hour in self._fields.hours for minute in self._fields.minutes}
+
+    def days_between(self, first: datetime, last: datetime) -> int:
+        """How many days it names, of those from `first` to `last`."""
+        return sum(self.names_day(first + timedelta(days=n)) for n in range((last.date() - first.date()).days + 1))
+
+    def due(self, after: datetime, zone: ZoneInfo) -> Iterator[datetime]:
+        """Every instant later than `after`, in UTC and in order."""
+        local = after.astimezone(zone)
+        start = local.replace(tzinfo=None, fold=0)
+        if not local.fold:  # in the first pass of a doubled hour, times that have been are still to come again
+            first, second = passes(start, zone)
+            start -= second - first
+        last = after
+        again: deque[datetime] = deque()  # of a doubled hour: the second pass begins when the first is over
+        for label in CronSim(self.text, start):
+            first, second = passes(label, zone)
+            while again and again[0] < first:
+                last = again.popleft()
+                yield last
+            if first > second:  # no clock shows it
+                if self._follows_the_clock:
+                    continue
+                first = second = after_the_gap(label, zone)
+            if first < second and self._follows_the_clock and second > after:
+                again.append(second)
+            if first > last:
+                last = first
+                yield last
+        yield from again
+
+
+def passes(label: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
+    """When clocks show this time: the same instant twice, mostly; two in a doubled hour; the later one first if never."""
+    first = label.replace(tzinfo=zone, fold=0).astimezone(UTC)
+    return first, label.replace(tzinfo=zone, fold=1).astimezone(UTC)
+
+
+def after_the_gap(label: datetime, zone: ZoneInfo) -> datetime:
+    while True:
+        first, second = passes(label, zone)
+        if first <= second:
+            return first
+        label += MINUTE
+
+
+parse = lru_cache(maxsize=10_000)(Cron)
