@@ -6,6 +6,7 @@ import importlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -13,7 +14,7 @@ import psycopg
 from ecluse.base.errors import SetUpError
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
-from ecluse.engine import ROLES, Flow, Role
+from ecluse.engine import ROLES, Flow, Role, Rules
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
@@ -92,4 +93,8 @@ def bootstrap(settings: Settings, dsn: str, flows: Sequence[Flow], roles: frozen
         beat=settings.ECLUSE_HEARTBEAT_SECONDS,
         dead_after=settings.ECLUSE_DEAD_AFTER_SECONDS,
         trace_rows=settings.WORKFLOW_LOG_DB_ENABLED,
+        due=Rules(
+            look_back=timedelta(minutes=settings.AUTOMATION_SCHEDULER_WINDOW_MINUTES),
+            catch_up_within=timedelta(hours=settings.ECLUSE_CATCH_UP_HOURS),
+        ),
     )

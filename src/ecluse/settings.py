@@ -78,6 +78,12 @@ class Settings(BaseSettings):
     AUTOMATION_SEND_EVENT_CHUNK_SIZE: Annotated[int, _at_least(1)] = Field(
         200, description="Rows of one dispatch statement at most, whatever the flow. Minimum 1."
     )
+    AUTOMATION_SCHEDULER_WINDOW_MINUTES: Annotated[int, _at_least(5)] = Field(
+        20, description="How long a due instant of a schedule is in time, or waits for the run before it. Minimum 5."
+    )
+    ECLUSE_CATCH_UP_HOURS: Annotated[float, _at_least(0)] = Field(
+        24, description="The latest instant that nobody was there for is made up for, if it is not older than this."
+    )
     INNGEST_SERVER_REPLICAS: Annotated[int, _at_least(1)] | None = Field(
         None, description="Number of replicas that concurrency defaults are computed for; before `SERVER_REPLICAS`."
     )

@@ -27,6 +27,7 @@ POINTS = (
     "in finalize",
     "after finalize",
 )
+POINTS_OF_A_TICK = ("in tick", "after tick")
 
 _armed = os.environ.get("ECLUSE_CRASH_AT")
 

@@ -111,7 +111,7 @@ class Cron:
 
 
 def passes(label: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
-    """When clocks show this time: the same instant twice, mostly; two in a doubled hour; the later one first if never."""
+    """When clocks show this time: one instant, mostly, twice; two in a doubled hour; the later one first if never."""
     first = label.replace(tzinfo=zone, fold=0).astimezone(UTC)
     return first, label.replace(tzinfo=zone, fold=1).astimezone(UTC)
 

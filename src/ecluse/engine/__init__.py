@@ -37,6 +37,8 @@ from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import TENANT, Start, Started, announce, open_targets
 from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import load as load_run
+from ecluse.engine.schedules import NewSchedule
+from ecluse.engine.slots import Rules
 from ecluse.engine.states import PLAIN, State, Words
 
 if TYPE_CHECKING:
@@ -73,11 +75,13 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "NewItem",
+    "NewSchedule",
     "Order",
     "PublishedEvent",
     "Result",
     "RetryPolicy",
     "Role",
+    "Rules",
     "Run",
     "Save",
     "Saved",

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
-from ecluse.base.errors import EcluseError, NotFound
+from ecluse.base.errors import NotFound
 from ecluse.base.ids import replica_id
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
@@ -29,8 +28,10 @@ from ecluse.engine.publisher import Publisher
 from ecluse.engine.replicas import Heart
 from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
+from ecluse.engine.slots import Rules
 from ecluse.engine.story import Story, lead
 from ecluse.engine.sweeps import Sweeps, patience, set_clock
+from ecluse.engine.ticks import keep_ticking
 from ecluse.engine.trace_rows import TraceRows
 from ecluse.engine.worker import Worker
 
@@ -66,6 +67,7 @@ class Kit:
     dead_after: float = 6.0
     trace_rows: bool = False
     sinks: Sequence[Sink] = ()
+    due: Rules = field(default_factory=Rules)
     clock: Clock = field(default_factory=Clock)
     chance: random.Random = field(default_factory=random.Random)
 
@@ -99,6 +101,8 @@ class Kit:
             channels[OUTBOX_CHANNEL] = lambda _: publisher.hint.set()
         if "worker" in self.roles:
             await self._start_worker(jobs, channels)
+        if "scheduler" in self.roles:
+            jobs["scheduler"] = keep_ticking(self.pool, self.by_name, self.due)
         jobs["listener"] = listen(self.dsn, channels)
         if self.trace_rows:
             jobs["traces"] = self._traces.run()
@@ -185,22 +189,6 @@ class Kit:
         if self.worker is not None and not started.deduplicated and start.flow.story is not None:
             await orchestration.start(started.run)
         return started
-
-    async def start_runs(self, starts: Sequence[Start]) -> list[Started | Exception]:
-        """Many at once: rows and workflows in one commit, led by whichever replica takes them from the queue. One that
-        cannot be started is reported in its place and does not stop the others."""
-        results: dict[int, Started | Exception] = {}
-        async with self.pool.connection() as connection, connection.transaction():
-            # In one order for everybody: two callers with the same keys must not wait for each other in a circle.
-            for place, start in sorted(enumerate(starts), key=lambda one: (one[1].tenant_id, one[1].event_key)):
-                try:
-                    async with connection.transaction():
-                        results[place] = await runs.insert(connection, start)
-                except (EcluseError, psycopg.DataError, psycopg.IntegrityError) as error:
-                    results[place] = error
-            fresh = [r.run.id for r in results.values() if isinstance(r, Started) and not r.deduplicated]
-            await orchestration.enqueue(connection, fresh)
-        return [results[place] for place in range(len(starts))]
 
     async def start_items(self, start: Start, stage: Stage, items: Sequence[NewItem]) -> Started:
         """A run that is only items, in one commit: nobody leads it, and it ends when its last item is finished."""

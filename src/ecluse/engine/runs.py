@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +49,7 @@ class Start:
     input: dict[str, Any] | None = None
     parent_run_id: int | None = None
     correlation_id: str | None = None
+    schedule_id: int | None = None
     # A run that ended does not block its key: a deliberate repetition is a new run, under the key's next name.
     again: bool = False
 
@@ -56,41 +57,84 @@ class Start:
 INSERT = f"""
 WITH r AS (
     INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, orchestrated, status, state, input, correlation_id,
-                      created_at)
+                      schedule_id, created_at)
     VALUES (%(tenant)s, %(flow)s, %(key)s, %(parent)s, %(orchestrated)s, %(status)s, %(state)s, %(input)s,
-            %(correlation)s, ecluse_now())
+            %(correlation)s, %(schedule)s, ecluse_now())
     ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING RETURNING *),
 {outbox.OF_RUNS}
 SELECT id, tenant_id, flow, event_key, input, correlation_id FROM r
 """  # noqa: S608 - our own names
 
+# In one order for everybody: two callers with the same keys must not wait for each other in a circle.
+INSERT_MANY = f"""
+WITH r AS (
+    INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, orchestrated, status, state, input, correlation_id,
+                      schedule_id, created_at)
+    SELECT tenant, flow, key, parent, orchestrated, status, state, input, correlation, schedule, ecluse_now()
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS n(tenant text, flow text, key text, parent bigint, orchestrated boolean,
+        status text, state text, input jsonb, correlation text, schedule bigint) ORDER BY tenant, key
+    ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING RETURNING *),
+{outbox.OF_RUNS}
+SELECT id, tenant_id, flow, event_key, input, correlation_id FROM r
+"""  # noqa: S608 - our own names
+KNOWN = """
+SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id FROM runs r
+JOIN unnest(%s::text[], %s::text[]) AS k(tenant, key) ON r.tenant_id = k.tenant AND r.event_key = k.key
+"""
+
 
 async def insert(connection: Connection, start: Start) -> Started:
-    flow = start.flow
-    try:
-        given = flow.input.model_validate(start.input or {})
-    except ValidationError as error:
-        raise InvalidInput(f"input of flow {flow.name}: {_readable(error)}") from error
-    if not 1 <= len(start.event_key) <= 500 or "\x00" in start.event_key:
-        raise InvalidInput("the event key of a run is 1 to 500 characters without NUL")
-    if not TENANT.fullmatch(start.tenant_id):
-        raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {start.tenant_id!r}")
-    row = {
-        "tenant": start.tenant_id,
-        "flow": flow.name,
-        "parent": start.parent_run_id,
-        "orchestrated": flow.story is not None,
-        "status": flow.words.initial,
-        "state": flow.words.meaning[flow.words.initial],
-        "input": Jsonb(given.model_dump(mode="json")),
-        "correlation": start.correlation_id,
-        "what": "started",
-    }
+    row = {**_row(start), "what": "started"}
+    row["input"] = Jsonb(row["input"])
     for times in itertools.count():
         started, ended = await _insert(connection, {**row, "key": retry_id(start.event_key, times)})
         if not (ended and start.again):
             break
     return started
+
+
+async def insert_many(connection: Connection, starts: Sequence[Start]) -> list[Started]:
+    """Each as `insert` would, in one statement, in the caller's transaction; one that is wrong fails them all."""
+    async with connection.cursor(row_factory=class_row(Run)) as cursor:
+        rows = to_json([_row(start) for start in starts]).decode()
+        await cursor.execute(INSERT_MANY, {"rows": rows, "what": "started"})
+        new = await cursor.fetchall()
+        keys = {(start.tenant_id, start.event_key) for start in starts} - {
+            (run.tenant_id, run.event_key) for run in new
+        }
+        known: list[Run] = []
+        if keys:  # committed by somebody else, hence visible to this second statement
+            await cursor.execute(KNOWN, [list(column) for column in zip(*keys, strict=True)])
+            known = await cursor.fetchall()
+    return [Started(run, deduplicated=False) for run in new] + [Started(run, deduplicated=True) for run in known]
+
+
+def _row(start: Start) -> dict[str, Any]:
+    flow = start.flow
+    if not 1 <= len(start.event_key) <= 500 or "\x00" in start.event_key:
+        raise InvalidInput("the event key of a run is 1 to 500 characters without NUL")
+    if not TENANT.fullmatch(start.tenant_id):
+        raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {start.tenant_id!r}")
+    return {
+        "tenant": start.tenant_id,
+        "flow": flow.name,
+        "key": start.event_key,
+        "parent": start.parent_run_id,
+        "orchestrated": flow.story is not None,
+        "status": flow.words.initial,
+        "state": flow.words.meaning[flow.words.initial],
+        "input": valid_input(flow, start.input),
+        "correlation": start.correlation_id,
+        "schedule": start.schedule_id,
+    }
+
+
+def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """As the flow's own model reads it, defaults filled in."""
+    try:
+        return flow.input.model_validate(given or {}).model_dump(mode="json")
+    except ValidationError as error:
+        raise InvalidInput(f"input of flow {flow.name}: {_readable(error)}") from error
 
 
 async def _insert(connection: Connection, row: dict[str, Any]) -> tuple[Started, bool]:

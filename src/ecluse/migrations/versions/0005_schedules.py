@@ -22,6 +22,7 @@ CREATE TABLE schedules (
     overlap         text NOT NULL DEFAULT 'wait' CHECK (overlap IN ('wait', 'allow')),
     catch_up        text NOT NULL DEFAULT 'latest' CHECK (catch_up IN ('latest', 'skip')),
     next_due_at     timestamptz,
+    zone_rules      text NOT NULL,
     handled_until   timestamptz NOT NULL,
     holding_run_id  bigint,
     last_run_id     bigint,
@@ -40,7 +41,9 @@ COMMENT ON COLUMN schedules.cron IS 'NULL: only by hand';
 COMMENT ON COLUMN schedules.next_due_at IS 'when a tick has to decide something; NULL: disabled, deleted, by hand';
 COMMENT ON COLUMN schedules.handled_until IS 'every due instant up to here is decided; first, its activation';
 COMMENT ON COLUMN schedules.holding_run_id IS 'the run that keeps later slots waiting (overlap), while it is open';
-COMMENT ON COLUMN schedules.missed_uncounted IS 'missed instants beyond those that got a slot row of their own';
+COMMENT ON COLUMN schedules.zone_rules IS 'the release of the time zone database that next_due_at was computed with';
+COMMENT ON COLUMN schedules.missed_uncounted IS 'missed instants beyond those that got a slot row of their own, '
+    'counted by the calendar: where clocks changed in between, it is off by what that hour held';
 
 CREATE TABLE schedule_slots (
     schedule_id bigint NOT NULL REFERENCES schedules,

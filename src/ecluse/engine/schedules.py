@@ -1,0 +1,169 @@
+"""Schedules as people make and change them. A schedule is due only for instants after it was made, switched on or given
+another timetable; what was due just before that, and is not fired any more, becomes a slot that says why."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+import psycopg
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.timetable import Timetable, timetable
+from ecluse.db.connect import Connection
+from ecluse.engine import runs
+from ecluse.engine.flow import Flow
+from ecluse.engine.runs import TENANT, Start, Started
+from ecluse.engine.slots import MOST_SLOTS
+from ecluse.engine.ticks import ZONE_RULES
+
+LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class NewSchedule:
+    """Without a cron it is started by hand only."""
+
+    flow: Flow
+    name: str
+    cron: str | None
+    timezone: str = "UTC"
+    window_start: str | None = None
+    window_end: str | None = None
+    input: dict[str, Any] = field(default_factory=dict)
+    overlap: Literal["wait", "allow"] = "wait"
+    catch_up: Literal["latest", "skip"] = "latest"
+    enabled: bool = True
+    tenant_id: str = "default"
+
+    def columns(self) -> dict[str, Any]:
+        """As they are stored; or InvalidInput, saying what is wrong."""
+        if self.flow.story is None:
+            raise InvalidInput(f"runs of flow {self.flow.name} are only items: they cannot be scheduled")
+        if not 1 <= len(self.name.strip()) <= LONGEST_NAME or "\x00" in self.name:
+            raise InvalidInput(f"the name of a schedule is 1 to {LONGEST_NAME} characters")
+        if not TENANT.fullmatch(self.tenant_id):
+            raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {self.tenant_id!r}")
+        if self.overlap not in ("wait", "allow") or self.catch_up not in ("latest", "skip"):
+            raise InvalidInput("overlap is wait or allow, catch_up is latest or skip")
+        timetable(self.cron or "@daily", self.timezone, self.window_start, self.window_end)
+        given = {**vars(self), "flow": self.flow.name, "name": self.name.strip()}
+        return given | {"input": Jsonb(runs.valid_input(self.flow, self.input))}
+
+
+TIMING = ("cron", "timezone", "window_start", "window_end", "enabled")
+
+LOAD = "SELECT * FROM schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
+DROP_WAITING = """
+UPDATE schedule_slots SET state = 'skipped', reason = %s, decided_at = %s WHERE schedule_id = %s AND state = 'waiting'
+"""
+DROP_DUE = """
+INSERT INTO schedule_slots (schedule_id, due_at, tenant_id, state, reason, decided_at)
+SELECT %s, due_at, %s, 'skipped', %s, %s FROM unnest(%s::timestamptz[]) AS due_at ON CONFLICT DO NOTHING
+"""
+
+
+async def create(connection: Connection, new: NewSchedule) -> int:
+    columns = new.columns()
+    now = await _now(connection)
+    columns |= {"handled_until": now, "created_at": now, "updated_at": now, "zone_rules": ZONE_RULES}
+    columns["next_due_at"] = _next(columns, now)
+    names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
+    try:
+        row = await (
+            await connection.execute(
+                f"INSERT INTO schedules ({names}) VALUES ({marks}) RETURNING id",  # noqa: S608 - our own names
+                columns,
+            )
+        ).fetchone()
+    except psycopg.errors.UniqueViolation as error:
+        raise InvalidInput(f"there is a schedule {new.name!r} already") from error
+    return int(row[0]) if row else 0
+
+
+async def update(connection: Connection, tenant_id: str, schedule_id: int, new: NewSchedule) -> None:
+    """Everything about it, but whose it is."""
+    await _change(connection, tenant_id, schedule_id, new.columns(), "the schedule was changed before it was fired")
+
+
+async def set_enabled(connection: Connection, tenant_id: str, schedule_id: int, *, enabled: bool) -> None:
+    why = "the schedule was switched off before it was fired"
+    await _change(connection, tenant_id, schedule_id, {"enabled": enabled}, why)
+
+
+async def delete(connection: Connection, tenant_id: str, schedule_id: int) -> None:
+    """Its runs and slots stay, its name is free again."""
+    gone = {"enabled": False, "deleted_at": await _now(connection)}
+    await _change(connection, tenant_id, schedule_id, gone, "the schedule was deleted before it was fired")
+
+
+async def load(connection: Connection, tenant_id: str, schedule_id: int, *, lock: bool = False) -> dict[str, Any]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(LOAD + (" FOR NO KEY UPDATE" if lock else ""), (schedule_id, tenant_id))
+        row = await cursor.fetchone()
+    if row is None:
+        raise NotFound(f"there is no schedule {schedule_id}")
+    return row
+
+
+async def fire_by_hand(connection: Connection, tenant_id: str, schedule_id: int, flow: Flow) -> Started:
+    """Now, whatever else is running; no due instant is used up. It holds the schedule if nothing else does."""
+    async with connection.transaction():
+        row = await load(connection, tenant_id, schedule_id, lock=True)
+        key = f"schedule:{schedule_id}-manual-{uuid.uuid4()}"
+        started = await runs.insert(connection, Start(flow, key, tenant_id, row["input"], schedule_id=schedule_id))
+        await connection.execute(
+            "UPDATE schedules s SET last_run_id = %(run)s, last_fired_at = ecluse_now(), holding_run_id = CASE WHEN"
+            " EXISTS (SELECT 1 FROM runs r WHERE r.id = s.holding_run_id AND r.ended_at IS NULL)"
+            " THEN s.holding_run_id ELSE %(run)s END WHERE id = %(id)s",
+            {"run": started.run.id, "id": schedule_id},
+        )
+        await runs.announce(connection)
+    return started
+
+
+async def _change(connection: Connection, tenant_id: str, schedule_id: int, columns: dict[str, Any], why: str) -> None:
+    async with connection.transaction():
+        row = await load(connection, tenant_id, schedule_id, lock=True)
+        now = await _now(connection)
+        columns = {**columns, "tenant_id": tenant_id, "updated_at": now}
+        if any(name in columns and columns[name] != row[name] for name in TIMING):
+            await _drop(connection, row, now, why)
+            after = {**row, **columns}
+            columns |= {"handled_until": now, "next_due_at": _next(after, now), "failures": 0, "error": None}
+        sets = ", ".join(f"{name} = %({name})s" for name in columns)
+        try:
+            await connection.execute(
+                f"UPDATE schedules SET {sets} WHERE id = %(id)s",  # noqa: S608 - our own names
+                {**columns, "id": schedule_id},
+            )
+        except psycopg.errors.UniqueViolation as error:
+            raise InvalidInput(f"there is a schedule {columns['name']!r} already") from error
+
+
+async def _drop(connection: Connection, row: dict[str, Any], now: datetime, why: str) -> None:
+    await connection.execute(DROP_WAITING, (why, now, row["id"]))
+    if row["next_due_at"] is not None:
+        with suppress(InvalidInput):  # one that cannot be read any more may still be repaired
+            due, _ = _timetable(row).latest(row["handled_until"], now, MOST_SLOTS)
+            await connection.execute(DROP_DUE, (row["id"], row["tenant_id"], why, now, due))
+
+
+def _timetable(row: dict[str, Any]) -> Timetable:
+    return timetable(row["cron"], row["timezone"], row["window_start"], row["window_end"])
+
+
+def _next(row: dict[str, Any], now: datetime) -> datetime | None:
+    return _timetable(row).next(now) if row["enabled"] and row["cron"] is not None else None
+
+
+async def _now(connection: Connection) -> datetime:
+    row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
+    assert row is not None  # noqa: S101 - asked for one row
+    now: datetime = row[0]
+    return now

@@ -1,0 +1,126 @@
+"""What becomes of due instants: one pure decision per schedule, given what time it is.
+
+An instant is fired, waits for the run before it, is skipped or was missed; whichever it is, it becomes a row that says
+so. Of several instants the latest counts: a schedule never makes up for more than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple
+
+from ecluse.base.timetable import Timetable, timetable
+
+# Rows per decision; what is beyond them is only counted.
+MOST_SLOTS = 100
+SUPERSEDED = "superseded: a later instant was due"
+OVERLAP = "overlap: the run before it was still going"
+OUTSIDE = "outside the execution window"
+DISABLED_TENANT = "the tenant is disabled"
+NOBODY = "nobody was there in time"
+
+SlotState = Literal["fired", "waiting", "skipped", "missed"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """An instant is in time for as long as `look_back`. A later one may be caught up on within `catch_up_within`."""
+
+    look_back: timedelta = timedelta(minutes=20)
+    catch_up_within: timedelta = timedelta(hours=24)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A row as a tick needs it. `held`: the run that holds it is open; `waiting`: the instant that waits for that."""
+
+    id: int
+    tenant_id: str
+    flow: str
+    cron: str
+    timezone: str
+    window_start: str | None
+    window_end: str | None
+    input: Mapping[str, Any]
+    overlap: Literal["wait", "allow"]
+    catch_up: Literal["latest", "skip"]
+    handled_until: datetime
+    failures: int
+    held: bool
+    waiting: datetime | None
+    tenant_disabled: bool
+
+    @property
+    def timetable(self) -> Timetable:
+        return timetable(self.cron, self.timezone, self.window_start, self.window_end)
+
+
+class Slot(NamedTuple):
+    due_at: datetime
+    state: SlotState
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Of everything due until now; the last slot is of the latest instant, the only one that may be fired."""
+
+    slots: Sequence[Slot]
+    uncounted: int
+    handled_until: datetime
+    next_due_at: datetime
+
+    @property
+    def fires(self) -> datetime | None:
+        return self.slots[-1].due_at if self.slots and self.slots[-1].state == "fired" else None
+
+
+def event_key(schedule_id: int, due_at: datetime) -> str:
+    return f"schedule:{schedule_id}:{int(due_at.timestamp() * 1000)}"
+
+
+def decide(schedule: Schedule, now: datetime, rules: Rules) -> Decision:
+    table = schedule.timetable
+    due, uncounted = table.latest(schedule.handled_until, now, MOST_SLOTS)
+    handled_until = due[-1] if due else schedule.handled_until
+    next_due_at = table.next(handled_until)
+    if schedule.waiting is not None:
+        due.insert(0, schedule.waiting)
+    if not due:
+        return Decision((), uncounted, handled_until, next_due_at)
+    *earlier, latest = due
+    slots = [_passed_over(schedule, at, now, rules) for at in earlier]
+    slots.append(_verdict(schedule, table, latest, now, rules))
+    if slots[-1].state == "waiting":
+        next_due_at = min(next_due_at, latest + rules.look_back)
+    return Decision(slots, uncounted, handled_until, next_due_at)
+
+
+def _passed_over(schedule: Schedule, due_at: datetime, now: datetime, rules: Rules) -> Slot:
+    if schedule.tenant_disabled:
+        return Slot(due_at, "skipped", DISABLED_TENANT)
+    if due_at == schedule.waiting:
+        return Slot(due_at, "skipped", f"{OVERLAP}; {SUPERSEDED}")
+    if now - due_at <= rules.look_back:
+        return Slot(due_at, "skipped", SUPERSEDED)
+    return Slot(due_at, "missed", NOBODY)
+
+
+def _verdict(schedule: Schedule, table: Timetable, due_at: datetime, now: datetime, rules: Rules) -> Slot:
+    late = now - due_at > rules.look_back
+    held = schedule.held and schedule.overlap == "wait"
+    if schedule.tenant_disabled:
+        return Slot(due_at, "skipped", DISABLED_TENANT)
+    if late and (held or due_at == schedule.waiting):
+        return Slot(due_at, "skipped", OVERLAP)
+    if late and schedule.catch_up == "skip":
+        return Slot(due_at, "missed", f"{NOBODY}, and catch_up is skip")
+    if late and now - due_at > rules.catch_up_within:
+        return Slot(due_at, "missed", f"{NOBODY}; older than {rules.catch_up_within} it is not caught up on")
+    if table.window is not None and not table.window.contains(now, table.zone):
+        return Slot(due_at, "skipped", OUTSIDE)
+    if held:
+        return Slot(due_at, "waiting", OVERLAP)
+    return Slot(due_at, "fired", "caught up" if late else None)

@@ -1,0 +1,194 @@
+"""The scheduler: a look every second for schedules that are due, by one replica at a time.
+
+A batch is one transaction: runs, slots, schedules, events and workflows are there together or not at all, so that a
+crash neither loses nor doubles an instant. Lock order: schedules before everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import psycopg
+import structlog
+from psycopg.rows import class_row
+from pydantic_core import to_json
+
+from ecluse.base.crash import crashpoint
+from ecluse.base.errors import EcluseError
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection, Pool, is_away
+from ecluse.engine import orchestration, runs
+from ecluse.engine.flow import Flow
+from ecluse.engine.runs import Start
+from ecluse.engine.slots import Decision, Rules, Schedule, decide, event_key
+from ecluse.engine.sweeps import patience
+
+log = structlog.get_logger(__name__)
+
+TICK_SECONDS = 1.0
+BATCH = 200
+LOCK = 0x7EC1_05E5  # any number that nobody else uses
+BACK_OFF = timedelta(seconds=5)
+LONGEST_BACK_OFF = timedelta(minutes=1)
+ZONE_RULES = version("tzdata")
+
+# The time is asked once: as a volatile function in the condition it would keep the index from being used.
+WHICH = f"""
+(SELECT s.id FROM schedules s WHERE s.next_due_at <= (SELECT ecluse_now()) AND s.flow = ANY(%(flows)s)
+ ORDER BY s.next_due_at LIMIT {BATCH})
+UNION ALL
+(SELECT s.id FROM schedule_slots w JOIN schedules s ON s.id = w.schedule_id
+ LEFT JOIN runs r ON r.id = s.holding_run_id AND r.ended_at IS NULL
+ WHERE w.state = 'waiting' AND r.id IS NULL AND s.flow = ANY(%(flows)s) AND s.failures = 0)
+LIMIT {BATCH}
+"""  # noqa: S608 - a number of ours
+ANY_DUE = f"SELECT EXISTS ({WHICH})"
+DUE = f"""
+SELECT s.id, s.tenant_id, s.flow, s.cron, s.timezone, s.window_start, s.window_end, s.input, s.overlap, s.catch_up,
+s.handled_until, s.failures, r.id IS NOT NULL AS held, w.due_at AS waiting, t.disabled_at IS NOT NULL AS tenant_disabled
+FROM schedules s LEFT JOIN runs r ON r.id = s.holding_run_id AND r.ended_at IS NULL
+LEFT JOIN schedule_slots w ON w.schedule_id = s.id AND w.state = 'waiting'
+LEFT JOIN tenants t ON t.id = s.tenant_id
+WHERE s.id IN ({WHICH}) ORDER BY s.id FOR NO KEY UPDATE OF s SKIP LOCKED
+"""  # noqa: S608 - the fragment above
+
+PUT_SLOTS = """
+INSERT INTO schedule_slots (schedule_id, due_at, tenant_id, state, reason, run_id, decided_at)
+SELECT schedule_id, due_at, tenant_id, state, reason, run_id, ecluse_now()
+FROM jsonb_to_recordset(%s::jsonb) AS n(schedule_id bigint, due_at timestamptz, tenant_id text, state text, reason text,
+    run_id bigint)
+ON CONFLICT (schedule_id, due_at) DO UPDATE SET state = excluded.state, reason = excluded.reason,
+    run_id = excluded.run_id, decided_at = excluded.decided_at WHERE schedule_slots.state = 'waiting'
+"""
+# A run whose schedule was free holds it from now on.
+PUT_SCHEDULES = """
+UPDATE schedules s SET handled_until = n.handled_until, next_due_at = n.next_due_at, zone_rules = %(rules)s,
+    missed_uncounted = missed_uncounted + n.uncounted, failures = 0, error = NULL,
+    last_run_id = coalesce(n.run_id, last_run_id),
+    last_fired_at = CASE WHEN n.run_id IS NULL THEN last_fired_at ELSE ecluse_now() END,
+    holding_run_id = CASE WHEN n.held THEN holding_run_id ELSE n.run_id END
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS n(id bigint, handled_until timestamptz, next_due_at timestamptz,
+    uncounted bigint, run_id bigint, held boolean)
+WHERE s.id = n.id
+"""
+PUT_FAILURE = "UPDATE schedules SET failures = failures + 1, error = %s, next_due_at = %s WHERE id = %s"
+# Computed with other rules of time zones: looked at again, as if they were due.
+RENEW = """
+UPDATE schedules SET next_due_at = ecluse_now() WHERE next_due_at > (SELECT ecluse_now()) AND zone_rules <> %s
+"""
+
+
+class Line(NamedTuple):
+    schedule_id: int
+    status: str  # of its latest instant: fired, waiting, skipped, missed; or failed
+    run_id: int | None
+    reason: str | None
+
+
+@dataclass
+class Tick:
+    lines: list[Line] = field(default_factory=list)
+
+
+async def keep_ticking(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> None:
+    renewed = False
+    while True:
+        with patience("tick"):
+            if not renewed:
+                renewed = await renew(pool)
+            await tick(pool, flows, rules)
+        await asyncio.sleep(TICK_SECONDS)
+
+
+async def renew(pool: Pool) -> bool:
+    async with pool.connection() as connection:
+        cursor = await connection.execute(RENEW, (ZONE_RULES,))
+    if cursor.rowcount:
+        log.warning("new time zone rules: schedules are computed again", schedules=cursor.rowcount, rules=ZONE_RULES)
+    return True
+
+
+async def tick(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> Tick:
+    """Everything that is due, in batches; nothing if another replica is at it."""
+    done = Tick()
+    orchestrated = {"flows": [name for name, flow in flows.items() if flow.story is not None]}
+    async with pool.connection() as connection:
+        while (await _one(connection, ANY_DUE, orchestrated))[0]:
+            async with connection.transaction():
+                if not (await _one(connection, "SELECT pg_try_advisory_xact_lock(%s)", (LOCK,)))[0]:
+                    break
+                async with connection.cursor(row_factory=class_row(Schedule)) as cursor:
+                    await cursor.execute(DUE, orchestrated)
+                    due = await cursor.fetchall()
+                (now,) = await _one(connection, "SELECT ecluse_now()")
+                lines = await _handle(connection, flows, due, now, rules)
+                crashpoint("in tick")
+            crashpoint("after tick")
+            done.lines += lines
+            if len(due) < BATCH:
+                break
+    return done
+
+
+async def _handle(
+    connection: Connection, flows: Mapping[str, Flow], due: Sequence[Schedule], now: datetime, rules: Rules
+) -> list[Line]:
+    """In one piece; if that fails on data, in halves, until the culprit is alone: it keeps its instants, and the next
+    ticks try again."""
+    if not due:
+        return []
+    try:
+        async with connection.transaction():
+            return await _store(connection, flows, [(one, decide(one, now, rules)) for one in due])
+    except (EcluseError, psycopg.Error) as error:
+        if is_away(error):
+            raise
+        if len(due) > 1:
+            middle = len(due) // 2
+            first = await _handle(connection, flows, due[:middle], now, rules)
+            return first + await _handle(connection, flows, due[middle:], now, rules)
+        (one,) = due
+        why = storable(" ".join(str(error).split()))
+        again = now + min(BACK_OFF * 2 ** min(one.failures, 10), LONGEST_BACK_OFF)
+        await connection.execute(PUT_FAILURE, (why, again, one.id))
+        log.error("a schedule could not be fired", schedule_id=one.id, tenant_id=one.tenant_id, error=why)
+        return [Line(one.id, "failed", None, why)]
+
+
+async def _store(
+    connection: Connection, flows: Mapping[str, Flow], decided: Sequence[tuple[Schedule, Decision]]
+) -> list[Line]:
+    starts = [
+        Start(flows[one.flow], event_key(one.id, at), one.tenant_id, dict(one.input), schedule_id=one.id)
+        for one, decision in decided
+        if (at := decision.fires) is not None
+    ]
+    started = await runs.insert_many(connection, starts) if starts else []
+    run_ids = {each.run.event_key: each.run.id for each in started}
+    lines: list[Line] = []
+    slots: list[dict[str, Any]] = []
+    schedules: list[dict[str, Any]] = []
+    for one, decision in decided:
+        run_id = run_ids[event_key(one.id, decision.fires)] if decision.fires else None
+        for slot in decision.slots:
+            whose = {"schedule_id": one.id, "tenant_id": one.tenant_id}
+            slots.append({**whose, **slot._asdict(), "run_id": run_id if slot.state == "fired" else None})
+        put = {"handled_until": decision.handled_until, "next_due_at": decision.next_due_at, "held": one.held}
+        schedules.append({"id": one.id, **put, "uncounted": decision.uncounted, "run_id": run_id})
+        if decision.slots:
+            lines.append(Line(one.id, decision.slots[-1].state, run_id, decision.slots[-1].reason))
+    await connection.execute(PUT_SLOTS, (to_json(slots).decode(),))
+    await connection.execute(PUT_SCHEDULES, {"rows": to_json(schedules).decode(), "rules": ZONE_RULES})
+    await orchestration.enqueue(connection, [each.run.id for each in started if not each.deduplicated])
+    return lines
+
+
+async def _one(connection: Connection, statement: str, parameters: Any = None) -> tuple[Any, ...]:
+    row = await (await connection.execute(statement, parameters)).fetchone()
+    assert row is not None  # noqa: S101 - asked for one row
+    return row
