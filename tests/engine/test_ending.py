@@ -32,6 +32,7 @@ from ecluse.engine import (
     end_by_operator,
     insert_run,
     load_run,
+    orchestration,
     sweeps,
 )
 from ecluse.engine.claim import Claimant, claim_free
@@ -189,7 +190,9 @@ async def test_a_run_that_has_not_begun_can_be_ended(start_kit, dsn, query):
     """Its workflow, when its turn comes, finds nothing to do."""
     calls = Calls()
     kit = await start_kit(f := flow(stage(calls.work)))
-    (queued,) = await kit.start_runs([Start(f, "queued", input={"targets": ["a"]})])
+    async with kit.pool.connection() as connection, connection.transaction():
+        queued = await insert_run(connection, Start(f, "queued", input={"targets": ["a"]}))
+        await orchestration.enqueue(connection, [queued.run.id])
     assert await kit.end_run(queued.run.id, REASON)
     async with kit.pool.connection() as connection:
         unstarted = (await insert_run(connection, Start(f, "unstarted", input={"targets": ["a"]}))).run.id

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from ecluse.base.errors import InvalidInput, NonRetriableError, PermanentError, TransientError
-from ecluse.engine import Done, Flow, Ignored, Item, NewItem, Result, RetryPolicy, Start, Started, Story, WorkContext
+from ecluse.engine import Done, Flow, Ignored, Item, NewItem, Result, RetryPolicy, Start, Story, WorkContext
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, run_to_end, stage
 
 COUNTS = ("status", "selected", "successful", "failed", "ignored")
@@ -73,22 +73,6 @@ async def test_the_same_event_key_starts_one_run_per_tenant_however_often_it_is_
             "INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at)"
             " VALUES ('default', 'test', 'due-1', true, 'queued', 'queued', now()) RETURNING id"
         )
-
-
-@pytest.mark.req("ENG-13", "ENG-20")
-async def test_many_starts_are_one_commit_and_a_bad_one_does_not_stop_the_others(start_kit, query):
-    kit = await start_kit(f := flow(stage()))
-    good = [Start(f, f"due-{n}", input={"targets": [f"a{n}"]}) for n in range(5)]
-    bad = Start(f, "due-bad", input={"targets": "not a list"})
-    results = await kit.start_runs([good[0], bad, *good[1:], good[0]])
-    assert [type(result) for result in results] == [Started, InvalidInput, Started, Started, Started, Started, Started]
-    assert "targets" in str(results[1])
-    assert isinstance(results[-1], Started)
-    assert results[-1].deduplicated
-    for result in results:
-        if isinstance(result, Started):
-            assert (await kit.wait_for_run(result.run.id, PATIENCE))["status"] == "completed"
-    assert len(query("SELECT 1 FROM runs")) == 5
 
 
 @pytest.mark.req("ENG-07")

@@ -43,7 +43,7 @@ class World:
 
     async def create(self, new: NewSchedule = HOURLY, now: datetime = BEGIN) -> int:
         self.at(now)
-        return int(await self.do(rows.create, new))
+        return int(await self.do(rows.create_schedule, new))
 
     async def tick(self, now: datetime, rules: Rules = RULES) -> list[Line]:
         self.at(now)
@@ -319,7 +319,7 @@ async def test_a_stored_expression_that_cannot_be_read_is_visible_and_stops_nobo
 
 async def test_a_server_fires_by_itself_and_its_runs_are_led(start_kit, world, one):
     world.at(datetime.now(UTC).replace(second=58, microsecond=0))
-    await world.do(rows.create, replace(HOURLY, cron="* * * * *"))
+    await world.do(rows.create_schedule, replace(HOURLY, cron="* * * * *"))
     kit: Kit = await start_kit(FLOW)
     await until(lambda: one("SELECT count(*) FROM runs"), 20)
     assert (await kit.wait_for_run(1, PATIENCE))["status"] == "completed"
@@ -327,6 +327,6 @@ async def test_a_server_fires_by_itself_and_its_runs_are_led(start_kit, world, o
 
 async def test_a_process_without_that_role_fires_nothing(start_kit, world, one):
     world.at(datetime.now(UTC).replace(second=58, microsecond=0))
-    await world.do(rows.create, replace(HOURLY, cron="* * * * *", input=Targets(targets=[]).model_dump()))
+    await world.do(rows.create_schedule, replace(HOURLY, cron="* * * * *", input=Targets(targets=[]).model_dump()))
     kit = await start_kit(FLOW, roles=frozenset({"worker"}))
     assert "scheduler" not in {task.get_name() for task in kit._background}

@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 import pytest
 
 from ecluse.base import cron
-from tests.unit.cron_oracle import Expression, changes, minutes
+from tests.unit.cron_oracle import Expression, Shown, changes, minutes
 
 ZONES = [
     "America/New_York",
@@ -71,14 +71,28 @@ OFTENER = [
 ]
 
 
-def differences(expression: str, name: str, shown: list, start: datetime, end: datetime) -> list[datetime]:
-    oracle = Expression(expression)
-    expected = [each.at for each in shown if oracle.due(each)]
-    found = list(
-        takewhile(lambda at: at < end, cron.parse(expression).due(start - timedelta(seconds=1), cron.zone(name)))
-    )
-    assert found == sorted(set(found)), "each later than the one before"
-    return sorted(set(found) ^ set(expected))
+class Minutes:
+    """Every minute of a time, filed by what the minute hand shows: most expressions name few of them."""
+
+    def __init__(self, name: str, start: datetime, end: datetime) -> None:
+        self.zone, self.start, self.end = cron.zone(name), start, end
+        self.filed: dict[int, list[Shown]] = {n: [] for n in range(60)}
+        self.after_gaps: list[Shown] = []
+        for shown in minutes(self.zone, start, end):
+            (self.after_gaps if shown.left_out else self.filed[shown.label.minute]).append(shown)
+
+    def differences(self, expression: str) -> list[datetime]:
+        oracle = Expression(expression)
+        shown = [*self.after_gaps, *(each for minute in oracle.minutes for each in self.filed[minute])]
+        expected = {each.at for each in shown if oracle.due(each)}
+        due = cron.parse(expression).due(self.start - timedelta(seconds=1), self.zone)
+        found = list(takewhile(lambda at: at < self.end, due))
+        assert found == sorted(set(found)), "each later than the one before"
+        return sorted(expected ^ set(found))
+
+    def check(self, expressions: list[str]) -> None:
+        wrong = {one: self.differences(one) for one in expressions}
+        assert {one: found for one, found in wrong.items() if found} == {}
 
 
 def around(name: str, years: range, days: int) -> list[tuple[datetime, datetime]]:
@@ -95,9 +109,7 @@ def test_around_a_change_every_instant_is_as_the_clock_says(name, year):
     spans = around(name, range(year, year + 1), 1)
     assert len(spans) >= 2
     for start, end in spans:
-        shown = list(minutes(cron.zone(name), start, end))
-        wrong = {one: differences(one, name, shown, start, end) for one in AT_MOST_HOURLY + OFTENER}
-        assert {one: found for one, found in wrong.items() if found} == {}
+        Minutes(name, start, end).check(AT_MOST_HOURLY + OFTENER)
 
 
 @pytest.mark.req("G-28")
@@ -161,13 +173,7 @@ def test_leap_days_are_found_for_forty_years():
 @pytest.mark.req("G-28", "G-86", "AUT-155", "AUT-156")
 @pytest.mark.parametrize("name", ZONES)
 def test_in_ten_years_of_twelve_zones_no_instant_differs(name):
-    zone = cron.zone(name)
     for year in YEARS:
-        start, end = datetime(year, 1, 1, tzinfo=UTC), datetime(year + 1, 1, 1, tzinfo=UTC)
-        shown = list(minutes(zone, start, end))
-        wrong = {one: differences(one, name, shown, start, end) for one in AT_MOST_HOURLY}
-        assert {one: found for one, found in wrong.items() if found} == {}
+        Minutes(name, datetime(year, 1, 1, tzinfo=UTC), datetime(year + 1, 1, 1, tzinfo=UTC)).check(AT_MOST_HOURLY)
     for start, end in around(name, YEARS, 3):
-        shown = list(minutes(zone, start, end))
-        wrong = {one: differences(one, name, shown, start, end) for one in OFTENER}
-        assert {one: found for one, found in wrong.items() if found} == {}
+        Minutes(name, start, end).check(OFTENER)

@@ -10,9 +10,10 @@ import typer
 
 from ecluse import bootstrap, settings
 from ecluse.access import audit_trail, tenants
-from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.errors import NotFound
 from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
+from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
 from ecluse.engine import Start, announce, insert_run, load_run, reading
 
@@ -30,16 +31,7 @@ def start(
     tenant: Annotated[str, typer.Option(help="For whom.")] = "default",
 ) -> None:
     """Ask for a run. A running server takes it up at once; it waits for one otherwise."""
-    known = {f.name: f for f in bootstrap.load_flows(settings.load(), [flow] if ":" in flow else [])}
-    chosen = next(reversed(known.values())) if ":" in flow else known.get(flow)
-    if chosen is None:
-        raise NotFound(f"There is no flow {flow!r} (known: {', '.join(known) or 'none'}). Load one with ECLUSE_FLOWS.")
-    try:
-        parsed = json.loads(given)
-    except json.JSONDecodeError as error:
-        raise InvalidInput(f"--input is not JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise InvalidInput("--input must be a JSON object")
+    chosen, parsed = flow_named(flow), json_object(given)
     key = key or f"{chosen.name}-manual-{uuid.uuid4()}"
     wanted = Start(chosen, key, tenant_id=tenant, input=parsed, again=True)
 

@@ -37,7 +37,17 @@ from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import TENANT, Start, Started, announce, open_targets
 from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import load as load_run
-from ecluse.engine.schedules import NewSchedule
+from ecluse.engine.schedules import (
+    NewSchedule,
+    create_schedule,
+    delete_schedule,
+    enable_schedule,
+    fire_by_hand,
+    list_schedules,
+    load_schedule,
+    show_schedule,
+    update_schedule,
+)
 from ecluse.engine.slots import Rules
 from ecluse.engine.states import PLAIN, State, Words
 
@@ -99,16 +109,24 @@ __all__ = [
     "acquire_lease",
     "announce",
     "counts",
+    "create_schedule",
+    "delete_schedule",
+    "enable_schedule",
     "end_by_operator",
+    "fire_by_hand",
     "force_release",
     "insert_run",
     "list_leases",
+    "list_schedules",
     "load_run",
+    "load_schedule",
     "migrate",
     "open_targets",
     "read_published",
     "reading",
     "release_lease",
+    "show_schedule",
     "still_mine",
+    "update_schedule",
     "write_events",
 ]

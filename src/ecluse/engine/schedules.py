@@ -59,6 +59,14 @@ class NewSchedule:
 TIMING = ("cron", "timezone", "window_start", "window_end", "enabled")
 
 LOAD = "SELECT * FROM schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
+LIST = """
+SELECT * FROM schedules WHERE deleted_at IS NULL AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
+ORDER BY tenant_id, name LIMIT %(limit)s OFFSET %(offset)s
+"""
+SLOTS = """
+SELECT due_at, state, reason, run_id, decided_at FROM schedule_slots WHERE schedule_id = %s
+ORDER BY due_at DESC LIMIT 20
+"""
 DROP_WAITING = """
 UPDATE schedule_slots SET state = 'skipped', reason = %s, decided_at = %s WHERE schedule_id = %s AND state = 'waiting'
 """
@@ -68,7 +76,7 @@ SELECT %s, due_at, %s, 'skipped', %s, %s FROM unnest(%s::timestamptz[]) AS due_a
 """
 
 
-async def create(connection: Connection, new: NewSchedule) -> int:
+async def create_schedule(connection: Connection, new: NewSchedule) -> int:
     columns = new.columns()
     now = await _now(connection)
     columns |= {"handled_until": now, "created_at": now, "updated_at": now, "zone_rules": ZONE_RULES}
@@ -86,23 +94,25 @@ async def create(connection: Connection, new: NewSchedule) -> int:
     return int(row[0]) if row else 0
 
 
-async def update(connection: Connection, tenant_id: str, schedule_id: int, new: NewSchedule) -> None:
+async def update_schedule(connection: Connection, tenant_id: str, schedule_id: int, new: NewSchedule) -> None:
     """Everything about it, but whose it is."""
     await _change(connection, tenant_id, schedule_id, new.columns(), "the schedule was changed before it was fired")
 
 
-async def set_enabled(connection: Connection, tenant_id: str, schedule_id: int, *, enabled: bool) -> None:
+async def enable_schedule(connection: Connection, tenant_id: str, schedule_id: int, *, enabled: bool = True) -> None:
     why = "the schedule was switched off before it was fired"
     await _change(connection, tenant_id, schedule_id, {"enabled": enabled}, why)
 
 
-async def delete(connection: Connection, tenant_id: str, schedule_id: int) -> None:
+async def delete_schedule(connection: Connection, tenant_id: str, schedule_id: int) -> None:
     """Its runs and slots stay, its name is free again."""
     gone = {"enabled": False, "deleted_at": await _now(connection)}
     await _change(connection, tenant_id, schedule_id, gone, "the schedule was deleted before it was fired")
 
 
-async def load(connection: Connection, tenant_id: str, schedule_id: int, *, lock: bool = False) -> dict[str, Any]:
+async def load_schedule(
+    connection: Connection, tenant_id: str, schedule_id: int, *, lock: bool = False
+) -> dict[str, Any]:
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(LOAD + (" FOR NO KEY UPDATE" if lock else ""), (schedule_id, tenant_id))
         row = await cursor.fetchone()
@@ -111,10 +121,29 @@ async def load(connection: Connection, tenant_id: str, schedule_id: int, *, lock
     return row
 
 
+async def show_schedule(connection: Connection, tenant_id: str, schedule_id: int) -> dict[str, Any]:
+    """With its latest slots, newest first."""
+    row = await load_schedule(connection, tenant_id, schedule_id)
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(SLOTS, (schedule_id,))
+        return {**row, "slots": await cursor.fetchall()}
+
+
+async def list_schedules(
+    connection: Connection, tenant_id: str | None, *, limit: int, offset: int
+) -> list[dict[str, Any]]:
+    """Of anybody, if no tenant is given."""
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(LIST, {"tenant": tenant_id, "limit": limit, "offset": offset})
+        return await cursor.fetchall()
+
+
 async def fire_by_hand(connection: Connection, tenant_id: str, schedule_id: int, flow: Flow) -> Started:
     """Now, whatever else is running; no due instant is used up. It holds the schedule if nothing else does."""
     async with connection.transaction():
-        row = await load(connection, tenant_id, schedule_id, lock=True)
+        row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
+        if flow.name != row["flow"]:
+            raise InvalidInput(f"schedule {schedule_id} is of flow {row['flow']}, not {flow.name}")
         key = f"schedule:{schedule_id}-manual-{uuid.uuid4()}"
         started = await runs.insert(connection, Start(flow, key, tenant_id, row["input"], schedule_id=schedule_id))
         await connection.execute(
@@ -129,7 +158,7 @@ async def fire_by_hand(connection: Connection, tenant_id: str, schedule_id: int,
 
 async def _change(connection: Connection, tenant_id: str, schedule_id: int, columns: dict[str, Any], why: str) -> None:
     async with connection.transaction():
-        row = await load(connection, tenant_id, schedule_id, lock=True)
+        row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
         now = await _now(connection)
         columns = {**columns, "tenant_id": tenant_id, "updated_at": now}
         if any(name in columns and columns[name] != row[name] for name in TIMING):

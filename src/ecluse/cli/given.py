@@ -1,0 +1,29 @@
+"""What several commands are given in the same words: a flow, an input."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ecluse import bootstrap, settings
+from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.engine import Flow
+
+
+def flow_named(name: str) -> Flow:
+    """By its name, if ECLUSE_FLOWS loads it, or as package:NAME."""
+    known = {f.name: f for f in bootstrap.load_flows(settings.load(), [name] if ":" in name else [])}
+    chosen = next(reversed(known.values())) if ":" in name else known.get(name)
+    if chosen is None:
+        raise NotFound(f"There is no flow {name!r} (known: {', '.join(known) or 'none'}). Load one with ECLUSE_FLOWS.")
+    return chosen
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"--input is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise InvalidInput("--input must be a JSON object")
+    return parsed

@@ -1,0 +1,160 @@
+"""`ecluse schedules …`: make schedules, look ahead, switch them on and off, fire one by hand."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from ecluse.base.clock import Clock
+from ecluse.base.errors import InvalidInput
+from ecluse.base.timetable import timetable
+from ecluse.cli.database import with_connection
+from ecluse.cli.given import flow_named, json_object
+from ecluse.db.connect import Connection
+from ecluse.engine import (
+    NewSchedule,
+    create_schedule,
+    delete_schedule,
+    enable_schedule,
+    fire_by_hand,
+    list_schedules,
+    load_schedule,
+    show_schedule,
+)
+
+app = typer.Typer(no_args_is_help=True, help="Start runs by the clock.")
+
+
+class Overlap(StrEnum):
+    wait = "wait"
+    allow = "allow"
+
+
+class CatchUp(StrEnum):
+    latest = "latest"
+    skip = "skip"
+
+
+ScheduleId = Annotated[int, typer.Argument(help="The schedule's id.")]
+Tenant = Annotated[str, typer.Option(help="Whose.")]
+CronOption = Annotated[str | None, typer.Option("--cron", help="Five fields, or @hourly … @yearly.")]
+ZoneOption = Annotated[str, typer.Option("--tz", help="The time zone that it is read in.")]
+WindowStart = Annotated[str | None, typer.Option(help="HH:MM: begin nothing before.")]
+WindowEnd = Annotated[str | None, typer.Option(help="HH:MM: begin nothing after.")]
+
+
+@app.command()
+def create(
+    flow: Annotated[str, typer.Argument(help="The flow's name, or package:NAME.")],
+    name: Annotated[str, typer.Option(help="What people call it.")],
+    cron: CronOption = None,
+    timezone: ZoneOption = "UTC",
+    window_start: WindowStart = None,
+    window_end: WindowEnd = None,
+    given: Annotated[str, typer.Option("--input", help="The runs' input, as JSON.")] = "{}",
+    overlap: Annotated[Overlap, typer.Option(help="While its former run goes on: wait for it, or not.")] = Overlap.wait,
+    catch_up: Annotated[CatchUp, typer.Option(help="After a downtime: run the latest, or none.")] = CatchUp.latest,
+    tenant: Tenant = "default",
+) -> None:
+    """Make a schedule. Without --cron it is only fired by hand."""
+    new = NewSchedule(
+        flow_named(flow), name, cron, timezone, window_start, window_end, json_object(given),
+        overlap.value, catch_up.value, tenant_id=tenant,
+    )  # fmt: skip
+
+    async def make(connection: Connection) -> dict[str, Any]:
+        return await load_schedule(connection, tenant, await create_schedule(connection, new))
+
+    row = with_connection(make)
+    typer.echo(json.dumps({"schedule_id": str(row["id"]), "next_due_at": row["next_due_at"]}, default=str))
+
+
+@app.command("list")
+def list_(
+    tenant: Annotated[str | None, typer.Option(help="Whose; everybody's by default.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """By name, with when each is due next."""
+    rows = with_connection(lambda connection: list_schedules(connection, tenant, limit=limit, offset=offset))
+    if not rows:
+        typer.echo("no schedules yet: make one with `ecluse schedules create FLOW --name … --cron …`")
+    for row in rows:
+        due = f"{row['next_due_at']:%Y-%m-%d %H:%M:%SZ}" if row["next_due_at"] else "off" if row["cron"] else "by hand"
+        trouble = f"  failing: {row['error']}" if row["error"] else ""
+        typer.echo(
+            f"{row['id']:>8}  {row['tenant_id']:<12} {row['flow']:<14} {row['name']:<24} {row['cron'] or '-':<16}"
+            f" {row['timezone']:<18} {due}{trouble}"
+        )
+
+
+@app.command()
+def show(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
+    """One schedule in full, as JSON, with its latest slots."""
+    _print(with_connection(lambda connection: show_schedule(connection, tenant, schedule_id)))
+
+
+@app.command()
+def preview(
+    schedule_id: Annotated[int | None, typer.Argument(help="A schedule's id; or give --cron.")] = None,
+    cron: CronOption = None,
+    timezone: ZoneOption = "UTC",
+    window_start: WindowStart = None,
+    window_end: WindowEnd = None,
+    count: Annotated[int, typer.Option("-n", help="How many.", min=1, max=1000)] = 10,
+    tenant: Tenant = "default",
+) -> None:
+    """When it is due next, and what changes of the clocks do to it."""
+    if schedule_id is not None:
+        row = with_connection(lambda connection: load_schedule(connection, tenant, schedule_id))
+        cron, timezone, window_start, window_end = (row[n] for n in ("cron", "timezone", "window_start", "window_end"))
+    if cron is None:
+        raise InvalidInput("Give --cron, or the id of a schedule that has one.")
+    table = timetable(cron, timezone, window_start, window_end)
+    typer.echo(f"{table.cron.explain()} ({timezone})")
+    for fire in table.preview(Clock().now(), count):
+        typer.echo(f"{fire.at:%a %Y-%m-%d %H:%M %z}" + (f"  {fire.mark}" if fire.mark else ""))
+
+
+@app.command()
+def enable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
+    """Switch it on. It is due for what comes from now on."""
+    with_connection(lambda connection: enable_schedule(connection, tenant, schedule_id))
+    show(schedule_id, tenant)
+
+
+@app.command()
+def disable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
+    """Switch it off. Runs that it has started go on."""
+    with_connection(lambda connection: enable_schedule(connection, tenant, schedule_id, enabled=False))
+    show(schedule_id, tenant)
+
+
+@app.command()
+def delete(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
+    """Its runs and slots stay, its name is free again."""
+    with_connection(lambda connection: delete_schedule(connection, tenant, schedule_id))
+    typer.echo(f"schedule {schedule_id} is deleted")
+
+
+@app.command()
+def run(
+    schedule_id: ScheduleId,
+    tenant: Tenant = "default",
+    flow: Annotated[str | None, typer.Option(help="Its flow as package:NAME, unless ECLUSE_FLOWS loads it.")] = None,
+) -> None:
+    """Fire it by hand, now. No due instant is used up by that."""
+
+    async def fire(connection: Connection) -> dict[str, str]:
+        row = await load_schedule(connection, tenant, schedule_id)
+        started = await fire_by_hand(connection, tenant, schedule_id, flow_named(flow or row["flow"]))
+        return {"run_id": str(started.run.id), "event_key": started.run.event_key}
+
+    typer.echo(json.dumps(with_connection(fire)))
+
+
+def _print(row: dict[str, Any]) -> None:
+    typer.echo(json.dumps(row, default=str, indent=2))
