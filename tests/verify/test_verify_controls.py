@@ -9,11 +9,12 @@ import pytest
 from ecluse.verify import audit
 from tests.verify.faults import FAULTS, HARMLESS, Fault
 from tests.verify.outbox_faults import OUTBOX_FAULTS, OUTBOX_HARMLESS
+from tests.verify.schedule_faults import SCHEDULE_FAULTS, SCHEDULE_HARMLESS
 from tests.verify.world import World
 
-INVARIANTS = {"I-01", "I-02", "I-03", "I-04", "I-05", "I-06", "I-09", "I-10", "I-11", "I-12", "I-13", "I-19"}
-ALL_FAULTS = [*FAULTS, *OUTBOX_FAULTS]
-ALL_HARMLESS = HARMLESS | OUTBOX_HARMLESS
+INVARIANTS = {"I-01", "I-02", "I-03", "I-04", "I-05", "I-06", "I-08", "I-09", "I-10", "I-11", "I-12", "I-13", "I-19"}
+ALL_FAULTS = [*FAULTS, *OUTBOX_FAULTS, *SCHEDULE_FAULTS]
+ALL_HARMLESS = HARMLESS | OUTBOX_HARMLESS | SCHEDULE_HARMLESS
 
 
 def test_a_world_in_order_is_clean_and_every_check_had_something_to_look_at(world: World) -> None:

@@ -28,9 +28,11 @@ WHICH = {
     "replicas": "id = %(name)s",
     "events_outbox": "event_key = %(name)s",
     "leases": "key || ' ' || fence = %(name)s",
+    "schedules": "name = %(name)s",
+    "schedule_slots": "state = %(name)s",
     "dbos.workflow_status": "workflow_uuid = 't/' || %(name)s",
 }
-DRAWN = ("runs", "items", "claims", "attempts", "run_log", "lanes")
+DRAWN = ("schedules", "runs", "items", "claims", "attempts", "run_log", "lanes")
 
 
 class World:
@@ -202,8 +204,28 @@ def healthy(world: World) -> None:
     world.insert("outcomes", run_id=chore, target="chore", outcome="successful")
     _told(world)
     _held(world)
+    _scheduled(world)
     # items.id is drawn before the effects know it
     world.sql("UPDATE effects e SET item_id = i.id FROM items i WHERE i.run_id = e.run_id AND i.key = e.key")
+
+
+def _scheduled(world: World) -> None:
+    """One that has done everything that can be done with an instant, and another that is due to come."""
+    due = world.now.replace(microsecond=0) - timedelta(minutes=30)
+    given = {"tenant_id": "t", "flow": "shop", "cron": "*/5 * * * *", "zone_rules": "1", "created_at": due}
+    given |= {"updated_at": due, "next_due_at": world.now, "handled_until": due + timedelta(minutes=20)}
+    schedule = world.insert("schedules", name="often", **given)
+    world.insert("schedules", name="later", **given)
+    words = {"state": "failed", "end_cause": "operator", "ended_at": world.now}
+    counts = {"selected": 0, "successful": 0, "failed": 0, "ignored": 0}
+    keys = {"fired": f"schedule:{schedule}:{int(due.timestamp()) * 1000}", "by hand": f"schedule:{schedule}-manual-1"}
+    for name, key in keys.items():
+        world.run(key, "shop", ["queued", "failed"], workflow="SUCCESS", schedule_id=schedule, **words, **counts)
+        world.runs[name] = world.runs.pop(key)
+    for n, state in enumerate(["fired", "missed", "skipped", "waiting"]):
+        world.insert("schedule_slots", schedule_id=schedule, due_at=due + timedelta(minutes=5 * n), tenant_id="t",
+                     state=state, reason="why", decided_at=world.now,
+                     run_id=world.runs["fired"] if state == "fired" else None)  # fmt: skip
 
 
 def _ended(world: World) -> None:

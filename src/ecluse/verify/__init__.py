@@ -2,7 +2,8 @@
 what is promised. Read only, safe beside running servers.
 
 It shares no code with the program it judges, so that a mistake there cannot excuse itself here; `database`,
-`stuck`, `outbox`, `leases` and `ledger` hold the invariants, by the numbers under which they are known (I-01 …).
+`stuck`, `outbox`, `leases`, `schedules` and `ledger` hold the invariants, by the numbers under which they are known
+(I-01 …).
 """
 
 from ecluse.verify.report import Report, Violation

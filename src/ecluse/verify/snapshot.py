@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 
 from ecluse.verify import database, leases, ledger, outbox, stuck
 from ecluse.verify.report import Report
+from ecluse.verify.schedules import I_08_DUE_TIMES
 from ecluse.verify.story import tell
 
 
@@ -57,6 +58,7 @@ def _look(connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None
     clock = connection.execute("SELECT now() AS cut, \"offset\" <> '0' AS moved FROM clock_offset").fetchone()
     assert clock is not None  # noqa: S101 - the migration put the row there
     database.check(connection, report)
+    database.run(connection, I_08_DUE_TIMES, report)
     stuck.check(connection, report)
     database.run(connection, outbox.I_09_OUTBOX, report)
     database.run(connection, leases.I_10_LEASES, report)

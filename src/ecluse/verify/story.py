@@ -27,6 +27,16 @@ SELECT ended_at, format('run %%s ended: %%s (%%s), %%s selected = %%s + %%s + %%
     successful, failed, ignored) FROM runs WHERE id = %(run_id)s AND ended_at IS NOT NULL
 """
 
+SCHEDULE = """
+SELECT created_at AS at, format('schedule %%s (%%s) made: %%s', id, flow, coalesce(cron, 'by hand')) AS line
+FROM schedules WHERE id = %(schedule_id)s
+UNION ALL
+SELECT s.decided_at, format('%%s: %%s%%s', s.due_at, s.state, coalesce(' as run ' || s.run_id, ' (' || s.reason || ')'))
+FROM schedule_slots s WHERE s.schedule_id = %(schedule_id)s
+UNION ALL
+SELECT created_at, format('run %%s: %%s', id, event_key) FROM runs WHERE schedule_id = %(schedule_id)s
+"""
+
 TARGET = """
 WITH item AS (
     SELECT * FROM items WHERE id = %(item_id)s
@@ -76,8 +86,8 @@ WHERE id = %(effect_id)s::uuid OR run_id = %(run_id)s AND (item_id = %(item_id)s
 
 
 def tell(connection: psycopg.Connection[dict[str, Any]], about: About, ledger: Ledger | None) -> list[str]:
-    whole_run = about._replace(aggregate=None, lease=None) == About(run_id=about.run_id)
-    whats = (RUN if whole_run else TARGET, OUTBOX, LEASES)
+    whole_run = about._replace(aggregate=None, lease=None, schedule_id=None) == About(run_id=about.run_id)
+    whats = (RUN if whole_run else TARGET, OUTBOX, LEASES, SCHEDULE)
     rows = [row for what in whats for row in connection.execute(what, about._asdict())]
     events = [(row["at"], row["line"]) for row in rows]
     if ledger is not None and not whole_run:

@@ -1,0 +1,69 @@
+"""I-08, due times: an instant that was fired is one run under the name that follows from it, and the other way round.
+
+Which instants a schedule is due at, tables alone cannot say (the tests ask an oracle); what became of those that were
+decided, they can.
+"""
+
+from __future__ import annotations
+
+from ecluse.verify.database import Check
+
+NAME = "format('schedule %s due %s', s.schedule_id, s.due_at)"
+KEY = "format('schedule:%s:%s', s.schedule_id, (extract(epoch FROM s.due_at) * 1000)::bigint)"
+
+SLOTS = f"""
+SELECT {NAME} AS subject, s.schedule_id, s.run_id, CASE
+    WHEN r.id IS NULL THEN format('fired as run %s, which does not exist', s.run_id)
+    WHEN r.tenant_id <> s.tenant_id THEN format('is of tenant %s, but its run of %s', s.tenant_id, r.tenant_id)
+    WHEN r.event_key <> {KEY} THEN format('fired as run %s, whose key is %s', r.id, r.event_key)
+    ELSE format('its run %s says that it was started by schedule %s', r.id, coalesce(r.schedule_id::text, 'none')) END
+    AS message
+FROM schedule_slots s LEFT JOIN runs r ON r.id = s.run_id
+WHERE s.state = 'fired' AND (r.id IS NULL OR (r.tenant_id, r.event_key, r.schedule_id) IS DISTINCT FROM
+    (s.tenant_id, {KEY}, s.schedule_id)) ORDER BY 2, s.due_at
+"""  # noqa: S608 - the fragments above
+
+RUNS = """
+SELECT 'run ' || r.id AS subject, r.schedule_id, r.id AS run_id,
+       format('was started by schedule %s as %s, but no fired slot says so', r.schedule_id, r.event_key) AS message
+FROM runs r LEFT JOIN schedule_slots s ON s.schedule_id = r.schedule_id AND s.run_id = r.id AND s.state = 'fired'
+WHERE r.schedule_id IS NOT NULL AND r.event_key ~ '^schedule:[0-9]+:[0-9]+$' AND s.run_id IS NULL ORDER BY r.id
+"""
+
+BEYOND = f"""
+SELECT {NAME} AS subject, s.schedule_id, format('is decided (%s), though its schedule has come to %s only', s.state,
+       c.handled_until) AS message
+FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id WHERE s.due_at > c.handled_until ORDER BY 2, s.due_at
+"""  # noqa: S608 - the fragment above
+
+FOREIGN = f"""
+SELECT {NAME} AS subject, s.schedule_id, format('is of tenant %s, but its schedule of %s', s.tenant_id, c.tenant_id)
+       AS message
+FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id WHERE s.tenant_id <> c.tenant_id ORDER BY 2, s.due_at
+"""  # noqa: S608 - the fragment above
+
+# Whoever waits, waits for a tick: a schedule that is off has none. Nor do two wait: the later takes the other's place.
+WAITING = """
+SELECT 'schedule ' || s.schedule_id AS subject, s.schedule_id, CASE
+    WHEN count(*) > 1 THEN format('%s of its instants wait at once', count(*))
+    ELSE 'is off, but one of its instants waits' END AS message
+FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id WHERE s.state = 'waiting'
+GROUP BY s.schedule_id, c.next_due_at HAVING count(*) > 1 OR c.next_due_at IS NULL ORDER BY 2
+"""
+
+# A flow that no running program knows is nobody's fault: it counts that others of the same flow were decided since.
+PASSED_OVER = """
+SELECT 'schedule ' || c.id AS subject, c.id AS schedule_id,
+       format('was due at %s, and others of flow %s were decided until %s', c.next_due_at, c.flow, d.at) AS message
+FROM schedules c JOIN (
+    SELECT c.flow, max(s.decided_at) AS at FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id GROUP BY 1) d
+    ON d.flow = c.flow
+WHERE c.next_due_at < d.at - interval '5 minutes' AND EXISTS (SELECT 1 FROM clock_offset WHERE "offset" = '0')
+ORDER BY c.id
+"""
+
+I_08_DUE_TIMES = Check(
+    "I-08",
+    "SELECT (SELECT count(*) FROM schedules) + (SELECT count(*) FROM schedule_slots) AS n",
+    (SLOTS, RUNS, BEYOND, FOREIGN, WAITING, PASSED_OVER),
+)

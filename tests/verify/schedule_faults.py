@@ -1,0 +1,36 @@
+"""Faults of schedules and their slots (I-08)."""
+
+from __future__ import annotations
+
+from tests.verify.faults import Fault, Plant, of, sql, then
+
+AGAIN = "due_at + interval '1 minute', tenant_id, state, reason, run_id, decided_at FROM schedule_slots"
+
+SCHEDULE_FAULTS = [
+    Fault("I-08", "a fired instant without its run", "which does not exist",
+          of("fired", "schedule_slots", "run_id = 99")),
+    Fault("I-08", "a run under a name that does not follow", "whose key is",
+          of("fired", "schedule_slots", "due_at = due_at + interval '1 second'")),
+    Fault("I-08", "a run of another tenant", "but its run of",
+          sql("UPDATE schedule_slots SET tenant_id = 'u'; UPDATE schedules SET tenant_id = 'u'")),
+    Fault("I-08", "a run that does not know its schedule", "started by schedule none",
+          sql("UPDATE runs SET schedule_id = NULL WHERE id = %(fired)s")),
+    Fault("I-08", "a run that no slot knows of", "no fired slot says so",
+          of("fired", "schedule_slots", "state = 'missed', run_id = NULL")),
+    Fault("I-08", "a slot in the future of its schedule", "has come to",
+          of("often", "schedules", "handled_until = handled_until - interval '10 minutes'")),
+    Fault("I-08", "a slot of another tenant than its schedule", "but its schedule of",
+          of("missed", "schedule_slots", "tenant_id = 'u'")),
+    Fault("I-08", "two that wait", "2 of its instants wait at once",
+          sql(f"INSERT INTO schedule_slots SELECT schedule_id, {AGAIN} WHERE state = 'waiting'")),
+    Fault("I-08", "one that waits for ever", "is off, but", of("often", "schedules", "next_due_at = NULL")),
+    Fault("I-08", "a schedule that ticks pass over", "others of flow shop were decided",
+          of("later", "schedules", "next_due_at = now() - interval '10 minutes'")),
+]  # fmt: skip
+
+SCHEDULE_HARMLESS: dict[str, Plant] = {
+    "a flow that nobody has loaded": then(
+        of("later", "schedules", "flow = 'unknown', next_due_at = now() - interval '10 minutes'")
+    ),
+    "a schedule that is off": of("later", "schedules", "next_due_at = NULL"),
+}
