@@ -124,6 +124,16 @@ async def test_a_slot_that_waits_when_the_schedule_is_switched_off_is_skipped(wo
     assert await world.tick(hour(9.1)) == []
 
 
+async def test_changed_under_a_clock_that_was_set_back_nothing_is_decided_again(world, one):
+    schedule = await world.create()
+    await world.tick(hour(9))
+    world.end_runs()
+    world.at(hour(7.9))
+    await world.do(update_schedule, "default", schedule, replace(HOURLY, timezone="Europe/Paris"))
+    assert await world.tick(hour(8.9)) == []
+    assert one("SELECT next_due_at, handled_until FROM schedules") == (hour(10), hour(9))
+
+
 async def test_another_input_or_name_changes_nothing_about_when_it_is_due(world, one):
     schedule = await world.create()
     world.at(hour(8) + timedelta(seconds=1))

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from pydantic import model_validator
 
 from ecluse.base.crash import POINTS_OF_A_TICK
 from ecluse.db.connect import pool as open_pool
@@ -315,6 +316,31 @@ async def test_a_stored_expression_that_cannot_be_read_is_visible_and_stops_nobo
     query("UPDATE schedules SET cron = 'nonsense' WHERE id = %s", broken)
     assert sorted(line.status for line in await world.tick(hour(8))) == ["failed", "fired"]
     assert "nonsense" in one("SELECT error FROM schedules WHERE id = %s", broken)
+
+
+async def test_a_bug_in_a_flows_model_stops_nobody_else(world, one):
+    class Broken(Targets):
+        @model_validator(mode="after")
+        def never(self) -> Broken:
+            raise KeyError("a bug")
+
+    await world.create()
+    await world.create(replace(HOURLY, flow=OTHER, name="other"))
+    world.flows["other"] = replace(OTHER, input=Broken)
+    assert sorted(line.status for line in await world.tick(hour(8))) == ["failed", "fired"]
+    assert "a bug" in one("SELECT error FROM schedules WHERE name = 'other'")
+
+
+async def test_what_is_switched_off_while_a_tick_looks_is_not_fired(world, dsn, query, one):
+    """Its row is locked by whoever changes it: the tick leaves it alone, and finds it off the next time."""
+    await world.create()
+    world.at(hour(8))
+    with psycopg.connect(dsn) as operator:
+        operator.execute("UPDATE schedules SET enabled = false, next_due_at = NULL")
+        assert (await tick(world.pool, world.flows, RULES)).lines == []
+        operator.commit()
+    assert (await tick(world.pool, world.flows, RULES)).lines == []
+    assert one("SELECT count(*) FROM runs") == 0
 
 
 async def test_a_server_fires_by_itself_and_its_runs_are_led(start_kit, world, one):

@@ -24,7 +24,7 @@ SCHEDULE_FAULTS = [
     Fault("I-08", "two that wait", "2 of its instants wait at once",
           sql(f"INSERT INTO schedule_slots SELECT schedule_id, {AGAIN} WHERE state = 'waiting'")),
     Fault("I-08", "one that waits for ever", "is off, but", of("often", "schedules", "next_due_at = NULL")),
-    Fault("I-08", "a schedule that ticks pass over", "others of flow shop were decided",
+    Fault("I-08", "a schedule that ticks pass over", "others of flow shop were fired",
           of("later", "schedules", "next_due_at = now() - interval '10 minutes'")),
 ]  # fmt: skip
 

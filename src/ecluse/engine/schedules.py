@@ -51,7 +51,7 @@ class NewSchedule:
             raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {self.tenant_id!r}")
         if self.overlap not in ("wait", "allow") or self.catch_up not in ("latest", "skip"):
             raise InvalidInput("overlap is wait or allow, catch_up is latest or skip")
-        timetable(self.cron or "@daily", self.timezone, self.window_start, self.window_end)
+        timetable("@daily" if self.cron is None else self.cron, self.timezone, self.window_start, self.window_end)
         given = {**vars(self), "flow": self.flow.name, "name": self.name.strip()}
         return given | {"input": Jsonb(runs.valid_input(self.flow, self.input))}
 
@@ -163,8 +163,9 @@ async def _change(connection: Connection, tenant_id: str, schedule_id: int, colu
         columns = {**columns, "tenant_id": tenant_id, "updated_at": now}
         if any(name in columns and columns[name] != row[name] for name in TIMING):
             await _drop(connection, row, now, why)
-            after = {**row, **columns}
-            columns |= {"handled_until": now, "next_due_at": _next(after, now), "failures": 0, "error": None}
+            since = max(now, row["handled_until"])  # a clock that was set back decides nothing again
+            columns |= {"handled_until": since, "next_due_at": _next({**row, **columns}, since)}
+            columns |= {"failures": 0, "error": None, "zone_rules": ZONE_RULES}
         sets = ", ".join(f"{name} = %({name})s" for name in columns)
         try:
             await connection.execute(

@@ -13,13 +13,11 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-import psycopg
 import structlog
 from psycopg.rows import class_row
 from pydantic_core import to_json
 
 from ecluse.base.crash import crashpoint
-from ecluse.base.errors import EcluseError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import orchestration, runs
@@ -48,14 +46,16 @@ UNION ALL
 LIMIT {BATCH}
 """  # noqa: S608 - a number of ours
 ANY_DUE = f"SELECT EXISTS ({WHICH})"
-DUE = f"""
+LOCK_DUE = f"SELECT id FROM schedules WHERE id IN ({WHICH}) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED"  # noqa: S608
+# In a statement after the lock: whoever has just changed one of them is heard.
+READ = """
 SELECT s.id, s.tenant_id, s.flow, s.cron, s.timezone, s.window_start, s.window_end, s.input, s.overlap, s.catch_up,
 s.handled_until, s.failures, r.id IS NOT NULL AS held, w.due_at AS waiting, t.disabled_at IS NOT NULL AS tenant_disabled
 FROM schedules s LEFT JOIN runs r ON r.id = s.holding_run_id AND r.ended_at IS NULL
 LEFT JOIN schedule_slots w ON w.schedule_id = s.id AND w.state = 'waiting'
 LEFT JOIN tenants t ON t.id = s.tenant_id
-WHERE s.id IN ({WHICH}) ORDER BY s.id FOR NO KEY UPDATE OF s SKIP LOCKED
-"""  # noqa: S608 - the fragment above
+WHERE s.id = ANY(%s) AND s.next_due_at IS NOT NULL ORDER BY s.id
+"""
 
 PUT_SLOTS = """
 INSERT INTO schedule_slots (schedule_id, due_at, tenant_id, state, reason, run_id, decided_at)
@@ -122,15 +122,16 @@ async def tick(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> Tick:
             async with connection.transaction():
                 if not (await _one(connection, "SELECT pg_try_advisory_xact_lock(%s)", (LOCK,)))[0]:
                     break
+                locked = await (await connection.execute(LOCK_DUE, orchestrated)).fetchall()
                 async with connection.cursor(row_factory=class_row(Schedule)) as cursor:
-                    await cursor.execute(DUE, orchestrated)
+                    await cursor.execute(READ, ([row[0] for row in locked],))
                     due = await cursor.fetchall()
                 (now,) = await _one(connection, "SELECT ecluse_now()")
                 lines = await _handle(connection, flows, due, now, rules)
                 crashpoint("in tick")
             crashpoint("after tick")
             done.lines += lines
-            if len(due) < BATCH:
+            if len(locked) < BATCH:
                 break
     return done
 
@@ -145,7 +146,7 @@ async def _handle(
     try:
         async with connection.transaction():
             return await _store(connection, flows, [(one, decide(one, now, rules)) for one in due])
-    except (EcluseError, psycopg.Error) as error:
+    except Exception as error:  # the edge of what was stored and of the flows' models: data refused, or a bug there
         if is_away(error):
             raise
         if len(due) > 1:
@@ -184,6 +185,7 @@ async def _store(
             lines.append(Line(one.id, decision.slots[-1].state, run_id, decision.slots[-1].reason))
     await connection.execute(PUT_SLOTS, (to_json(slots).decode(),))
     await connection.execute(PUT_SCHEDULES, {"rows": to_json(schedules).decode(), "rules": ZONE_RULES})
+    # The runs' `started` events belong here, as `runs.insert` writes them.
     await orchestration.enqueue(connection, [each.run.id for each in started if not each.deduplicated])
     return lines
 

@@ -51,13 +51,13 @@ FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id WHERE s.state = '
 GROUP BY s.schedule_id, c.next_due_at HAVING count(*) > 1 OR c.next_due_at IS NULL ORDER BY 2
 """
 
-# A flow that no running program knows is nobody's fault: it counts that others of the same flow were decided since.
+# A flow that no running program knows is nobody's fault: it counts that others of the same flow were fired since.
 PASSED_OVER = """
 SELECT 'schedule ' || c.id AS subject, c.id AS schedule_id,
-       format('was due at %s, and others of flow %s were decided until %s', c.next_due_at, c.flow, d.at) AS message
+       format('was due at %s, and others of flow %s were fired until %s', c.next_due_at, c.flow, d.at) AS message
 FROM schedules c JOIN (
-    SELECT c.flow, max(s.decided_at) AS at FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id GROUP BY 1) d
-    ON d.flow = c.flow
+    SELECT c.flow, max(s.decided_at) AS at FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id
+    WHERE s.state = 'fired' GROUP BY 1) d ON d.flow = c.flow
 WHERE c.next_due_at < d.at - interval '5 minutes' AND EXISTS (SELECT 1 FROM clock_offset WHERE "offset" = '0')
 ORDER BY c.id
 """
