@@ -24,16 +24,17 @@ class Shown(NamedTuple):
 
 
 def minutes(zone: ZoneInfo, start: datetime, end: datetime) -> Iterator[Shown]:
-    at, before = start, (start - MINUTE).astimezone(zone).replace(tzinfo=None)
+    at, expected = start, start.astimezone(zone).replace(tzinfo=None)
     while at < end:
         local = at.astimezone(zone)
-        label = local.replace(tzinfo=None, fold=0)
-        left_out = []
-        while label - before > MINUTE:
-            before += MINUTE
-            left_out.append(before)
-        yield Shown(at, label, bool(local.fold), tuple(left_out))
-        at, before = at + MINUTE, label
+        label = local.replace(tzinfo=None)
+        left_out: tuple[datetime, ...] = ()
+        while expected < label:
+            left_out += (expected,)
+            expected += MINUTE
+        yield Shown(at, label, bool(local.fold), left_out)
+        at += MINUTE
+        expected = label + MINUTE
 
 
 class Expression:
