@@ -21,10 +21,11 @@ from bench.ecluse_kit import FLOW
 from bench.harness import ROOT, fresh_database
 from bench.server import server
 from ecluse.base import logging
+from ecluse.base.cron import ZONE_RULES
 from ecluse.db.connect import normalise
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Kit, Rules
-from ecluse.engine.ticks import ZONE_RULES, tick
+from ecluse.engine.ticks import tick
 from ecluse.migrations.runner import upgrade
 
 REPLICAS = 3

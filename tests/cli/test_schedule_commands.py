@@ -20,7 +20,7 @@ def test_a_preview_needs_no_database(bare):
     assert all(re.match(r"\w{3} \d{4}-\d\d-\d\d \d\d:00 \+0[12]00", fire) for fire in fires)
 
 
-def test_a_schedule_is_made_listed_shown_switched_and_deleted(ecluse, one):
+def test_a_schedule_is_made_listed_shown_switched_and_deleted(ecluse, one, query):
     assert "no schedules yet" in ecluse("schedules", "list").out
     made = ecluse(*CREATE, "--input", '{"articles": 3}', "--window-start", "02:00", "--window-end", "05:00")
     assert (made.code, made.err) == (0, "")
@@ -44,6 +44,12 @@ def test_a_schedule_is_made_listed_shown_switched_and_deleted(ecluse, one):
     assert ecluse("schedules", "delete", schedule).code == 0
     gone = ecluse("schedules", "show", schedule)
     assert (gone.code, gone.err) == (2, f"ecluse: there is no schedule {schedule}\n")
+    done = query(
+        "SELECT action FROM audit_trail WHERE subject = %s AND actor LIKE 'cli:%%' ORDER BY id", f"schedule:{schedule}"
+    )
+    assert [action for (action,) in done] == [
+        f"schedule.{verb}" for verb in ("create", "disable", "enable", "run", "delete")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +61,7 @@ def test_a_schedule_is_made_listed_shown_switched_and_deleted(ecluse, one):
         ((*CREATE, "--input", "[]"), "JSON object"),
         ((*CREATE, "--input", '{"articles": "x"}'), "articles"),
         (("schedules", "create", "nobody", "--name", "x"), "no flow 'nobody'"),
+        ((*CREATE, "--tenant", "acme"), "There is no tenant 'acme'"),
         (("schedules", "preview", "--cron", "@reboot"), "no such alias"),
         (("schedules", "preview"), "--cron"),
         (("schedules", "show", "4711"), "no schedule 4711"),

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
+from importlib.metadata import version
 from importlib.resources import files
 from zoneinfo import ZoneInfo
 
@@ -34,6 +35,7 @@ ACCEPTED = (
     "week (0-7, SUN-SAT, 5L, 5#2), each as *, */n, a, a-b, a-b/n or a list of these; or "
     f"{', '.join(ALIASES)}."
 )
+ZONE_RULES = version("tzdata")
 LONGEST = 200
 MINUTE = timedelta(minutes=1)
 SOME_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 - wall-clock time has no zone

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ecluse.access import audit_trail, tenants
 from ecluse.base.clock import Clock
 from ecluse.base.errors import InvalidInput
 from ecluse.base.timetable import timetable
-from ecluse.cli.database import with_connection
+from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
 from ecluse.engine import (
@@ -66,7 +67,11 @@ def create(
     )  # fmt: skip
 
     async def make(connection: Connection) -> dict[str, Any]:
-        return await load_schedule(connection, tenant, await create_schedule(connection, new))
+        await tenants.require(connection, tenant)
+        async with connection.transaction():
+            schedule_id = await create_schedule(connection, new)
+            await _record(connection, tenant, "schedule.create", schedule_id)
+        return await load_schedule(connection, tenant, schedule_id)
 
     row = with_connection(make)
     typer.echo(json.dumps({"schedule_id": str(row["id"]), "next_due_at": row["next_due_at"]}, default=str))
@@ -122,21 +127,27 @@ def preview(
 @app.command()
 def enable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
     """Switch it on. It is due for what comes from now on."""
-    with_connection(lambda connection: enable_schedule(connection, tenant, schedule_id))
+    _switch(schedule_id, tenant, enabled=True)
     show(schedule_id, tenant)
 
 
 @app.command()
 def disable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
     """Switch it off. Runs that it has started go on."""
-    with_connection(lambda connection: enable_schedule(connection, tenant, schedule_id, enabled=False))
+    _switch(schedule_id, tenant, enabled=False)
     show(schedule_id, tenant)
 
 
 @app.command()
 def delete(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
     """Its runs and slots stay, its name is free again."""
-    with_connection(lambda connection: delete_schedule(connection, tenant, schedule_id))
+
+    async def drop(connection: Connection) -> None:
+        async with connection.transaction():
+            await delete_schedule(connection, tenant, schedule_id)
+            await _record(connection, tenant, "schedule.delete", schedule_id)
+
+    with_connection(drop)
     typer.echo(f"schedule {schedule_id} is deleted")
 
 
@@ -150,10 +161,25 @@ def run(
 
     async def fire(connection: Connection) -> dict[str, str]:
         row = await load_schedule(connection, tenant, schedule_id)
-        started = await fire_by_hand(connection, tenant, schedule_id, flow_named(flow or row["flow"]))
+        async with connection.transaction():
+            started = await fire_by_hand(connection, tenant, schedule_id, flow_named(flow or row["flow"]))
+            await _record(connection, tenant, "schedule.run", schedule_id)
         return {"run_id": str(started.run.id), "event_key": started.run.event_key}
 
     typer.echo(json.dumps(with_connection(fire)))
+
+
+def _switch(schedule_id: int, tenant: str, *, enabled: bool) -> None:
+    async def switch(connection: Connection) -> None:
+        async with connection.transaction():
+            await enable_schedule(connection, tenant, schedule_id, enabled=enabled)
+            await _record(connection, tenant, "schedule.enable" if enabled else "schedule.disable", schedule_id)
+
+    with_connection(switch)
+
+
+async def _record(connection: Connection, tenant: str, action: str, schedule_id: int) -> None:
+    await audit_trail.record(connection, tenant, operator(), action, f"schedule:{schedule_id}")
 
 
 def _print(row: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
+from ecluse.base.cron import ZONE_RULES
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
@@ -20,7 +21,6 @@ from ecluse.engine import runs
 from ecluse.engine.flow import Flow
 from ecluse.engine.runs import TENANT, Start, Started
 from ecluse.engine.slots import MOST_SLOTS
-from ecluse.engine.ticks import ZONE_RULES
 
 LONGEST_NAME = 200
 

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import structlog
@@ -18,6 +17,7 @@ from psycopg.rows import class_row
 from pydantic_core import to_json
 
 from ecluse.base.crash import crashpoint
+from ecluse.base.cron import ZONE_RULES
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import orchestration, runs
@@ -33,7 +33,6 @@ BATCH = 200
 LOCK = 0x7EC1_05E5  # any number that nobody else uses
 BACK_OFF = timedelta(seconds=5)
 LONGEST_BACK_OFF = timedelta(minutes=1)
-ZONE_RULES = version("tzdata")
 
 # The time is asked once: as a volatile function in the condition it would keep the index from being used.
 WHICH = f"""
