@@ -184,7 +184,6 @@ async def _store(
             lines.append(Line(one.id, decision.slots[-1].state, run_id, decision.slots[-1].reason))
     await connection.execute(PUT_SLOTS, (to_json(slots).decode(),))
     await connection.execute(PUT_SCHEDULES, {"rows": to_json(schedules).decode(), "rules": ZONE_RULES})
-    # The runs' `started` events belong here, as `runs.insert` writes them.
     await orchestration.enqueue(connection, [each.run.id for each in started if not each.deduplicated])
     return lines
 
