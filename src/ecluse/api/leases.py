@@ -1,0 +1,67 @@
+"""Who holds what, and the way to take it from a holder that will never let go: with a reason, and recorded."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from fastapi import Request, Response
+from pydantic import Field
+
+from ecluse.access import audit_trail, door
+from ecluse.access.door import caller_of, needs
+from ecluse.access.envelope import as_json, request_id
+from ecluse.api.shapes import Id, Reason, Shape
+from ecluse.api.wire import Limit, Offset, kit_of, reads_of, with_ids_as_text
+from ecluse.base.errors import NotFound
+from ecluse.engine import force_release, list_leases
+
+routes = door.routes("leases")
+
+
+class LeaseRow(Shape):
+    tenant_id: str
+    key: str
+    owner: str
+    run_id: Id | None
+    replica_id: str | None
+    fence: int = Field(description="Strictly growing per key: whoever holds an older number cannot write.")
+    attempt: int
+    token: str = Field(description="Its first characters.")
+    acquired_at: datetime
+    remaining_seconds: float | None = Field(description="None: for as long as its run is open.")
+
+
+class LeasePage(Shape):
+    leases: list[LeaseRow]
+    limit: int
+    offset: int
+
+
+class Release(Reason):
+    key: str = Field(min_length=1, max_length=500)
+
+
+class Released(Shape):
+    key: str
+    released: bool
+
+
+@routes.get("/api/leases", openapi_extra=needs("leases.read"), response_model=LeasePage)
+async def list_held(request: Request, limit: Limit = 50, offset: Offset = 0) -> Response:
+    """Those that are held, by key."""
+    tenant = caller_of(request).tenant
+    rows = await reads_of(request)(lambda c: list_leases(c, tenant, limit=limit, offset=offset))
+    return as_json({"leases": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.post("/api/leases/release", openapi_extra=needs("leases.write"), response_model=Released)
+async def release(request: Request, body: Release) -> Response:
+    """Take a lease away from its holder, which cannot write under it any more. A dead one's expires by itself."""
+    caller, subject = caller_of(request), f"lease:{body.key}"
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        if not await force_release(connection, caller.tenant, body.key, reason=body.reason, by=caller.actor):
+            raise NotFound(f"nobody holds {body.key!r}")
+        await audit_trail.record(
+            connection, caller.tenant, caller.actor, "lease.release", subject, body.reason, request_id(request)
+        )
+    return as_json({"key": body.key, "released": True})
