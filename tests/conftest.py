@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +19,6 @@ from ecluse.db.connect import normalise
 from ecluse.engine import Flow, Kit
 from ecluse.migrations.runner import upgrade
 from tests.sandbox_process import SandboxProcess, running_sandbox
-
-_names = itertools.count(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,7 +50,7 @@ def template(server: embedded.Embedded) -> str:
 
 @contextmanager
 def new_database(server: embedded.Embedded, template: str) -> Iterator[str]:
-    name = f"test_{os.getpid()}_{next(_names)}"
+    name = f"test_{os.getpid()}_{uuid.uuid4().hex[:8]}"  # not counted: this module is imported under two names
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")  # type: ignore[arg-type]
         yield normalise(server.dsn(name))
