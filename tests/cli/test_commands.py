@@ -43,6 +43,10 @@ COMMANDS = [
     ("leases",),
     ("leases", "list"),
     ("leases", "release"),
+    ("vendors",),
+    ("vendors", "list"),
+    ("vendors", "pause"),
+    ("vendors", "resume"),
 ]
 
 
@@ -55,7 +59,7 @@ def test_every_command_explains_itself_without_a_database(bare, command):
 
 
 def test_the_list_of_commands_here_is_complete(bare):
-    groups = ("runs", "demo", "tenants", "keys", "leases")
+    groups = ("runs", "demo", "tenants", "keys", "leases", "vendors")
     shown = bare("--help").out + "".join(bare(group, "--help").out for group in groups)
     listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
     assert listed == {command[-1] for command in COMMANDS if command}

@@ -11,7 +11,7 @@ from tests.verify.faults import FAULTS, HARMLESS, Fault
 from tests.verify.outbox_faults import OUTBOX_FAULTS, OUTBOX_HARMLESS
 from tests.verify.world import World
 
-INVARIANTS = {"I-01", "I-02", "I-03", "I-04", "I-05", "I-06", "I-09", "I-10", "I-11", "I-12", "I-13", "I-19"}
+INVARIANTS = {"I-01", "I-02", "I-03", "I-04", "I-05", "I-06", "I-09", "I-10", "I-11", "I-12", "I-13", "I-14", "I-19"}
 ALL_FAULTS = [*FAULTS, *OUTBOX_FAULTS]
 ALL_HARMLESS = HARMLESS | OUTBOX_HARMLESS
 

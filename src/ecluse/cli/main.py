@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import EcluseError, SetUpError
-from ecluse.cli import keys, leases, runs, tenants
+from ecluse.cli import keys, leases, runs, tenants, vendors
 from ecluse.db import embedded
 from ecluse.engine import ROLES
 
@@ -35,6 +35,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")
 app.add_typer(leases.app, name="leases")
+app.add_typer(vendors.app, name="vendors")
 demo = typer.Typer(no_args_is_help=True, help="Scripted demonstrations, offline, with simulated vendors.")
 app.add_typer(demo, name="demo")
 

@@ -7,8 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ecluse.engine import counts, reading
+from ecluse.engine.fan_out import Priority
 from ecluse.engine.flow import (
     AbsoluteWrite,
+    Breaker,
     Done,
     Flow,
     Ignored,
@@ -27,6 +29,9 @@ from ecluse.engine.flow import (
     WorkContext,
     Write,
 )
+from ecluse.engine.lanes import list_lanes
+from ecluse.engine.lanes import pause as pause_lane
+from ecluse.engine.lanes import resume as resume_lane
 from ecluse.engine.leases import Held, Lease, LeaseLost, force_release, list_leases, still_mine
 from ecluse.engine.leases import acquire as acquire_lease
 from ecluse.engine.leases import release as release_lease
@@ -38,6 +43,7 @@ from ecluse.engine.runs import TENANT, Start, Started, announce, open_targets
 from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import load as load_run
 from ecluse.engine.states import PLAIN, State, Words
+from ecluse.engine.waiting import Waiting, why
 
 if TYPE_CHECKING:
     from ecluse.engine.closing import end_by_operator
@@ -61,6 +67,7 @@ __all__ = [
     "ROLES",
     "TENANT",
     "AbsoluteWrite",
+    "Breaker",
     "Done",
     "Event",
     "Flow",
@@ -74,6 +81,7 @@ __all__ = [
     "LeaseLost",
     "NewItem",
     "Order",
+    "Priority",
     "PublishedEvent",
     "Result",
     "RetryPolicy",
@@ -88,6 +96,7 @@ __all__ = [
     "Started",
     "State",
     "Story",
+    "Waiting",
     "Words",
     "Work",
     "WorkContext",
@@ -98,13 +107,17 @@ __all__ = [
     "end_by_operator",
     "force_release",
     "insert_run",
+    "list_lanes",
     "list_leases",
     "load_run",
     "migrate",
     "open_targets",
+    "pause_lane",
     "read_published",
     "reading",
     "release_lease",
+    "resume_lane",
     "still_mine",
+    "why",
     "write_events",
 ]

@@ -19,6 +19,7 @@ class About(NamedTuple):
     ref: str | None = None  # the record, as the vendor calls it
     aggregate: str | None = None  # of events; with its tenant, as the next one
     lease: str | None = None
+    seqs: tuple[int, ...] = ()  # lines of the ledger
 
 
 @dataclass
