@@ -45,6 +45,10 @@ COMMANDS = [
     ("leases", "release"),
     ("schedules",),
     *(("schedules", name) for name in ("create", "list", "show", "preview", "enable", "disable", "delete", "run")),
+    ("vendors",),
+    ("vendors", "list"),
+    ("vendors", "pause"),
+    ("vendors", "resume"),
 ]
 
 
@@ -57,7 +61,7 @@ def test_every_command_explains_itself_without_a_database(bare, command):
 
 
 def test_the_list_of_commands_here_is_complete(bare):
-    groups = ("runs", "demo", "tenants", "keys", "leases", "schedules")
+    groups = ("runs", "demo", "tenants", "keys", "leases", "schedules", "vendors")
     shown = bare("--help").out + "".join(bare(group, "--help").out for group in groups)
     listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
     assert listed == {command[-1] for command in COMMANDS if command}

@@ -27,6 +27,7 @@ from ecluse.engine import (
     Lane,
     NewItem,
     Order,
+    Priority,
     Result,
     RetryPolicy,
     Run,
@@ -121,10 +122,12 @@ class Board:
         lane: str = "lane",
         tenant: str = "default",
         delay: float = 0,
+        priority: Priority = "normal",
         one: Stage | None = None,
         name: str = "test",
     ) -> Run:
-        """A running run with its items fanned out; a negative delay makes them due earlier."""
+        """A running run with its items fanned out; a negative delay gives them an earlier place in line, a positive one
+        makes them due later as well."""
         wanted = keys(items) if isinstance(items, int) else items
         one = one or stage(lane=Lane(lane))
         async with self.pool.connection() as connection:
@@ -135,12 +138,18 @@ class Board:
                 (run.id,),
             )
             new = [NewItem(item) if isinstance(item, str) else item for item in wanted]
-            await fan_out(connection, run, one, new, chunk=1000, delay=timedelta(seconds=delay))
+            await fan_out(connection, run, one, new, chunk=1000, priority=priority)
+            if delay:
+                await connection.execute(
+                    "UPDATE items SET order_at = order_at + %s, due_at = due_at + %s WHERE run_id = %s",
+                    (timedelta(seconds=delay), timedelta(seconds=max(delay, 0)), run.id),
+                )
         return run
 
     async def claim(self, *lanes: int, room: int = 20, replica: str = "one", free: Sequence[int] = ()) -> list[Taken]:
         """From capped `lanes` (any lane may be treated as one) and from lanes `free` of caps."""
-        who = Claimant(replica, [f"{flow}/{stage}" for flow in ("test", "other") for stage in ("work", "second")])
+        work = [f"{flow}/{stage}" for flow in ("test", "other") for stage in ("work", "second", "heavy")]
+        who = Claimant(replica, work, [3 if name.endswith("heavy") else 1 for name in work])
         async with self.pool.connection() as connection:
             await connection.execute(
                 "INSERT INTO replicas (id, host, pid) VALUES (%s, 'here', 1) ON CONFLICT DO NOTHING", (replica,)

@@ -399,7 +399,7 @@ async def test_no_further_round_is_opened_while_a_write_is_in_doubt(board, query
     intent = await one_in_hand(board, work := Shop().keyed(rounds=2))
     committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
     await committer._store_together([intent])
-    item, claim_id, fence, _ = intent.taken
+    item, claim_id, fence, *_ = intent.taken
     await committer._store_together([Finish(item, work, claim_id, fence, "failed", error_code="TIMEOUT", error="slow")])
     async with board.pool.connection() as connection:
         run = await load_run(connection, item.run_id)

@@ -227,7 +227,7 @@ class Desk:
 
 async def perform(desk: Desk, write: Any, item: Item | None = None, may_send: bool = True) -> Performed:
     performer = Performer(desk.intend, lambda _: may_send, lambda: NOW)
-    return await performer.perform(write, WorkContext(None, lambda: NOW), Taken(item or an_item(), 3, 1, None))
+    return await performer.perform(write, WorkContext(None, lambda: NOW), Taken(item or an_item(), 3, 1, None, 1))
 
 
 class Sent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from typing import NamedTuple
@@ -94,6 +95,17 @@ def run_unclosed(world: World) -> None:
 
 def move(world: World, message: str) -> None:
     world.insert("run_log", run_id=world.runs["ended"], at=world.now, level="info", message=message)
+
+
+def told_to_wait(seconds: float) -> Plant:
+    """By the vendor, long enough ago for everybody to have heard of it."""
+
+    def plant(world: World) -> None:
+        world.sandbox.set_faults([{"kind": "throttle", "retry_after": seconds, "times": 1}])
+        assert world.read("SKU-00001") == 429
+        time.sleep(0.7)
+
+    return plant
 
 
 NOT_BEGUN = sql("DELETE FROM run_log WHERE run_id = %(ended)s AND message = 'queued -> running'")
@@ -324,6 +336,19 @@ FAULTS = [
         sql("UPDATE effects SET sends = 2 WHERE sends = 1 AND run_id = %(ended)s"),
     ),
     #
+    Fault(
+        "I-14",
+        "faster than the lane",
+        "1 at once and 2 a second are allowed",
+        then(sql("UPDATE lanes SET per_second = 2"), lambda world: [world.read("SKU-00001") for _ in range(20)]),
+    ),
+    Fault(
+        "I-14",
+        "called though told to wait",
+        "had been told to wait for 20 s",
+        then(told_to_wait(20), lambda world: world.read("SKU-00001")),
+    ),
+    #
     Fault("I-19", "a claim of the dead", "is dead", of("in hand", "claims", f"replica_id = '{DIED}'")),
     Fault(
         "I-19",
@@ -417,10 +442,28 @@ HARMLESS: dict[str, Plant] = {
     "a run that waits at another gate than the one overdue": then(
         of("running", "stages", OVERDUE), lambda world: world.stage(world.runs["running"], 0, stage="later")
     ),
+    "a write in doubt that waits in a lane paused by an operator": then(
+        of("SKU-00009", "items", "due_at = now() - interval '2 minutes'"),
+        sql("UPDATE claims SET taken_at = now() - interval '2 minutes'"),
+        sql("UPDATE lanes SET paused_at = now() - interval '2 minutes', paused_by = 'cli:ann', paused_reason = 'x'"),
+    ),
     "a write in doubt that waits in a busy lane": of("SKU-00009", "items", "due_at = now() - interval '2 minutes'"),
     "an error that quotes an arrow": lambda world: world.insert(
         "run_log", run_id=world.runs["ended"], at=world.now, level="error", message="a -> b", event_id="shop-1"
     ),
     "a dispatch under way": of("running", "stages", "expected = 1"),
+    "a call under way when another was told to wait": then(
+        lambda world: world.sandbox.set_faults([{"kind": "throttle", "retry_after": 20, "times": 1}]),
+        lambda world: [world.read("SKU-00001") for _ in range(2)],
+    ),
+    "told to wait for longer than anybody waits": then(told_to_wait(901), lambda world: world.read("SKU-00001")),
+    "a replica that died with the answer": then(
+        told_to_wait(20),
+        lambda world: world.read("SKU-00001"),
+        of(DIED, "replicas", "ended_at = clock_timestamp() + interval '6 seconds'"),
+    ),
+    "somebody else in a hurry": then(
+        told_to_wait(20), lambda world: world.put("SKU-00001", "1.00", Idempotency_Key="mine")
+    ),
     "a person's write, with a key of their own": lambda world: world.put("SKU-00001", "1.00", Idempotency_Key="mine"),
 }

@@ -94,6 +94,15 @@ class World:
         with urlopen(f"{self.sandbox.url}/price-list/articles/{sku}", timeout=10) as answer:  # noqa: S310
             return str(json.load(answer)["price"])
 
+    def read(self, sku: str) -> int:
+        """As our program would; whatever is answered."""
+        try:
+            with urlopen(f"{self.sandbox.url}/price-list/articles/{sku}", timeout=10) as answer:  # noqa: S310
+                return int(answer.status)
+        except HTTPError as error:
+            with error:
+                return error.code
+
     # Rows of the program.
 
     def run(self, name: str, flow: str, words: list[str], *, workflow: str | None = None, **columns: Any) -> int:
@@ -183,7 +192,7 @@ DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, pg_catal
 def healthy(world: World) -> None:
     """Runs at every point of their lives, writes that went every way they can go."""
     world.sql(OLD_SERVER)
-    world.insert("lanes", name="lane")
+    world.insert("lanes", name="price-list:main", per_second=1000.0)
     world.insert("replicas", id=ALIVE, host="h", pid=1, started_at=world.ago(hours=1))
     world.insert("replicas", id=DIED, host="h", pid=2, state="dead", started_at=world.ago(hours=1),
                  beat_at=world.ago(minutes=2), ended_at=world.ago(minutes=1))  # fmt: skip

@@ -7,8 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ecluse.engine import counts, reading
+from ecluse.engine.fan_out import Priority
 from ecluse.engine.flow import (
     AbsoluteWrite,
+    Breaker,
     Done,
     Flow,
     Ignored,
@@ -27,6 +29,9 @@ from ecluse.engine.flow import (
     WorkContext,
     Write,
 )
+from ecluse.engine.lanes import list_lanes
+from ecluse.engine.lanes import pause as pause_lane
+from ecluse.engine.lanes import resume as resume_lane
 from ecluse.engine.leases import Held, Lease, LeaseLost, force_release, list_leases, still_mine
 from ecluse.engine.leases import acquire as acquire_lease
 from ecluse.engine.leases import release as release_lease
@@ -50,6 +55,7 @@ from ecluse.engine.schedules import (
 )
 from ecluse.engine.slots import Rules
 from ecluse.engine.states import PLAIN, State, Words
+from ecluse.engine.waiting import Waiting, why
 
 if TYPE_CHECKING:
     from ecluse.engine.closing import end_by_operator
@@ -73,6 +79,7 @@ __all__ = [
     "ROLES",
     "TENANT",
     "AbsoluteWrite",
+    "Breaker",
     "Done",
     "Event",
     "Flow",
@@ -87,6 +94,7 @@ __all__ = [
     "NewItem",
     "NewSchedule",
     "Order",
+    "Priority",
     "PublishedEvent",
     "Result",
     "RetryPolicy",
@@ -102,6 +110,7 @@ __all__ = [
     "Started",
     "State",
     "Story",
+    "Waiting",
     "Words",
     "Work",
     "WorkContext",
@@ -116,17 +125,21 @@ __all__ = [
     "fire_by_hand",
     "force_release",
     "insert_run",
+    "list_lanes",
     "list_leases",
     "list_schedules",
     "load_run",
     "load_schedule",
     "migrate",
     "open_targets",
+    "pause_lane",
     "read_published",
     "reading",
     "release_lease",
+    "resume_lane",
     "show_schedule",
     "still_mine",
     "update_schedule",
+    "why",
     "write_events",
 ]

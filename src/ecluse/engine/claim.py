@@ -21,10 +21,11 @@ AHEAD_SECONDS = 0.1
 CLAIM = """
 WITH RECURSIVE clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 lane AS MATERIALIZED (
-    SELECT l.id, l.max_per_key, p.spacing, p.base, least(
+    SELECT l.id, l.max_per_key, l.spacing, p.base, least(
                %(room)s,
-               l.max_in_flight - (SELECT coalesce(sum(c.in_flight), 0) FROM claims c
-                                  WHERE c.lane_id = l.id AND c.in_flight > 0),
+               -- after a breaker's pause, one call shows whether it is over
+               least(l.max_in_flight, CASE WHEN l.failures >= l.break_after THEN 1 END)
+               - (SELECT coalesce(sum(c.in_flight), 0) FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0),
                floor(extract(epoch FROM now - p.base + %(ahead)s * interval '1 second') * l.per_second) + 1
            )::int AS room,
            (SELECT array_agg(k.group_key) FROM (
@@ -32,9 +33,8 @@ lane AS MATERIALIZED (
                 WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
                 GROUP BY 1 HAVING count(*) >= l.max_per_key) k WHERE l.max_per_key IS NOT NULL) AS full_keys
     FROM clock, lanes l, LATERAL (
-        SELECT s.spacing, greatest(l.next_free_at, now - (l.burst - 1) * s.spacing) AS base
-        FROM (SELECT interval '1 second' / l.per_second AS spacing) s) p
-    WHERE l.id = ANY(%(lanes)s) AND (l.held_until IS NULL OR l.held_until <= now)
+        SELECT greatest(l.next_free_at, now - (l.burst - 1) * l.spacing) AS base) p
+    WHERE l.id = ANY(%(lanes)s) AND l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= now)
       -- whoever was declared dead takes nothing any more, even before it has noticed
       AND EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live')
 ),
@@ -49,9 +49,10 @@ waiting AS (
     FROM waiting w WHERE w.tenant_id IS NOT NULL
 ),
 due AS MATERIALIZED (
-    SELECT w.lane_id, w.tenant_id FROM waiting w WHERE w.tenant_id IS NOT NULL AND EXISTS (
-        SELECT 1 FROM items i WHERE i.lane_id = w.lane_id AND i.tenant_id = w.tenant_id AND i.claim_id IS NULL
-        AND i.due_at <= (SELECT now FROM clock))
+    -- LIMIT, not EXISTS: that one is turned into a join, which reads everything that waits
+    SELECT w.lane_id, w.tenant_id FROM waiting w CROSS JOIN LATERAL (
+        SELECT FROM items i WHERE i.lane_id = w.lane_id AND i.tenant_id = w.tenant_id AND i.claim_id IS NULL
+        AND i.due_at <= (SELECT now FROM clock) LIMIT 1) i
 ),
 -- equal shares, and the remainder by lot: nobody remembers whose turn it was, yet over time everybody has it
 lane_share AS (
@@ -67,7 +68,7 @@ share AS MATERIALIZED (
 ),
 picked AS MATERIALIZED (
     SELECT i.* FROM share s JOIN lane l ON l.id = s.lane_id CROSS JOIN LATERAL (
-        SELECT i.id, i.run_id, i.stage, i.lane_id, i.group_key, i.order_at FROM items i
+        SELECT i.id, i.run_id, i.flow, i.stage, i.lane_id, i.group_key, i.order_at FROM items i
         WHERE i.lane_id = s.lane_id AND i.tenant_id = s.tenant_id AND i.claim_id IS NULL
           AND i.due_at <= (SELECT now FROM clock) AND i.flow || '/' || i.stage = ANY(%(work)s)
           AND i.crashes BETWEEN %(least_crashes)s AND %(most_crashes)s AND NOT i.permanent
@@ -78,18 +79,22 @@ alive AS MATERIALIZED (
     SELECT r.id, r.event_key, r.correlation_id FROM (SELECT DISTINCT run_id FROM picked) p CROSS JOIN LATERAL (
         SELECT id, event_key, correlation_id FROM runs WHERE id = p.run_id AND ended_at IS NULL FOR SHARE SKIP LOCKED) r
 ),
-mine AS MATERIALIZED (
-    SELECT g.*, l.base + (row_number() OVER (PARTITION BY g.lane_id ORDER BY g.order_at, g.id) - 1) * l.spacing
+-- A call starts when there is a permit, whatever its weight, and the next one waits for as many. So nobody is passed
+-- over for being heavy; the lane's burst has been lowered by what the heaviest may thereby take too early.
+mine AS MATERIALIZED (SELECT * FROM (
+    SELECT g.*, l.base + (sum(g.weight) OVER (PARTITION BY g.lane_id ORDER BY g.order_at, g.id) - g.weight) * l.spacing
                AS start_at
     FROM (
-        SELECT p.*, a.event_key, a.correlation_id,
+        SELECT p.*, a.event_key, a.correlation_id, CASE WHEN k.spacing IS NULL THEN 1 ELSE
+                 (%(weights)s::int[])[array_position(%(work)s, p.flow || '/' || p.stage)] END AS weight,
                row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.order_at, p.id)
                  + (SELECT count(*) FROM claims c JOIN items h ON h.claim_id = c.id WHERE p.group_key IS NOT NULL
                     AND k.max_per_key IS NOT NULL AND c.lane_id = p.lane_id AND c.in_flight > 0
                     AND h.group_key = p.group_key AND h.status = 'open') AS in_group
         FROM picked p JOIN alive a ON a.id = p.run_id JOIN lane k ON k.id = p.lane_id) g
     JOIN lane l ON l.id = g.lane_id
-    WHERE l.max_per_key IS NULL OR g.group_key IS NULL OR g.in_group <= l.max_per_key
+    WHERE l.max_per_key IS NULL OR g.group_key IS NULL OR g.in_group <= l.max_per_key) m
+    WHERE m.start_at IS NULL OR m.start_at <= (SELECT now FROM clock) + %(ahead)s * interval '1 second'
 ),
 claim AS (
     INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, taken_at)
@@ -97,15 +102,15 @@ claim AS (
     RETURNING id, fence, run_id, stage, lane_id
 ),
 paced AS (
-    UPDATE lanes l SET next_free_at = x.base + m.n * x.spacing
-    FROM (SELECT lane_id, count(*) AS n FROM mine GROUP BY 1) m JOIN lane x ON x.id = m.lane_id
+    UPDATE lanes l SET next_free_at = x.base + m.permits * x.spacing
+    FROM (SELECT lane_id, sum(weight) AS permits FROM mine GROUP BY 1) m JOIN lane x ON x.id = m.lane_id
     WHERE l.id = m.lane_id AND x.spacing IS NOT NULL
 )
 UPDATE items i SET claim_id = c.id
 FROM mine m JOIN claim c ON c.run_id = m.run_id AND c.stage = m.stage AND c.lane_id = m.lane_id
 WHERE i.id = m.id
 RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
-          m.event_key, m.correlation_id, c.id, c.fence, m.start_at
+          m.event_key, m.correlation_id, c.id, c.fence, m.start_at, i.lane_id
 """
 
 # Which levels of suspicion are waiting that this worker could take.
@@ -113,12 +118,12 @@ SUSPECTS = """
 SELECT DISTINCT i.crashes FROM items i JOIN lanes l ON l.id = i.lane_id
 WHERE i.claim_id IS NULL AND i.crashes > 0 AND i.due_at <= ecluse_now() AND NOT i.permanent
   AND i.flow || '/' || i.stage = ANY(%(work)s) AND i.lane_id = ANY(%(lanes)s)
-  AND (l.held_until IS NULL OR l.held_until <= ecluse_now())
+  AND l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= ecluse_now())
   AND l.next_free_at <= ecluse_now() + %(ahead)s * interval '1 second'
   AND (l.max_in_flight IS NULL OR l.max_in_flight > (SELECT coalesce(sum(c.in_flight), 0) FROM claims c
                                                      WHERE c.lane_id = l.id AND c.in_flight > 0))
 """
-MOST_CRASHES = 32_767
+ALONE, MOST_CRASHES = 3, 32_767
 
 LOCK_CAPPED = "SELECT id FROM lanes WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED"
 
@@ -131,6 +136,7 @@ class Taken(NamedTuple):
     claim_id: int
     fence: int
     start_at: datetime | None
+    lane_id: int
 
     @property
     def held(self) -> Held:
@@ -138,11 +144,12 @@ class Taken(NamedTuple):
 
 
 class Claimant(NamedTuple):
-    """Who claims, and what it can work on ("flow/stage"): an older program leaves the items of newer stages alone.
-    Items that a worker died with are claimed apart from the others."""
+    """Who claims, and what it can work on ("flow/stage", and the weight of a call): an older program leaves the items
+    of newer stages alone. Items that a worker died with are claimed apart from the others."""
 
     replica: str
     work: list[str]
+    weights: list[int]
     least_crashes: int = 0
     most_crashes: int = 0
 
@@ -157,7 +164,7 @@ async def claim_free(connection: Connection, who: Claimant, lanes: list[int], ro
     """At most `room` items from lanes without any cap."""
     parameters = {**who._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
     cursor = await connection.execute(CLAIM, parameters, prepare=True)
-    return [Taken(Item._make(row[:-3]), *row[-3:]) for row in await cursor.fetchall()]
+    return [Taken(Item._make(row[:-4]), *row[-4:]) for row in await cursor.fetchall()]
 
 
 async def claim_capped(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[Taken]:

@@ -9,7 +9,7 @@ culprit is alone; that one fails STORE_FAILED, the rest commit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
@@ -136,6 +136,7 @@ class Committer:
         replica: str,
         committed: Callable[[Sequence[Finish]], None],
         expecting: Callable[[], int],
+        tell: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._pool = pool
         self._replica = replica
@@ -144,6 +145,7 @@ class Committer:
         self._committing: list[Finish | Intent] = []
         self._something = asyncio.Event()
         self._expecting = expecting  # how many calls are in flight: is more about to come?
+        self._tell = tell  # what these ends say of their lanes
 
     def put(self, one: Finish | Intent) -> None:
         self._gathered.append(one)
@@ -183,6 +185,8 @@ class Committer:
         crashpoint("before commit")
         while True:
             try:
+                if self._tell is not None:
+                    await self._tell()
                 await self._store(batch)
                 break
             except psycopg.Error as error:

@@ -262,6 +262,8 @@ class Performer:
             except VendorError as error:
                 return Performed(error)
         need = not isinstance(write, AbsoluteWrite) or not agrees(before, wanted)
+        if need and isinstance(write, AbsoluteWrite):
+            await context.permit(item)  # the read had the first one; and not between the intent and its send
         standing = await self._record(Intent(taken, name, write, wanted, before, send=need))
         if standing.went and standing.state == "sending":
             return await self._send(write, context, taken, standing, doubtful=False)
@@ -309,6 +311,8 @@ class Performer:
         if spent is not None:
             state: State = "unknown" if doubtful else "not_applied"
             return Performed(spent, Ended(standing.id, standing.sends, state, None, spent.message))
+        if isinstance(write, AbsoluteWrite):
+            await context.permit(taken.item)
         again = await self._record(
             Intent(taken, standing.id, write, standing.wanted, before, again_after=standing.sends)
         )

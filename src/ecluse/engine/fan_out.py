@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 import structlog
@@ -22,6 +22,9 @@ log = structlog.get_logger(__name__)
 
 WORK_CHANNEL = "ecluse_work"
 SAMPLE = 3
+Priority = Literal["high", "normal", "low"]
+# A head start, not a rank: whoever waits long enough has his turn, whatever comes after him.
+HEAD_START = {"high": timedelta(hours=1), "normal": timedelta(0), "low": -timedelta(hours=1)}
 STATEMENTS_AHEAD = 10
 
 OPEN_STAGE = """
@@ -40,8 +43,8 @@ run AS MATERIALIZED (SELECT ecluse_now() AS now, (SELECT id FROM lanes WHERE nam
 put AS (
     INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, group_key, due_at, order_at,
                        payload)
-    SELECT %(tenant)s, %(run)s, %(flow)s, %(stage)s, key, coalesce(target, key), lane_id, "group", now + %(delay)s,
-           now + %(delay)s, payload
+    SELECT %(tenant)s, %(run)s, %(flow)s, %(stage)s, key, coalesce(target, key), lane_id, "group", now,
+           now - %(head_start)s, payload
     FROM inp, run
     ON CONFLICT ON CONSTRAINT items_key DO NOTHING
     RETURNING 1)
@@ -79,16 +82,16 @@ async def fan_out(
     items: Sequence[NewItem],
     *,
     chunk: int,
-    delay: timedelta = timedelta(0),
+    priority: Priority = "normal",
 ) -> int:
-    """Returns how many items the stage now has. `delay` is the priority bonus: negative is earlier than now."""
+    """Returns how many items the stage now has."""
     names: dict[str, Any] = {
         "run": run.id,
         "flow": run.flow,
         "stage": stage.name,
         "tenant": run.tenant_id,
         "lane": stage.lane.name,
-        "delay": delay,
+        "head_start": HEAD_START[priority],
     }
     opened = await connection.execute(
         OPEN_STAGE, {**names, "max_wait": stage.max_wait, "budget": stage.retry.executions}

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
@@ -124,6 +125,14 @@ class WorkContext:
 
     vendors: Any
     now: Callable[[], datetime]
+    reserve: Callable[[Item, int | None], Awaitable[None]] | None = None
+
+    async def permit(self, item: Item, weight: int | None = None) -> None:
+        """An item's first call has its permit already; each further one of the same item awaits its own, for as long as
+        the lane's rate wants. None weighs what its stage says. If the lane is closed meanwhile, the item is given back
+        and begins anew later."""
+        if self.reserve is not None:
+            await self.reserve(item, weight)
 
 
 class Order(NamedTuple):
@@ -170,14 +179,48 @@ Source = Callable[[Connection, Run], Awaitable[Sequence[NewItem]]]
 
 
 @dataclass(frozen=True)
+class Breaker:
+    """More than `failures` calls in a row that end with one of these codes, over all replicas, pause the lane; then one
+    call goes first. Any other answer of the vendor ends the row."""
+
+    failures: int = 5
+    pause: timedelta = timedelta(seconds=60)
+    codes: frozenset[str] = frozenset({"THROTTLED"})
+
+    def __post_init__(self) -> None:
+        if self.failures < 1 or self.pause <= timedelta(0) or not self.codes:
+            raise ValueError(
+                "a breaker needs at least 1 failure, a pause above 0 and a code to count; None is no breaker"
+            )
+
+
+@dataclass(frozen=True)
 class Lane:
-    """Where a stage's items wait. Caps hold over all replicas; None is no cap."""
+    """Where a stage's items wait. Caps hold over all replicas; None is no cap. Calls are spaced evenly; `burst` is how
+    many an idle lane may start at once, and is to be raised only where the vendor says so."""
 
     name: str
     max_in_flight: int | None = None
     max_per_key: int | None = None
     per_second: float | None = None
     burst: int = 1
+    breaker: Breaker | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a lane needs a name: the vendor's, and what tells its credentials apart")
+        for cap in ("max_in_flight", "max_per_key", "per_second"):
+            if (value := getattr(self, cap)) is not None and not 0 < value < inf:
+                raise ValueError(f"lane {self.name}: {cap} is {value}; give a number above 0, or None for no cap")
+        if self.burst < 1:
+            raise ValueError(
+                f"lane {self.name}: burst is {self.burst}; 1 spaces calls evenly, more lets some go at once"
+            )
+
+    @staticmethod
+    def per_minute(calls: float) -> float:
+        """`Lane("speech", per_second=Lane.per_minute(10))`: one every six seconds."""
+        return calls / 60
 
 
 @dataclass(frozen=True)
@@ -192,6 +235,13 @@ class Stage:
     poll: timedelta = timedelta(seconds=20)  # of the gate: the longest pause between looks, a third of a stall
     rounds: int = 0  # deliberate repetitions of what failed, on stall
     incomplete: str = "Not finished in time (timeout/stall)"
+    weight: int = 1  # permits that one call takes of its lane's rate
+
+    def __post_init__(self) -> None:
+        if self.weight < 1:
+            raise ValueError(f"stage {self.name}: weight is {self.weight}; a call takes at least 1 permit")
+        if min(self.time_limit, self.max_wait, self.poll) <= timedelta(0) or self.rounds < 0:
+            raise ValueError(f"stage {self.name}: time limits are above 0, rounds are not negative")
 
 
 @dataclass(frozen=True)

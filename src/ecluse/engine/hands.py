@@ -117,7 +117,8 @@ class Hands:
         tasks += [self._watchdog] if self._watchdog is not None else []
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=max(grace, LAST_SECONDS))
+        if tasks:  # none, if we are stopped before the first step
+            await asyncio.wait(tasks, timeout=max(grace, LAST_SECONDS))
 
     async def _take(self, hand: Hand) -> None:
         loop = asyncio.get_running_loop()

@@ -23,6 +23,7 @@ from ecluse.db.listen import Hear, listen
 from ecluse.engine import closing, orchestration, reading, runs
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
+from ecluse.engine.lanes import LANES_CHANNEL, Lanes
 from ecluse.engine.outbox import OUTBOX_CHANNEL, Sink
 from ecluse.engine.publisher import Publisher
 from ecluse.engine.replicas import Heart
@@ -47,12 +48,6 @@ PINNED_PLANS = " -c enable_seqscan=off -c enable_mergejoin=off -c plan_cache_mod
 PUT_BUDGETS = """
 UPDATE stages s SET budget = b.budget FROM runs r, unnest(%s::text[], %s::text[], %s::int[]) AS b(flow, stage, budget)
 WHERE r.id = s.run_id AND r.ended_at IS NULL AND b.flow = r.flow AND b.stage = s.stage AND s.budget < b.budget
-"""
-
-PUT_LANE = """
-INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst) VALUES (%s, %s, %s, %s, %s)
-ON CONFLICT (name) DO UPDATE SET max_in_flight = excluded.max_in_flight, max_per_key = excluded.max_per_key,
-    per_second = excluded.per_second, burst = excluded.burst
 """
 
 
@@ -95,7 +90,9 @@ class Kit:
         jobs: dict[str, Coroutine[Any, Any, None]] = {}
         channels: dict[str, Hear] = {ENDED_CHANNEL: self._hear_end, CLOCK_CHANNEL: self._hear_clock}
         if self.roles != {"api"}:
-            await asyncio.to_thread(self._heart.start)
+            work = [f"{flow.name}/{stage.name}" for flow in self.flows for stage in flow.stages]
+            can = (work, self.hands) if "worker" in self.roles else ([], 0)
+            await asyncio.to_thread(self._heart.start, sorted(self.roles), *can)
             publisher = Publisher(self.dsn, self.sinks)
             jobs["publisher"] = publisher.run()
             channels[OUTBOX_CHANNEL] = lambda _: publisher.hint.set()
@@ -113,9 +110,12 @@ class Kit:
 
     async def _start_worker(self, jobs: dict[str, Coroutine[Any, Any, None]], channels: dict[str, Hear]) -> None:
         await self._work_pool.open(wait=True)
+        lanes = Lanes(self.pool, self.flows, self.clock)
         contexts = {
             flow.name: WorkContext(
-                vendors=await self._vendors.enter_async_context(flow.vendors(self.clock)), now=self.clock.now
+                vendors=await self._vendors.enter_async_context(flow.vendors(self.clock)),
+                now=self.clock.now,
+                reserve=lanes.reserve,
             )
             for flow in self.flows
         }
@@ -123,6 +123,7 @@ class Kit:
             work_pool=self._work_pool,
             pool=self.pool,
             flows=self.by_name,
+            lanes=lanes,
             contexts=contexts,
             replica=self.replica,
             hands=self.hands,
@@ -131,13 +132,15 @@ class Kit:
             alive=lambda: self._heart.beats,
             died=self._loop_ended,
         )
-        await self._put_lanes(worker)
+        await lanes.put()
         await self._put_budgets()
         await orchestration.launch(self.dsn, self.replica, self._lead)
         self._heart.start_reaping()
         sweeps = Sweeps(self.pool, self.by_name, self.replica, self.clock, worker, contexts)
         channels |= {WORK_CHANNEL: lambda _: worker.wake(), RUNS_CHANNEL: lambda _: sweeps.hint.set()}
+        channels[LANES_CHANNEL] = lambda _: lanes.stir()
         jobs |= {
+            "lanes": lanes.run(),
             "worker": worker.run(),
             "sweeper": sweeps.sweep(),
             "dropper": sweeps.drop_ended(),
@@ -240,24 +243,6 @@ class Kit:
             await connection.execute(
                 PUT_BUDGETS, [list(column) for column in zip(*stages, strict=True)] or [[], [], []]
             )
-
-    async def _put_lanes(self, worker: Worker) -> None:
-        lanes = {stage.lane.name: stage.lane for flow in self.flows for stage in flow.stages}
-        async with self.pool.connection() as connection:
-            for lane in sorted(lanes.values(), key=lambda lane: lane.name):
-                await connection.execute(
-                    PUT_LANE, (lane.name, lane.max_in_flight, lane.max_per_key, lane.per_second, lane.burst)
-                )
-            cursor = await connection.execute(
-                "SELECT id, max_in_flight IS NOT NULL OR max_per_key IS NOT NULL OR per_second IS NOT NULL FROM lanes"
-                " WHERE name = ANY(%s)",
-                (list(lanes),),
-            )
-            rows = await cursor.fetchall()
-        worker.set_lanes(
-            free=[lane for lane, capped in rows if not capped],
-            capped=[lane for lane, capped in rows if capped],
-        )
 
     def _hear_end(self, run_id: str) -> None:
         if (

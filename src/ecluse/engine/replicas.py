@@ -23,7 +23,7 @@ from ecluse.engine.leases import RENEW
 
 log = structlog.get_logger(__name__)
 
-ENTER = "INSERT INTO replicas (id, host, pid) VALUES (%s, %s, %s)"
+ENTER = "INSERT INTO replicas (id, host, pid, roles, work, hands) VALUES (%s, %s, %s, %s, %s, %s)"
 BEAT = "UPDATE replicas SET beat_at = clock_timestamp() WHERE id = %s AND state = 'live'"
 LEAVE = "UPDATE replicas SET state = 'left', ended_at = clock_timestamp() WHERE id = %s AND state = 'live'"
 # After a restart of the database, or the loss of our own connection, everybody gets a full period to beat again.
@@ -52,10 +52,11 @@ class Heart:
         self._ticks = 0
         self._beaten_at = 0.0
 
-    def start(self) -> None:
+    def start(self, roles: list[str], work: list[str], hands: int) -> None:
+        """`work` is what our worker can do, as "flow/stage"."""
         with self._connect() as connection:
             self._beaten_at = time.monotonic()
-            connection.execute(ENTER, (self._replica, socket.gethostname(), os.getpid()))
+            connection.execute(ENTER, (self._replica, socket.gethostname(), os.getpid(), roles, work, hands))
         self._start("heartbeat", self._keep_beating, self._beat)
 
     @property

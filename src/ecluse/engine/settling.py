@@ -63,5 +63,6 @@ async def _read_back(
     if not isinstance(stage.work, AbsoluteWrite):
         raise TypeError(f"{item.flow}/{item.stage} is no AbsoluteWrite any more")
     async with asyncio.timeout(stage.time_limit.total_seconds()):
+        await context.permit(item)
         found = plain(await stage.work.read(context, item))
     return Ended(name, sends, conclude(found, wanted, before))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
@@ -15,7 +14,7 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import ending, gate, orchestration, run_log, runs
-from ecluse.engine.fan_out import fan_out
+from ecluse.engine.fan_out import Priority, fan_out
 from ecluse.engine.flow import Flow, Run, Source, Stage
 
 P = ParamSpec("P")
@@ -96,11 +95,12 @@ class Story:
         crashpoint("after select")
         return count
 
-    async def fan_out(self, stage: Stage, source: Source = runs.open_targets, delay: timedelta = timedelta(0)) -> int:
+    async def fan_out(self, stage: Stage, source: Source = runs.open_targets, priority: Priority = "normal") -> int:
         """Dispatch the stage's items: those of `source`, or one without a payload for every target still open."""
 
         async def dispatched(connection: Connection, run: Run) -> int:
-            return await fan_out(connection, run, stage, await source(connection, run), chunk=self._chunk, delay=delay)
+            items = await source(connection, run)
+            return await fan_out(connection, run, stage, items, chunk=self._chunk, priority=priority)
 
         count = await self.once(f"fan-out-{stage.name}", dispatched)
         crashpoint("after fan-out")

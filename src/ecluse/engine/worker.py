@@ -12,22 +12,23 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import psycopg
 import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
-from ecluse.base.errors import EcluseError, PermanentError, TransientError, VendorError
+from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.connect import Connection, Pool
-from ecluse.engine import claim, closing, counts
-from ecluse.engine.claim import AHEAD_SECONDS, Claimant, Taken
+from ecluse.engine import claim, closing, finishing
+from ecluse.engine.claim import AHEAD_SECONDS, ALONE, Claimant, Taken
 from ecluse.engine.committer import LARGEST_BATCH, Committer, Finish
-from ecluse.engine.effects import LATER, Ended, Fenced, Performer, again_or_never
+from ecluse.engine.effects import LATER, Ended, Fenced, Performer
+from ecluse.engine.finishing import TOO_MANY_CRASHES, later
 from ecluse.engine.flow import Done, Flow, Ignored, Item, Result, Stage, WorkContext, Write
 from ecluse.engine.hands import Hand, Hands
-from ecluse.engine.retry import Retry, decide
+from ecluse.engine.lanes import Closed, Lanes
 
 log = structlog.get_logger(__name__)
 
@@ -35,14 +36,14 @@ POLL_SECONDS = 1.0
 FLUSH_SECONDS = 3.0  # at a stop: a database that is away must not keep us
 BUSY_POLL_SECONDS = 0.05
 PACE_SECONDS = 0.03  # over which the pace is measured
-# A lane with a rate gives permits for a tenth of a second at a time: while it does, ask more often.
+# A lane with a rate gives permits for a tenth of a second at a time: while it does, ask more often; a slow one has its
+# next permit at an instant that we know.
 PACED_SECONDS = 2.0
 # Items that workers died with are looked for this often. A replica holds a tenth of its hands of what one worker died
 # with, a hundredth of what two did: the culprit is narrowed down while the others go on. From the third death on an
-# item runs alone; two more, and it is not run again.
+# item runs alone (claim.ALONE); two more, and it is not run again.
 SUSPECTS_SECONDS = 1.0
 SHARE_OF_SUSPECTS = {1: 10, 2: 100}
-ALONE, TOO_MANY_CRASHES = 3, 5
 
 
 class Worker:
@@ -52,6 +53,7 @@ class Worker:
         work_pool: Pool,
         pool: Pool,
         flows: Mapping[str, Flow],
+        lanes: Lanes,
         contexts: Mapping[str, WorkContext],
         replica: str,
         hands: int,
@@ -65,12 +67,15 @@ class Worker:
         self._flows = flows
         self._contexts = contexts
         self._stages = {(flow.name, stage.name): stage for flow in flows.values() for stage in flow.stages}
-        self._who = Claimant(replica, [f"{flow}/{stage}" for flow, stage in self._stages])
+        weights = [stage.weight for stage in self._stages.values()]
+        self._who = Claimant(replica, [f"{flow}/{stage}" for flow, stage in self._stages], weights)
+        self._lanes = lanes
+        lanes.changed = self._lanes_changed
         self._clock = clock
         self._chance = chance
         self._wake = asyncio.Event()
         self.hands = Hands(hands, self._execute, empty=self._wake.set, died=died)
-        self.committer = Committer(work_pool, replica, self._committed, expecting=lambda: self.hands.busy)
+        self.committer = Committer(work_pool, replica, self._committed, lambda: self.hands.busy, lanes.tell)
         self._performer = Performer(self.committer.intend, self._may_send, clock.now)
         self._alive = alive  # our heartbeat is recent: nobody can have declared us dead
         self._leaving = False
@@ -78,7 +83,6 @@ class Worker:
         self._suspects: set[int] = set()
         self._suspects_at = 0.0
         self._alone = False
-        self._lanes: tuple[list[int], list[int]] = ([], [])
         self._unsure = False  # a claim failed: it may have been committed all the same
         self._in_hand: Counter[tuple[int, str]] = Counter()
         self._paced_until = 0.0
@@ -88,8 +92,10 @@ class Worker:
     def wake(self) -> None:
         self._wake.set()
 
-    def set_lanes(self, free: list[int], capped: list[int]) -> None:
-        self._lanes = (free, capped)
+    def _lanes_changed(self) -> None:
+        """What is not started in a lane that is closed now is given back."""
+        for taken in self.hands.drop(lambda taken: self._lanes.is_closed(taken.lane_id)):
+            self.committer.put(later(self._stages[taken.item.flow, taken.item.stage], taken))
         self.wake()
 
     async def run(self) -> None:
@@ -146,7 +152,6 @@ class Worker:
                 await self._wake.wait()
 
     async def _claim(self, room: int) -> int:
-        free, capped = self._lanes
         taken: list[Taken] = []
         try:
             async with self._work_pool.connection() as connection:
@@ -154,7 +159,7 @@ class Worker:
                     await claim.release_unknown(connection, replica=self._who.replica, known=self._known_claims())
                     self._unsure = False
                 if self._clock.monotonic() >= self._suspects_at:
-                    self._suspects = await claim.suspects(connection, self._who, [*free, *capped])
+                    self._suspects = await claim.suspects(connection, self._who, self._lanes.free + self._lanes.capped)
                     self._suspects_at = self._clock.monotonic() + SUSPECTS_SECONDS
                 self._alone = self._alone and bool(self._in_hand)
                 if not self._alone:
@@ -167,7 +172,10 @@ class Worker:
         for one in taken:
             self._in_hand[one.item.run_id, one.item.stage] += 1
             if one.start_at is not None:
-                self._paced_until = self._clock.monotonic() + PACED_SECONDS
+                if (spacing := self._lanes.spacing(one.item)) < PACED_SECONDS / 10:
+                    self._paced_until = self._clock.monotonic() + PACED_SECONDS
+                else:
+                    self._wake_at(one.start_at + timedelta(seconds=spacing - AHEAD_SECONDS / 2))
         self.hands.give(taken)
         return len(taken)
 
@@ -191,7 +199,7 @@ class Worker:
         return taken + await self._claim_from(connection, self._who, room - len(taken))
 
     async def _claim_from(self, connection: Connection, who: Claimant, room: int) -> list[Taken]:
-        free, capped = self._lanes
+        free, capped = self._lanes.free, self._lanes.capped
         taken: list[Taken] = []
         # Where caps hold, only what there is a hand for right now; and half of it, if others wait as well.
         now_free = min(room, self.hands.count - self.hands.busy - len(self.hands.ready))
@@ -218,12 +226,20 @@ class Worker:
         try:
             if taken.start_at is not None:
                 await asyncio.sleep((taken.start_at - self._clock.now()).total_seconds())
-            hand.deadline = asyncio.get_running_loop().time() + limit
-            finish = await self._try(stage, taken)
+            if self._lanes.is_closed(taken.lane_id):
+                self._lanes.stir()  # still? whoever opened it may not have been heard
+                finish = later(stage, taken)
+            else:
+                hand.deadline = asyncio.get_running_loop().time() + limit
+                finish = await self._try(stage, taken)
+        except Closed:
+            finish = later(stage, taken)
         except asyncio.CancelledError as error:
             match hand.forgive():
+                case "late" if taken.item.id in self._lanes.waiting:
+                    finish = later(stage, taken)  # our own limit is no attempt
                 case "late" if self._performer.phase.get(taken.held) == "recording":
-                    finish = self._later(stage, taken, self._clock.now() + LATER)  # our database's fault, not its own
+                    finish = later(stage, taken, self._clock.now() + LATER)  # our database's fault, not its own
                 case "late":
                     late = TransientError(f"No answer within {limit:g} s", code="TIMEOUT")
                     finish = self._failed(stage, taken, late)
@@ -246,16 +262,18 @@ class Worker:
         self.committer.put(finish)
 
     async def _try(self, stage: Stage, taken: Taken) -> Finish:
-        item, claim_id, fence, _ = taken
+        item, claim_id, fence, *_ = taken
         context, effect = self._contexts[item.flow], None
         outcome: Result | VendorError | datetime
-        spent = _spent(stage, item) if item.crashes or item.executions else None
+        spent = finishing.spent(stage, item) if item.crashes or item.executions else None
         if spent is not None and (item.crashes > TOO_MANY_CRASHES or not isinstance(stage.work, Write)):
             outcome = spent
         elif isinstance(stage.work, Write):
             outcome, effect = await self._performer.perform(stage.work, context, taken, spent)
         else:
             outcome = await stage.work(context, item)
+        if self._lanes.counting and isinstance(outcome, Done | Ignored):
+            self._lanes.heard(taken, None)
         match outcome:
             case Done(value):
                 return Finish(item, stage, claim_id, fence, "succeeded", result=value, effect=effect)
@@ -263,63 +281,37 @@ class Worker:
                 return Finish(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
             case VendorError() as error:
                 return self._failed(stage, taken, error, effect)
-            case datetime() as later:
-                return self._later(stage, taken, later, effect)
+            case datetime() as at:
+                return later(stage, taken, at, effect)
             case other:
                 return self._failed(stage, taken, TypeError(f"work returned {other!r}, not Done or Ignored"))
 
-    def _later(self, stage: Stage, taken: Taken, at: datetime, effect: Ended | None = None) -> Finish:
-        """Not counted as an execution."""
-        return Finish(taken.item, stage, taken.claim_id, taken.fence, "open", due_at=at, effect=effect)
-
     def _failed(self, stage: Stage, taken: Taken, error: Exception, effect: Ended | None = None) -> Finish:
-        item, claim_id, fence, _ = taken
-        executions, now = item.executions + 1, self._clock.now()
-        verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=self._chance)
-        code = error.code if isinstance(error, EcluseError) else "BUG"
-        text = str(error) if isinstance(error, EcluseError) else f"{type(error).__name__}: {error}"
-        if isinstance(error, VendorError):
-            counts.vendor_errors[item.flow, item.stage, code] += 1
+        self._lanes.heard(taken, error)
         in_doubt = self._performer.phase.get(taken.held) in ("asking", "sending")
-        in_doubt = in_doubt or (effect is not None and effect.state == "unknown")
-        if in_doubt and isinstance(stage.work, Write):
-            verdict = again_or_never(stage.work, verdict, now)
-            if not isinstance(verdict, Retry):
-                code, text = "OUTCOME_UNKNOWN", f"The vendor may have applied it, and cannot be asked: {text}"
-        failed = Finish(
-            item,
-            stage,
-            claim_id,
-            fence,
-            "failed",
-            error_code=code,
-            error=text,
-            ambiguous=isinstance(error, VendorError) and error.ambiguous,
-            effect=effect,
-        )
-        if isinstance(verdict, Retry) and executions > stage.retry.executions:
-            return self._later(stage, taken, verdict.at, effect)  # a look at what became of it is no execution
-        if isinstance(verdict, Retry):
-            log.debug("retry", **item.told, code=code, error=text, execution=executions, retry_at=verdict.at)
-            return failed._replace(status="open", due_at=verdict.at)
-        log.warning("execution failed", **item.told, code=code, error=text, execution=executions)
-        return failed._replace(permanent=verdict.permanent)
+        now, chance = self._clock.now(), self._chance
+        return finishing.failed(stage, taken, error, effect, in_doubt=in_doubt, now=now, chance=chance)
 
     def _committed(self, batch: Sequence[Finish]) -> None:
-        loop = asyncio.get_running_loop()
         for finish in batch:
             if finish.due_at is not None:
-                loop.call_later(max(0.0, (finish.due_at - self._clock.now()).total_seconds()), self.wake)
+                self._wake_at(finish.due_at)
         self._forget(batch)
         if self._to_close:
             task = asyncio.create_task(self._close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
+    def _wake_at(self, instant: datetime) -> None:
+        seconds = (instant - self._clock.now()).total_seconds()
+        asyncio.get_running_loop().call_later(max(0.0, seconds), self.wake)
+
     def _forget(self, ended: Iterable[Taken | Finish]) -> None:
         for one in ended:
             if self._performer.phase:
                 self._performer.phase.pop(one.held, None)
+            if self._lanes.waiting:
+                self._lanes.waiting.discard(one.item.id)
             pair = (one.item.run_id, one.item.stage)
             self._in_hand[pair] -= 1
             if self._in_hand[pair] == 0:
@@ -336,15 +328,3 @@ class Worker:
             crashpoint("after hint")
         except psycopg.OperationalError as error:
             log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
-
-
-def _spent(stage: Stage, item: Item) -> VendorError | None:
-    """Why this item is not to be done (again), if so."""
-    if item.crashes >= TOO_MANY_CRASHES:
-        return PermanentError(f"{item.crashes} workers died with this item in hand", code="WORKER_CRASHED")
-    # It is only here to find out what became of its last send.
-    if isinstance(stage.work, Write) and item.executions >= stage.retry.executions:
-        return TransientError(
-            "Sent, not answered for certain, and found not applied", code="NOT_APPLIED", ambiguous=False
-        )
-    return None

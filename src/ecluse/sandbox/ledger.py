@@ -30,6 +30,7 @@ class Entry:
     value: object = None
     before: object = None
     done_at: float | None = None
+    retry_after: float | None = None
 
     def as_json(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in FIELDS}

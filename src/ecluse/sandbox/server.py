@@ -16,7 +16,7 @@ from ecluse.sandbox.control import control
 from ecluse.sandbox.limits import Bucket, Refusal
 from ecluse.sandbox.state import Sandbox
 from ecluse.sandbox.vendor import Answer, Call, Vendor, error_answer
-from ecluse.sandbox.wire import plain, respond, throttled
+from ecluse.sandbox.wire import asked_to_wait, plain, respond, throttled
 
 SHUTDOWN_GRACE = 0.1  # seconds; aiohttp waits up to twice this
 
@@ -89,6 +89,7 @@ async def handle_call(
             response = await respond(request, rule, latency, lambda: vendor.handle(call))
         if request.transport is not None and not request.transport.is_closing():
             entry.status = response.status
+            entry.retry_after = asked_to_wait(response.headers.get("Retry-After"))
     except ConnectionError:  # the client left in the middle of its own body or of ours
         response = web.Response()
     finally:

@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from email.utils import formatdate
+from email.utils import formatdate, parsedate_to_datetime
 
 from aiohttp import web
 
@@ -31,6 +31,16 @@ def throttled(retry_after: object) -> Answer:
     if retry_after is not None:
         answer.headers["Retry-After"] = str(retry_after)
     return answer
+
+
+def asked_to_wait(header: str | None) -> float | None:
+    """Seconds; None also where a client could not read it."""
+    if header is None:
+        return None
+    try:
+        return float(header) if header[:1].isdigit() else parsedate_to_datetime(header).timestamp() - time.time()
+    except ValueError:
+        return None
 
 
 def throttle(rule: Rule) -> Answer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from http.client import HTTPException
@@ -54,6 +54,8 @@ class Line:
     status: int | None
     value: Any
     before: Any
+    retry_after: float | None
+    done_at: float | None
 
 
 class Ledger:
@@ -70,11 +72,12 @@ class Ledger:
     def applied_with(self, key: str) -> list[Line]:
         return [line for line in self.by_key.get(key, ()) if line.kind == "effect"]
 
-    def about(self, keys: Iterable[str | None], refs: Iterable[str | None]) -> list[Line]:
-        """Calls and applications with one of these keys, and whatever was applied to these records."""
+    def about(self, keys: Iterable[str | None], refs: Iterable[str | None], seqs: Collection[int]) -> list[Line]:
+        """Calls and applications with one of these keys, whatever was applied to these records, and these lines."""
         with_key = [line for key in keys if key for line in self.by_key.get(key, ())]
         of_ref = [line for ref in refs if ref for history in self.by_ref.get(ref, {}).values() for line in history]
-        return list({line.seq: line for line in with_key + of_ref}.values())
+        these = [line for line in self.lines if line.seq in seqs]
+        return list({line.seq: line for line in with_key + of_ref + these}.values())
 
     def held(self, ref: str, until: float, since: float) -> list[Any]:
         """Every value that the record had from `since` to `until`, as far as the ledger knows."""
@@ -129,7 +132,9 @@ def agrees(value: Any, wanted: Any) -> bool:
 def check(effects: list[dict[str, Any]], ledger: Ledger | None, cut: datetime, report: Report, *, moved: bool) -> None:
     report.checked["ledger_effects"] = len(ledger.applied) if ledger is not None else 0
     if ledger is None:
-        report.notes.append("no ledger was given: I-03 and I-06 were not checked, I-04 and I-05 by the tables alone")
+        report.notes.append(
+            "no ledger was given: I-03, I-06 and I-14 were not checked, I-04 and I-05 by the tables alone"
+        )
         ledger = Ledger([])
     else:
         report.checked["I-04"] += sum(effect["state"] == "applied" for effect in effects)

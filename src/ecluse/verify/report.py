@@ -20,6 +20,7 @@ class About(NamedTuple):
     aggregate: str | None = None  # of events; with its tenant, as the next one
     lease: str | None = None
     schedule_id: int | None = None
+    seqs: tuple[int, ...] = ()  # lines of the ledger
 
 
 @dataclass

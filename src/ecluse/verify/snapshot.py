@@ -13,7 +13,7 @@ import psycopg
 from psycopg import IsolationLevel
 from psycopg.rows import dict_row
 
-from ecluse.verify import database, leases, ledger, outbox, stuck
+from ecluse.verify import database, leases, ledger, outbox, rates, stuck
 from ecluse.verify.report import Report
 from ecluse.verify.schedules import I_08_DUE_TIMES
 from ecluse.verify.story import tell
@@ -63,8 +63,12 @@ def _look(connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None
     database.run(connection, outbox.I_09_OUTBOX, report)
     database.run(connection, leases.I_10_LEASES, report)
     effects = connection.execute(ledger.EFFECTS).fetchall()
+    lanes, ended = connection.execute(rates.LANES).fetchall(), connection.execute(rates.ENDED).fetchall()
     entries = ledger.read(ledger_url) if ledger_url is not None else None
     ledger.check(effects, entries, clock["cut"], report, moved=clock["moved"])
+    report.checked["I-14"] = 0
+    if entries is not None and not clock["moved"]:
+        rates.check(lanes, ended, entries, report)
     if clock["moved"]:
         report.notes.append("the database's clock has been moved: what depends on instants was not checked")
     for violation in report.shown:

@@ -94,7 +94,9 @@ def tell(connection: psycopg.Connection[dict[str, Any]], about: About, ledger: L
         effects = connection.execute(KEYS, about._asdict()).fetchall()
         keys = [about.effect_id, *(row["key"] for row in effects)]
         refs = [about.ref, *(row["ref"] for row in effects)]
-        events += [(datetime.fromtimestamp(line.at, UTC), _ledger_line(line)) for line in ledger.about(keys, refs)]
+        events += [
+            (datetime.fromtimestamp(line.at, UTC), _ledger_line(line)) for line in ledger.about(keys, refs, about.seqs)
+        ]
     told = [f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + f" {text}" for at, text in sorted(events)]
     if len(told) <= LINES:
         return told

@@ -104,6 +104,7 @@ SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_i
 FROM care, effects e JOIN items i ON i.id = e.item_id AND i.round = e.round JOIN lanes l ON l.id = i.lane_id
 LEFT JOIN (SELECT lane_id, max(taken_at) AS at FROM claims GROUP BY 1) t ON t.lane_id = i.lane_id
 WHERE NOT care.moved AND e.state IN ('sending', 'unknown') AND i.status = 'open' AND i.claim_id IS NULL
+  AND l.paused_at IS NULL
   AND greatest(i.due_at + e.quiet, care.since, l.held_until, t.at) < now() - interval '60 seconds' ORDER BY i.id
 """  # noqa: S608 - the fragment above
 

@@ -10,6 +10,7 @@ down_revision = "0002"
 
 LANES = """
 ALTER TABLE lanes
+    ADD COLUMN spacing        interval GENERATED ALWAYS AS (interval '1 second' / (per_second * 0.98)) STORED,
     ADD COLUMN break_after    integer CHECK (break_after > 0),
     ADD COLUMN break_for      interval,
     ADD COLUMN failures       integer NOT NULL DEFAULT 0,
@@ -19,6 +20,8 @@ ALTER TABLE lanes
     ADD CONSTRAINT lanes_breaker CHECK ((break_after IS NULL) = (break_for IS NULL)),
     ADD CONSTRAINT lanes_paused CHECK ((paused_at IS NULL) = (paused_reason IS NULL)),
     ADD CONSTRAINT lanes_held CHECK (held_until IS NULL OR held_reason IS NOT NULL);
+COMMENT ON COLUMN lanes.spacing IS
+    'between calls, 2 % under the rate: what leaves evenly arrives unevenly, and no window may overflow over there';
 COMMENT ON COLUMN lanes.held_until IS 'nothing starts before: a Retry-After, or an open breaker';
 COMMENT ON COLUMN lanes.failures IS 'calls in a row that failed in a way the breaker counts, over all replicas';
 COMMENT ON COLUMN lanes.paused_reason IS 'an operator paused it: nothing starts until somebody resumes it';

@@ -1,0 +1,79 @@
+"""How an execution ends: a result, or an error and what is to follow from it, as the committer will store it."""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime
+
+import structlog
+
+from ecluse.base.errors import EcluseError, PermanentError, TransientError, VendorError
+from ecluse.engine import counts
+from ecluse.engine.claim import Taken
+from ecluse.engine.committer import Finish
+from ecluse.engine.effects import Ended, again_or_never
+from ecluse.engine.flow import Item, Stage, Write
+from ecluse.engine.retry import Retry, decide
+
+log = structlog.get_logger(__name__)
+
+TOO_MANY_CRASHES = 5
+
+
+def later(stage: Stage, taken: Taken, at: datetime | None = None, effect: Ended | None = None) -> Finish:
+    """Not counted as an execution, and its place in line is kept. No instant: as soon as its lane lets it."""
+    return Finish(taken.item, stage, taken.claim_id, taken.fence, "open", due_at=at, effect=effect)
+
+
+def failed(
+    stage: Stage,
+    taken: Taken,
+    error: Exception,
+    effect: Ended | None,
+    *,
+    in_doubt: bool,
+    now: datetime,
+    chance: random.Random,
+) -> Finish:
+    """`in_doubt`: it was interrupted while a write of it was under way."""
+    item = taken.item
+    executions = item.executions + 1
+    verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=chance)
+    code = error.code if isinstance(error, EcluseError) else "BUG"
+    text = str(error) if isinstance(error, EcluseError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, VendorError):
+        counts.vendor_errors[item.flow, item.stage, code] += 1
+    if isinstance(stage.work, Write) and (in_doubt or (effect is not None and effect.state == "unknown")):
+        verdict = again_or_never(stage.work, verdict, now)
+        if not isinstance(verdict, Retry):
+            code, text = "OUTCOME_UNKNOWN", f"The vendor may have applied it, and cannot be asked: {text}"
+    finish = Finish(
+        item,
+        stage,
+        taken.claim_id,
+        taken.fence,
+        "failed",
+        error_code=code,
+        error=text,
+        ambiguous=isinstance(error, VendorError) and error.ambiguous,
+        effect=effect,
+    )
+    if isinstance(verdict, Retry) and executions > stage.retry.executions:
+        return later(stage, taken, verdict.at, effect)  # a look at what became of it is no execution
+    if isinstance(verdict, Retry):
+        log.debug("retry", **item.told, code=code, error=text, execution=executions, retry_at=verdict.at)
+        return finish._replace(status="open", due_at=verdict.at)
+    log.warning("execution failed", **item.told, code=code, error=text, execution=executions)
+    return finish._replace(permanent=verdict.permanent)
+
+
+def spent(stage: Stage, item: Item) -> VendorError | None:
+    """Why this item is not to be done (again), if so."""
+    if item.crashes >= TOO_MANY_CRASHES:
+        return PermanentError(f"{item.crashes} workers died with this item in hand", code="WORKER_CRASHED")
+    # It is only here to find out what became of its last send.
+    if isinstance(stage.work, Write) and item.executions >= stage.retry.executions:
+        return TransientError(
+            "Sent, not answered for certain, and found not applied", code="NOT_APPLIED", ambiguous=False
+        )
+    return None

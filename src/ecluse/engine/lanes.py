@@ -1,0 +1,307 @@
+"""Lanes as one process knows them: their ids, which of them are closed just now, and what our own calls say of them.
+
+The table is the truth, and the claim reads it; but what has been claimed a moment before a lane closes must not start
+either. So whoever closes or opens a lane says so on a channel, and everybody reads the few rows again. While all is
+well, nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from math import inf
+from typing import Any, NamedTuple
+
+import psycopg
+import structlog
+from psycopg.rows import dict_row
+
+from ecluse.base.clock import Clock
+from ecluse.base.errors import NotFound, TransientError, VendorError
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection, Pool, is_away, one_line
+from ecluse.engine import run_log
+from ecluse.engine.claim import Taken
+from ecluse.engine.flow import Breaker, Flow, Item
+from ecluse.engine.retry import LONGEST_RETRY_AFTER
+
+log = structlog.get_logger(__name__)
+
+LANES_CHANNEL = "ecluse_lanes"
+RECONNECT_SECONDS = 0.5
+A_MOMENT = 0.02  # seconds by which our clock may be ahead of the database's
+NO_ANSWER = frozenset({"TIMEOUT", "VENDOR_DISCONNECTED", "VENDOR_UNREACHABLE", "WORKER_CRASHED"})
+TRIGGERED = "Circuit breaker triggered"
+
+# A heavy call may start as soon as there is one permit; for the vendor's bucket not to run dry, the lane saves up less.
+PUT_LANE = """
+INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst, break_after, break_for)
+VALUES (%s, %s, %s, %s, %s, %s, %s)
+ON CONFLICT (name) DO UPDATE SET max_in_flight = excluded.max_in_flight, max_per_key = excluded.max_per_key,
+    per_second = excluded.per_second, burst = excluded.burst, break_after = excluded.break_after,
+    break_for = excluded.break_for
+RETURNING id, num_nulls(max_in_flight, max_per_key, per_second, break_after) < 4
+"""
+
+STANDING = """
+SELECT id, paused_at IS NOT NULL AS paused, CASE WHEN held_until > ecluse_now() THEN held_until END AS held_until,
+       failures > 0 AS counting
+FROM lanes WHERE id = ANY(%s)
+"""
+
+# Everything from the row itself: whoever had to wait for it reads it as it is then.
+RESERVE = """
+UPDATE lanes SET next_free_at = greatest(next_free_at, ecluse_now() - (burst - 1) * spacing) + %(weight)s * spacing
+WHERE id = %(lane)s RETURNING next_free_at - %(weight)s * spacing
+"""
+
+HOLD = """
+WITH held AS (
+    UPDATE lanes SET held_until = %(until)s, held_reason = %(reason)s
+    WHERE id = %(lane)s AND (held_until IS NULL OR held_until < %(until)s) RETURNING id)
+SELECT pg_notify('ecluse_lanes', id::text) FROM held
+"""
+
+COUNTED = """
+SELECT id, failures, break_after, break_for, held_until > ecluse_now() AND starts_with(held_reason, %s) AS broken
+FROM lanes WHERE id = ANY(%s) AND break_after IS NOT NULL ORDER BY id FOR NO KEY UPDATE
+"""
+COUNT = "UPDATE lanes SET failures = %s WHERE id = %s AND failures <> %s"
+
+
+class Closed(Exception):
+    """The lane was closed before the item's next call: the item is given back."""
+
+
+class Heard(NamedTuple):
+    """What the end of a call says about its lane."""
+
+    lane_id: int
+    run_id: int
+    error: str
+    until: datetime | None  # the vendor wants no calls before
+    counts: bool | None  # towards its breaker; False ends the row
+
+
+def asked_for(error: Exception, now: datetime) -> datetime | None:
+    """A vendor that asks for more patience than can be given has only refused this attempt."""
+    asked = error.retry_after if isinstance(error, TransientError) else None
+    return now + timedelta(seconds=asked) if asked and asked <= LONGEST_RETRY_AFTER.total_seconds() else None
+
+
+def counts(breaker: Breaker | None, error: Exception | None) -> bool | None:
+    """None: this end is no answer of the vendor's, and says nothing."""
+    code = error.code if isinstance(error, VendorError) else None
+    if breaker is None or (error is not None and code is None):
+        return None
+    return True if code in breaker.codes else None if code in NO_ANSWER else False
+
+
+def tally(failures: int, ends: Iterable[bool], most: int) -> tuple[int, bool]:
+    """The row of failures after these ends, and whether it got too long. If so it stays one short of that: the first
+    call after the pause decides."""
+    for failed in ends:
+        failures = failures + 1 if failed else 0
+        if failures > most:
+            return most, True
+    return failures, False
+
+
+class Lanes:
+    def __init__(self, pool: Pool, flows: Iterable[Flow], clock: Clock) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._stages = {(flow.name, stage.name): stage for flow in flows for stage in flow.stages}
+        self._ids: dict[str, int] = {}
+        self.free: list[int] = []
+        self.capped: list[int] = []
+        self.counting: set[int] = set()  # lanes whose breaker has begun to count
+        self.waiting: set[int] = set()  # items that wait for a permit
+        self._closed: dict[int, datetime | None] = {}  # until when; None: until somebody resumes it
+        self._heard: list[Heard] = []
+        self._stir = asyncio.Event()
+        self.changed: Callable[[], None] = lambda: None
+
+    async def put(self) -> None:
+        lanes = {stage.lane.name: stage.lane for stage in self._stages.values()}
+        async with self._pool.connection() as connection:
+            for name, lane in sorted(lanes.items()):
+                heaviest = max(stage.weight for stage in self._stages.values() if stage.lane.name == name)
+                burst, breaker = max(1, lane.burst - heaviest + 1), lane.breaker
+                breaks = (breaker.failures, breaker.pause) if breaker else (None, None)
+                caps = (lane.max_in_flight, lane.max_per_key, lane.per_second, burst)
+                row = await (await connection.execute(PUT_LANE, (name, *caps, *breaks))).fetchone()
+                if row:
+                    self._ids[name] = row[0]
+                    (self.capped if row[1] else self.free).append(row[0])
+            await self._read(connection)
+
+    def stir(self) -> None:
+        """Somebody has said something about a lane."""
+        self._stir.set()
+
+    def is_closed(self, lane_id: int) -> bool:
+        if lane_id not in self._closed:
+            return False
+        until = self._closed[lane_id]
+        return until is None or until > self._clock.now()
+
+    def spacing(self, item: Item) -> float:
+        """Seconds until the lane's next permit after a call for this item."""
+        stage = self._stages[item.flow, item.stage]
+        return stage.weight / (stage.lane.per_second or inf)
+
+    def heard(self, taken: Taken, error: Exception | None) -> None:
+        """How a call has ended. What a vendor asks for holds here at once, and everywhere as soon as it is written."""
+        breaker = self._stages[taken.item.flow, taken.item.stage].lane.breaker
+        until = asked_for(error, self._clock.now()) if error else None
+        counted = counts(breaker, error)
+        if until is None and not (counted or (counted is False and taken.lane_id in self.counting)):
+            return
+        self._heard.append(Heard(taken.lane_id, taken.item.run_id, storable(str(error)), until, counted))
+        if counted:
+            self.counting.add(taken.lane_id)
+        self._hold_heard()
+
+    async def reserve(self, item: Item, weight: int | None) -> None:
+        """Its own instant at once, however far ahead: who is at work goes before those who wait to begin."""
+        stage = self._stages[item.flow, item.stage]
+        lane_id = self._ids[stage.lane.name]
+        if stage.lane.per_second is not None and not self.is_closed(lane_id):
+            self.waiting.add(item.id)  # and stays in it when interrupted: that was our own limit, then
+            start_at = await self._reserved(lane_id, weight or stage.weight)
+            await asyncio.sleep((start_at - self._clock.now()).total_seconds())
+            self.waiting.discard(item.id)
+        if self.is_closed(lane_id):
+            raise Closed
+
+    async def _reserved(self, lane_id: int, weight: int) -> datetime:
+        while True:
+            try:
+                async with self._pool.connection() as connection:
+                    cursor = await connection.execute(RESERVE, {"lane": lane_id, "weight": weight})
+                    row = await cursor.fetchone()
+                start_at: datetime = row[0] if row else self._clock.now()
+                return start_at
+            except psycopg.Error as error:
+                await self._bear(error)
+
+    async def _bear(self, error: psycopg.Error) -> None:
+        if not is_away(error):
+            raise error
+        log.warning("lanes: database away, trying again", error=one_line(error))
+        await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def tell(self) -> None:
+        """Before the items' ends are stored: whoever is claimed after them finds the lane as they left it."""
+        if heard := list(self._heard):
+            async with self._pool.connection() as connection:
+                for one in heard:
+                    if one.until is not None:
+                        reason = f"Retry-After: {one.error}"
+                        await connection.execute(HOLD, {"lane": one.lane_id, "until": one.until, "reason": reason})
+                await _count(connection, [one for one in heard if one.counts is not None])
+            del self._heard[: len(heard)]
+
+    async def run(self) -> None:
+        """Until cancelled: reads what was said, here or elsewhere."""
+        while True:
+            await self._stir.wait()
+            self._stir.clear()
+            try:
+                async with self._pool.connection() as connection:
+                    await self._read(connection)
+            except psycopg.Error as error:
+                await self._bear(error)
+                self.stir()
+
+    async def _read(self, connection: Connection) -> None:
+        cursor = await connection.execute(STANDING, (self.free + self.capped,))
+        rows = await cursor.fetchall()
+        self._closed = {lane: None if paused else until for lane, paused, until, _ in rows if paused or until}
+        self.counting = {lane for lane, _, _, counting in rows if counting}
+        self.counting |= {one.lane_id for one in self._heard if one.counts}
+        self._hold_heard()
+
+    def _hold_heard(self) -> None:
+        for one in self._heard:
+            until = self._closed.get(one.lane_id, one.until)
+            if one.until is not None and until is not None:
+                self._closed[one.lane_id] = max(until, one.until)
+        for until in self._closed.values():
+            if until is not None:
+                seconds = (until - self._clock.now()).total_seconds()
+                asyncio.get_running_loop().call_later(max(0.0, seconds) + A_MOMENT, self.changed)
+        self.changed()
+
+
+async def _count(connection: Connection, heard: Sequence[Heard]) -> None:
+    if not heard:
+        return
+    async with connection.transaction():
+        cursor = await connection.execute(COUNTED, (TRIGGERED, [one.lane_id for one in heard]))
+        for lane_id, failures, most, pause, broken in await cursor.fetchall():
+            mine = [one for one in heard if one.lane_id == lane_id]
+            now_failing, too_many = tally(failures, [bool(one.counts) for one in mine], most)
+            if broken:  # by calls that were under way together with the last one
+                continue
+            await connection.execute(COUNT, (now_failing, lane_id, now_failing))
+            if too_many:
+                await _break(connection, lane_id, most, pause, [one for one in mine if one.counts])
+            await connection.execute("SELECT pg_notify(%s, %s)", (LANES_CHANNEL, str(lane_id)))
+
+
+async def _break(connection: Connection, lane_id: int, most: int, pause: timedelta, failed: Sequence[Heard]) -> None:
+    reason = f"{TRIGGERED}: more than {most} times in a row {failed[-1].error}; paused for {pause}"
+    row = await (await connection.execute("SELECT ecluse_now() + %s", (pause,))).fetchone()
+    await connection.execute(HOLD, {"lane": lane_id, "until": row[0] if row else None, "reason": reason})
+    log.error("circuit breaker triggered", lane_id=lane_id, reason=reason)
+    for run_id in sorted({one.run_id for one in failed}):
+        await run_log.write(connection, run_id, reason, level="error", lane_id=lane_id)
+
+
+LIST = """
+SELECT l.name, l.max_in_flight, l.max_per_key, l.per_second, l.burst, l.paused_at, l.paused_by, l.paused_reason,
+       CASE WHEN l.held_until > ecluse_now() THEN l.held_until END AS held_until, l.held_reason,
+       (SELECT coalesce(sum(in_flight), 0)::int FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0) AS in_flight,
+       (SELECT count(*) FROM items i WHERE i.lane_id = l.id AND i.claim_id IS NULL)::int AS waiting
+FROM lanes l ORDER BY l.name
+"""
+
+
+async def list_lanes(connection: Connection) -> list[dict[str, Any]]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(LIST)
+        return await cursor.fetchall()
+
+
+PAUSE = """
+UPDATE lanes SET paused_at = ecluse_now(), paused_by = %(by)s, paused_reason = %(reason)s WHERE name = %(name)s
+RETURNING pg_notify('ecluse_lanes', id::text)
+"""
+RESUME = """
+UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL WHERE name = %s AND paused_at IS NOT NULL
+RETURNING pg_notify('ecluse_lanes', id::text)
+"""
+
+
+async def pause(connection: Connection, name: str, *, reason: str, by: str) -> None:
+    """Nothing more of it starts, anywhere, until somebody resumes it."""
+    await _known(connection, name)
+    await connection.execute(PAUSE, {"name": name, "reason": storable(reason), "by": by})
+    log.warning("lane paused", lane=name, reason=reason, by=by)
+
+
+async def resume(connection: Connection, name: str, *, reason: str, by: str) -> bool:
+    """False if it was not paused. What a vendor asked for, or a breaker, still holds."""
+    await _known(connection, name)
+    resumed = bool((await connection.execute(RESUME, (name,))).rowcount)
+    log.warning("lane resumed", lane=name, reason=reason, by=by)
+    return resumed
+
+
+async def _known(connection: Connection, name: str) -> None:
+    names = [row[0] for row in await (await connection.execute("SELECT name FROM lanes ORDER BY name")).fetchall()]
+    if name not in names:
+        raise NotFound(f"There is no lane {name!r} (known: {', '.join(names) or 'none'}).")

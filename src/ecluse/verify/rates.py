@@ -1,0 +1,82 @@
+"""I-14: what the vendors received, over all replicas, keeps the rates of the lanes and the patience that was asked for.
+
+A lane is matched with a vendor of the ledger by its name: `price-list:account-7` is a lane to `price_list`. Several
+lanes to one vendor may together do what they may do each; whose call was told to wait cannot be seen then. Rates are
+judged as they are now. The ledger counts calls, not their weights.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ecluse.verify.ledger import Ledger, Line, as_effect_id
+from ecluse.verify.report import About, Report, Violation
+
+LANES = "SELECT name, per_second, burst FROM lanes ORDER BY name"
+ENDED = "SELECT ended_at FROM replicas WHERE ended_at IS NOT NULL"
+
+# Seconds by which calls may catch up with each other on their way.
+BUNCHING = 0.25
+# Seconds after the answer in which calls may still arrive: they had begun, or began before the word got round.
+UNDER_WAY = 0.5
+# A longer wait is a failed attempt, and nobody waits that long.
+LONGEST_RETRY_AFTER = 900.0
+# Seconds around the end of a replica: it may have taken the answer with it.
+LAST_WORDS = (-1.0, 15.0)
+SHOWN = 8
+
+
+def check(lanes: list[dict[str, Any]], ended: list[dict[str, Any]], ledger: Ledger, report: Report) -> None:
+    to_vendor = defaultdict(list)
+    for lane in lanes:
+        to_vendor[lane["name"].split(":")[0].replace("-", "_")].append(lane)
+    ends = [row["ended_at"].timestamp() for row in ended]
+    for vendor, its_lanes in to_vendor.items():
+        calls = [line for line in ledger.lines if line.kind == "call" and line.vendor == vendor and _ours(line)]
+        report.checked["I-14"] += len(calls)
+        rates = [lane["per_second"] for lane in its_lanes]
+        if None not in rates:
+            burst = sum(lane["burst"] for lane in its_lanes)
+            report.violations += i_14_rate(vendor, calls, sum(rates), burst)
+        if len(its_lanes) == 1:
+            report.violations += i_14_patience(vendor, calls, ends)
+
+
+def _ours(line: Line) -> bool:
+    """Whoever says who he is, or has a key of his own, is somebody else."""
+    return line.client is None and (line.key is None or as_effect_id(line.key) is not None)
+
+
+def i_14_rate(vendor: str, calls: Sequence[Line], rate: float, burst: int) -> Iterable[Violation]:
+    """A bucket that leaks at the lane's rate: it overflows exactly if some window holds too many."""
+    level, first = 0.0, 0  # where the window begins
+    for n, line in enumerate(calls):
+        level = max(0.0, level - (line.at - calls[n - 1].at) * rate) if n else 0.0
+        first = first if level > 0 else n
+        level += 1
+        if level > burst + rate * BUNCHING:
+            span = line.at - calls[first].at
+            message = (
+                f"{n - first + 1} calls within {span:.3f} s, but {burst} at once and {rate:g} a second are allowed"
+            )
+            about = About(seqs=tuple(each.seq for each in calls[max(first, n - SHOWN + 1) : n + 1]))
+            return [Violation("I-14", f"vendor {vendor}", message, about=about)]
+    return []
+
+
+def i_14_patience(vendor: str, calls: Sequence[Line], ends: Sequence[float]) -> Iterable[Violation]:
+    found, instants = [], [line.at for line in calls]
+    for asked in calls:
+        if asked.done_at is None or not asked.retry_after or asked.retry_after > LONGEST_RETRY_AFTER:
+            continue
+        if any(LAST_WORDS[0] <= end - asked.done_at <= LAST_WORDS[1] for end in ends):
+            continue
+        since, until = asked.done_at + UNDER_WAY, asked.done_at + asked.retry_after - BUNCHING
+        if early := calls[bisect_right(instants, since) : bisect_left(instants, until)]:
+            message = f"{len(early)} calls although call {asked.seq} had been told to wait for {asked.retry_after:g} s"
+            about = About(seqs=(asked.seq, *(line.seq for line in early[:SHOWN])))
+            found.append(Violation("I-14", f"vendor {vendor}", message, about=about))
+    return found
