@@ -9,8 +9,9 @@ import typer
 from ecluse.access import audit_trail
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
-from ecluse.engine import TENANT, list_lanes, pause_lane, resume_lane
+from ecluse.engine import list_lanes, pause_lane, resume_lane
 
+EVERYBODY = "system"  # a lane belongs to no tenant
 app = typer.Typer(no_args_is_help=True, help="The lanes to the vendors: look at them, pause and resume them.")
 
 Name = Annotated[str, typer.Argument(help="The lane's name, as `ecluse vendors list` shows it.")]
@@ -37,7 +38,7 @@ def pause(name: Name, reason: Reason) -> None:
     async def ask(connection: Connection) -> None:
         async with connection.transaction():
             await pause_lane(connection, name, reason=reason, by=operator())
-            await audit_trail.record(connection, TENANT, operator(), "lane.pause", f"lane:{name}", reason)
+            await audit_trail.record(connection, EVERYBODY, operator(), "lane.pause", f"lane:{name}", reason)
 
     with_connection(ask)
     typer.echo(f"{name} is paused; `ecluse vendors resume {name} --reason …` opens it again")
@@ -51,7 +52,7 @@ def resume(name: Name, reason: Reason) -> None:
         async with connection.transaction():
             resumed = await resume_lane(connection, name, reason=reason, by=operator())
             if resumed:
-                await audit_trail.record(connection, TENANT, operator(), "lane.resume", f"lane:{name}", reason)
+                await audit_trail.record(connection, EVERYBODY, operator(), "lane.resume", f"lane:{name}", reason)
             return resumed
 
     if not with_connection(ask):
