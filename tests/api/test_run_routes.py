@@ -151,3 +151,13 @@ def test_the_same_event_key_is_two_runs_for_two_tenants(api, dsn):
     answers = [client.post("/api/runs", {"flow": "test", "key": "monday"}) for client in (api, rival)]
     assert [answer.status for answer in answers] == [201, 201]
     assert answers[0].json["run_id"] != answers[1].json["run_id"]
+
+
+@pytest.mark.req("ENG-53")
+def test_why_its_items_wait_is_answered_for_each_and_never_empty(api, query, started, dsn):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(RESULTS, {"run": int(started), "targets": ["a", "b", "c"]})
+        connection.execute("UPDATE lanes SET paused_at = now(), paused_by = 'cli:ann', paused_reason = 'invoice'")
+    page = shapes.WaitingPage.model_validate(api.get(f"/api/runs/{started}/waiting?limit=2").json)
+    assert [(row.key, row.cause) for row in page.waiting] == [("a", "paused"), ("b", "paused")]
+    assert all("invoice" in row.detail for row in page.waiting)

@@ -40,6 +40,7 @@ COMMANDS = [
     ("keys", "create"),
     ("keys", "list"),
     ("keys", "revoke"),
+    ("runs", "why"),
     ("leases",),
     ("leases", "list"),
     ("leases", "release"),

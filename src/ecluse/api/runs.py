@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import asdict
 
 from fastapi import Request, Response
 
@@ -14,7 +15,7 @@ from ecluse.api import shapes
 from ecluse.api.wire import Filter, Limit, Offset, kit_of, number, reads_of, with_ids_as_text
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import Start, announce, end_by_operator, insert_run, load_run, reading
+from ecluse.engine import Start, announce, end_by_operator, insert_run, load_run, reading, why
 
 routes = door.routes("runs")
 
@@ -50,6 +51,15 @@ async def list_items(
         lambda c: reading.list_items(c, tenant, wanted, stage=stage, status=status, limit=limit, offset=offset)
     )
     return as_json({"items": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.get("/api/runs/{run_id}/waiting", openapi_extra=needs("runs.read"), response_model=shapes.WaitingPage)
+async def why_waiting(request: Request, run_id: str, limit: Limit = 50, offset: Offset = 0) -> Response:
+    """Its waiting items, in their order: why each waits, and when it is expected to start."""
+    tenant, wanted = caller_of(request).tenant, number("run", run_id)
+    found = await reads_of(request)(lambda c: why(c, tenant, wanted, limit=limit, offset=offset))
+    rows = with_ids_as_text([asdict(one) for one in found])
+    return as_json({"waiting": rows, "limit": limit, "offset": offset})
 
 
 @routes.get("/api/runs/{run_id}/log", openapi_extra=needs("runs.read"), response_model=shapes.LogPage)

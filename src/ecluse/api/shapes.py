@@ -110,6 +110,22 @@ class ItemPage(Shape):
     offset: int
 
 
+class WaitingRow(Shape):
+    item_id: Id
+    key: str
+    stage: str
+    cause: Literal["paused", "held", "retry", "suspect", "no worker", "in flight", "per key", "throttled", "queued"]
+    detail: str = Field(description="The same for people: who, until when, how many before it.")
+    position: int | None = Field(description="How many go before it; null: it is not in line yet.")
+    expected_at: datetime | None
+
+
+class WaitingPage(Shape):
+    waiting: list[WaitingRow]
+    limit: int
+    offset: int
+
+
 class LogRow(Shape):
     id: Id
     at: datetime

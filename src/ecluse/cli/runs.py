@@ -15,7 +15,7 @@ from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
-from ecluse.engine import Start, announce, insert_run, load_run, reading
+from ecluse.engine import Start, announce, insert_run, load_run, reading, why
 
 app = typer.Typer(no_args_is_help=True, help="Start, end, list and look at runs.")
 
@@ -139,3 +139,18 @@ def watch_run(
     from ecluse.cli.watch import watch
 
     raise typer.Exit(watch(run_id, every))
+
+
+@app.command("why")
+def why_waiting(
+    run_id: Annotated[int, typer.Argument(help="The run's id.")],
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Why its items wait, the next one first, and when each is expected to start."""
+    rows = with_connection(lambda connection: why(connection, None, run_id, limit=limit, offset=offset))
+    if not rows:
+        typer.echo(f"nothing of run {run_id} is waiting")
+    for row in rows:
+        when = f"{row.expected_at:%Y-%m-%d %H:%M:%S}" if row.expected_at else "-"
+        typer.echo(harmless(f"{row.stage}/{row.key:<24} {row.cause:<10} {when:<19}  {row.detail}"))
