@@ -15,7 +15,7 @@ from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
-from ecluse.engine import Start, announce, insert_run, load_run, reading
+from ecluse.engine import Start, announce, insert_run, load_run, reading, why
 
 app = typer.Typer(no_args_is_help=True, help="Start, end, list and look at runs.")
 
@@ -128,6 +128,22 @@ def log(
         data = json.dumps(row["data"], ensure_ascii=False) if row["data"] else ""
         line = f"{at:%Y-%m-%d %H:%M:%S} {row['level']:<7} {row['message']} {data}"
         typer.echo(harmless(line.rstrip()))
+
+
+@app.command("why")
+def why_waiting(
+    run_id: Annotated[int, typer.Argument(help="The run's id.")],
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Why its items wait: for each the cause, its place in line and, where it can be told, when it starts."""
+    waiting = with_connection(lambda c: why(c, None, run_id, limit=limit, offset=offset))
+    if not waiting:
+        typer.echo("nothing of it waits", err=True)
+    for one in waiting:
+        place = "" if one.position is None else f", {one.position} before it"
+        at = "" if one.expected_at is None else f", expected {one.expected_at:%Y-%m-%d %H:%M:%S}"
+        typer.echo(harmless(f"{one.stage}/{one.key}  {one.cause}: {one.detail}{place}{at}"))
 
 
 @app.command("watch")
