@@ -31,6 +31,7 @@ COMMANDS = [
     ("runs", "show"),
     ("runs", "log"),
     ("runs", "watch"),
+    ("runs", "why"),
     ("tenants",),
     ("tenants", "create"),
     ("tenants", "list"),
@@ -40,7 +41,6 @@ COMMANDS = [
     ("keys", "create"),
     ("keys", "list"),
     ("keys", "revoke"),
-    ("runs", "why"),
     ("leases",),
     ("leases", "list"),
     ("leases", "release"),
@@ -193,6 +193,22 @@ def test_the_account_of_a_run_is_read_in_order(ecluse, query):
     assert lines[0].endswith(" info    first")
     assert lines[1].endswith(r' error   second\n\u001b[31m {"code": "X"}')
     assert ecluse("runs", "log", "4711").code == 2
+
+
+def test_why_the_items_of_a_run_wait_is_told(ecluse, query):
+    run_id = ecluse("runs", "start", FLOW).json["run_id"]
+    assert ecluse("runs", "why", run_id).err == "nothing of it waits\n"
+    query("INSERT INTO lanes (name, paused_at, paused_by, paused_reason) VALUES ('lane', now(), 'bob', 'night shift')")
+    query(
+        "INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at)"
+        " SELECT 'default', %s, 'hello', 'read', n::text, n::text, id, now() FROM lanes, generate_series(1, 3) n",
+        run_id,
+    )
+    lines = ecluse("runs", "why", run_id).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["read/1", "read/2", "read/3"]
+    assert all("night shift" in line for line in lines)
+    assert len(ecluse("runs", "why", run_id, "--limit", "1", "--offset", "2").out.splitlines()) == 1
+    assert ecluse("runs", "why", "4711").code == 2
 
 
 @pytest.mark.req("G-89", "ENG-28")

@@ -114,8 +114,8 @@ def test_lanes_outbox_and_schedules_that_stand_still(doctor, query):
         " error) VALUES ('default', 'k', 't', 'a', 'c', 'ecluse', now() - interval '1 hour', 'refused')"
     )
     query(
-        "INSERT INTO schedules (tenant_id, flow, name, handled_until, error, created_at, updated_at)"
-        " VALUES ('default', 'hello', 'nightly', now(), 'no such time zone', now(), now())"
+        "INSERT INTO schedules (tenant_id, flow, name, zone_rules, handled_until, error, created_at, updated_at)"
+        " VALUES ('default', 'hello', 'nightly', '', now(), 'no such time zone', now(), now())"
     )
     code, found = doctor()
     assert code == 0

@@ -42,21 +42,3 @@ def test_an_unknown_lane_is_exit_code_2_and_the_known_ones_are_named(ecluse, que
     query(LANES)
     answer = ecluse("vendors", command, "speach", "--reason", "x")
     assert (answer.code, answer.err) == (2, "ecluse: There is no lane 'speach' (known: crm, speech).\n")
-
-
-@pytest.mark.req("ENG-53")
-def test_what_waits_in_a_paused_lane_says_so(ecluse, query):
-    query(LANES)
-    run_id = ecluse("runs", "start", "hello_flow:FLOW").json["run_id"]
-    assert ecluse("runs", "why", run_id).out == f"nothing of run {run_id} is waiting\n"
-    query(
-        "INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at)"
-        " SELECT 'default', %s, 'hello', 'read', 'SKU-1', 'SKU-1', id, ecluse_now() FROM lanes WHERE name = 'speech'",
-        int(run_id),
-    )
-    ecluse("vendors", "pause", "speech", "--reason", "invoice unpaid")
-    (line,) = ecluse("runs", "why", run_id).out.splitlines()
-    assert line.startswith("read/SKU-1 ")
-    assert "paused" in line
-    assert line.endswith("invoice unpaid")
-    assert ecluse("runs", "why", "404404").code == 2

@@ -125,8 +125,8 @@ class Envelope:
                     "request",
                     method=scope["method"],
                     path=scope["raw_path"].decode("ascii", "replace"),  # as sent: no line breaks, and never the query
-                    status=status,
-                    ms=round((time.perf_counter() - began) * 1000, 1),
+                    http_status=status,
+                    duration_ms=round((time.perf_counter() - began) * 1000, 1),
                 )
 
 

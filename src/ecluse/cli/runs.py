@@ -130,6 +130,22 @@ def log(
         typer.echo(harmless(line.rstrip()))
 
 
+@app.command("why")
+def why_waiting(
+    run_id: Annotated[int, typer.Argument(help="The run's id.")],
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Why its items wait: for each the cause, its place in line and, where it can be told, when it starts."""
+    waiting = with_connection(lambda c: why(c, None, run_id, limit=limit, offset=offset))
+    if not waiting:
+        typer.echo("nothing of it waits", err=True)
+    for one in waiting:
+        place = "" if one.position is None else f", {one.position} before it"
+        at = "" if one.expected_at is None else f", expected {one.expected_at:%Y-%m-%d %H:%M:%S}"
+        typer.echo(harmless(f"{one.stage}/{one.key}  {one.cause}: {one.detail}{place}{at}"))
+
+
 @app.command("watch")
 def watch_run(
     run_id: Annotated[int, typer.Argument(help="The run's id.")],
@@ -139,18 +155,3 @@ def watch_run(
     from ecluse.cli.watch import watch
 
     raise typer.Exit(watch(run_id, every))
-
-
-@app.command("why")
-def why_waiting(
-    run_id: Annotated[int, typer.Argument(help="The run's id.")],
-    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
-) -> None:
-    """Why its items wait, the next one first, and when each is expected to start."""
-    rows = with_connection(lambda connection: why(connection, None, run_id, limit=limit, offset=offset))
-    if not rows:
-        typer.echo(f"nothing of run {run_id} is waiting")
-    for row in rows:
-        when = f"{row.expected_at:%Y-%m-%d %H:%M:%S}" if row.expected_at else "-"
-        typer.echo(harmless(f"{row.stage}/{row.key:<24} {row.cause:<10} {when:<19}  {row.detail}"))
