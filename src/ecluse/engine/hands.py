@@ -117,8 +117,7 @@ class Hands:
         tasks += [self._watchdog] if self._watchdog is not None else []
         for task in tasks:
             task.cancel()
-        if tasks:  # none, if we are stopped before the first step
-            if tasks:  # none, if the worker was stopped before it began
+        if tasks:  # none, if the worker was stopped before it began
             await asyncio.wait(tasks, timeout=max(grace, LAST_SECONDS))
 
     async def _take(self, hand: Hand) -> None:
