@@ -118,7 +118,7 @@ def test_a_key_is_to_be_found_in_no_log_no_table_and_no_answer(dsn, make_key, qu
         until(lambda: query("SELECT 1 FROM api_keys WHERE last_used_at IS NOT NULL"))
     finally:
         _, _, said = server.end()
-    assert '"status": 401' in said
+    assert '"http_status": 401' in said
     assert "Traceback" in said
     told = "\n".join([*(answer.body.decode() for answer in answers), said, everything_stored(dsn)])
     for key in (good, bad):

@@ -11,7 +11,9 @@ import binascii
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -102,15 +104,12 @@ def key_file(path: Path) -> bytes:
 def made_once(path: Path) -> bytes:
     """The key in this file, made when it is missing. Replicas that start together agree: it is there whole or not."""
     if not path.exists():
-        new = path.with_name(f".{path.name}.{os.getpid()}")
-        new.touch(mode=0o600)
-        new.write_text(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
-        try:
+        handle, new = tempfile.mkstemp(dir=path.parent)  # for its owner only
+        with os.fdopen(handle, "w") as file:
+            file.write(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
+        with suppress(FileExistsError):
             os.link(new, path)
-        except FileExistsError:
-            pass
-        finally:
-            new.unlink()
+        Path(new).unlink()
     return key_file(path)
 
 
