@@ -14,8 +14,6 @@ from ecluse.engine import list_lanes, pause_lane, resume_lane
 EVERYBODY = "system"  # a lane belongs to no tenant
 app = typer.Typer(no_args_is_help=True, help="The lanes to the vendors: look at them, pause and resume them.")
 
-EVERYBODY = "default"  # a lane is no tenant's own: what is done to it stands in the first one's audit trail
-
 Name = Annotated[str, typer.Argument(help="The lane's name, as `ecluse vendors list` shows it.")]
 Reason = Annotated[str, typer.Option(help="Why; everybody who asks why something waits is shown it.")]
 
