@@ -26,7 +26,7 @@ async def chosen(_: Connection, run: Run) -> Sequence[NewItem]:
 async def work(_: WorkContext, item: Item) -> Result:
     await asyncio.sleep(0.1)
     if item.payload:
-        raise TransientError("busy", code="BUSY", retry_after=4)
+        raise TransientError("busy", code="BUSY")
     return Done({"by": "old"})
 
 
@@ -34,7 +34,7 @@ FIRST = Stage(
     "first",
     Lane("changing"),
     work,
-    retry=RetryPolicy(executions=2),
+    retry=RetryPolicy(executions=2, base=4),
     max_wait=timedelta(minutes=2),
     poll=timedelta(seconds=5),
 )
