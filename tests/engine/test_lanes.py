@@ -202,7 +202,7 @@ async def test_a_sixth_failure_in_a_row_pauses_the_lane_then_one_call_goes_first
     assert (await kit.wait_for_run(started.run.id, PATIENCE))["successful"] == 20
     # six, a pause, a failed probe, a pause, one that goes well, and the rest
     gaps = [b - a for (_, a), (_, b) in pairwise(vendor.calls)]
-    assert [n for n, gap in enumerate(gaps) if gap > 0.9] == [5, 6]
+    assert min(gaps[5:7]) > 0.9
     assert one("SELECT failures FROM lanes") == 0
     said = query("SELECT level, message FROM run_log WHERE starts_with(message, %s)", TRIGGERED)
     assert [level for level, _ in said] == ["error", "error"]
