@@ -31,7 +31,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 FAULTS = [
     {"kind": "not_found", "ids": ["SKU-00013", "SKU-00666", "SKU-01313"]},
     {"kind": "unauthorized", "ids": ["SKU-00042"]},
-    {"kind": "throttle", "rate": 0.02, "retry_after": 1, "per_id_times": 1},
+    {"kind": "throttle", "rate": 0.003, "retry_after": 1, "per_id_times": 1},
     {"kind": "server_error", "rate": 0.05, "status": 503},
     {"kind": "reset", "rate": 0.01},
     {"kind": "latency", "seconds": 0.25},
