@@ -170,7 +170,7 @@ async def open_board(dsn: str) -> AsyncIterator[Board]:
         yield Board(pool)
 
 
-async def until(true: Callable[[], Any], seconds: float = 10) -> Any:
+async def until(true: Callable[[], Any], seconds: float = 30) -> Any:
     """Wait for it, and say what it came to."""
     deadline = time.monotonic() + seconds
     while not (found := true()):
