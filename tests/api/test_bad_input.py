@@ -6,9 +6,11 @@ import http.client
 import json
 import time
 
+import psycopg
 import pytest
 
 START = {"flow": "test"}
+DEEP = (100, 200, 300, 900)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,10 @@ START = {"flow": "test"}
         (b'{"flow": "test", "input": {"payload": NaN}}', 400, "NOT_JSON"),
         (b'{"flow": "test", "input": {"payload": 1e400}}', 422, "INVALID_INPUT"),
         (b'{"flow": "test", "input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "NOT_JSON"),
+        *(
+            (b'{"flow": "test", "input": {"payload": ' + b"[" * n + b"]" * n + b"}}", 422, "INVALID_INPUT")
+            for n in DEEP
+        ),
         (b"[]", 422, "INVALID_INPUT"),
         (b"null", 422, "INVALID_INPUT"),
         (b"{}", 422, "INVALID_INPUT"),
@@ -50,6 +56,22 @@ def test_a_body_that_cannot_be_used_is_refused(shared_api, raw, status, code):
     assert (answer.status, answer.code) == (status, code)
 
 
+def test_what_is_stored_is_shown_however_deeply_it_is_nested(shared_api, shared_dsn):
+    run_id = shared_api.post("/api/runs", {"flow": "test", "key": "deep"}).json["run_id"]
+    deep = f'{{"payload": {"[" * 300}{"]" * 300}}}'
+    with psycopg.connect(shared_dsn, autocommit=True) as connection:
+        connection.execute("UPDATE runs SET input = %s::jsonb WHERE id = %s", (deep, run_id))
+    answer = shared_api.get(f"/api/runs/{run_id}")
+    assert (answer.status, answer.json["input"]) == (200, json.loads(deep))
+    assert "T" in answer.json["created_at"]
+
+
+def test_of_many_mistakes_some_are_named(shared_api):
+    answer = shared_api.post("/api/runs", {"flow": "test"} | {f"x{n}": n for n in range(1000)})
+    assert (answer.status, answer.code) == (422, "INVALID_INPUT")
+    assert len(answer.json["error"]["details"]) == 20
+
+
 @pytest.mark.parametrize("kind", [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
 def test_a_body_of_another_kind_is_refused(shared_api, kind):
     answer = shared_api.post("/api/runs", raw=b'{"flow": "test"}', headers={"Content-Type": kind})
@@ -68,7 +90,7 @@ def test_a_large_body_of_unknown_length_is_refused_while_it_comes(shared_api):
     "run_id",
     ["0", "-1", "007", "1_0", "1.0", "1e400", "NaN", str(2**63), str(2**64), "9" * 500, "x", "%00", "%27", "1%20", "٣"],
 )
-@pytest.mark.parametrize("path", ["", "/items", "/log", "/outcomes.csv"])
+@pytest.mark.parametrize("path", ["", "/items", "/log", "/waiting", "/outcomes.csv"])
 @pytest.mark.req("ENG-103")
 def test_an_id_that_cannot_be_one_is_not_found(shared_api, run_id, path):
     answer = shared_api.get(f"/api/runs/{run_id if run_id.isascii() else '%D9%A3'}{path}")

@@ -132,6 +132,7 @@ def test_another_tenants_run_answers_exactly_like_one_that_does_not_exist(api, d
         ("GET", "", None),
         ("GET", "/items", None),
         ("GET", "/log", None),
+        ("GET", "/waiting", None),
         ("GET", "/outcomes.csv", None),
         ("POST", "/end", {"reason": "theirs"}),
     ]:

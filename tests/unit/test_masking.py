@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ecluse.base.masking import masked, plain
@@ -22,6 +24,7 @@ def test_what_is_called_a_secret_is_hidden_at_any_depth(name):
 def test_a_lock_token_is_shortened_and_harmless_names_are_shown():
     assert plain({"lock_token": "0123456789abcdef"}) == {"lock_token": "01234567…"}
     shown = {"event_key": "monday", "key": "SKU-1", "lock_key": "fiche:1", "tokens": 12, "monkeys": "three"}
+    shown |= {"keys": ["SKU-1"], "event_keys": ["monday"]}
     assert plain(shown) == shown
 
 
@@ -40,10 +43,42 @@ def test_a_lock_token_is_shortened_and_harmless_names_are_shown():
         ("{'password': 'hunter2'}", "{'password': \"***\"}"),
         ("nothing to hide: https://x/a?page=2", "nothing to hide: https://x/a?page=2"),
         ("Unexpected token: }", "Unexpected token: }"),
+        ("Unexpected token: identifier", "Unexpected token: identifier"),
+        ("key=SKU-1 monkey=george event_key: monday", "key=SKU-1 monkey=george event_key: monday"),
+        ("tokens=12 secretary: margaret", "tokens=12 secretary: margaret"),
+        ("externalApiKey=sk_live_1", "externalApiKey=***"),
+        ("client_secret=foo access_token=abc, api-key=foo", "client_secret=*** access_token=***, api-key=***"),
+        ("X-Api-Key: abcdef123456", "X-Api-Key: ***"),
+        ("Authorization: Token abcdef", "Authorization: Token ***"),
+        ("authorization=abcdef", "authorization=***"),
+        ("token: abcdef", "token: ***"),
+        ("refused; access_token: abcdef", "refused; access_token: ***"),
     ],
 )
 def test_what_looks_like_a_secret_is_hidden_in_text(text, left):
     assert masked(text) == left
+
+
+@pytest.mark.req("ENG-88")
+@pytest.mark.parametrize("name", ["api_keys", "apiKeys", "tokens", "secrets", "Passwords"])
+def test_several_secrets_are_hidden_and_how_many_there_are_is_shown(name):
+    assert plain({name: ["hunter2"]}) == {name: "***"}
+    assert plain({name: 12}) == {name: 12}
+
+
+@pytest.mark.parametrize(
+    "text", ["://" + ":" * 60_000, "?" + "a-" * 30_000, "authorization:" + " " * 60_000, "a" * 60_000]
+)
+def test_a_long_text_made_to_keep_us_busy_does_not(text):
+    began = time.monotonic()
+    assert len(masked(text)) <= len(text)
+    assert time.monotonic() - began < 1
+
+
+def test_of_an_endless_text_the_beginning_is_told():
+    said = masked("password=hunter2 " + "x" * 1_000_000)
+    assert said.startswith("password=*** ")
+    assert len(said) < 60_000
 
 
 def test_anything_becomes_what_json_can_hold():

@@ -17,6 +17,7 @@ from ecluse.access.keys import Caller, Keys
 from ecluse.access.permissions import PERMISSIONS
 
 PERMISSION, NARROWED = "x-permission", "x-narrowed"
+DEEPEST = 100
 UNKNOWN = "This key is not known here, or has expired or been revoked."
 
 
@@ -90,17 +91,22 @@ class StrictRequest(Request):
 
 
 def check_storable(value: Any) -> None:
-    """Refuse NUL bytes and lone surrogates wherever they are; without recursion, as deep as they came in."""
-    left = [value]
+    """Refuse NUL bytes and lone surrogates wherever they are, and what is nested more deeply than all can follow."""
+    left, depth = [value], 0
     while left:
-        match left.pop():
-            case str() as text:
-                if "\x00" in text or not _encodable(text):
-                    raise HTTPException(422, "Text with NUL bytes or lone surrogates cannot be stored.")
-            case dict() as pairs:
-                left += [*pairs.keys(), *pairs.values()]
-            case list() as values:
-                left += values
+        if depth > DEEPEST:
+            raise HTTPException(422, f"JSON is nested at most {DEEPEST} deep.")
+        inner: list[Any] = []
+        for one in left:
+            match one:
+                case str() as text:
+                    if "\x00" in text or not _encodable(text):
+                        raise HTTPException(422, "Text with NUL bytes or lone surrogates cannot be stored.")
+                case dict() as pairs:
+                    inner += [*pairs.keys(), *pairs.values()]
+                case list() as values:
+                    inner += values
+        left, depth = inner, depth + 1
 
 
 def _encodable(text: str) -> bool:

@@ -7,6 +7,7 @@ nobody expected is told to the log, not to the caller.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -19,7 +20,7 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
-from pydantic_core import to_json
+from pydantic_core import to_json, to_jsonable_python
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +32,7 @@ log = structlog.get_logger(__name__)
 READS_TOO = logging.getLogger(__name__)  # at DEBUG; asked beforehand, because reads are many
 
 LARGEST_BODY = 1_000_000
+MOST_DETAILS = 20
 HARMLESS_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 STATUS: dict[type[EcluseError], int] = {InvalidInput: 422, NotFound: 404, ForbiddenTransition: 409}
 # Ours to keep, whatever the standard library calls them next.
@@ -76,7 +78,11 @@ def request_id(request: Request) -> str:
 
 
 def as_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(to_json(value), status, headers, "application/json")
+    try:
+        body = to_json(value)
+    except ValueError:  # nested more deeply than it can count, as a vendor's answer may be
+        body = json.dumps(value, default=to_jsonable_python).encode()
+    return Response(body, status, headers, "application/json")
 
 
 class Envelope:
@@ -124,7 +130,9 @@ class Envelope:
                 log.info(
                     "request",
                     method=scope["method"],
-                    path=scope["raw_path"].decode("ascii", "replace"),  # as sent: no line breaks, and never the query
+                    path=scope["raw_path"][:500].decode(
+                        "ascii", "replace"
+                    ),  # as sent: no line breaks, and never the query
                     http_status=status,
                     duration_ms=round((time.perf_counter() - began) * 1000, 1),
                 )
@@ -167,7 +175,7 @@ async def _validation_error(request: Request, error: RequestValidationError) -> 
     if any(one["type"] == "json_invalid" for one in wrong):
         why = f"The body is not JSON: {wrong[0]['ctx']['error']}."
         return error_answer(request_id(request), 400, "NOT_JSON", why)
-    details = [{"where": ".".join(map(str, one["loc"])), "problem": one["msg"]} for one in wrong]
+    details = [{"where": ".".join(map(str, one["loc"])), "problem": one["msg"]} for one in wrong[:MOST_DETAILS]]
     message = "; ".join(f"{one['where']}: {one['problem']}" for one in details)
     return error_answer(request_id(request), 422, InvalidInput.code, message, details=details)
 

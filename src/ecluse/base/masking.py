@@ -10,28 +10,35 @@ from typing import Any
 HIDDEN = "***"
 SECRETS = r"key|token|secret|passw(?:or)?d|passphrase|authorization|cookie|credentials?|signature"
 SECRET_NAME = re.compile(f"({SECRETS})$", re.IGNORECASE)
+# Several of them, where a word begins: api_keys and apiKeys, not monkeys.
+SECRET_NAMES = re.compile(r"(?:^|[_\W])(?i:key|token|secret|password)s$|[a-z\d](?:Key|Token|Secret|Password)s$")
 # Names of decisions, records and places, which people need to see.
 NO_SECRETS = frozenset({"key", "event_key", "group_key", "lock_key", "idempotency_key", "max_per_key"})
 
 SIGNED = rf"[\w.-]*(?:{SECRETS}|hmac)|sig|auth|awsaccesskeyid|x-amz-[\w-]+|x-goog-[\w-]+"
+NAME = r"[\w-]{0,50}(?:(?:api|access|secret|private)[_-]?key|token|secret|passw(?:or)?d|passphrase)"
+WORD = r"[\w.~+/=-]{6,}"
+# None of them looks at a text more than once from any place: texts come from strangers.
 IN_TEXT = [
     (re.compile(pattern, re.IGNORECASE), instead)
     for pattern, instead in (
         (r"\b(ecl_)[\w-]+", rf"\1{HIDDEN}"),
+        (rf"\b(authorization\s{{0,9}}[:=]\s{{0,9}}(?:[\w-]{{1,20}} )?){WORD}", rf"\1{HIDDEN}"),
         (r"\b(bearer|basic)\s+[\w.~+/=-]{6,}", rf"\1 {HIDDEN}"),
-        (r"(://)[^\s/?#@\"']*:[^\s/?#\"']*@", rf"\1{HIDDEN}@"),
+        (r"(://)[^\s/?#@:\"']{0,500}:[^\s/?#\"']{0,5000}@", rf"\1{HIDDEN}@"),
         (rf"([?&;](?:{SIGNED})=)[^&;\s\"'<>]+", rf"\1{HIDDEN}"),  # in a URL
-        (
-            r"\b(password|passwd|secret|token|api_?key)=('[^']*'|[^\s,;&\"')]+)",
-            rf"\1={HIDDEN}",
-        ),  # in a connection string
+        (rf"\b({NAME})=('[^']*'|[^\s,;&\"')]+)", rf"\1={HIDDEN}"),  # in a connection string
+        (rf"\b({NAME}: ?)(?<!\w token: )(?<!\w token:){WORD}", rf"\1{HIDDEN}"),  # in a header; no parser's token
         (rf"([\"'][\w-]*(?:{SECRETS})[\"']\s*:\s*)(\"[^\"]*\"|'[^']*')", rf'\1"{HIDDEN}"'),  # in JSON
     )
 ]
 DEEPEST = 6
+LONGEST = 50_000
 
 
 def masked(text: str) -> str:
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]}…"
     for pattern, instead in IN_TEXT:
         text = pattern.sub(instead, text)
     return text
@@ -41,7 +48,7 @@ def plain(value: Any, name: str = "", depth: int = 0) -> Any:
     """What JSON can hold, without the secrets: whatever somebody hands to a log line."""
     if value is None or isinstance(value, bool):
         return value
-    if name and name.lower() not in NO_SECRETS and SECRET_NAME.search(name):
+    if name and name.lower().removesuffix("s") not in NO_SECRETS and _is_secret(name, value):
         # A lock's token is told apart by its first characters.
         return f"{str(value)[:8]}…" if name == "lock_token" else HIDDEN
     if isinstance(value, int):
@@ -53,3 +60,8 @@ def plain(value: Any, name: str = "", depth: int = 0) -> Any:
     if depth < DEEPEST and isinstance(value, list | tuple | set | frozenset):
         return [plain(one, "", depth + 1) for one in value]
     return masked(value if isinstance(value, str) else str(value))
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    # Of several, a number is how many there are.
+    return bool(SECRET_NAME.search(name) or (SECRET_NAMES.search(name) and not isinstance(value, int | float)))
