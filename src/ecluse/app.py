@@ -53,7 +53,7 @@ def create_app(
     if "api" in roles:
         api.mount(app)
 
-    app.state.metrics = Metrics()
+    app.state.metrics, app.state.readiness = Metrics(), health.Readiness()
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.include_router(health.routes)
     return app

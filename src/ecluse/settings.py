@@ -79,10 +79,16 @@ class Settings(BaseSettings):
         200, description="Rows of one dispatch statement at most, whatever the flow. Minimum 1."
     )
     AUTOMATION_SCHEDULER_WINDOW_MINUTES: Annotated[int, _at_least(5)] = Field(
-        20, description="How long a due instant of a schedule is in time, or waits for the run before it. Minimum 5."
+        20,
+        le=7 * 24 * 60,
+        description="How long a due instant of a schedule is in time, or waits for the run before it. Minimum 5, at "
+        "most a week.",
     )
     ECLUSE_CATCH_UP_HOURS: Annotated[float, _at_least(0)] = Field(
-        24, description="The latest instant that nobody was there for is made up for, if it is not older than this."
+        24,
+        le=366 * 24,
+        description="The latest instant that nobody was there for is made up for, if it is not older than this. At "
+        "most a year.",
     )
     INNGEST_SERVER_REPLICAS: Annotated[int, _at_least(1)] | None = Field(
         None, description="Number of replicas that concurrency defaults are computed for; before `SERVER_REPLICAS`."

@@ -100,3 +100,8 @@ def test_without_a_database_of_somebody_elses_a_key_is_made_once_and_for_the_own
         assert [file.name for file in folder.iterdir()] == ["secret.key"]
     finally:
         shutil.rmtree(folder)
+
+
+def test_a_place_where_no_key_can_be_made_is_named(tmp_path):
+    with pytest.raises(SetUpError, match=r"nowhere/secret\.key"):
+        made_once(tmp_path / "nowhere" / "secret.key")

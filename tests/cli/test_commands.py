@@ -220,7 +220,7 @@ def test_an_operator_ends_a_run_and_its_key_is_free_again(ecluse, query):
     shown = ended.json
     assert (shown["status"], shown["end_cause"], shown["reason"]) == ("failed", "operator", "wrong catalogue")
     again = ecluse("runs", "end", run_id, "--reason", "too late", "--flow", FLOW)
-    assert (again.code, again.json["reason"]) == (0, "wrong catalogue")
+    assert (again.code, again.json["reason"]) == (1, "wrong catalogue")
     assert "had ended already" in again.err
 
     second = ecluse(*start).json

@@ -64,6 +64,36 @@ def test_a_database_of_a_newer_program_is_refused_and_left_alone(ecluse, one, qu
     assert one("SELECT count(*) FROM replicas") == 0
 
 
+def test_a_command_that_reads_does_not_migrate_a_database_in_use(ecluse, one, query):
+    known = one("SELECT version_num FROM alembic_version")
+    query("UPDATE alembic_version SET version_num = '0001'")
+    try:
+        for hide, back in [
+            ("ALTER TABLE run_log RENAME TO hidden", "ALTER TABLE hidden RENAME TO run_log"),
+            ("ALTER TABLE run_log RENAME level TO hidden", "ALTER TABLE run_log RENAME hidden TO level"),
+        ]:
+            query(
+                "INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at) VALUES"
+                " ('default', 'x', 'old', false, 'queued', 'queued', now()) ON CONFLICT DO NOTHING"
+            )
+            query(hide)
+            try:
+                answer = ecluse("runs", "log", str(one("SELECT id FROM runs")))
+            finally:
+                query(back)
+            assert_refused(answer, "schema 0001", "ecluse migrate")
+            assert one("SELECT version_num FROM alembic_version") == "0001"
+    finally:
+        query("DELETE FROM runs")
+        query("UPDATE alembic_version SET version_num = %s", known)
+
+
+def test_a_database_that_does_not_let_us_in_time_is_told_in_one_line(ecluse, dsn):
+    with psycopg.connect(dsn) as blocker:
+        blocker.execute("LOCK TABLE runs IN ACCESS EXCLUSIVE MODE")
+        assert_refused(ecluse("runs", "list"), "lock timeout")
+
+
 @pytest.mark.parametrize(
     ("flow", "said"),
     [

@@ -84,3 +84,30 @@ def test_a_server_whose_secret_key_does_not_fit_refuses_to_start(ecluse, query):
     answer = ecluse("serve", "--port", "0", ECLUSE_SECRET_KEY="A" * 43 + "=", ECLUSE_LOG_LEVEL="ERROR")
     assert_refused(answer, "sealed with key another")
     assert query("SELECT count(*) FROM replicas") == [(0,)]
+
+
+def test_what_people_call_things_does_not_move_the_terminal(ecluse, query):
+    for table, columns, values in [
+        ("tenants", "id, name, created_at", "'t', E'\\x1b[2J', now()"),
+        ("api_keys", "tenant_id, name, hash, hint, role, created_at", "'t', E'\\x1b[2J', '', 'ecl_', 'admin', now()"),
+        ("lanes", "name, held_until, held_reason", "'crm', now() + interval '1 hour', E'\\x1b[2J'"),
+        (
+            "schedules",
+            "tenant_id, flow, name, zone_rules, handled_until, created_at, updated_at",
+            "'t', 'hello', E'\\x1b[2J', '', now(), now(), now()",
+        ),
+    ]:
+        query(f"INSERT INTO {table} ({columns}) VALUES ({values})")  # noqa: S608 - our own
+    for command in ("tenants", "keys", "vendors", "schedules"):
+        listed = ecluse(command, "list")
+        assert (listed.code, "\\u001b[2J" in listed.out, "\x1b" in listed.out) == (0, True, False), listed
+    refused = ecluse("leases", "release", "\x1b[2J", "--reason", "x")
+    assert_refused(refused)
+    assert "\x1b" not in refused.err
+
+
+def test_a_filter_that_matches_nothing_does_not_say_that_there_is_nothing(ecluse):
+    assert ecluse("keys", "list").out.startswith("no keys yet")
+    assert ecluse("keys", "list", "--tenant", "acme").out == "no such keys\n"
+    assert ecluse("schedules", "list").out.startswith("no schedules yet")
+    assert ecluse("schedules", "list", "--offset", "5").out == "no such schedules\n"

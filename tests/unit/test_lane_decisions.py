@@ -9,7 +9,7 @@ import pytest
 
 from ecluse.base.errors import NotSentError, PermanentError, TransientError
 from ecluse.engine import Breaker, Lane, Stage
-from ecluse.engine.lanes import asked_for, counts, tally
+from ecluse.engine.lanes import TRIGGERED, asked_for, counts, tally
 from ecluse.engine.waiting import Facts, expected, explain
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -145,3 +145,17 @@ def test_a_waiting_item_has_a_cause_and_an_instant_where_one_can_be_told(facts, 
     assert found == cause
     assert says in detail
     assert expected(item) == at
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (HELD | {"held_reason": "429 for account 4711"}, "is held until 2026-03-01 12:01:00Z: after the vendor's word"),
+        (HELD | {"held_reason": f"{TRIGGERED}: 4711"}, "is held until 2026-03-01 12:01:00Z: its breaker is open"),
+        ({"paused_reason": "invoice", "paused_by": "cli:ann 4711"}, "was paused: invoice"),
+    ],
+)
+def test_a_tenant_is_not_told_who_paused_a_lane_nor_what_the_vendor_said_to_others(facts, says):
+    detail = explain(replace(PLAIN, **facts), shared=True)[1]
+    assert detail.endswith(says)
+    assert "4711" in explain(replace(PLAIN, **facts))[1]

@@ -116,6 +116,8 @@ def test_a_value_at_its_minimum_is_used_without_a_word(given):
         ("INNGEST_SERVER_REPLICAS", "6 replicas"),
         ("ECLUSE_PORT", "http"),
         ("ECLUSE_PORT", "65536"),
+        ("ECLUSE_CATCH_UP_HOURS", "1e300"),
+        ("AUTOMATION_SCHEDULER_WINDOW_MINUTES", "99999999999999"),
         ("ECLUSE_LOG_LEVEL", "loud"),
         ("ECLUSE_LOG_FORMAT", "xml"),
         ("WORKFLOW_LOG_DB_ENABLED", "maybe"),

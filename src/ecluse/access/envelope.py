@@ -26,7 +26,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecluse.base.errors import EcluseError, ForbiddenTransition, InvalidInput, NotFound
-from ecluse.db.connect import is_away
+from ecluse.db.connect import is_away, one_line
+from ecluse.db.reads import ReadTimeout
 
 log = structlog.get_logger(__name__)
 READS_TOO = logging.getLogger(__name__)  # at DEBUG; asked beforehand, because reads are many
@@ -34,7 +35,7 @@ READS_TOO = logging.getLogger(__name__)  # at DEBUG; asked beforehand, because r
 LARGEST_BODY = 1_000_000
 MOST_DETAILS = 20
 HARMLESS_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-STATUS: dict[type[EcluseError], int] = {InvalidInput: 422, NotFound: 404, ForbiddenTransition: 409}
+STATUS: dict[type[EcluseError], int] = {InvalidInput: 422, NotFound: 404, ForbiddenTransition: 409, ReadTimeout: 503}
 # Ours to keep, whatever the standard library calls them next.
 CODES = {
     404: "NOT_FOUND",
@@ -158,7 +159,7 @@ def _announced(sent: Headers) -> int:
 
 def _unexpected(request_id: str, error: Exception) -> Response:
     if isinstance(error, psycopg.Error) and is_away(error):
-        log.warning("request: database away", error=str(error).strip())
+        log.warning("request: database away", error=one_line(error))
         headers = {"Retry-After": "1"}
         return error_answer(request_id, 503, "DATABASE_AWAY", "The database does not answer.", headers=headers)
     log.error("request failed", exc_info=error)

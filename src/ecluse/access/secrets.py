@@ -104,13 +104,27 @@ def key_file(path: Path) -> bytes:
 def made_once(path: Path) -> bytes:
     """The key in this file, made when it is missing. Replicas that start together agree: it is there whole or not."""
     if not path.exists():
-        handle, new = tempfile.mkstemp(dir=path.parent)  # for its owner only
-        with os.fdopen(handle, "w") as file:
-            file.write(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
-        with suppress(FileExistsError):
-            os.link(new, path)
-        Path(new).unlink()
+        try:
+            _make(path)
+        except OSError as error:
+            raise SetUpError(f"A secret key cannot be made at {path}: {error.strerror}. {MAKE_ONE}") from error
     return key_file(path)
+
+
+def _make(path: Path) -> None:
+    handle, new = tempfile.mkstemp(dir=path.parent)  # for its owner only
+    with os.fdopen(handle, "w") as file:
+        file.write(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
+        file.flush()
+        os.fsync(handle)  # before anything is sealed with it: what was sealed with a lost key is lost, too
+    with suppress(FileExistsError):
+        os.link(new, path)
+    Path(new).unlink()
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _bound_to(tenant: str, name: str) -> bytes:

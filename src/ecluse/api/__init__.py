@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from ecluse.access.keys import Keys
 from ecluse.api import leases, me, outcomes, runs
 from ecluse.db.connect import pool
-from ecluse.db.reads import Reads
+from ecluse.db.reads import READ_OPTIONS, Reads
 from ecluse.engine import Kit
 
 READERS = 4
@@ -36,7 +36,7 @@ def mount(app: FastAPI) -> None:
 @asynccontextmanager
 async def serving(app: FastAPI, kit: Kit) -> AsyncIterator[None]:
     """What the routes need besides the kit."""
-    async with pool(kit.dsn, size=READERS, checked=False) as quick:
+    async with pool(kit.dsn, size=READERS, extra_options=READ_OPTIONS, checked=False) as quick:
         app.state.reads = Reads(quick, kit.pool)
         app.state.keys = keys = Keys(app.state.reads, kit.pool, kit.clock)
         yield

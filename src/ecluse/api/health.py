@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import prometheus_client
 import psycopg
+import structlog
 from fastapi import APIRouter, Request, Response
 
+from ecluse.db.connect import one_line
+from ecluse.engine import Kit
+
+log = structlog.get_logger(__name__)
 routes = APIRouter(include_in_schema=False)
+KEEP_SECONDS = 1.0
+
+
+class Readiness:
+    """Whether the database answers. One asks for all who come within a second: anybody may come, and often."""
+
+    def __init__(self) -> None:
+        self._asking = asyncio.Lock()
+        self._good_until = 0.0
+        self._ready = False
+
+    async def of(self, kit: Kit) -> bool:
+        async with self._asking:
+            if time.monotonic() >= self._good_until:
+                self._ready = await self._ask(kit)
+                self._good_until = time.monotonic() + KEEP_SECONDS
+        return self._ready
+
+    async def _ask(self, kit: Kit) -> bool:
+        try:
+            async with kit.pool.connection(timeout=2) as connection:
+                await connection.execute("SELECT 1")
+        except (psycopg.OperationalError, psycopg.errors.QueryCanceled) as error:
+            log.warning("not ready: database away", error=one_line(error))
+            return False
+        return True
 
 
 @routes.get("/healthz")
@@ -16,13 +50,10 @@ async def healthz() -> dict[str, str]:
 
 @routes.get("/readyz")
 async def readyz(request: Request, response: Response) -> dict[str, str]:
-    kit = request.app.state.kit
-    try:
-        async with kit.pool.connection(timeout=2) as connection:
-            await connection.execute("SELECT 1")
-    except (psycopg.OperationalError, psycopg.errors.QueryCanceled) as error:
+    kit: Kit = request.app.state.kit
+    if not await request.app.state.readiness.of(kit):
         response.status_code = 503
-        return {"status": "database away", "error": str(error).strip()}
+        return {"status": "database away"}
     return {"status": "ready", "replica": kit.replica}
 
 

@@ -1,8 +1,8 @@
 """Metrics in Prometheus' words: what this process counted, and what the database says about all of them.
 
 The database is asked at a scrape, and seldom: an answer is kept for two seconds, and for fifty times as long as it
-took, so that no number of scrapes costs more than a fiftieth of one connection. While it is away, what the process
-knows by itself is still told.
+took (fifteen seconds at most), so that no number of scrapes costs much of a connection. While it is away, what the
+process knows by itself is still told.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 # Or there would be a second series for each, which nobody asked for.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
-KEEP_SECONDS = 2.0
+KEEP_SECONDS = (2.0, 15.0)  # at least, at most
 KEEP_TIMES = 50
 PATIENCE_SECONDS = 2.0
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -90,8 +90,8 @@ class Metrics:
                     self._shared = await reading.vitals(connection)
             except (psycopg.Error, TimeoutError) as error:
                 log.warning("metrics: database away", error=str(error).strip() or "no answer in time")
-        now = time.monotonic()
-        self._good_until = now + max(KEEP_SECONDS, KEEP_TIMES * (now - began) if self._shared is not None else 0)
+        now, (least, most) = time.monotonic(), KEEP_SECONDS
+        self._good_until = now + (min(most, max(least, KEEP_TIMES * (now - began))) if self._shared else least)
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import uuid
 from dataclasses import asdict
 
@@ -83,7 +85,7 @@ async def start_run(request: Request, body: shapes.StartRun) -> Response:
     if body.flow not in kit.by_name:
         raise InvalidInput(f"there is no flow {body.flow!r} (known: {', '.join(sorted(kit.by_name)) or 'none'})")
     # A repetition that has outlived its stored answer still meets the first one's run under this name.
-    event_key = body.key or f"{body.flow}-request-{given_once or uuid.uuid4()}"
+    event_key = body.key or f"{body.flow}-request-{f'{given_once}-{_digest(body)}' if given_once else uuid.uuid4()}"
     start = Start(
         kit.by_name[body.flow],
         event_key,
@@ -103,6 +105,11 @@ async def start_run(request: Request, body: shapes.StartRun) -> Response:
         )
 
     return await idempotency.once(request, kit.pool, ask)
+
+
+def _digest(body: shapes.StartRun) -> str:
+    """Of what is asked for: a key used again for something else, after its answer was forgotten, must start that."""
+    return hashlib.sha256(json.dumps([body.flow, body.input], sort_keys=True).encode()).hexdigest()[:12]
 
 
 @routes.post("/api/runs/{run_id}/end", openapi_extra=needs("runs.write"), response_model=shapes.EndedRun)

@@ -11,8 +11,8 @@ import psycopg
 
 from ecluse import bootstrap, settings
 from ecluse.base import logging
-from ecluse.base.errors import InvalidInput
-from ecluse.db.connect import Connection
+from ecluse.base.errors import InvalidInput, SetUpError
+from ecluse.db.connect import Connection, one_line, session_options
 
 R = TypeVar("R")
 
@@ -27,18 +27,34 @@ def with_connection(use: Callable[[Connection], Awaitable[R]]) -> R:
     database = bootstrap.open_database(settings.load())
 
     async def opened() -> R:
-        async with await psycopg.AsyncConnection.connect(database.dsn, autocommit=True) as connection:
+        options = session_options(database.dsn)
+        async with await psycopg.AsyncConnection.connect(database.dsn, autocommit=True, options=options) as connection:
             return await use(connection)
 
     try:
         try:
             return asyncio.run(opened())
-        except psycopg.errors.UndefinedTable:  # a new database: nobody has migrated it yet
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
+            _refuse_unless_new(database.dsn, error)
             from ecluse.migrations import runner  # slow to import, and seldom needed
 
             runner.upgrade(database.dsn)
             return asyncio.run(opened())
     except psycopg.DataError as error:
         raise InvalidInput(f"The database cannot hold this input: {error.diag.message_primary}.") from error
+    except psycopg.Error as error:
+        raise SetUpError(f"The database did not do it: {one_line(error)}.") from error
     finally:
         database.release()
+
+
+def _refuse_unless_new(dsn: str, error: psycopg.Error) -> None:
+    """Nobody minds if a new database is migrated in passing; one in use is its operator's decision."""
+    with psycopg.connect(dsn, autocommit=True, options=session_options(dsn)) as connection:
+        if connection.execute("SELECT 1 WHERE to_regclass('alembic_version') IS NULL").fetchone():
+            return
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    raise SetUpError(
+        f"This database has schema {row[0] if row else 'none'}, in which this program does not find what it needs "
+        f"({error.diag.message_primary}). Bring it up to date with `ecluse migrate`, or use the program of the servers."
+    ) from error

@@ -17,7 +17,7 @@ from psycopg.rows import namedtuple_row
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import SetUpError
-from ecluse.db.connect import Connection, one_line
+from ecluse.db.connect import Connection, one_line, session_options
 
 SKEW = (1.0, 30.0)  # seconds: worth a word, wrong
 FREE = (2 * 1024**3, 200 * 1024**2)  # bytes on the disk: worth a word, too little
@@ -90,7 +90,8 @@ def _disk(free: int, place: str) -> Finding:
 async def _of_database(dsn: str) -> list[Finding]:
     findings = []
     try:
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        options = session_options(dsn)
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, options=options) as connection:
             await connection.execute("SET statement_timeout = '10s'")
             for part in PARTS:
                 async for finding in part(connection):

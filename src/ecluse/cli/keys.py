@@ -11,6 +11,7 @@ import typer
 
 from ecluse.access import audit_trail, keys
 from ecluse.base.errors import InvalidInput
+from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
 
@@ -70,9 +71,10 @@ def list_keys(tenant: Annotated[str | None, typer.Option(help="Only this one's."
     """All of them: id, tenant, first characters, role, state, last use, name."""
     rows = with_connection(lambda connection: keys.listed(connection, tenant))
     if not rows:
-        typer.echo("no keys yet: make one with `ecluse keys create`")
+        none = "no keys yet: make one with `ecluse keys create --role … --name …`"
+        typer.echo("no such keys" if tenant else none)
     for row in rows:
         state = "revoked" if row["revoked_at"] else "expired" if row["expired"] else "valid"
         used = f"{row['last_used_at']:%Y-%m-%d %H:%M}" if row["last_used_at"] else "never used"
         whose = f"{row['id']:>8}  {row['tenant_id']:<16} {row['hint']}…"
-        typer.echo(f"{whose}  {row['role']:<9} {state:<8} {used:<17} {row['name']}")
+        typer.echo(harmless(f"{whose}  {row['role']:<9} {state:<8} {used:<17} {row['name']}"))

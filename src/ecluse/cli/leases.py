@@ -8,6 +8,7 @@ import typer
 
 from ecluse.access import audit_trail
 from ecluse.base.errors import NotFound
+from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
 from ecluse.engine import force_release, list_leases
@@ -28,7 +29,7 @@ def list_held(
     for row in rows:
         until = f"run {row['run_id']}" if row["run_id"] else f"{row['remaining_seconds']:.0f} s left"
         held = f"attempt {row['attempt']}, {until}, token {row['token']}…"
-        typer.echo(f"{row['tenant_id']:<12} {row['key']:<40} {row['owner']:<24} {held}")
+        typer.echo(harmless(f"{row['tenant_id']:<12} {row['key']:<40} {row['owner']:<24} {held}"))
 
 
 @app.command()

@@ -199,5 +199,5 @@ def main() -> None:
     try:
         app()
     except EcluseError as error:
-        sys.stderr.write(f"ecluse: {error.message}\n")
+        sys.stderr.write(f"ecluse: {logging.harmless(error.message)}\n")
         sys.exit(2)

@@ -71,9 +71,11 @@ def end(
             connection, known[run.flow], run, reason, lambda: audit_trail.record(connection, *done)
         )
 
-    if not with_connection(ask):
+    ended = with_connection(ask)
+    if not ended:
         typer.echo(f"run {run_id} had ended already; nothing was changed", err=True)
     _show(run_id)
+    raise typer.Exit(0 if ended else 1)
 
 
 @app.command("show")

@@ -11,6 +11,7 @@ import typer
 from ecluse.access import audit_trail, tenants
 from ecluse.base.clock import Clock
 from ecluse.base.errors import InvalidInput
+from ecluse.base.logging import harmless
 from ecluse.base.timetable import timetable
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
@@ -86,14 +87,13 @@ def list_(
     """By name, with when each is due next."""
     rows = with_connection(lambda connection: list_schedules(connection, tenant, limit=limit, offset=offset))
     if not rows:
-        typer.echo("no schedules yet: make one with `ecluse schedules create FLOW --name … --cron …`")
+        none = "no schedules yet: make one with `ecluse schedules create FLOW --name … --cron …`"
+        typer.echo("no such schedules" if tenant or offset else none)
     for row in rows:
         due = f"{row['next_due_at']:%Y-%m-%d %H:%M:%SZ}" if row["next_due_at"] else "off" if row["cron"] else "by hand"
         trouble = f"  failing: {row['error']}" if row["error"] else ""
-        typer.echo(
-            f"{row['id']:>8}  {row['tenant_id']:<12} {row['flow']:<14} {row['name']:<24} {row['cron'] or '-':<16}"
-            f" {row['timezone']:<18} {due}{trouble}"
-        )
+        what = f"{row['tenant_id']:<12} {row['flow']:<14} {row['name']:<24} {row['cron'] or '-':<16}"
+        typer.echo(harmless(f"{row['id']:>8}  {what} {row['timezone']:<18} {due}{trouble}"))
 
 
 @app.command()

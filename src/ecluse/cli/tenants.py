@@ -8,6 +8,7 @@ import typer
 
 from ecluse.access import audit_trail, tenants
 from ecluse.base.errors import InvalidInput
+from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
 
@@ -28,7 +29,7 @@ def create(
             await audit_trail.record(connection, tenant, operator(), "tenant.create", f"tenant:{tenant}")
 
     with_connection(ask)
-    typer.echo(f"created {tenant}: give somebody a key with `ecluse keys create --tenant {tenant}`")
+    typer.echo(f"created {tenant}: make a key with `ecluse keys create --tenant {tenant} --role … --name …`")
 
 
 @app.command()
@@ -61,4 +62,4 @@ def list_tenants() -> None:
     """All of them, with the number of keys that are not revoked."""
     for row in with_connection(tenants.listed):
         state = f"disabled {row['disabled_at']:%Y-%m-%d %H:%M}" if row["disabled_at"] else "enabled"
-        typer.echo(f"{row['id']:<24} {row['keys']:>4} keys  {state:<26} {row['name']}")
+        typer.echo(harmless(f"{row['id']:<24} {row['keys']:>4} keys  {state:<26} {row['name']}"))

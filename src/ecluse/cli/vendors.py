@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ecluse.access import audit_trail
+from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
 from ecluse.engine import list_lanes, pause_lane, resume_lane
@@ -25,10 +26,8 @@ def list_vendors() -> None:
     if not lanes:
         typer.echo("no lanes yet: a server that has flows writes them when it starts")
     for lane in lanes:
-        typer.echo(
-            f"{lane['name']:<24} {_caps(lane):<34} {lane['in_flight']:>6} in flight {lane['waiting']:>8} waiting"
-            f"  {_standing(lane)}"
-        )
+        work = f"{lane['in_flight']:>6} in flight {lane['waiting']:>8} waiting"
+        typer.echo(harmless(f"{lane['name']:<24} {_caps(lane):<34} {work}  {_standing(lane)}"))
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """Connections for reads that must be quick: handed out unasked, because asking first costs a round trip each time.
 
 A connection that turns out to be dead costs one repetition, through the pool that does ask. Only for what may be
-asked twice.
+asked twice. What was too much for the database is not asked again.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ from typing import TypeVar
 import psycopg
 from psycopg_pool import PoolTimeout
 
+from ecluse.base.errors import EcluseError
 from ecluse.db.connect import Connection, Pool, is_away
 
 R = TypeVar("R")
+READ_SECONDS = 5
+READ_OPTIONS = f" -c statement_timeout={READ_SECONDS}s"
+TOO_MUCH = ("53", "55P03")  # resources, lock
+
+
+class ReadTimeout(EcluseError):
+    code = "READ_TIMEOUT"
 
 
 class Reads:
+    """`quick` has READ_OPTIONS."""
+
     def __init__(self, quick: Pool, checked: Pool) -> None:
         self._quick, self._checked = quick, checked
 
@@ -25,8 +35,10 @@ class Reads:
         try:
             async with self._quick.connection() as connection:
                 return await ask(connection)
+        except psycopg.errors.QueryCanceled as error:
+            raise ReadTimeout(f"This takes longer than {READ_SECONDS} s; ask for less, or later.") from error
         except psycopg.Error as error:
-            if isinstance(error, PoolTimeout) or not is_away(error):
+            if isinstance(error, PoolTimeout) or not is_away(error) or (error.sqlstate or "").startswith(TOO_MUCH):
                 raise
         async with self._checked.connection() as connection:
             return await ask(connection)

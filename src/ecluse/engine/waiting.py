@@ -15,6 +15,7 @@ from psycopg.rows import class_row
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.engine.claim import ALONE
+from ecluse.engine.lanes import TRIGGERED
 
 Cause = Literal["paused", "held", "retry", "suspect", "no worker", "in flight", "per key", "throttled", "queued"]
 
@@ -104,7 +105,7 @@ LEFT JOIN due d ON d.id = m.id ORDER BY m.order_at, m.id
 
 
 async def why(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
-    """The waiting items of a run, in their order. `tenant` None is any."""
+    """The waiting items of a run, in their order. `tenant` None is any, and is told all there is to know of a lane."""
     cursor = await connection.execute(
         "SELECT 1 FROM runs WHERE id = %s AND (%s::text IS NULL OR tenant_id = %s)", (run_id, tenant, tenant)
     )
@@ -113,18 +114,22 @@ async def why(connection: Connection, tenant: str | None, run_id: int, *, limit:
     async with connection.cursor(row_factory=class_row(Facts)) as facts:
         await facts.execute(FACTS, {"run": run_id, "limit": limit, "offset": offset})
         return [
-            Waiting(one.id, one.key, one.stage, *explain(one), one.position, expected(one))
+            Waiting(one.id, one.key, one.stage, *explain(one, shared=tenant is not None), one.position, expected(one))
             for one in await facts.fetchall()
         ]
 
 
-def explain(item: Facts) -> tuple[Cause, str]:
-    """The one thing without which it could start sooner; of several, the one that lasts."""
+def explain(item: Facts, *, shared: bool = False) -> tuple[Cause, str]:
+    """The one thing without which it could start sooner; of several, the one that lasts. A lane is everybody's: where
+    the answer is `shared` with one tenant, it names no operator and quotes no vendor on another one's call."""
     due_later = item.due_at > item.now
     if item.paused_reason is not None:
-        return "paused", f"lane {item.lane} was paused by {item.paused_by}: {item.paused_reason}"
+        by = "" if shared else f" by {item.paused_by}"
+        return "paused", f"lane {item.lane} was paused{by}: {item.paused_reason}"
     if item.held_until is not None and item.held_until >= item.due_at:
-        return "held", f"lane {item.lane} is held until {instant(item.held_until)}: {item.held_reason}"
+        broken = (item.held_reason or "").startswith(TRIGGERED)
+        why = item.held_reason if not shared else "its breaker is open" if broken else "after the vendor's word"
+        return "held", f"lane {item.lane} is held until {instant(item.held_until)}: {why}"
     if due_later and item.error_code is not None:
         last = f"{item.error_code}: {item.error}"
         return "retry", f"execution {item.executions + 1} at {instant(item.due_at)}, after {last}"
