@@ -1,8 +1,9 @@
 """Print docs/state_machines.md: every state a row can be in, what it means, and which moves exist.
 
 Runs come from the table that the engine itself obeys. The others are stated here, and held to the truth by
-tests/engine/test_state_machines.py: their states are those of the database's constraints, and every move that the
-engine is seen to make is one of theirs.
+tests/engine/test_state_machines.py: their states are those of the database's constraints; of items, effects and
+replicas, every move that a run through their ways is seen to make is one of theirs. Nobody watches the moves of slots
+and leases.
 """
 
 from __future__ import annotations

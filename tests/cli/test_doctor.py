@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ecluse.cli.doctor import FREE, _disk, graded
@@ -120,7 +122,7 @@ def test_lanes_outbox_and_schedules_that_stand_still(doctor, query):
     code, found = doctor()
     assert code == 0
     assert found["lanes", "warn"] == "erp is paused by bob: night shift"
-    assert "3600 s old: refused" in found["outbox", "warn"].replace("3601", "3600").replace("3602", "3600")
+    assert re.search(r"\b3[67]\d\d s old: refused", found["outbox", "warn"])
     assert found["schedules", "warn"] == "nightly: no such time zone"
 
 

@@ -113,6 +113,7 @@ async def test_a_held_lane_gives_nothing_and_delays_no_other(board, query):
     assert len(await board.claim(free=[held])) == 10
 
 
+@pytest.mark.alone
 async def test_a_run_locked_by_somebody_is_left_alone_and_nobody_waits(board, dsn):
     lane = await board.lane()
     locked = await board.run(["locked-1", "locked-2"], delay=-10)
@@ -226,6 +227,7 @@ async def test_a_cap_per_key_holds_over_all_replicas_while_other_keys_go_on(boar
     assert max(len(fiches - {"none"}) for fiches in together) > 1
 
 
+@pytest.mark.alone
 @pytest.mark.req("ENG-14")
 async def test_a_busy_key_does_not_keep_the_others_waiting(board):
     lane = await board.lane(max_per_key=1)
@@ -255,6 +257,7 @@ def assert_within(times, *, rate, burst, slack=1e-4):
             assert last - first + 1 <= allowed, f"{last - first + 1} calls within {times[last] - start:.4f} s"
 
 
+@pytest.mark.alone
 @pytest.mark.req("ENG-15")
 @pytest.mark.parametrize(("rate", "burst"), [(40, 1), (100, 1), (20, 5)])
 async def test_a_rate_holds_over_all_replicas_in_every_window(board, rate, burst):

@@ -107,6 +107,7 @@ async def started(kit: Kit, f: Flow, targets: list[str], key: str = "key") -> in
 # ── By an operator ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.alone
 async def test_an_operator_ends_a_run_at_once_with_hundreds_of_calls_in_hand(start_kit, query, one):
     calls = Calls()
     kit = await start_kit(f := flow(stage(calls.work)), hands=200)

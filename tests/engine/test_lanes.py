@@ -279,7 +279,7 @@ async def test_work_that_awaits_a_permit_of_a_closed_lane_is_given_back_and_begi
     started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: begun)
     await say(kit, pause_lane, "vendor", reason="stop", by="test")
-    await asyncio.sleep(0.3)
+    await until(lambda: kit.worker._lanes.is_closed(1))
     gate.set()
     await until(lambda: query("SELECT executions FROM items WHERE claim_id IS NULL") == [(0,)])
     await say(kit, resume_lane, "vendor", reason="go", by="test")

@@ -115,7 +115,7 @@ class WaitingRow(Shape):
     key: str
     stage: str
     cause: Literal["paused", "held", "retry", "suspect", "no worker", "in flight", "per key", "throttled", "queued"]
-    detail: str = Field(description="The same for people: who, until when, how many before it.")
+    detail: str = Field(description="The same for people: until when, how many before it.")
     position: int | None = Field(description="How many go before it; null: it is not in line yet.")
     expected_at: datetime | None
 
