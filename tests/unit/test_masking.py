@@ -52,6 +52,7 @@ def test_a_lock_token_is_shortened_and_harmless_names_are_shown():
         ("Authorization: Token abcdef", "Authorization: Token ***"),
         ("authorization=abcdef", "authorization=***"),
         ("token: abcdef", "token: ***"),
+        ("invalid API key: abcdef, access token: abcdef", "invalid API key: ***, access token: ***"),
         ("refused; access_token: abcdef", "refused; access_token: ***"),
     ],
 )

@@ -16,7 +16,7 @@ SECRET_NAMES = re.compile(r"(?:^|[_\W])(?i:key|token|secret|password)s$|[a-z\d](
 NO_SECRETS = frozenset({"key", "event_key", "group_key", "lock_key", "idempotency_key", "max_per_key"})
 
 SIGNED = rf"[\w.-]*(?:{SECRETS}|hmac)|sig|auth|awsaccesskeyid|x-amz-[\w-]+|x-goog-[\w-]+"
-NAME = r"[\w-]{0,50}(?:(?:api|access|secret|private)[_-]?key|token|secret|passw(?:or)?d|passphrase)"
+NAME = r"(?<![\w-])[\w-]*(?:(?:api|access|secret|private)[_ -]?key|token|secret|passw(?:or)?d|passphrase)"
 WORD = r"[\w.~+/=-]{6,}"
 # None of them looks at a text more than once from any place: texts come from strangers.
 IN_TEXT = [
@@ -24,11 +24,11 @@ IN_TEXT = [
     for pattern, instead in (
         (r"\b(ecl_)[\w-]+", rf"\1{HIDDEN}"),
         (rf"\b(authorization\s{{0,9}}[:=]\s{{0,9}}(?:[\w-]{{1,20}} )?){WORD}", rf"\1{HIDDEN}"),
-        (r"\b(bearer|basic)\s+[\w.~+/=-]{6,}", rf"\1 {HIDDEN}"),
+        (rf"\b(bearer|basic)\s+{WORD}", rf"\1 {HIDDEN}"),
         (r"(://)[^\s/?#@:\"']{0,500}:[^\s/?#\"']{0,5000}@", rf"\1{HIDDEN}@"),
         (rf"([?&;](?:{SIGNED})=)[^&;\s\"'<>]+", rf"\1{HIDDEN}"),  # in a URL
-        (rf"\b({NAME})=('[^']*'|[^\s,;&\"')]+)", rf"\1={HIDDEN}"),  # in a connection string
-        (rf"\b({NAME}: ?)(?<!\w token: )(?<!\w token:){WORD}", rf"\1{HIDDEN}"),  # in a header; no parser's token
+        (rf"({NAME})=('[^']*'|[^\s,;&\"')]+)", rf"\1={HIDDEN}"),  # in a connection string
+        (rf"({NAME}: ?)(?<!expected token: )(?<!expected token:){WORD}", rf"\1{HIDDEN}"),  # in a header
         (rf"([\"'][\w-]*(?:{SECRETS})[\"']\s*:\s*)(\"[^\"]*\"|'[^']*')", rf'\1"{HIDDEN}"'),  # in JSON
     )
 ]
