@@ -20,7 +20,7 @@ import structlog
 from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, TransientError, VendorError
-from ecluse.db.connect import Connection, Pool
+from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import claim, closing, finishing
 from ecluse.engine.claim import AHEAD_SECONDS, ALONE, Claimant, Taken
 from ecluse.engine.committer import LARGEST_BATCH, Committer, Finish
@@ -164,7 +164,9 @@ class Worker:
                 self._alone = self._alone and bool(self._in_hand)
                 if not self._alone:
                     taken = await self._choose(connection, room)
-        except psycopg.OperationalError as error:
+        except psycopg.Error as error:
+            if not is_away(error):
+                raise
             log.warning("claim: database away", error=str(error).strip())
             self._unsure = True
         if taken:
@@ -326,5 +328,7 @@ class Worker:
         try:
             await closing.close(self._pool, self._flows, pairs)
             crashpoint("after hint")
-        except psycopg.OperationalError as error:
+        except psycopg.Error as error:
+            if not is_away(error):
+                raise
             log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
