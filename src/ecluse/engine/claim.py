@@ -25,7 +25,8 @@ lane AS MATERIALIZED (
                %(room)s,
                -- after a breaker's pause, one call shows whether it is over
                least(l.max_in_flight, CASE WHEN l.failures >= l.break_after THEN 1 END)
-               - (SELECT coalesce(sum(c.in_flight), 0) FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0),
+               - CASE WHEN num_nonnulls(l.max_in_flight, l.break_after) > 0 THEN (
+                   SELECT coalesce(sum(c.in_flight), 0) FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0) END,
                floor(extract(epoch FROM now - p.base + %(ahead)s * interval '1 second') * l.per_second) + 1
            )::int AS room,
            (SELECT array_agg(k.group_key) FROM (

@@ -159,7 +159,7 @@ async def lead(story: Story) -> None:
         crashpoint("after finalize")
     except runs.RunEnded:
         run.trace.warn("the run was ended from outside")
-    except Exception as error:  # noqa: BLE001 - the edge of the story: whatever went wrong in it, the run must say so
+    except Exception as error:  # the edge of the story: whatever went wrong in it, the run must say so
         if orchestration.not_the_storys(error):
             raise
         run.trace.error("run failed", exc_info=True)
