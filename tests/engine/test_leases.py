@@ -62,6 +62,9 @@ async def take(connection: Connection, owner: str = "me", **options: Any) -> Lea
     return lease
 
 
+BLOCKED = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
 async def write_under(connection: Connection, lease: Lease) -> None:
     async with connection.transaction():
         await still_mine(connection, lease)
@@ -121,11 +124,7 @@ async def test_one_that_is_released_while_somebody_finds_it_expired_is_free(pool
     async with pool.connection() as other, other.transaction():
         assert await release_lease(other, lease)
         second = asyncio.create_task(take(connection, "second"))
-        await until(
-            lambda: query(
-                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s", "UPDATE leases%"
-            )
-        )
+        await until(lambda: query(BLOCKED))
     assert (await second).attempt == 1
 
 
@@ -136,7 +135,7 @@ async def test_whoever_writes_under_a_runs_lease_waits_for_its_end_without_holdi
     async with pool.connection() as other, other.transaction():
         await other.execute("SELECT 1 FROM runs FOR NO KEY UPDATE")
         writing = asyncio.create_task(write_under(connection, lease))
-        await until(lambda: query("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+        await until(lambda: query(BLOCKED))
         await other.execute("SELECT 1 FROM leases FOR UPDATE NOWAIT")
     await writing
 

@@ -102,8 +102,8 @@ def test_a_cap_per_minute_is_a_rate():
 PLAIN = Facts(
     now=NOW, id=1, key="k", stage="work", due_at=NOW, executions=0, crashes=0, error_code=None, error=None, position=3,
     counted=9, lane="lane", paused_reason=None, paused_by=None, held_until=None, held_reason=None, spacing=None,
-    next_free_at=NOW, max_in_flight=None, in_flight=0, probing=False, key_full=False, max_per_key=None, workers=1, hands=10,
-    busy=10, pace=None,
+    next_free_at=NOW, max_in_flight=None, in_flight=0, probing=False, key_full=False, max_per_key=None, workers=1,
+    hands=10, busy=10, pace=None,
 )  # fmt: skip
 FAILED = {"error_code": "TIMEOUT", "error": "no answer", "executions": 1}
 PAUSED = {"paused_reason": "invoice", "paused_by": "cli:ann"}
