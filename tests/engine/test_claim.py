@@ -305,6 +305,13 @@ async def test_keys_with_a_rate_of_their_own_do_not_slow_each_other(board):
     assert list(counts.values()) == [1]
 
 
+async def test_deep_groups_at_the_head_do_not_make_a_claim_small(board):
+    lane = await board.lane(max_per_key=1)
+    await board.run([NewItem(f"{group}-{n}", group=group) for group in "abcdefg" for n in range(4)])
+    assert [one.item.key for one in await board.claim(lane, room=1)] == ["a-0"]
+    assert {one.item.key for one in await board.claim(lane, room=3)} == {"b-0", "c-0", "d-0"}
+
+
 async def test_a_rate_holds_beside_a_cap_per_key(board):
     """What the cap per key leaves out must neither take a permit's place nor make one be given twice."""
     lane = await board.lane(per_second=100, max_per_key=1)

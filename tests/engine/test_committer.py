@@ -8,9 +8,10 @@ from decimal import Decimal
 import psycopg
 import pytest
 from pydantic_core import to_json
+from structlog.testing import capture_logs
 
 from ecluse.engine import Done, Flow, Item, Result, Saved, Start, WorkContext
-from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage
+from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage, until
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS saved (key text PRIMARY KEY, amount numeric CHECK (amount < 1000), run_id bigint)"
 INSERT = """
@@ -173,3 +174,35 @@ async def test_connections_killed_under_the_committer_lose_nothing(start_kit, ds
     row = await kit.wait_for_run(started.run.id, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 1000)
     assert one("SELECT count(*) FROM saved") == 1000
+
+
+READ_ONLY = "ALTER DATABASE {} SET default_transaction_read_only = {}"
+KICK_OUT = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+
+async def test_a_database_that_is_read_only_for_a_while_is_waited_for(start_kit, dsn):
+    """After a failover, say: not an OperationalError, and no reason to give up either."""
+
+    async def work(_: WorkContext, item: Item) -> Result:
+        await asyncio.sleep(0.02)
+        return Done({"amount": 1})
+
+    f, _ = saving(work)
+    kit = await start_kit(f, hands=5)
+    started = await kit.start_run(Start(f, "key", input={"targets": keys(300)}))
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as operator:
+        with capture_logs() as logs:
+            await operator.execute(READ_ONLY.format(operator.info.dbname, "on"))
+            await operator.execute(KICK_OUT)
+            await until(
+                lambda: [
+                    line for line in logs if line["event"] == "claim: database away" and "read-only" in line["error"]
+                ]
+            )
+        await operator.execute(READ_ONLY.format(operator.info.dbname, "off"))
+        await operator.execute(KICK_OUT)
+    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    assert (row["status"], row["successful"]) == ("completed", 300)
+    assert not kit.broken.is_set()

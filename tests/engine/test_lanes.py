@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import pairwise
 
+import psycopg
 import pytest
 
+from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound, TransientError
 from ecluse.engine import Breaker, Done, Item, Lane, Result, RetryPolicy, Start, WorkContext, pause_lane, resume_lane
-from ecluse.engine.lanes import TRIGGERED
+from ecluse.engine.hands import Hands
+from ecluse.engine.lanes import TRIGGERED, Lanes
 from tests.engine.flows import PATIENCE, flow, keys, open_board, run_to_end, stage, until
 from tests.engine.test_claim import assert_within
 
@@ -228,6 +232,61 @@ async def test_failures_count_over_all_replicas(start_kit, query):
     await until(lambda: broken(query), 20)
     await asyncio.sleep(0.3)
     assert len(fails.calls) == 21
+
+
+async def heard(board, breaker):
+    """Lanes of a process that has one item of theirs in hand."""
+    lanes = Lanes(board.pool, [flow(stage(lane=Lane("vendor", per_second=10 / 60, breaker=breaker)))], Clock())
+    await lanes.put()
+    await board.run(["a"], lane="vendor")
+    (taken,) = await board.claim(*lanes.capped)
+    return lanes, taken
+
+
+async def test_a_lane_whose_vendor_asks_for_more_patience_than_its_breaker_is_not_broken_again(board, query):
+    """By what was under way together with the call that broke it."""
+    lanes, taken = await heard(board, Breaker(pause=timedelta(seconds=1)))
+    for _ in range(2):
+        for _ in range(6):
+            lanes.heard(taken, throttled(600))
+        await lanes.tell(board.pool)
+    assert query("SELECT count(*) FROM run_log WHERE starts_with(message, %s)", TRIGGERED) == [(1,)]
+    assert query("SELECT failures, held_until > ecluse_now() + interval '5 minutes' FROM lanes") == [(5, True)]
+
+
+async def test_the_next_permit_is_expected_when_the_database_will_give_it(board, one):
+    lanes, taken = await heard(board, None)
+    assert lanes.spacing(taken.item) == pytest.approx(float(one("SELECT extract(epoch FROM spacing) FROM lanes")))
+
+
+class Deaf:
+    """A pool whose connections are lost after all was done on them."""
+
+    def __init__(self, pool):
+        self.pool = pool
+
+    @asynccontextmanager
+    async def connection(self):
+        async with self.pool.connection() as connection:
+            yield connection
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+
+async def test_a_count_whose_answer_was_lost_is_not_made_again(board, one):
+    lanes, taken = await heard(board, Breaker())
+    lanes.heard(taken, throttled(600))
+    with pytest.raises(psycopg.OperationalError):
+        await lanes.tell(Deaf(board.pool))
+    assert one("SELECT failures FROM lanes") == 1
+    await lanes.tell(board.pool)
+    assert one("SELECT failures, held_until IS NOT NULL FROM lanes") == (1, True)
+
+
+async def test_what_is_dropped_is_asked_about_once():
+    """A lane may open in between: nobody is forgotten, and nobody both kept and given back."""
+    hands, answers = Hands(1, None, None, None), iter([True, False, True, False])
+    hands.ready.extend("ab")
+    assert (hands.drop(lambda _: next(answers)), list(hands.ready)) == (["a"], ["b"])
 
 
 async def test_a_healthy_lane_with_a_breaker_is_not_written_to(start_kit, one):

@@ -62,6 +62,14 @@ async def take(connection: Connection, owner: str = "me", **options: Any) -> Lea
     return lease
 
 
+BLOCKED = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
+async def write_under(connection: Connection, lease: Lease) -> None:
+    async with connection.transaction():
+        await still_mine(connection, lease)
+
+
 async def new_run(connection: Connection, key: str = "run") -> int:
     return (await insert_run(connection, Start(FLOW, key, tenant_id="t"))).run.id
 
@@ -108,6 +116,28 @@ async def test_an_expired_lease_is_taken_over_as_one_more_attempt(connection, la
     await release_lease(connection, second)
     assert (await take(connection)).attempt == 1, "it was released: nothing is resumed"
     assert query("SELECT end_cause FROM leases ORDER BY fence") == [("expired",), ("released",), (None,)]
+
+
+async def test_one_that_is_released_while_somebody_finds_it_expired_is_free(pool, connection, later, query):
+    lease = await take(connection, "first")
+    later(TTL)
+    async with pool.connection() as other, other.transaction():
+        assert await release_lease(other, lease)
+        second = asyncio.create_task(take(connection, "second"))
+        await until(lambda: query(BLOCKED))
+    assert (await second).attempt == 1
+
+
+async def test_whoever_writes_under_a_runs_lease_waits_for_its_end_without_holding_the_lease(pool, connection, query):
+    """In one order, the run first: otherwise the two would wait for each other."""
+    run = await new_run(connection)
+    lease = await take(connection, ttl=None, run_id=run)
+    async with pool.connection() as other, other.transaction():
+        await other.execute("SELECT 1 FROM runs FOR NO KEY UPDATE")
+        writing = asyncio.create_task(write_under(connection, lease))
+        await until(lambda: query(BLOCKED))
+        await other.execute("SELECT 1 FROM leases FOR UPDATE NOWAIT")
+    await writing
 
 
 @pytest.mark.req("ENG-32", "ENG-39")

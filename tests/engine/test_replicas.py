@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from ecluse.engine import Done, Flow, Item, Kit, Result, Start, State, Story, Words, WorkContext, load_run
+from ecluse.engine import Done, Flow, Item, Kit, NewItem, Result, Start, State, Story, Words, WorkContext, load_run
 from ecluse.engine.ending import end
 from ecluse.engine.replicas import RARELY
 from tests.engine.flows import (
@@ -394,6 +394,20 @@ async def test_a_run_whose_last_look_was_lost_is_closed_by_the_sweep(start_kit, 
     kit = await start_kit(flow(stage()))
     row = await kit.wait_for_run(run.id, timedelta(seconds=7))
     assert (row["status"], row["successful"]) == ("completed", 3)
+
+
+async def test_a_run_of_a_stage_that_is_gone_does_not_stop_the_sweeps(start_kit, query):
+    """The program that had it was another version; its time is up all the same."""
+    one = stage(hold)
+    kit = await start_kit(f := flow(one, story=None))
+    for key in ("gone", "there"):
+        await kit.start_items(Start(f, key), one, [NewItem("slow")])
+    query("UPDATE stages SET stage = 'gone' WHERE run_id = (SELECT min(id) FROM runs)")
+    query("UPDATE stages SET deadline_at = ecluse_now()")
+    query(SWEEP)
+    await until(lambda: query("SELECT event_key FROM runs WHERE ended_at IS NOT NULL") == [("there",)])
+    assert not kit.broken.is_set()
+    await kit.stop(grace=0.05)
 
 
 async def test_a_run_that_cannot_be_ended_does_not_stop_the_sweeps(start_kit, query):

@@ -119,6 +119,18 @@ async def test_waiting_for_a_run_sees_an_end_that_came_first_and_is_always_bound
     assert (await kit.wait_for_run(started.run.id, timedelta(0)))["status"] == "completed"
 
 
+async def test_a_key_with_many_ended_runs_is_repeated_with_few_questions(start_kit, query):
+    kit = await start_kit(f := flow(stage()), roles={"api"})
+    query(
+        "INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, input, created_at, ended_at,"
+        " end_cause, selected, successful, failed, ignored)"
+        " SELECT 'default', 'test', 'key' || CASE n WHEN 0 THEN '' ELSE '-retry-' || n END, true, 'completed',"
+        " 'succeeded', '{}', now(), now(), 'normal', 0, 0, 0, 0 FROM generate_series(0, 999) AS n"
+    )
+    again = (await kit.start_run(Start(f, "key", again=True))).run
+    assert (again.event_key, again.id) == ("key-retry-1000", 1001), "each attempt would have drawn a number"
+
+
 @pytest.mark.req("ENG-01")
 async def test_a_finished_step_is_not_run_again_when_the_story_is_replayed(start_kit, dsn):
     """The story fails to return the first time (its replica goes), is recovered, and every finished step is stored."""

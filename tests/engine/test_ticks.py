@@ -19,7 +19,7 @@ from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Flow, Kit, NewSchedule, Rules, Start, insert_run
 from ecluse.engine import schedules as rows
 from ecluse.engine.slots import event_key
-from ecluse.engine.ticks import BATCH, Line, Tick, renew, tick
+from ecluse.engine.ticks import BATCH, Line, renew, tick
 from tests.engine.flows import PATIENCE, Targets, flow, stage, until
 
 FLOW = flow(stage())
@@ -48,7 +48,7 @@ class World:
 
     async def tick(self, now: datetime, rules: Rules = RULES) -> list[Line]:
         self.at(now)
-        return sorted((await tick(self.pool, self.flows, rules)).lines)
+        return sorted(await tick(self.pool, self.flows, rules))
 
     def slots(self) -> list[tuple[str, str, str | None]]:
         found = self.query("SELECT due_at, state, reason FROM schedule_slots ORDER BY schedule_id, due_at")
@@ -255,8 +255,8 @@ async def test_many_replicas_fire_every_instant_exactly_once(world, one):
     world.at(hour(8))
     lines: list[Line] = []
     while len(lines) < count:
-        ticks: list[Tick] = await asyncio.gather(*(tick(world.pool, world.flows, RULES) for _ in range(3)))
-        lines += [line for each in ticks for line in each.lines]
+        ticks = await asyncio.gather(*(tick(world.pool, world.flows, RULES) for _ in range(3)))
+        lines += [line for each in ticks for line in each]
     assert [line.status for line in lines] == ["fired"] * count
     assert one("SELECT count(*), count(DISTINCT schedule_id), count(DISTINCT event_key) FROM runs") == (count,) * 3
     assert one("SELECT count(*) FROM dbos.workflow_status") == count
@@ -337,9 +337,9 @@ async def test_what_is_switched_off_while_a_tick_looks_is_not_fired(world, dsn, 
     world.at(hour(8))
     with psycopg.connect(dsn) as operator:
         operator.execute("UPDATE schedules SET enabled = false, next_due_at = NULL")
-        assert (await tick(world.pool, world.flows, RULES)).lines == []
+        assert await tick(world.pool, world.flows, RULES) == []
         operator.commit()
-    assert (await tick(world.pool, world.flows, RULES)).lines == []
+    assert await tick(world.pool, world.flows, RULES) == []
     assert one("SELECT count(*) FROM runs") == 0
 
 

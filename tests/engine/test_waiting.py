@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from ecluse.base.errors import NotFound, TransientError
-from ecluse.engine import Item, Lane, NewItem, Result, RetryPolicy, Start, WorkContext, why
+from ecluse.engine import Item, Lane, NewItem, Result, RetryPolicy, Start, WorkContext, waiting, why
 from tests.engine.flows import flow, keys, open_board, stage, until
 
 REPLICA = "INSERT INTO replicas (id, host, pid, work, hands) VALUES (%s, 'h', 1, %s, %s)"
@@ -78,6 +78,17 @@ async def test_an_item_in_line_is_told_its_place_as_tenants_take_turns(board, qu
     assert {one.cause for one in found} == {"queued"}
     assert [one.position for one in found] == [1, 3, 5, 7, 9]
     assert [one.key for one in await ask(board, run, limit=2, offset=1)] == ["t00001", "t00002"]
+
+
+async def test_a_place_far_behind_is_not_counted(board, query, monkeypatch):
+    monkeypatch.setattr(waiting, "MOST_COUNTED", 6)
+    await board.lane()
+    await board.run(2, tenant="big", delay=-60)
+    run = await board.run(5, tenant="small")
+    query(REPLICA, "one", ["test/work"], 0)
+    found = await ask(board, run)
+    assert [one.position for one in found] == [1, 3, 4, None, None]
+    assert "at least 5 before it" in found[-1].detail
 
 
 async def test_an_item_that_waits_for_its_retry_says_when_and_after_what(start_kit, dsn, query):

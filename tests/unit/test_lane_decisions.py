@@ -101,9 +101,9 @@ def test_a_cap_per_minute_is_a_rate():
 
 PLAIN = Facts(
     now=NOW, id=1, key="k", stage="work", due_at=NOW, executions=0, crashes=0, error_code=None, error=None, position=3,
-    lane="lane", paused_reason=None, paused_by=None, held_until=None, held_reason=None, spacing=None, next_free_at=NOW,
-    max_in_flight=None, in_flight=0, probing=False, key_full=False, max_per_key=None, workers=1, hands=10, busy=10,
-    pace=None,
+    counted=9, lane="lane", paused_reason=None, paused_by=None, held_until=None, held_reason=None, spacing=None,
+    next_free_at=NOW, max_in_flight=None, in_flight=0, probing=False, key_full=False, max_per_key=None, workers=1,
+    hands=10, busy=10, pace=None,
 )  # fmt: skip
 FAILED = {"error_code": "TIMEOUT", "error": "no answer", "executions": 1}
 PAUSED = {"paused_reason": "invoice", "paused_by": "cli:ann"}
@@ -115,6 +115,7 @@ WHY = [
     ({}, "queued", "all 10 hands of 1 workers are busy; 3 before it", None),
     ({"pace": 1.5}, "queued", "3 before it", NOW + 2 * SECOND),
     ({"busy": 9, "position": 0}, "queued", "about to be taken up", NOW),
+    ({"pace": 1.5, "position": None}, "queued", "at least 9 before it", None),
     (PAUSED, "paused", "by cli:ann: invoice", None),
     (PAUSED | HELD | FAILED | {"due_at": LATER}, "paused", "invoice", None),
     (HELD, "held", "until 2026-03-01 12:01:00Z: Retry-After: 429", NOW + 60 * SECOND),

@@ -116,7 +116,7 @@ class WaitingRow(Shape):
     stage: str
     cause: Literal["paused", "held", "retry", "suspect", "no worker", "in flight", "per key", "throttled", "queued"]
     detail: str = Field(description="The same for people: until when, how many before it.")
-    position: int | None = Field(description="How many go before it; null: it is not in line yet.")
+    position: int | None = Field(description="How many go before it; null: it is not in line yet, or far behind.")
     expected_at: datetime | None
 
 

@@ -10,7 +10,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from ecluse.db.connect import hanging_up_after, session_options
+from ecluse.db.connect import hanging_up_after, is_away, session_options
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +36,8 @@ async def listen(dsn: str, channels: Mapping[str, Hear]) -> None:
                         channels[notice.channel](notice.payload)
                     with hanging_up_after(connection, ANSWER_WITHIN):
                         await connection.execute("SELECT 1")  # a half-open socket says nothing until it is asked
-        except psycopg.OperationalError as error:
+        except psycopg.Error as error:
+            if not is_away(error):
+                raise
             log.warning("listen: connection lost, reconnecting", error=str(error).strip())
             await asyncio.sleep(RECONNECT_AFTER)

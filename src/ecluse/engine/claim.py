@@ -20,18 +20,23 @@ AHEAD_SECONDS = 0.1
 
 CLAIM = """
 WITH RECURSIVE clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+-- of the groups that have a cap, how many are in flight
+busy AS MATERIALIZED (
+    SELECT l.id AS lane_id, b.group_key, b.n FROM lanes l CROSS JOIN LATERAL (
+        SELECT i.group_key, count(*) AS n FROM claims c JOIN items i ON i.claim_id = c.id
+        WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open' GROUP BY 1) b
+    WHERE l.id = ANY(%(lanes)s) AND l.max_per_key IS NOT NULL
+),
 lane AS MATERIALIZED (
     SELECT l.id, l.max_per_key, l.spacing, p.base, least(
                %(room)s,
                -- after a breaker's pause, one call shows whether it is over
                least(l.max_in_flight, CASE WHEN l.failures >= l.break_after THEN 1 END)
-               - (SELECT coalesce(sum(c.in_flight), 0) FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0),
+               - CASE WHEN num_nonnulls(l.max_in_flight, l.break_after) > 0 THEN (
+                   SELECT coalesce(sum(c.in_flight), 0) FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0) END,
                floor(extract(epoch FROM now - p.base + %(ahead)s * interval '1 second') * l.per_second) + 1
            )::int AS room,
-           (SELECT array_agg(k.group_key) FROM (
-                SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
-                WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
-                GROUP BY 1 HAVING count(*) >= l.max_per_key) k WHERE l.max_per_key IS NOT NULL) AS full_keys
+           (SELECT array_agg(b.group_key) FROM busy b WHERE b.lane_id = l.id AND b.n >= l.max_per_key) AS full_keys
     FROM clock, lanes l, LATERAL (
         SELECT greatest(l.next_free_at, now - (l.burst - 1) * l.spacing) AS base) p
     WHERE l.id = ANY(%(lanes)s) AND l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= now)
@@ -67,13 +72,15 @@ share AS MATERIALIZED (
           FROM due w JOIN lane_share s ON s.lane_id = w.lane_id) x
 ),
 picked AS MATERIALIZED (
-    SELECT i.* FROM share s JOIN lane l ON l.id = s.lane_id CROSS JOIN LATERAL (
-        SELECT i.id, i.run_id, i.flow, i.stage, i.lane_id, i.group_key, i.order_at FROM items i
+    -- where groups have a cap, more than will be taken: whole groups may stand at the head of the line
+    SELECT i.*, s.most FROM share s JOIN lane l ON l.id = s.lane_id CROSS JOIN LATERAL (
+        SELECT i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.lane_id, i.group_key, i.order_at FROM items i
         WHERE i.lane_id = s.lane_id AND i.tenant_id = s.tenant_id AND i.claim_id IS NULL
           AND i.due_at <= (SELECT now FROM clock) AND i.flow || '/' || i.stage = ANY(%(work)s)
           AND i.crashes BETWEEN %(least_crashes)s AND %(most_crashes)s AND NOT i.permanent
           AND (l.full_keys IS NULL OR i.group_key IS NULL OR i.group_key <> ALL (l.full_keys))
-        ORDER BY i.order_at, i.id LIMIT s.most FOR UPDATE SKIP LOCKED) i
+        ORDER BY i.order_at, i.id LIMIT CASE WHEN l.max_per_key IS NULL THEN s.most ELSE s.most * 5 END
+        FOR UPDATE SKIP LOCKED) i
 ),
 alive AS MATERIALIZED (
     SELECT r.id, r.event_key, r.correlation_id FROM (SELECT DISTINCT run_id FROM picked) p CROSS JOIN LATERAL (
@@ -85,15 +92,17 @@ mine AS MATERIALIZED (SELECT * FROM (
     SELECT g.*, l.base + (sum(g.weight) OVER (PARTITION BY g.lane_id ORDER BY g.order_at, g.id) - g.weight) * l.spacing
                AS start_at
     FROM (
-        SELECT p.*, a.event_key, a.correlation_id, CASE WHEN k.spacing IS NULL THEN 1 ELSE
+        SELECT p.*, CASE WHEN k.spacing IS NULL THEN 1 ELSE
                  (%(weights)s::int[])[array_position(%(work)s, p.flow || '/' || p.stage)] END AS weight,
-               row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.order_at, p.id)
-                 + (SELECT count(*) FROM claims c JOIN items h ON h.claim_id = c.id WHERE p.group_key IS NOT NULL
-                    AND k.max_per_key IS NOT NULL AND c.lane_id = p.lane_id AND c.in_flight > 0
-                    AND h.group_key = p.group_key AND h.status = 'open') AS in_group
-        FROM picked p JOIN alive a ON a.id = p.run_id JOIN lane k ON k.id = p.lane_id) g
-    JOIN lane l ON l.id = g.lane_id
-    WHERE l.max_per_key IS NULL OR g.group_key IS NULL OR g.in_group <= l.max_per_key) m
+               row_number() OVER (PARTITION BY p.lane_id, p.tenant_id ORDER BY p.order_at, p.id) AS place
+        FROM (
+            SELECT p.*, a.event_key, a.correlation_id, coalesce(b.n, 0)
+                   + row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.order_at, p.id) AS in_group
+            FROM picked p JOIN alive a ON a.id = p.run_id
+            LEFT JOIN busy b ON b.lane_id = p.lane_id AND b.group_key = p.group_key) p
+        JOIN lane k ON k.id = p.lane_id
+        WHERE k.max_per_key IS NULL OR p.group_key IS NULL OR p.in_group <= k.max_per_key) g
+    JOIN lane l ON l.id = g.lane_id WHERE g.place <= g.most) m
     WHERE m.start_at IS NULL OR m.start_at <= (SELECT now FROM clock) + %(ahead)s * interval '1 second'
 ),
 claim AS (

@@ -72,9 +72,14 @@ async def end_by_operator(
 async def sweep(pool: Pool, flows: Mapping[str, Flow]) -> None:
     async with pool.connection() as connection:
         for run_id, stage in await (await connection.execute(OVERDUE, (list(flows),))).fetchall():
-            run = await runs.load(connection, run_id)
-            await gate.end(connection, run, flows[run.flow].stage(stage), "timeout")
-            await ending.end(connection, flows[run.flow], run)
+            try:
+                run = await runs.load(connection, run_id)
+                await gate.end(connection, run, flows[run.flow].stage(stage), "timeout")
+                await ending.end(connection, flows[run.flow], run)
+            except Exception as error:  # nor must one whose time is up
+                if is_away(error):
+                    raise
+                log.exception("closing failed", run_id=run_id, stage=stage)
         rows = await (await connection.execute(SELF_CLOSING, (list(flows),))).fetchall()
     if rows:
         await close(pool, flows, [(run, stage) for run, stage in rows])

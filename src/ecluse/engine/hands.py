@@ -100,9 +100,11 @@ class Hands:
 
     def drop(self, useless: Callable[[Taken], bool]) -> list[Taken]:
         """What has not been started and need not be. Calls that are running are for `interrupt`."""
-        dropped = [taken for taken in self.ready if useless(taken)]
-        if dropped:
-            self.ready = deque(taken for taken in self.ready if not useless(taken))
+        dropped: list[Taken] = []
+        kept: deque[Taken] = deque()
+        for taken in self.ready:  # asked once: the answer may change with the time
+            (dropped if useless(taken) else kept).append(taken)
+        self.ready = kept
         return dropped
 
     async def drain(self, grace: float) -> None:

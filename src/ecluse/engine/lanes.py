@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from math import inf
 from typing import Any, NamedTuple
 
 import psycopg
@@ -41,7 +40,7 @@ VALUES (%s, %s, %s, %s, %s, %s, %s)
 ON CONFLICT (name) DO UPDATE SET max_in_flight = excluded.max_in_flight, max_per_key = excluded.max_per_key,
     per_second = excluded.per_second, burst = excluded.burst, break_after = excluded.break_after,
     break_for = excluded.break_for
-RETURNING id, num_nulls(max_in_flight, max_per_key, per_second, break_after) < 4
+RETURNING id, num_nulls(max_in_flight, max_per_key, per_second, break_after) < 4, spacing
 """
 
 STANDING = """
@@ -64,7 +63,7 @@ SELECT pg_notify('ecluse_lanes', id::text) FROM held
 """
 
 COUNTED = """
-SELECT id, failures, break_after, break_for, held_until > ecluse_now() AND starts_with(held_reason, %s) AS broken
+SELECT id, failures, break_after, break_for, failures >= break_after AND held_until > ecluse_now() AS broken
 FROM lanes WHERE id = ANY(%s) AND break_after IS NOT NULL ORDER BY id FOR NO KEY UPDATE
 """
 COUNT = "UPDATE lanes SET failures = %s WHERE id = %s AND failures <> %s"
@@ -114,11 +113,12 @@ class Lanes:
         self._clock = clock
         self._stages = {(flow.name, stage.name): stage for flow in flows for stage in flow.stages}
         self._ids: dict[str, int] = {}
+        self._spacing: dict[str, timedelta | None] = {}
         self.free: list[int] = []
         self.capped: list[int] = []
         self.counting: set[int] = set()  # lanes whose breaker has begun to count
-        self.waiting: set[int] = set()  # items that wait for a permit
         self._closed: dict[int, datetime | None] = {}  # until when; None: until somebody resumes it
+        self._opens: dict[int, asyncio.TimerHandle] = {}
         self._heard: list[Heard] = []
         self._stir = asyncio.Event()
         self.changed: Callable[[], None] = lambda: None
@@ -133,7 +133,7 @@ class Lanes:
                 caps = (lane.max_in_flight, lane.max_per_key, lane.per_second, burst)
                 row = await (await connection.execute(PUT_LANE, (name, *caps, *breaks))).fetchone()
                 if row:
-                    self._ids[name] = row[0]
+                    self._ids[name], _, self._spacing[name] = row
                     (self.capped if row[1] else self.free).append(row[0])
             await self._read(connection)
 
@@ -150,7 +150,8 @@ class Lanes:
     def spacing(self, item: Item) -> float:
         """Seconds until the lane's next permit after a call for this item."""
         stage = self._stages[item.flow, item.stage]
-        return stage.weight / (stage.lane.per_second or inf)
+        spacing = self._spacing[stage.lane.name]
+        return stage.weight * spacing.total_seconds() if spacing else 0.0
 
     def heard(self, taken: Taken, error: Exception | None) -> None:
         """How a call has ended. What a vendor asks for holds here at once, and everywhere as soon as it is written."""
@@ -169,10 +170,8 @@ class Lanes:
         stage = self._stages[item.flow, item.stage]
         lane_id = self._ids[stage.lane.name]
         if stage.lane.per_second is not None and not self.is_closed(lane_id):
-            self.waiting.add(item.id)  # and stays in it when interrupted: that was our own limit, then
             start_at = await self._reserved(lane_id, weight or stage.weight)
             await asyncio.sleep((start_at - self._clock.now()).total_seconds())
-            self.waiting.discard(item.id)
         if self.is_closed(lane_id):
             raise Closed
 
@@ -193,15 +192,19 @@ class Lanes:
         log.warning("lanes: database away, trying again", error=one_line(error))
         await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def tell(self) -> None:
+    async def tell(self, pool: Pool) -> None:
         """Before the items' ends are stored: whoever is claimed after them finds the lane as they left it."""
         if heard := list(self._heard):
-            async with self._pool.connection() as connection:
+            async with pool.connection() as connection:
+                if counted := [one for one in heard if one.counts is not None]:
+                    # Not again if the answer is lost: a count too few is harmless, one too many is not.
+                    self._heard[: len(heard)] = [one._replace(counts=None) for one in heard]
+                    await _count(connection, counted)
+                    self.stir()
                 for one in heard:
                     if one.until is not None:
                         reason = f"Retry-After: {one.error}"
                         await connection.execute(HOLD, {"lane": one.lane_id, "until": one.until, "reason": reason})
-                await _count(connection, [one for one in heard if one.counts is not None])
             del self._heard[: len(heard)]
 
     async def run(self) -> None:
@@ -229,27 +232,28 @@ class Lanes:
             until = self._closed.get(one.lane_id, one.until)
             if one.until is not None and until is not None:
                 self._closed[one.lane_id] = max(until, one.until)
-        for until in self._closed.values():
+        for lane_id, until in self._closed.items():
             if until is not None:
-                seconds = (until - self._clock.now()).total_seconds()
-                asyncio.get_running_loop().call_later(max(0.0, seconds) + A_MOMENT, self.changed)
+                seconds = max(0.0, (until - self._clock.now()).total_seconds()) + A_MOMENT
+                if lane_id in self._opens:
+                    self._opens[lane_id].cancel()
+                self._opens[lane_id] = asyncio.get_running_loop().call_later(seconds, self.changed)
         self.changed()
 
 
 async def _count(connection: Connection, heard: Sequence[Heard]) -> None:
-    if not heard:
-        return
     async with connection.transaction():
-        cursor = await connection.execute(COUNTED, (TRIGGERED, [one.lane_id for one in heard]))
+        cursor = await connection.execute(COUNTED, ([one.lane_id for one in heard],))
         for lane_id, failures, most, pause, broken in await cursor.fetchall():
             mine = [one for one in heard if one.lane_id == lane_id]
             now_failing, too_many = tally(failures, [bool(one.counts) for one in mine], most)
             if broken:  # by calls that were under way together with the last one
                 continue
-            await connection.execute(COUNT, (now_failing, lane_id, now_failing))
+            changed = (await connection.execute(COUNT, (now_failing, lane_id, now_failing))).rowcount
             if too_many:
                 await _break(connection, lane_id, most, pause, [one for one in mine if one.counts])
-            await connection.execute("SELECT pg_notify(%s, %s)", (LANES_CHANNEL, str(lane_id)))
+            if changed:
+                await connection.execute("SELECT pg_notify(%s, %s)", (LANES_CHANNEL, str(lane_id)))
 
 
 async def _break(connection: Connection, lane_id: int, most: int, pause: timedelta, failed: Sequence[Heard]) -> None:

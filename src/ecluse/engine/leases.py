@@ -4,6 +4,7 @@ every former one of the key: whoever writes under a lease locks that row first, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -112,15 +113,15 @@ async def acquire(
         if run_id is not None and await (await connection.execute(OPEN_RUN, given)).fetchone() is None:
             raise RunEnded
         await connection.execute(TURN, given)
-        holder = await (await connection.execute(HOLDER, given)).fetchone()
-        if holder is not None:
-            lease = Lease(*holder)
-            if run_id is not None and lease.run_id == run_id:
-                return lease
-            # Asked again under the row's lock: its holder may be extending it, or writing under it.
-            over = lease.remaining is not None and lease.remaining <= timedelta(0)
-            if not over or not (await connection.execute(EXPIRE, _mine(lease))).rowcount:
-                return Held(lease.owner, lease.run_id, lease.remaining)
+        lease = await _holder(connection, given)
+        if lease is not None and run_id is not None and lease.run_id == run_id:
+            return lease
+        if lease is not None and lease.remaining is not None and lease.remaining <= timedelta(0):
+            # Asked again under the row's lock: its holder may be extending it, writing under it, or releasing it.
+            expired = (await connection.execute(EXPIRE, _mine(lease))).rowcount
+            lease = None if expired else await _holder(connection, given)
+        if lease is not None:
+            return Held(lease.owner, lease.run_id, lease.remaining)
         row = await (await connection.execute(TAKE, given)).fetchone()
     assert row is not None  # noqa: S101 - one row, or an error
     taken = Lease(*row)
@@ -132,7 +133,10 @@ async def acquire(
 
 
 async def still_mine(connection: Connection, lease: Lease) -> None:
-    """In the transaction of a write under the lease, before it: until the commit nobody can take the lease away."""
+    """In the transaction of a write under the lease, before it: until the commit nobody can take the lease away. Locks
+    runs → leases, as whoever ends the run does."""
+    if lease.run_id is not None:
+        await connection.execute("SELECT 1 FROM runs WHERE id = %s FOR SHARE", (lease.run_id,))
     cursor = await connection.execute(f"SELECT 1 FROM leases WHERE {MINE} FOR UPDATE", _mine(lease))  # noqa: S608
     if await cursor.fetchone() is None:
         raise LeaseLost(f"the lease {lease.key} (number {lease.fence}) is not held by {lease.owner} any more")
@@ -177,6 +181,11 @@ async def list_leases(connection: Connection, tenant: str | None, *, limit: int,
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(LIST, (tenant, limit, offset))
         return await cursor.fetchall()
+
+
+async def _holder(connection: Connection, given: Mapping[str, Any]) -> Lease | None:
+    row = await (await connection.execute(HOLDER, given)).fetchone()
+    return Lease(*row) if row else None
 
 
 def _mine(lease: Lease) -> tuple[object, ...]:

@@ -39,9 +39,7 @@ QUEUE_POLL_SECONDS = 1.0
 LAST_WORDS_SECONDS = 0.1
 GIVE_BACK_SECONDS = 2.0
 
-# The database went away under DBOS. (What else it raises is for it to handle, or a fault of the story.)
-Away = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
-NOT_THE_STORYS = (*Away, DBOSException)
+DATABASE_ERRORS = (psycopg.Error, exc.SQLAlchemyError)  # `away` says of which kind
 
 R = TypeVar("R")
 Lead = Callable[[int], Awaitable[None]]
@@ -49,6 +47,18 @@ Lead = Callable[[int], Awaitable[None]]
 
 class NotHere(Exception):
     """This program cannot lead that run; another version of it may."""
+
+
+def away(error: BaseException) -> bool:
+    """The database went away, under us or under DBOS, which wraps what the driver raises."""
+    if isinstance(error, exc.DBAPIError):
+        return error.orig is not None and is_away(error.orig)
+    return isinstance(error, exc.TimeoutError) or is_away(error)
+
+
+def not_the_storys(error: Exception) -> bool:
+    """DBOS's own signals, and a database that went away under it. (What else it raises is a fault of the story.)"""
+    return isinstance(error, DBOSException) or (isinstance(error, exc.SQLAlchemyError) and away(error))
 
 
 _lead: Lead | None = None
@@ -68,11 +78,11 @@ async def _workflow(run_id: int) -> None:
         # Another version of this program knows its flow, or has led it further than the story goes here.
         log.error("a run that cannot be led here is given back", workflow=name, error=str(error))
         await asyncio.sleep(GIVE_BACK_SECONDS)
-        with suppress(psycopg.OperationalError):  # then we keep it, and try again when it is resumed
+        with suppress(psycopg.Error):  # then we keep it, and try again when it is resumed
             await asyncio.to_thread(_give_back, name)
         raise asyncio.CancelledError from error
-    except (*Away, psycopg.Error) as error:
-        if isinstance(error, psycopg.Error) and not is_away(error):
+    except DATABASE_ERRORS as error:
+        if not away(error):
             raise
         # Not the story's doing: the database went away under it. Only a cancelled workflow stays pending, to be
         # resumed; anything else would be recorded as the run's end as soon as the database is back.

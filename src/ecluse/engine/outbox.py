@@ -106,7 +106,7 @@ id, tenant_id, event_key, event_type, aggregate, correlation_id, producer, occur
 """
 PUBLISHED = f"""
 SELECT {PUBLISHED_EVENT} FROM events_outbox
-WHERE published_seq > %s AND tenant_id = coalesce(%s, tenant_id) ORDER BY published_seq LIMIT %s
+WHERE published_seq > %(after)s {{whose}} ORDER BY published_seq LIMIT %(limit)s
 """  # noqa: S608 - our own names
 
 
@@ -114,6 +114,7 @@ async def read_published(
     connection: Connection, after_seq: int, tenant: str | None = None, limit: int = 500
 ) -> list[PublishedEvent]:
     """What was published after that place, in the order of publishing."""
+    whose = "" if tenant is None else "AND tenant_id = %(tenant)s"
     async with connection.cursor(row_factory=class_row(PublishedEvent)) as cursor:
-        await cursor.execute(PUBLISHED, (after_seq, tenant, limit))
+        await cursor.execute(PUBLISHED.format(whose=whose), {"after": after_seq, "tenant": tenant, "limit": limit})
         return await cursor.fetchall()

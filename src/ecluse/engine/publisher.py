@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 import structlog
 
+from ecluse.base.tasks import stopped
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, hanging_up_after, session_options
 from ecluse.engine.outbox import PUBLISHED_EVENT, PublishedEvent, Sink
@@ -92,7 +93,7 @@ class Publisher:
             while not (await asyncio.wait([telling], timeout=BEAT_SECONDS))[0]:
                 await _ask(own, "SELECT")  # a slow sink is no reason to lose the lock
         finally:
-            telling.cancel()
+            await stopped([telling])
         failed = telling.result()
         late = {_aggregate(event): event.id for event in reversed(events) if event.id in failed}
         told = [event.id for event in events if event.id < late.get(_aggregate(event), event.id + 1)]

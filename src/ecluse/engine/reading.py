@@ -82,7 +82,8 @@ UNION ALL
 SELECT 'replicas', ARRAY[s.state], count(r.id) FROM unnest(ARRAY['live', 'dead', 'left']) AS s(state)
     LEFT JOIN replicas r ON r.state = s.state GROUP BY s.state
 UNION ALL
-SELECT 'schedules_overdue', '{}', count(*) FROM schedules WHERE next_due_at < ecluse_now() - interval '1 minute'
+SELECT 'schedules_overdue', '{}', count(*) FROM schedules
+    WHERE next_due_at < (SELECT ecluse_now()) - interval '1 minute'
 """
 
 OUTCOMES = """

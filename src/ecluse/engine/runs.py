@@ -75,13 +75,30 @@ JOIN unnest(%s::text[], %s::text[]) AS k(tenant, key) ON r.tenant_id = k.tenant 
 """
 
 
+# The key, then its names as `retry_id` makes them, for as long as their runs have ended.
+REPETITIONS = """
+WITH RECURSIVE ended AS (
+    SELECT 0 AS times FROM runs WHERE tenant_id = %(tenant)s AND event_key = %(key)s AND ended_at IS NOT NULL
+    UNION ALL
+    SELECT e.times + 1 FROM ended e CROSS JOIN LATERAL (
+        SELECT FROM runs WHERE tenant_id = %(tenant)s AND event_key = %(key)s || '-retry-' || e.times + 1
+        AND ended_at IS NOT NULL LIMIT 1) r)
+SELECT count(*) FROM ended
+"""
+
+
 async def insert(connection: Connection, start: Start) -> Started:
     row = _row(start)
-    for times in itertools.count():
+    for times in itertools.count(await _repetitions(connection, row) if start.again else 0):
         started, ended = await _insert(connection, {**row, "key": retry_id(start.event_key, times)})
         if not (ended and start.again):
             break
     return started
+
+
+async def _repetitions(connection: Connection, row: Mapping[str, Any]) -> int:
+    found = await (await connection.execute(REPETITIONS, row)).fetchone()
+    return found[0] if found else 0
 
 
 async def insert_many(connection: Connection, starts: Sequence[Start]) -> list[Started]:

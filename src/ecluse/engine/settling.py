@@ -23,8 +23,8 @@ AT_ONCE = 20
 DUE = """
 WITH due AS (
     SELECT e.id FROM effects e JOIN items i ON i.id = e.item_id
-    WHERE e.state IN ('sending', 'unknown') AND e.probe_at <= ecluse_now() AND e.class = 'C2' AND i.status <> 'open'
-      AND i.flow = ANY(%(flows)s) AND i.error_code IS DISTINCT FROM 'WORKER_CRASHED'
+    WHERE e.state IN ('sending', 'unknown') AND e.probe_at <= (SELECT ecluse_now()) AND e.class = 'C2'
+      AND i.status <> 'open' AND i.flow = ANY(%(flows)s) AND i.error_code IS DISTINCT FROM 'WORKER_CRASHED'
       AND e.last_send_at + e.quiet <= ecluse_now() AND e.last_send_at > ecluse_now() - interval '1 day'
     ORDER BY e.probe_at LIMIT %(most)s FOR UPDATE OF e SKIP LOCKED)
 UPDATE effects e SET probe_at = ecluse_now() + interval '30 seconds'

@@ -157,11 +157,11 @@ async def lead(story: Story) -> None:
             await flow.story(story)
         await story.once("finalize", _end, flow)
         crashpoint("after finalize")
-    except orchestration.NOT_THE_STORYS:
-        raise
     except runs.RunEnded:
         run.trace.warn("the run was ended from outside")
-    except Exception as error:  # noqa: BLE001 - the edge of the story: whatever went wrong in it, the run must say so
+    except Exception as error:  # the edge of the story: whatever went wrong in it, the run must say so
+        if orchestration.not_the_storys(error):
+            raise
         run.trace.error("run failed", exc_info=True)
         code = error.code if isinstance(error, EcluseError) else "BUG"
         await story.once("abort", _abort, flow, code, str(error) or type(error).__name__)

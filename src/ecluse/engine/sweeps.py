@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
-import psycopg
 import structlog
 
 from ecluse.base.clock import Clock
-from ecluse.base.errors import EcluseError
 from ecluse.db.connect import Connection, Pool, is_away, one_line
 from ecluse.engine import closing, ending, leases, orchestration, run_log, runs, settling
 from ecluse.engine.ending import EndCause
@@ -135,8 +133,10 @@ class Sweeps:
         run = await runs.load(connection, run_id)
         try:
             await ending.end(connection, self._flows[run.flow], run, cause=cause, code=code, reason=why)
-        except EcluseError as error:  # one that cannot be ended must not keep the others
-            log.error("a run cannot be ended", run_id=run_id, error=error.message)
+        except Exception as error:  # one that cannot be ended must not keep the others
+            if is_away(error):
+                raise
+            log.exception("a run cannot be ended", run_id=run_id)
 
     async def _resume_interrupted(self, suspects: dict[str, float]) -> dict[str, float]:
         now = self._clock.monotonic()
@@ -164,7 +164,7 @@ def patience(doing: str) -> Iterator[None]:
     """A database that is away comes back: whoever looks again soon anyway need only say so."""
     try:
         yield
-    except (psycopg.Error, *orchestration.Away) as error:
-        if isinstance(error, psycopg.Error) and not is_away(error):
+    except orchestration.DATABASE_ERRORS as error:
+        if not orchestration.away(error):
             raise
         log.warning(f"{doing}: database away", error=one_line(error))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -89,11 +88,6 @@ class Line(NamedTuple):
     reason: str | None
 
 
-@dataclass
-class Tick:
-    lines: list[Line] = field(default_factory=list)
-
-
 async def keep_ticking(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> None:
     renewed = False
     while True:
@@ -112,9 +106,9 @@ async def renew(pool: Pool) -> bool:
     return True
 
 
-async def tick(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> Tick:
+async def tick(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> list[Line]:
     """Everything that is due, in batches; nothing if another replica is at it."""
-    done = Tick()
+    done: list[Line] = []
     orchestrated = {"flows": [name for name, flow in flows.items() if flow.story is not None]}
     async with pool.connection() as connection:
         while (await _one(connection, ANY_DUE, orchestrated))[0]:
@@ -129,7 +123,7 @@ async def tick(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> Tick:
                 lines = await _handle(connection, flows, due, now, rules)
                 crashpoint("in tick")
             crashpoint("after tick")
-            done.lines += lines
+            done += lines
             if len(locked) < BATCH:
                 break
     return done

@@ -17,6 +17,8 @@ from ecluse.db.connect import Connection
 from ecluse.engine.claim import ALONE
 from ecluse.engine.lanes import TRIGGERED
 
+MOST_COUNTED = 20_000  # of those in line in a lane
+
 Cause = Literal["paused", "held", "retry", "suspect", "no worker", "in flight", "per key", "throttled", "queued"]
 
 
@@ -27,7 +29,7 @@ class Waiting:
     stage: str
     cause: Cause
     detail: str
-    position: int | None  # how many go before it; None: it is not in line yet
+    position: int | None  # how many go before it; None: it is not in line yet, or too far behind to be counted
     expected_at: datetime | None
 
 
@@ -45,6 +47,7 @@ class Facts:
     error_code: str | None
     error: str | None
     position: int | None
+    counted: int  # of those in line, how many were looked at
     lane: str
     paused_reason: str | None
     paused_by: str | None
@@ -64,7 +67,7 @@ class Facts:
 
 
 FACTS = """
-WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+WITH RECURSIVE clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 mine AS MATERIALIZED (
     SELECT i.* FROM items i WHERE i.run_id = %(run)s AND i.claim_id IS NULL
     ORDER BY i.order_at, i.id LIMIT %(limit)s OFFSET %(offset)s),
@@ -75,10 +78,21 @@ lane AS MATERIALIZED (
                  WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
                  GROUP BY 1 HAVING count(*) >= l.max_per_key) AS full_keys
     FROM lanes l WHERE l.id IN (SELECT lane_id FROM mine)),
+-- the tenants that wait in each lane, as the claim finds them; of each, the head of its line
+waiting AS (
+    SELECT l.id AS lane_id, (SELECT i.tenant_id FROM items i WHERE i.lane_id = l.id AND i.claim_id IS NULL
+                             ORDER BY i.tenant_id LIMIT 1) AS tenant_id FROM lane l
+    UNION ALL
+    SELECT w.lane_id, (SELECT i.tenant_id FROM items i WHERE i.lane_id = w.lane_id AND i.claim_id IS NULL
+                       AND i.tenant_id > w.tenant_id ORDER BY i.tenant_id LIMIT 1)
+    FROM waiting w WHERE w.tenant_id IS NOT NULL),
 due AS MATERIALIZED (
-    SELECT i.id, i.lane_id, i.tenant_id, row_number() OVER (PARTITION BY i.lane_id, i.tenant_id
+    SELECT i.id, w.lane_id, w.tenant_id, row_number() OVER (PARTITION BY w.lane_id, w.tenant_id
                                                             ORDER BY i.order_at, i.id) - 1 AS ahead
-    FROM items i, clock WHERE i.lane_id IN (SELECT id FROM lane) AND i.claim_id IS NULL AND i.due_at <= now),
+    FROM clock, (SELECT *, count(*) OVER (PARTITION BY lane_id) AS tenants FROM waiting WHERE tenant_id IS NOT NULL) w,
+    LATERAL (SELECT id, order_at, due_at FROM items
+             WHERE lane_id = w.lane_id AND tenant_id = w.tenant_id AND claim_id IS NULL
+             ORDER BY order_at, id LIMIT greatest(1, %(most)s / w.tenants)) i WHERE i.due_at <= now),
 line AS MATERIALIZED (SELECT lane_id, tenant_id, count(*) AS n FROM due GROUP BY 1, 2),
 crew AS MATERIALIZED (
     SELECT s.flow, s.stage, count(r.id)::int AS workers, coalesce(sum(r.hands), 0)::int AS hands,
@@ -94,6 +108,7 @@ crew AS MATERIALIZED (
 SELECT now, m.id, m.key, m.stage, m.due_at, m.executions, m.crashes, m.error_code, m.error,
        (d.ahead + (SELECT coalesce(sum(least(o.n, d.ahead + 1)), 0) FROM line o
                    WHERE o.lane_id = m.lane_id AND o.tenant_id <> m.tenant_id))::int AS position,
+       (SELECT coalesce(sum(n), 0) FROM line o WHERE o.lane_id = m.lane_id)::int AS counted,
        l.name AS lane, l.paused_reason, l.paused_by, CASE WHEN l.held_until > now THEN l.held_until END AS held_until,
        l.held_reason, l.spacing, greatest(l.next_free_at, now) AS next_free_at, l.max_in_flight, l.in_flight,
        coalesce(l.failures >= l.break_after, false) AS probing, coalesce(m.group_key = ANY(l.full_keys), false)
@@ -112,7 +127,7 @@ async def why(connection: Connection, tenant: str | None, run_id: int, *, limit:
     if await cursor.fetchone() is None:
         raise NotFound(f"there is no run {run_id}")
     async with connection.cursor(row_factory=class_row(Facts)) as facts:
-        await facts.execute(FACTS, {"run": run_id, "limit": limit, "offset": offset})
+        await facts.execute(FACTS, {"run": run_id, "limit": limit, "offset": offset, "most": MOST_COUNTED})
         return [
             Waiting(one.id, one.key, one.stage, *explain(one, shared=tenant is not None), one.position, expected(one))
             for one in await facts.fetchall()
@@ -140,7 +155,7 @@ def explain(item: Facts, *, shared: bool = False) -> tuple[Cause, str]:
     if item.crashes:
         how = "alone" if item.crashes >= ALONE else "apart from others"
         return "suspect", f"{item.crashes} workers died with it in hand: it is run {how}"
-    ahead = f"{item.position} before it"
+    ahead = f"at least {item.counted} before it" if item.position is None else f"{item.position} before it"
     if item.probing:
         return "held", f"lane {item.lane} tries one call at a time after its breaker's pause; {ahead}"
     if item.max_in_flight is not None and item.in_flight >= item.max_in_flight:
@@ -158,6 +173,8 @@ def explain(item: Facts, *, shared: bool = False) -> tuple[Cause, str]:
 def expected(item: Facts) -> datetime | None:
     """None: nobody can tell."""
     if item.paused_reason is not None or item.workers == 0 or item.crashes or item.probing:
+        return None
+    if item.position is None and item.due_at <= item.now:
         return None
     start = max(item.now, item.due_at, item.held_until or item.now)
     position = item.position or 0

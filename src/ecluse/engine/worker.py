@@ -12,15 +12,18 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 
 import psycopg
 import structlog
 
+from ecluse.base.alarm import Alarm
 from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, TransientError, VendorError
-from ecluse.db.connect import Connection, Pool
+from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import claim, closing, finishing
 from ecluse.engine.claim import AHEAD_SECONDS, ALONE, Claimant, Taken
 from ecluse.engine.committer import LARGEST_BATCH, Committer, Finish
@@ -65,7 +68,7 @@ class Worker:
         self._work_pool = work_pool
         self._pool = pool
         self._flows = flows
-        self._contexts = contexts
+        self._contexts = {name: replace(context, reserve=self._reserve) for name, context in contexts.items()}
         self._stages = {(flow.name, stage.name): stage for flow in flows.values() for stage in flow.stages}
         weights = [stage.weight for stage in self._stages.values()]
         self._who = Claimant(replica, [f"{flow}/{stage}" for flow, stage in self._stages], weights)
@@ -74,8 +77,11 @@ class Worker:
         self._clock = clock
         self._chance = chance
         self._wake = asyncio.Event()
+        self._alarm = Alarm(self.wake)
         self.hands = Hands(hands, self._execute, empty=self._wake.set, died=died)
-        self.committer = Committer(work_pool, replica, self._committed, lambda: self.hands.busy, lanes.tell)
+        self.committer = Committer(
+            work_pool, replica, self._committed, lambda: self.hands.busy, partial(lanes.tell, work_pool)
+        )
         self._performer = Performer(self.committer.intend, self._may_send, clock.now)
         self._alive = alive  # our heartbeat is recent: nobody can have declared us dead
         self._leaving = False
@@ -85,6 +91,7 @@ class Worker:
         self._alone = False
         self._unsure = False  # a claim failed: it may have been committed all the same
         self._in_hand: Counter[tuple[int, str]] = Counter()
+        self._waiting: set[int] = set()  # items that wait for a permit
         self._paced_until = 0.0
         self._to_close: set[tuple[int, str]] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -164,7 +171,9 @@ class Worker:
                 self._alone = self._alone and bool(self._in_hand)
                 if not self._alone:
                     taken = await self._choose(connection, room)
-        except psycopg.OperationalError as error:
+        except psycopg.Error as error:
+            if not is_away(error):
+                raise
             log.warning("claim: database away", error=str(error).strip())
             self._unsure = True
         if taken:
@@ -220,6 +229,11 @@ class Worker:
     def _may_send(self, item: Item) -> bool:
         return self._alive() and not self._leaving and item.run_id not in self._ended
 
+    async def _reserve(self, item: Item, weight: int | None) -> None:
+        self._waiting.add(item.id)  # and stays in it when interrupted: that was our own limit, then
+        await self._lanes.reserve(item, weight)
+        self._waiting.discard(item.id)
+
     async def _execute(self, hand: Hand, taken: Taken) -> None:
         stage = self._stages[taken.item.flow, taken.item.stage]
         limit = stage.time_limit.total_seconds()
@@ -236,7 +250,7 @@ class Worker:
             finish = later(stage, taken)
         except asyncio.CancelledError as error:
             match hand.forgive():
-                case "late" if taken.item.id in self._lanes.waiting:
+                case "late" if taken.item.id in self._waiting:
                     finish = later(stage, taken)  # our own limit is no attempt
                 case "late" if self._performer.phase.get(taken.held) == "recording":
                     finish = later(stage, taken, self._clock.now() + LATER)  # our database's fault, not its own
@@ -303,15 +317,14 @@ class Worker:
             task.add_done_callback(self._closing.discard)
 
     def _wake_at(self, instant: datetime) -> None:
-        seconds = (instant - self._clock.now()).total_seconds()
-        asyncio.get_running_loop().call_later(max(0.0, seconds), self.wake)
+        self._alarm.set((instant - self._clock.now()).total_seconds())
 
     def _forget(self, ended: Iterable[Taken | Finish]) -> None:
         for one in ended:
             if self._performer.phase:
                 self._performer.phase.pop(one.held, None)
-            if self._lanes.waiting:
-                self._lanes.waiting.discard(one.item.id)
+            if self._waiting:
+                self._waiting.discard(one.item.id)
             pair = (one.item.run_id, one.item.stage)
             self._in_hand[pair] -= 1
             if self._in_hand[pair] == 0:
@@ -326,5 +339,7 @@ class Worker:
         try:
             await closing.close(self._pool, self._flows, pairs)
             crashpoint("after hint")
-        except psycopg.OperationalError as error:
+        except psycopg.Error as error:
+            if not is_away(error):
+                raise
             log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())

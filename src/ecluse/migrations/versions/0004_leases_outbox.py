@@ -61,6 +61,7 @@ CREATE TABLE events_outbox (
     CONSTRAINT events_outbox_published CHECK ((published_seq IS NULL) = (published_at IS NULL))
 );
 CREATE INDEX events_outbox_unpublished ON events_outbox (id) WHERE published_seq IS NULL;
+CREATE INDEX events_outbox_of_tenants ON events_outbox (tenant_id, published_seq) WHERE published_seq IS NOT NULL;
 CREATE INDEX events_outbox_failing ON events_outbox (tenant_id, aggregate, id)
     WHERE published_seq IS NULL AND tries > 0;
 COMMENT ON TABLE events_outbox IS 'what must be told, written in the transaction that made it true';

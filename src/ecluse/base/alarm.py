@@ -1,0 +1,34 @@
+"""Many instants, one timer: that of the earliest. Thousands of retries to come must not be as many timers of the
+loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+
+class Alarm:
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._instants: list[float] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float) -> None:
+        """It rings then, and whenever else it was set to."""
+        heappush(self._instants, asyncio.get_running_loop().time() + max(0.0, seconds))
+        self._wind()
+
+    def _wind(self) -> None:
+        if self._timer is None or self._instants[0] < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(self._instants[0], self._due)
+
+    def _due(self) -> None:
+        now, self._timer = asyncio.get_running_loop().time(), None
+        while self._instants and self._instants[0] <= now:
+            heappop(self._instants)
+        if self._instants:
+            self._wind()
+        self._ring()
