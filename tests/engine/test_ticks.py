@@ -356,3 +356,14 @@ async def test_a_process_without_that_role_fires_nothing(start_kit, world, one):
     await world.do(rows.create_schedule, replace(HOURLY, cron="* * * * *", input=Targets(targets=[]).model_dump()))
     kit = await start_kit(FLOW, roles=frozenset({"worker"}))
     assert "scheduler" not in {task.get_name() for task in kit._background}
+
+
+@pytest.mark.req("AUT-129")
+async def test_only_what_is_active_and_has_an_expression_is_considered(world):
+    await world.create(replace(HOURLY, name="by hand", cron=None))
+    disabled = await world.create(replace(HOURLY, name="disabled"))
+    await world.do(rows.enable_schedule, "default", disabled, enabled=False)
+    deleted = await world.create(replace(HOURLY, name="deleted"))
+    await world.do(rows.delete_schedule, "default", deleted)
+    active = await world.create()
+    assert [line.schedule_id for line in await world.tick(hour(8.1))] == [active]
