@@ -73,7 +73,7 @@ def test_a_schema_that_is_missing_older_or_newer(bare, empty_dsn, doctor, query)
 
 def test_nobody_works(doctor, query):
     _, found = doctor()
-    assert "no server is running" in found["replicas", "warn"]
+    assert "no worker or scheduler is running" in found["replicas", "warn"]
     query("INSERT INTO replicas (id, host, pid, beat_at) VALUES ('r1', 'h', 1, now() - interval '1 hour')")
     _, found = doctor()
     assert ("replicas", "ok") not in found

@@ -111,3 +111,12 @@ def test_a_filter_that_matches_nothing_does_not_say_that_there_is_nothing(ecluse
     assert ecluse("keys", "list", "--tenant", "acme").out == "no such keys\n"
     assert ecluse("schedules", "list").out.startswith("no schedules yet")
     assert ecluse("schedules", "list", "--offset", "5").out == "no such schedules\n"
+
+
+def test_nothing_is_started_for_a_tenant_that_is_disabled_nor_under_an_empty_key(ecluse, one):
+    ecluse("tenants", "create", "acme")
+    ecluse("tenants", "disable", "acme", "--reason", "late")
+    refused = ecluse("runs", "start", "hello_flow:FLOW", "--tenant", "acme")
+    assert (refused.code, "disabled" in refused.err) == (2, True)
+    assert ecluse("runs", "start", "hello_flow:FLOW", "--key", "").code == 2
+    assert one("SELECT count(*) FROM runs") == 0

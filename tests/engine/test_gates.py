@@ -10,7 +10,7 @@ import pytest
 
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.engine import Done, Item, Result, RetryPolicy, Start, WorkContext
-from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage
+from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage, until
 
 SHORT = {"poll": timedelta(milliseconds=100), "max_wait": timedelta(seconds=20)}
 
@@ -214,3 +214,13 @@ async def test_a_stop_lets_running_work_finish_and_gives_back_the_rest(start_kit
     assert one("SELECT state FROM replicas") == "left"
     kit = await start_kit(f)
     assert (await kit.wait_for_run(run.run.id, PATIENCE))["successful"] == 20
+
+
+async def test_what_waited_in_a_paused_lane_until_the_gate_gave_up_says_so(start_kit, dsn, query, one):
+    kit = await start_kit(f := flow(stage(max_wait=timedelta(minutes=10))))
+    query("UPDATE lanes SET paused_at = now(), paused_by = 'ann', paused_reason = 'invoice'")
+    run = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    await until(lambda: query("SELECT 1 FROM stages WHERE fanned_out_at IS NOT NULL"))
+    await move_clock(dsn, timedelta(minutes=11))
+    assert (await kit.wait_for_run(run.run.id, PATIENCE))["status"] == "failed"
+    assert one("SELECT reason FROM outcomes").endswith(": lane lane was paused: invoice")

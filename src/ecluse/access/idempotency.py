@@ -89,5 +89,6 @@ async def _replay(connection: Connection, tenant: str, key: str, asked: bytes) -
         )
     ).fetchone()
     if row is None or row[0] != asked:
-        raise Refused(422, "IDEMPOTENCY_KEY_REUSED", "This Idempotency-Key was used for another request.")
+        message = "This Idempotency-Key was used for another request (the bytes of its body count): use a new key."
+        raise Refused(422, "IDEMPOTENCY_KEY_REUSED", message)
     return as_json(row[2], row[1], {"Idempotent-Replay": "true"})

@@ -36,10 +36,13 @@ async def set_disabled(connection: Connection, tenant: str, disabled: bool) -> b
     return bool(cursor.rowcount)
 
 
-async def require(connection: Connection, tenant: str) -> None:
-    known = await connection.execute("SELECT 1 FROM tenants WHERE id = %s", (tenant,))
-    if await known.fetchone() is None:
+async def require(connection: Connection, tenant: str, *, enabled: bool = False) -> None:
+    cursor = await connection.execute("SELECT disabled_at IS NOT NULL FROM tenants WHERE id = %s", (tenant,))
+    known = await cursor.fetchone()
+    if known is None:
         raise NotFound(f"There is no tenant {tenant!r}. Create it with `ecluse tenants create {tenant}`.")
+    if enabled and known[0]:
+        raise InvalidInput(f"The tenant {tenant!r} is disabled: `ecluse tenants enable {tenant}` comes first.")
 
 
 async def listed(connection: Connection) -> list[dict[str, Any]]:

@@ -170,7 +170,8 @@ async def _replicas(connection: Connection) -> AsyncIterator[Finding]:
         do = "start a server: it takes over what they held"
         yield Finding("warn", "replicas", f"silent: {_some(silent, lambda r: f'{r.id} {r.age:.0f} s')}", do)
     if len(live) == len(silent):
-        yield Finding("warn", "replicas", "no server is running: nothing is done", "start one with `ecluse serve`")
+        nobody = "no worker or scheduler is running: nothing is done"
+        yield Finding("warn", "replicas", nobody, "start one with `ecluse serve`")
     else:
         yield Finding("ok", "replicas", f"{len(live) - len(silent)} live, last heartbeat {live[-1].age:.1f} s ago")
     if dead := [row for row in rows if row.state == "dead"]:
@@ -185,7 +186,9 @@ async def _runs(connection: Connection) -> AsyncIterator[Finding]:
         " AND r.created_at < ecluse_now() - interval '15 seconds' AND NOT EXISTS ("
         "  SELECT 1 FROM dbos.workflow_status w LEFT JOIN replicas p ON p.id = w.executor_id"
         "  WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key"
-        "  AND (w.status IN ('ENQUEUED', 'DELAYED') OR w.status = 'PENDING' AND p.state = 'live')) ORDER BY r.id",
+        "  AND (w.status IN ('ENQUEUED', 'DELAYED') AND EXISTS (SELECT 1 FROM replicas"
+        "       WHERE state = 'live' AND 'worker' = ANY(roles)) OR w.status = 'PENDING' AND p.state = 'live'))"
+        " ORDER BY r.id",
     )
     overdue = await _rows(
         connection,

@@ -15,7 +15,10 @@ def flow_named(name: str) -> Flow:
     known = {f.name: f for f in bootstrap.load_flows(settings.load(), [name] if ":" in name else [])}
     chosen = next(reversed(known.values())) if ":" in name else known.get(name)
     if chosen is None:
-        raise NotFound(f"There is no flow {name!r} (known: {', '.join(known) or 'none'}). Load one with ECLUSE_FLOWS.")
+        raise NotFound(
+            f"There is no flow {name!r} (known: {', '.join(known) or 'none'}). Name it as package:NAME, or load it with"
+            " ECLUSE_FLOWS."
+        )
     return chosen
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,21 @@ demo = typer.Typer(no_args_is_help=True, help="Scripted demonstrations, offline,
 app.add_typer(demo, name="demo")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ecluse {version('ecluse')}")
+        raise typer.Exit
+
+
+@app.callback()
+def everything(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    pass
+
+
 class RoleName(StrEnum):
     api = "api"
     worker = "worker"
@@ -54,9 +70,10 @@ FlowOption = Annotated[list[str] | None, typer.Option("--flow", help="A flow to 
 def serve(
     flow: FlowOption = None,
     host: Annotated[str | None, typer.Option(help="Default: ECLUSE_HOST.")] = None,
-    port: Annotated[int | None, typer.Option(help="Default: ECLUSE_PORT.", min=0, max=65535)] = None,
+    port: Annotated[int | None, typer.Option(help="Default: ECLUSE_PORT. 0 is any free one.", min=0, max=65535)] = None,
     role: Annotated[
-        list[RoleName] | None, typer.Option("--role", help="Do only this. Repeatable. Default: everything.")
+        list[RoleName] | None,
+        typer.Option("--role", help="Do only this; health and metrics are served in any case. Repeatable."),
     ] = None,
 ) -> None:
     """Run the server: API, scheduler and worker in one process. Start it again to add a replica."""

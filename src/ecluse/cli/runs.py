@@ -32,11 +32,11 @@ def start(
 ) -> None:
     """Ask for a run. A running server takes it up at once; it waits for one otherwise."""
     chosen, parsed = flow_named(flow), json_object(given)
-    key = key or f"{chosen.name}-manual-{uuid.uuid4()}"
+    key = f"{chosen.name}-manual-{uuid.uuid4()}" if key is None else key
     wanted = Start(chosen, key, tenant_id=tenant, input=parsed, again=True)
 
     async def ask(connection: Connection) -> dict[str, Any]:
-        await tenants.require(connection, tenant)
+        await tenants.require(connection, tenant, enabled=True)
         started = await insert_run(connection, wanted)
         await announce(connection)
         cursor = await connection.execute("SELECT 1 FROM replicas WHERE state = 'live' LIMIT 1")

@@ -21,12 +21,12 @@ Reason = Annotated[str, typer.Option(help="Why; everybody who asks why something
 
 @app.command("list")
 def list_vendors() -> None:
-    """Every lane: its caps, what is in flight and waiting, and why nothing starts if nothing does."""
+    """Every lane: its caps, what is in hand and waiting, and why nothing starts if nothing does."""
     lanes = with_connection(list_lanes)
     if not lanes:
         typer.echo("no lanes yet: a server that has flows writes them when it starts")
     for lane in lanes:
-        work = f"{lane['in_flight']:>6} in flight {lane['waiting']:>8} waiting"
+        work = f"{lane['in_flight']:>6} in hand {lane['waiting']:>8} waiting"
         typer.echo(harmless(f"{lane['name']:<24} {_caps(lane):<34} {work}  {_standing(lane)}"))
 
 
@@ -41,6 +41,7 @@ def pause(name: Name, reason: Reason) -> None:
 
     with_connection(ask)
     typer.echo(f"{name} is paused; `ecluse vendors resume {name} --reason …` opens it again")
+    typer.echo("runs that need it have the time of their stages, no more: what still waits then fails", err=True)
 
 
 @app.command()

@@ -142,8 +142,9 @@ claim AS (
     SELECT 'gate', %(run)s, %(stage)s, lane_id, count(*), count(*), ecluse_now() FROM late GROUP BY lane_id
     RETURNING id, lane_id)
 UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error_code = %(code)s,
-    error = %(error)s || coalesce(': ' || i.error, ''), finished_at = ecluse_now()
-FROM late JOIN claim c ON c.lane_id = late.lane_id WHERE i.id = late.id
+    error = %(error)s || coalesce(': lane ' || l.name || ' was paused: ' || l.paused_reason, ': ' || i.error, ''),
+    finished_at = ecluse_now()
+FROM late JOIN claim c ON c.lane_id = late.lane_id JOIN lanes l ON l.id = late.lane_id WHERE i.id = late.id
 """
 
 

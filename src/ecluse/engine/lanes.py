@@ -301,7 +301,8 @@ async def resume(connection: Connection, name: str, *, reason: str, by: str) -> 
     """False if it was not paused. What a vendor asked for, or a breaker, still holds."""
     await _known(connection, name)
     resumed = bool((await connection.execute(RESUME, (name,))).rowcount)
-    log.warning("lane resumed", lane=name, reason=reason, by=by)
+    if resumed:
+        log.warning("lane resumed", lane=name, reason=reason, by=by)
     return resumed
 
 
