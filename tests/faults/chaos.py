@@ -69,7 +69,7 @@ class Report:
     hand_overs: list[measure.HandOver] = field(default_factory=list)
     db_restart_s: float | None = None
     zombie_codes: list[int] = field(default_factory=list)
-    replicas_exited: int = 0  # by themselves, and not because they had been declared dead
+    exited: list[str] = field(default_factory=list)  # last words of who left, and not because it was declared dead
 
     def percentile(self, percent: int) -> float | None:
         if len(self.take_overs) < 2:
@@ -87,7 +87,7 @@ class Report:
             "work in the hands of somebody who was killed": bool(self.take_overs) or self.kills < MANY_KILLS,
             f"sleepers that leave with code 70, not {self.zombie_codes}": set(self.zombie_codes)
             == ({70} if plan.freezes else set()),
-            f"nobody to leave by himself, not {self.replicas_exited}": self.replicas_exited == 0,
+            f"nobody to leave by himself, not: {self.exited}": not self.exited,
             "hand-overs with code 0": all(one.code == 0 for one in self.hand_overs),
         }
         return [*tally.problems(), *(f"expected {what}" for what, seen in expected.items() if not seen)]
@@ -115,7 +115,7 @@ class Report:
             "zombies": len(self.zombie_codes),
             "handover_s": round(max(one.seconds for one in self.hand_overs), 2) if self.hand_overs else None,
             "db_restart_s": None if self.db_restart_s is None else round(self.db_restart_s, 2),
-            "replicas_exited": self.replicas_exited,
+            "replicas_exited": len(self.exited),
             "seconds": round(self.seconds, 1),
             "seed": self.plan.seed,
             "verify": tally.verify,
@@ -207,7 +207,9 @@ class Chaos:
 
     def _replace(self) -> None:
         for gone in [one for one in self.world.replicas if not one.lives and not one.replaced]:
-            self.report.replicas_exited += gone.child.pid not in self._ours
+            # On a starved machine one may be silent for too long, and is right to leave.
+            if gone.child.pid not in self._ours and "was declared dead" not in gone.child.said():
+                self.report.exited.append(f"exit code {gone.child.code}: {gone.child.tail()}")
             self.world.start_again(gone)
 
     def _let_end(self, what: str) -> None:
