@@ -6,13 +6,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import inf
 
 
 class Alarm:
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._instants: list[float] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._set_to = inf  # kept here: the timers of uvloop do not all know
 
     def set(self, seconds: float) -> None:
         """It rings then, and whenever else it was set to."""
@@ -20,13 +22,14 @@ class Alarm:
         self._wind()
 
     def _wind(self) -> None:
-        if self._timer is None or self._instants[0] < self._timer.when():
+        if self._instants[0] < self._set_to:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_at(self._instants[0], self._due)
+            self._set_to = self._instants[0]
+            self._timer = asyncio.get_running_loop().call_at(self._set_to, self._due)
 
     def _due(self) -> None:
-        now, self._timer = asyncio.get_running_loop().time(), None
+        now, self._timer, self._set_to = asyncio.get_running_loop().time(), None, inf
         while self._instants and self._instants[0] <= now:
             heappop(self._instants)
         if self._instants:
