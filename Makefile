@@ -22,9 +22,13 @@ help: ## List the targets
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# Tests that fail beside others are judged once more with the machine to themselves; what fails twice, fails. Anything but
+# failed tests (exit code 1), such as an error of collection, is not repeated.
+once_more = || { [ $$? = 1 ] && echo "FAILED BESIDE OTHERS; once more, alone:" && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
+
 test: check ## All checks and all tests but the slow ones
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not alone"
-	$(BIN)/pytest -m "alone and not slow"
+	$(BIN)/pytest -n 2 --dist loadfile --maxfail 10 -m "not slow and not alone" $(once_more)
+	$(BIN)/pytest -m "alone and not slow" $(once_more)
 
 test-all: test ## All checks and all tests, the slow ones too
 	$(BIN)/pytest -m slow

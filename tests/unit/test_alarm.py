@@ -31,6 +31,13 @@ def test_it_rings_at_every_instant_with_one_timer(run):
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_however_the_clock_rounds_it_rings_once_per_instant(run):
+    """A loop whose clock goes by milliseconds was asked again and again until the next one came."""
+    _, rung = run(rings(*(n / 7000 for n in range(1, 400))))
+    assert len(rung) <= 399
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_what_is_due_at_once_can_be_set_again_and_again(run):
     _, rung = run(rings(-1, 0, -1, 0, 0.05))
     assert rung

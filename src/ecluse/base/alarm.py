@@ -8,6 +8,9 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
+# uvloop's clock goes by whole milliseconds, so a timer can be called a hair before the instant it was asked for.
+TICK = 0.001
+
 
 class Alarm:
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -18,7 +21,7 @@ class Alarm:
 
     def set(self, seconds: float) -> None:
         """It rings then, and whenever else it was set to."""
-        heappush(self._instants, asyncio.get_running_loop().time() + max(0.0, seconds))
+        heappush(self._instants, asyncio.get_running_loop().time() + max(0.0, seconds) + TICK)
         self._wind()
 
     def _wind(self) -> None:
@@ -30,7 +33,7 @@ class Alarm:
 
     def _due(self) -> None:
         now, self._timer, self._set_to = asyncio.get_running_loop().time(), None, inf
-        while self._instants and self._instants[0] <= now:
+        while self._instants and self._instants[0] <= now + TICK / 2:
             heappop(self._instants)
         if self._instants:
             self._wind()
