@@ -14,7 +14,7 @@ from ecluse.base.errors import SetUpError
 from ecluse.migrations.runner import LOCK, upgrade
 from tests.engine.flows import flow, stage
 
-HEAD = "0007"
+HEAD = "0010"
 TABLES = {
     "alembic_version",
     "api_keys",
@@ -22,21 +22,32 @@ TABLES = {
     "audit_trail",
     "claims",
     "clock_offset",
+    "deliveries",
     "effects",
     "events_outbox",
+    "fiche_cache",
+    "fiche_cache_information",
     "idempotency_keys",
     "items",
     "lanes",
     "leases",
+    "notification_endpoints",
     "outcomes",
+    "realtime_apps",
+    "realtime_interests",
+    "recording_transcription_chunks",
+    "recordings",
     "replicas",
     "run_log",
     "runs",
     "schedule_slots",
     "schedules",
     "secrets",
+    "speech_results",
     "stages",
     "tenants",
+    "transcription_requests",
+    "transcription_runs",
     "workflow_logs",
 }
 DATA = """

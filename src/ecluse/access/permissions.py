@@ -5,7 +5,18 @@ A viewer reads, an operator also acts, an admin also administers who may come in
 
 from __future__ import annotations
 
-WORKED_ON = ("runs", "leases", "vendors", "schedules", "automation", "transcriptions", "jobs", "requests")
+WORKED_ON = (
+    "runs",
+    "leases",
+    "vendors",
+    "schedules",
+    "fiches",
+    "transcriptions",
+    "automation",
+    "notifications",
+    "jobs",
+    "requests",
+)
 ADMINISTERED = ("keys", "tenants")
 
 READS = frozenset({"me.read", *(f"{area}.read" for area in WORKED_ON)})

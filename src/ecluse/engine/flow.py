@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
@@ -16,6 +16,7 @@ from ecluse.base.clock import Clock
 from ecluse.base.ids import item_event_id
 from ecluse.base.trace import Tracer
 from ecluse.db.connect import Connection
+from ecluse.engine.outbox import Event
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.states import PLAIN, Words
 
@@ -108,7 +109,26 @@ class Ignored:
     code: str = "IGNORED"
 
 
-Result = Done | Ignored
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """Not now, through no fault of its own: it begins anew then, and no execution is counted."""
+
+    until: datetime
+    why: str
+
+
+Result = Done | Ignored | Postponed
+
+
+class Live(NamedTuple):
+    """An ephemeral event: for whoever looks on at this moment, kept nowhere, lost without harm."""
+
+    tenant_id: str
+    event: str
+    payload: Mapping[str, Any]
+
+
+Tell = Callable[[Sequence[Live]], None]  # never waits, never raises
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +139,16 @@ class Saved:
     result: Any
 
 
+class Over(NamedTuple):
+    """What `news` gets: an item that is over, as it was committed."""
+
+    item: Item
+    status: Literal["succeeded", "failed", "ignored"]
+    result: Any
+    error_code: str | None
+    error: str | None
+
+
 @dataclass(frozen=True)
 class WorkContext:
     """What work may use besides its item. No connection: no transaction is open while a vendor is called."""
@@ -126,6 +156,7 @@ class WorkContext:
     vendors: Any
     now: Callable[[], datetime]
     reserve: Callable[[Item, int | None], Awaitable[None]] | None = None
+    tell: Tell = lambda _: None  # at once, whatever becomes of the item
 
     async def permit(self, item: Item, weight: int | None = None) -> None:
         """An item's first call has its permit already; each further one of the same item awaits its own, for as long as
@@ -176,6 +207,7 @@ class AbsoluteWrite(Write):
 Work = Callable[[WorkContext, Item], Awaitable[Result]]
 Save = Callable[[Connection, Sequence[Saved]], Awaitable[None]]
 Source = Callable[[Connection, Run], Awaitable[Sequence[NewItem]]]
+News = Callable[[Connection, Sequence[Over]], Awaitable[Sequence[Live]]]
 
 
 @dataclass(frozen=True)
@@ -236,6 +268,8 @@ class Stage:
     rounds: int = 0  # deliberate repetitions of what failed, on stall
     incomplete: str = "Not finished in time (timeout/stall)"
     weight: int = 1  # permits that one call takes of its lane's rate
+    opens: bool = False  # its `save` opens the next stage of its run, in the same commit
+    news: News | None = None  # what to tell, after the commit, of items that are over
 
     def __post_init__(self) -> None:
         if self.weight < 1:
@@ -253,6 +287,10 @@ class Flow:
     words: Words = PLAIN
     schema: str = ""  # idempotent DDL of a flow that brings its own tables
     vendors: Callable[[Clock], AbstractAsyncContextManager[Any]] = lambda _: nullcontext()  # once per process
+    # Of a flow without a story: opens the first stage of runs that have just been inserted, in the same transaction.
+    begin: Callable[[Connection, Sequence[Run]], Awaitable[None]] | None = None
+    # In the transaction that ends these runs, however they end: the flow's own rows, and what is to be told.
+    ended: Callable[[Connection, Sequence[Run]], Awaitable[Sequence[Event]]] | None = None
 
     @property
     def stale_after(self) -> timedelta:
