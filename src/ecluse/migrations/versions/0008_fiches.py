@@ -1,4 +1,4 @@
-"""Fiches as the CRM tells them, their recordings, what was said in them; runs of transcription and what they paid for."""
+"""Fiches as the CRM tells them, their recordings and what was said in them; runs of transcription and what was paid."""
 
 from __future__ import annotations
 
