@@ -36,6 +36,7 @@ class Tracer:
     tenant_id: str
     correlation_id: str
     run_id: int | None = None
+    trace_id: str | None = None  # None: the correlation id
     function_id: str | None = None
     ids: str = field(default="")
 

@@ -57,7 +57,7 @@ class TraceRows:
                 "entity_type": tracer.entity[0],
                 "entity_id": storable(tracer.entity[1]),
                 "run_id": tracer.run_id,
-                "trace_id": storable(tracer.correlation_id),
+                "trace_id": storable(tracer.trace_id or tracer.correlation_id),
                 "level": record.level,
                 "inngest_event_id": None if record.event_id is None else storable(record.event_id),
                 "function_id": tracer.function_id,

@@ -1,0 +1,26 @@
+"""What the knobs say about transcriptions, passed in by the composition root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Config:
+    configured: bool = False  # there is a key for speech-to-text
+    model: str = "scribe_v1"
+    parameters: dict[str, Any] = field(default_factory=dict)  # sent along, and part of what a result was paid for
+    fiche_concurrency: int = 10
+    recording_concurrency: int = 10
+    per_fiche: int = 10
+    per_minute: float = 10
+    attempts: int = 6
+    backoff_base: float = 2.0
+    backoff_longest: float = 60.0
+    progress_every: int = 3
+    time_limit: timedelta = timedelta(minutes=20)  # of one execution: a download and a call
+    max_wait: timedelta = timedelta(seconds=900)
+    stall: timedelta = timedelta(minutes=10)
+    requests_per_minute: int = 50

@@ -1,0 +1,134 @@
+"""The path of a fiche: one run, which nobody leads. Its first item fetches the fiche anew from the CRM; the commit that
+stores the answer also plans, and opens one item per recording that has no transcript. The commit of the last item ends
+the run: summary, `transcription.completed` or `.failed`, `fiche/transcribed`; its leases end with it.
+
+    start ─▶ refresh ─▶ plan ─┬▶ known       (paid for already, or without URL: no call)
+                              └▶ recordings  (speech-to-text, at the provider's pace) ─▶ end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ecluse.access.envelope import Refused
+from ecluse.base.clock import Clock
+from ecluse.db.connect import Connection
+from ecluse.engine import Flow, Lane, NewItem, RetryPolicy, Run, Saved, Stage, hold_for_runs, open_stage
+from ecluse.flows.fiches.fetching import Fetched, save_details
+from ecluse.flows.transcriptions import planning, rules, saving, stalling, telling, traces, work
+from ecluse.flows.transcriptions.config import Config
+
+# A queue behind the provider's cap is no stall: days may pass.
+PATIENCE = timedelta(days=14)
+# CRM reads: three, a second and four seconds apart.
+CRM_READS = RetryPolicy(executions=3, base=1.0, multiplier=4.0)
+
+PUT_RUNS = """
+INSERT INTO transcription_runs (run_id, tenant_id, fiche_id)
+SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[])
+"""
+
+
+class Taken(Refused):
+    """Another run has this fiche: whoever starts looks again, and attaches to that one."""
+
+    def __init__(self, fiche_id: str, run_id: int) -> None:
+        message = f"Fiche {fiche_id} is being transcribed by run {run_id}: wait for that one."
+        super().__init__(409, "ALREADY_RUNNING", message)
+
+
+class FicheTranscribe(BaseModel):
+    """The event `fiche/transcribe`. `refresh` is false where a parent run has just fetched the fiche."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fiche_id: str = Field(pattern=r"^[0-9]{1,20}$", examples=["171234"])
+    priority: Literal["high", "normal", "low"] = "normal"
+    wait_for_completion: bool = True
+    refresh: bool = True
+
+
+class Transcription:
+    """The flow and its stages, made of what the knobs say."""
+
+    def __init__(self, config: Config, vendors: Callable[[Clock], AbstractAsyncContextManager[Any]]) -> None:
+        self.config = config
+        progress = telling.Progress(config.progress_every)
+        do = work.bound(config)
+        self.refresh = Stage(
+            rules.REFRESH,
+            # Not the lane of other flows: this cap is of our own, not of the CRM.
+            Lane("crm-transcription", max_in_flight=config.fiche_concurrency),
+            do[rules.REFRESH],
+            save=self._plan,
+            opens=True,
+            retry=CRM_READS,
+            max_wait=PATIENCE,
+        )
+        news = partial(telling.news, progress)
+        self.known = Stage(
+            rules.KNOWN, Lane("here"), do[rules.KNOWN], save=saving.save_known, news=news, max_wait=PATIENCE
+        )
+        self.recordings = Stage(
+            rules.RECORDINGS,
+            Lane(
+                "elevenlabs",
+                max_in_flight=config.recording_concurrency,
+                max_per_key=config.per_fiche,
+                per_second=Lane.per_minute(config.per_minute),
+            ),
+            do[rules.RECORDINGS],
+            save=saving.save_recordings,
+            news=news,
+            paid=True,
+            retry=RetryPolicy(config.attempts, base=config.backoff_base, longest=config.backoff_longest),
+            time_limit=config.time_limit,
+            max_wait=PATIENCE,
+        )
+        stages = (self.refresh, self.known, self.recordings)
+        self.flow = Flow(
+            rules.FLOW,
+            stages,
+            None,
+            FicheTranscribe,
+            vendors=vendors,
+            begin=self._begin,
+            ended=telling.ended,
+            watch=partial(stalling.watch, config.stall, [stage.lane.name for stage in stages]),
+        )
+
+    async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
+        """Of runs just inserted: each has its fiche for itself, or none of them begins."""
+        fiches = [run.input["fiche_id"] for run in runs]
+        await connection.execute(PUT_RUNS, ([run.id for run in runs], [run.tenant_id for run in runs], fiches))
+        locks = [(run.id, run.tenant_id, rules.fiche_lock(run.input["fiche_id"])) for run in runs]
+        for key, holder in (await hold_for_runs(connection, locks)).items():
+            raise Taken(key.rpartition(":")[2], holder)
+        for run in runs:
+            told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
+            traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)
+        # Without a key the refresh fails at once, and says why; nothing else is tried.
+        later = [run for run in runs if run.input["refresh"] or not self.config.configured]
+        for priority in sorted({run.input["priority"] for run in later}):
+            first = [
+                (run, [NewItem(run.input["fiche_id"], payload=dict(run.input))])
+                for run in later
+                if run.input["priority"] == priority
+            ]
+            await open_stage(connection, self.refresh, first, select=False, priority=priority)
+        if at_once := [run for run in runs if run not in later]:
+            await planning.plan(connection, at_once, self.known, self.recordings, self.config)
+
+    async def _plan(self, connection: Connection, saved: Sequence[Saved]) -> None:
+        await save_details(connection, [Fetched(one.item.tenant_id, one.item.key, one.kept) for one in saved])
+        runs = [
+            Run(item.run_id, item.tenant_id, item.flow, item.event_key, item.payload, item.correlation_id)
+            for item in (one.item for one in saved)
+        ]
+        await planning.plan(connection, runs, self.known, self.recordings, self.config)

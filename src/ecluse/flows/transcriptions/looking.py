@@ -1,0 +1,78 @@
+"""The last look before a call that costs money: is the recording still there, is it still wanted, is it ours? Those who
+look at about the same moment share one question."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+from ecluse.db.connect import Connection
+from ecluse.engine import Item, hold_for_runs
+from ecluse.flows.transcriptions import rules
+
+GATHER_SECONDS = 0.005
+
+LOOK = """
+SELECT k.item_id, r.id IS NOT NULL, coalesce(r.has_transcription, false), coalesce(r.recording_url, ''), l.run_id
+FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
+    AS k(item_id, fiche_cache_id, call_id, tenant_id, key)
+LEFT JOIN recordings r ON r.fiche_cache_id = k.fiche_cache_id AND r.call_id = k.call_id
+LEFT JOIN leases l ON l.tenant_id = k.tenant_id AND l.key = k.key AND l.ended_at IS NULL
+"""
+
+
+class Standing(NamedTuple):
+    exists: bool
+    transcribed: bool
+    url: str  # as the CRM told it last: a signed one of this morning may be of no use any more
+    holder: int | None  # the run that has its lock
+
+
+Ask = Callable[[Callable[[Connection], Awaitable[dict[int, Standing]]]], Awaitable[dict[int, Standing]]]
+
+
+class Looks:
+    def __init__(self) -> None:
+        self._gathering: list[Item] | None = None
+        self._asking: asyncio.Task[dict[int, Standing]] | None = None
+
+    async def look(self, ask: Ask, item: Item) -> Standing:
+        if self._gathering is None or self._asking is None:
+            self._gathering = []
+            self._asking = asyncio.create_task(self._answer(ask, self._gathering))
+        self._gathering.append(item)
+        answers = await asyncio.shield(self._asking)  # whoever is interrupted does not interrupt the others
+        return answers[item.id]
+
+    async def _answer(self, ask: Ask, gathered: list[Item]) -> dict[int, Standing]:
+        await asyncio.sleep(GATHER_SECONDS)
+        self._gathering = None
+        return await ask(lambda connection: look(connection, gathered))
+
+
+async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
+    """A lock that nobody has any more (an operator took it away) is taken again."""
+    cursor = await connection.execute(LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
+    found = {row[0]: Standing(*row[1:]) for row in await cursor.fetchall()}
+    free = {_key(item): item for item in items if found[item.id].holder is None}
+    if free:
+        wanted = [(item.run_id, item.tenant_id, _lock(item)) for item in free.values()]
+        async with connection.transaction():
+            held = await hold_for_runs(connection, wanted)
+        for item in free.values():
+            holder = held.get(_lock(item), item.run_id)
+            found[item.id] = found[item.id]._replace(holder=holder)
+    return found
+
+
+def _lock(item: Item) -> str:
+    return rules.recording_lock(item.payload["fiche_id"], item.key)
+
+
+def _key(item: Item) -> tuple[str, str]:
+    return item.tenant_id, _lock(item)
+
+
+def _row(item: Item) -> tuple[Any, ...]:
+    return item.id, int(item.payload["fiche_cache_id"]), item.key, item.tenant_id, _lock(item)

@@ -1,0 +1,164 @@
+"""The plan of many runs at once, from the database: what there is, what is transcribed already, what is to be done. In
+the transaction that makes it: counts, leases, events, and the stages that do it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from pydantic_core import to_json
+
+from ecluse.db.connect import Connection
+from ecluse.engine import Event, NewItem, Run, Stage, hold_for_runs, open_stage, write_events
+from ecluse.flows.transcriptions import rules, traces
+from ecluse.flows.transcriptions.config import Config
+from ecluse.flows.transcriptions.rules import Counts
+
+SAMPLE = 20  # call ids in a log line
+
+# A recording that is gone upstream counts nowhere.
+FACTS = """
+SELECT t.run_id, t.fiche_id, f.id, count(r.id)::int, (count(r.id) FILTER (WHERE r.has_transcription))::int,
+       coalesce(jsonb_agg(jsonb_build_object('id', r.id::text, 'call', r.call_id, 'url', r.recording_url)
+                          ORDER BY r.start_time NULLS LAST, r.call_id) FILTER (WHERE NOT r.has_transcription), '[]')
+FROM transcription_runs t
+LEFT JOIN fiche_cache f ON f.tenant_id = t.tenant_id AND f.fiche_id = t.fiche_id
+LEFT JOIN recordings r ON r.fiche_cache_id = f.id AND r.removed_at IS NULL
+WHERE t.run_id = ANY(%s) GROUP BY t.run_id, f.id
+"""
+
+PAID = """
+SELECT s.tenant_id, s.key FROM unnest(%s::text[], %s::bytea[]) AS k(tenant_id, key)
+JOIN speech_results s ON s.tenant_id = k.tenant_id AND s.key = k.key
+"""
+
+STORE = """
+UPDATE transcription_runs t SET fiche_cache_id = p.fiche_cache_id, total_recordings = p.total_recordings,
+    already_transcribed = p.already_transcribed, target_total = p.target_total
+FROM jsonb_to_recordset(%s::jsonb) AS p(run_id bigint, fiche_cache_id bigint, total_recordings integer,
+    already_transcribed integer, target_total integer)
+WHERE t.run_id = p.run_id
+"""
+
+
+class Target(NamedTuple):
+    call_id: str
+    url: str
+    key: bytes  # of what is paid for
+
+
+class Plan(NamedTuple):
+    run: Run
+    fiche_id: str
+    fiche_cache_id: int | None
+    counts: Counts
+    targets: Sequence[Target]
+
+    @property
+    def priority(self) -> Any:
+        return self.run.input["priority"]
+
+    def item(self, index: int, target: Target, **more: Any) -> NewItem:
+        payload = {
+            "fiche_id": self.fiche_id,
+            "fiche_cache_id": str(self.fiche_cache_id),
+            "call_id": target.call_id,
+            "index": index,
+            "total": len(self.targets),
+            **more,
+        }
+        # Tenants may have fiches of the same number.
+        return NewItem(target.call_id, payload=payload, group=f"{self.run.tenant_id}/{self.fiche_id}")
+
+
+async def plan(connection: Connection, runs: Sequence[Run], known: Stage, recordings: Stage, config: Config) -> None:
+    plans = await _facts(connection, runs, config)
+    paid = await _paid_for(connection, plans)
+    rows = [
+        {"run_id": one.run.id, "fiche_cache_id": one.fiche_cache_id, **one.counts.as_dict()}
+        for one in plans
+    ]
+    await connection.execute(STORE, (to_json(rows).decode(),))
+    # Whoever has one of them already is asked again just before the call.
+    locks = [
+        (one.run.id, one.run.tenant_id, rules.recording_lock(one.fiche_id, target.call_id))
+        for one in plans
+        for target in one.targets
+    ]
+    if locks:
+        await hold_for_runs(connection, locks)
+    for priority, some in groupby(sorted(plans, key=lambda one: str(one.priority)), key=lambda one: one.priority):
+        here, there = [], []
+        for one in some:
+            mine: tuple[list[NewItem], list[NewItem]] = [], []
+            for index, target in enumerate(one.targets, 1):
+                is_paid = (one.run.tenant_id, target.key) in paid
+                if is_paid or not target.url.strip():
+                    mine[0].append(one.item(index, target, paid=target.key.hex() if is_paid else None))
+                else:
+                    mine[1].append(one.item(index, target))
+            if mine[0]:
+                here.append((one.run, mine[0]))
+            there.append((one.run, mine[1]))
+        if here:
+            await open_stage(connection, known, here, select=True, priority=priority)
+        await open_stage(connection, recordings, there, select=True, priority=priority)
+    await write_events(connection, [event for one in plans for event in _told(one)])
+    for one in plans:
+        calls = [target.call_id for target in one.targets[:SAMPLE]]
+        traces.orchestrator(one.run, one.fiche_id).fan_out(
+            "transcription/recording.transcribe",
+            len(one.targets),
+            [],
+            call_ids=calls,
+            minutes_at_least=rules.minutes_needed(len(one.targets), config.per_minute),
+            **one.counts.as_dict(),
+        )
+
+
+async def _facts(connection: Connection, runs: Sequence[Run], config: Config) -> list[Plan]:
+    by_id = {run.id: run for run in runs}
+    cursor = await connection.execute(FACTS, (list(by_id),))
+    return [
+        Plan(
+            by_id[run_id],
+            fiche_id,
+            cache_id,
+            Counts(total, already, len(open_)),
+            [
+                Target(one["call"], one["url"], rules.speech_key(one["call"], one["url"], config.model, config.parameters))
+                for one in open_
+            ],
+        )
+        for run_id, fiche_id, cache_id, total, already, open_ in await cursor.fetchall()
+    ]
+
+
+async def _paid_for(connection: Connection, plans: Sequence[Plan]) -> set[tuple[str, bytes]]:
+    keys = [(one.run.tenant_id, target.key) for one in plans for target in one.targets if target.url.strip()]
+    if not keys:
+        return set()
+    cursor = await connection.execute(PAID, ([tenant for tenant, _ in keys], [key for _, key in keys]))
+    return {(tenant, bytes(key)) for tenant, key in await cursor.fetchall()}
+
+
+def _told(one: Plan) -> list[Event]:
+    run, fiche_id = one.run, one.fiche_id
+    payloads = {
+        "transcription.status_check": rules.status_check(fiche_id, run.id, one.counts),
+        "transcription.started": rules.started(fiche_id, run.id, one.counts, one.priority),
+    }
+    return [event_of(run, name, payload) for name, payload in payloads.items()]
+
+
+def event_of(run: Run, name: str, payload: dict[str, Any], suffix: str = "") -> Event:
+    """Told once per run and name."""
+    return Event(
+        tenant_id=run.tenant_id,
+        event_key=f"{run.event_key}:{name}{suffix}",
+        event_type=name,
+        aggregate=f"run:{run.id}",
+        payload=payload,
+        correlation_id=run.correlation_id or run.event_key,
+    )

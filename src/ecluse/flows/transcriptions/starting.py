@@ -1,0 +1,165 @@
+"""Starting runs, thousands in one transaction: a fiche that is being transcribed already gets no second run, whoever asks
+is told of the one there is. How often somebody may ask is counted per fiche."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pydantic_core import to_json
+
+from ecluse.access.envelope import Refused
+from ecluse.db.connect import Connection
+from ecluse.engine import Event, Flow, Run, Start, holders, insert_runs, wake, write_events
+from ecluse.flows.fiches.cache import states
+from ecluse.flows.transcriptions import rules, traces
+from ecluse.flows.transcriptions.flow import Taken
+from ecluse.flows.transcriptions.planning import event_of
+from ecluse.flows.transcriptions.rules import Counts
+
+TRIES = 5
+NAMED = 5
+
+RUNS = "SELECT id, tenant_id, flow, event_key, input, correlation_id FROM runs WHERE id = ANY(%s)"
+LOG = """
+INSERT INTO run_log (run_id, at, level, message, event_id)
+SELECT run_id, ecluse_now(), 'info', message, event_id
+FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, message text, event_id text)
+"""
+
+# The minute begins with its first request. In one order for everybody.
+COUNT = """
+INSERT INTO transcription_requests AS q (tenant_id, fiche_id, minute, requests)
+SELECT %s, fiche_id, now, 1 FROM unnest(%s::text[]) AS f(fiche_id), (SELECT ecluse_now() AS now) clock ORDER BY fiche_id
+ON CONFLICT (tenant_id, fiche_id) DO UPDATE SET
+    minute = CASE WHEN q.minute <= excluded.minute - interval '1 minute' THEN excluded.minute ELSE q.minute END,
+    requests = CASE WHEN q.minute <= excluded.minute - interval '1 minute' THEN 1 ELSE q.requests + 1 END
+RETURNING fiche_id, requests, extract(epoch FROM minute + interval '1 minute' - ecluse_now())::float8
+"""
+
+
+class StartedFiche(NamedTuple):
+    fiche_id: str
+    event_id: str
+    run_id: int
+    attached: bool  # to a run that was there: nothing new was started
+
+
+async def count_requests(connection: Connection, tenant: str, fiche_ids: Sequence[str], most: int) -> None:
+    """Refuses those who ask too often: their transaction is rolled back, and the request does not count."""
+    cursor = await connection.execute(COUNT, (tenant, list(fiche_ids)))
+    over = [(fiche_id, left) for fiche_id, requests, left in await cursor.fetchall() if requests > most]
+    if over:
+        named = ", ".join(sorted(fiche_id for fiche_id, _ in over)[:NAMED]) + (", …" if len(over) > NAMED else "")
+        wait = str(max(1, math.ceil(max(left for _, left in over))))
+        message = f"A fiche can be asked for {most} times a minute, and this is once more: {named}. Try in {wait} s."
+        raise Refused(429, "RATE_LIMITED", message, {"Retry-After": wait})
+
+
+async def start(
+    connection: Connection,
+    flow: Flow,
+    tenant: str,
+    fiche_ids: Sequence[str],
+    *,
+    event_ids: Sequence[str],
+    priority: str = "normal",
+    wait_for_completion: bool = False,
+    refresh: bool = True,
+    again: bool = False,
+    parent_run_id: int | None = None,
+    correlation_id: str | None = None,
+) -> list[StartedFiche]:
+    """One run per fiche, in the order given and in one transaction (a part of the caller's, if there is one). `again`:
+    the names are of a day, and what has ended is repeated under its next name."""
+    given = {"priority": priority, "wait_for_completion": wait_for_completion, "refresh": refresh}
+    wanted = [
+        Start(
+            flow,
+            event_id,
+            tenant_id=tenant,
+            input={"fiche_id": fiche_id, **given},
+            parent_run_id=parent_run_id,
+            correlation_id=correlation_id,
+            again=again,
+        )
+        for fiche_id, event_id in zip(fiche_ids, event_ids, strict=True)
+    ]
+    for left in reversed(range(TRIES)):
+        try:
+            async with connection.transaction():
+                return await _start(connection, tenant, wanted)
+        except Taken:  # in the moment after our look: the next one sees who has it
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def _start(connection: Connection, tenant: str, wanted: Sequence[Start]) -> list[StartedFiche]:
+    locks = {_fiche(one): rules.fiche_lock(_fiche(one)) for one in wanted}
+    held = await holders(connection, tenant, list(locks.values()))
+    busy = {fiche_id: holder for fiche_id, lock in locks.items() if (holder := held.get(lock)) is not None}
+    free = [one for one in wanted if _fiche(one) not in busy]
+    new: dict[str, Run] = {}
+    for one, started in zip(free, await insert_runs(connection, free) if free else (), strict=True):
+        if started.deduplicated:
+            busy[_fiche(one)] = started.run.id
+        else:
+            new[_fiche(one)] = started.run
+    there = await _attach(connection, tenant, [one for one in wanted if _fiche(one) in busy], busy)
+    events = [_asked(one, new[_fiche(one)].event_key, new[_fiche(one)], False) for one in wanted if _fiche(one) in new]
+    await write_events(connection, events)
+    return [
+        StartedFiche(fiche_id, new[fiche_id].event_key, new[fiche_id].id, False)
+        if (fiche_id := _fiche(one)) in new
+        else there[fiche_id]
+        for one in wanted
+    ]
+
+
+async def _attach(
+    connection: Connection, tenant: str, late: Sequence[Start], busy: dict[str, int]
+) -> dict[str, StartedFiche]:
+    """Whoever comes second is told how things stand, and the run that it came to is given a push."""
+    if not late:
+        return {}
+    cursor = await connection.execute(RUNS, (sorted(busy.values()),))
+    runs = {row[0]: Run(*row) for row in await cursor.fetchall()}
+    known = await states(connection, tenant, [_fiche(one) for one in late])
+    answers, events, lines = {}, [], []
+    for one in late:
+        fiche_id, run = _fiche(one), runs[busy[_fiche(one)]]
+        # Asked for once a day, it is the day's event; a click is one of its own.
+        event_id = run.event_key if one.again else one.event_key
+        state = known.get(fiche_id)
+        counts = Counts(state.recordings, state.transcribed) if state else Counts()
+        told = {**rules.status_check(fiche_id, run.id, counts), "attached": True}
+        asked = one.correlation_id or uuid.uuid4().hex
+        events.append(event_of(run, "transcription.status_check", told, suffix=f":{event_id}:{asked}"))
+        if not one.again:
+            events.append(_asked(one, event_id, run, True))
+        lines.append({"run_id": run.id, "event_id": event_id, "message": f"asked for again ({event_id}): attached"})
+        answers[fiche_id] = StartedFiche(fiche_id, event_id, run.id, True)
+        traces.orchestrator(run, fiche_id).waiting("active run", event_id=event_id, cached=True)
+    await connection.execute(LOG, (to_json(lines).decode(),))
+    await write_events(connection, events)
+    await wake(connection)
+    return answers
+
+
+def _fiche(one: Start) -> str:
+    return str((one.input or {})["fiche_id"])
+
+
+def _asked(one: Start, event_id: str, run: Run, attached: bool) -> Event:
+    """`fiche/transcribe`."""
+    asked: dict[str, Any] = {
+        **rules.about(_fiche(one), run.id),
+        **{name: (one.input or {})[name] for name in ("priority", "wait_for_completion")},
+        "attached": attached,
+    }
+    return Event(
+        run.tenant_id, event_id, "fiche/transcribe", f"run:{run.id}", asked, one.correlation_id or event_id
+    )

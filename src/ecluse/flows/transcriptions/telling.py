@@ -1,0 +1,124 @@
+"""What is told of a run while it runs (to whoever looks on) and at its end (for good), with its counters as the database
+has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from ecluse.db.connect import Connection
+from ecluse.engine import Event, Live, Over, Run
+from ecluse.flows.fiches.fetching import Fetched, save_details
+from ecluse.flows.transcriptions import rules, traces
+from ecluse.flows.transcriptions.planning import event_of
+from ecluse.flows.transcriptions.rules import Counts, End
+
+REMEMBERED = 10_000  # runs of which progress was told
+
+# LATERAL beside `t`. What the run's end left undone was not tried; a success that the recording knows nothing of (its
+# row is gone, say) is none.
+DONE = """(
+    SELECT count(*)::int AS processed, (count(*) FILTER (WHERE ok AND cached))::int AS cached,
+           (count(*) FILTER (WHERE NOT ok))::int AS failed
+    FROM (SELECT i.status = 'succeeded' AND coalesce(r.has_transcription, false) AS ok,
+                 coalesce((i.result ->> 'cached')::boolean, false) AS cached
+          FROM items i
+          LEFT JOIN recordings r ON r.fiche_cache_id = t.fiche_cache_id AND r.call_id = i.key
+          WHERE i.run_id = t.run_id AND i.stage IN ('known', 'recordings') AND i.status <> 'open'
+            AND i.error_code IS DISTINCT FROM 'RUN_ENDED') each_one)"""
+
+COUNTS = f"""
+SELECT t.run_id, t.fiche_id, t.total_recordings, t.already_transcribed, t.target_total, d.processed, d.cached, d.failed
+FROM transcription_runs t, LATERAL {DONE} d WHERE t.run_id = ANY(%s) AND t.target_total IS NOT NULL
+"""  # noqa: S608 - our own names
+
+SUM_UP = f"""
+UPDATE transcription_runs t SET processed = s.processed, cached = s.cached, failed = s.failed
+FROM (SELECT t.run_id, d.* FROM transcription_runs t, LATERAL {DONE} d WHERE t.run_id = ANY(%s)) s
+JOIN runs r ON r.id = s.run_id WHERE t.run_id = s.run_id
+RETURNING t.*, r.status, r.end_cause, r.error_code, coalesce(r.error_message, r.reason) AS reason,
+          extract(epoch FROM r.ended_at - coalesce(r.started_at, r.created_at))::float8 AS seconds
+"""  # noqa: S608 - our own names
+
+
+class Progress:
+    """Remembers, per process, how far each run was when it was last told: a replica that misses a step tells the next,
+    and whoever commits the last one tells the end."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._told: dict[int, int] = {}
+
+    def due(self, run_id: int, counts: Counts) -> bool:
+        if not rules.progress_due(self._told.get(run_id, 0), counts, self._every):
+            return False
+        self._told.pop(run_id, None)
+        self._told[run_id] = counts.processed
+        while len(self._told) > REMEMBERED:
+            del self._told[next(iter(self._told))]
+        return True
+
+
+async def news(progress: Progress, connection: Connection, over: Sequence[Over]) -> list[Live]:
+    said = [_recording(one) for one in over]
+    for run_id, (fiche_id, counts) in (await _counts(connection, {one.item.run_id for one in over})).items():
+        one = next(one for one in reversed(over) if one.item.run_id == run_id)
+        if counts.remaining:
+            waiting = {"remaining": counts.remaining, "processed": counts.processed}
+            traces.finalizer(one.item).waiting("more recordings", **waiting)
+        else:
+            traces.finalizer(one.item).step("All recordings processed! Finalizing run...", processed=counts.processed)
+        if progress.due(run_id, counts):
+            told = rules.progress(fiche_id, run_id, counts)
+            said.append(Live(one.item.tenant_id, "transcription.progress", told))
+    return said
+
+
+def _recording(one: Over) -> Live:
+    item, code = one.item, None if one.status == "succeeded" else one.error_code or one.status
+    cached = bool(one.result and one.result.get("cached"))
+    told = rules.recording_over(
+        item.payload["fiche_id"], item.run_id, item.key, cached=cached, code=code, error=one.error
+    )
+    outcome = {name: told.get(name) for name in ("ok", "cached", "error")}
+    traces.finalizer(item).start("finalize-recording", **outcome)
+    name = "recording_completed" if code is None else "recording_failed"
+    return Live(item.tenant_id, f"transcription.{name}", told)
+
+
+async def _counts(connection: Connection, runs: set[int]) -> dict[int, tuple[str, Counts]]:
+    cursor = await connection.execute(COUNTS, (list(runs),))
+    return {row[0]: (row[1], Counts(*row[2:])) for row in await cursor.fetchall()}
+
+
+async def ended(connection: Connection, runs: Sequence[Run]) -> list[Event]:
+    """The summary that stays, and what whoever waits is told, exactly once per run and in every case."""
+    by_id = {run.id: run for run in runs}
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(SUM_UP, (sorted(by_id),))
+        rows = {row["run_id"]: row for row in await cursor.fetchall()}
+    gone = [
+        Fetched(row["tenant_id"], row["fiche_id"], None)
+        for row in rows.values()
+        if row["error_code"] == "NOT_FOUND" and row["target_total"] is None
+    ]
+    await save_details(connection, gone)
+    return [event for run_id in by_id for event in _end(by_id[run_id], rows[run_id])]
+
+
+def _end(run: Run, row: dict[str, Any]) -> list[Event]:
+    counts = Counts(**{name: row[name] or 0 for name in Counts.__dataclass_fields__})
+    planned = row["target_total"] is not None
+    end = End(row["status"], row["end_cause"] == "normal", planned, row["error_code"], row["reason"])
+    fiche_id, tracer = row["fiche_id"], traces.orchestrator(run, row["fiche_id"])
+    say = rules.completed if rules.tried(end) else rules.failed
+    name = "transcription.completed" if rules.tried(end) else "transcription.failed"
+    if not rules.tried(end):
+        tracer.error("transcription failed", reason=rules.why_ended(end))
+    tracer.end("completed" if rules.tried(end) else "failed", row["seconds"], status=end.status, **counts.as_dict())
+    return [
+        event_of(run, name, say(fiche_id, run.id, counts, end)),
+        event_of(run, "fiche/transcribed", rules.transcribed(fiche_id, run.id, counts, end)),
+    ]

@@ -1,0 +1,92 @@
+"""For callers that must not go on without the transcripts: start, or join the run there is, and wait for its end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from ecluse.db.connect import Connection
+from ecluse.engine import Kit
+from ecluse.flows.fiches.cache import states
+from ecluse.flows.transcriptions import rules
+from ecluse.flows.transcriptions.flow import FicheTranscribe
+from ecluse.flows.transcriptions.starting import start
+
+SUMMARY = """
+SELECT total_recordings, already_transcribed, target_total, processed, cached, failed FROM transcription_runs
+WHERE run_id = %s
+"""
+
+
+@dataclass(frozen=True)
+class Transcribed:
+    """`status` None: it has not ended. `total` and `transcribed` are what the database says now."""
+
+    fiche_id: str
+    event_id: str
+    run_id: int
+    attached: bool
+    timed_out: bool
+    status: str | None
+    reason: str | None
+    total: int
+    transcribed: int
+    pending: int
+    counts: dict[str, int | None]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "run_id": str(self.run_id)}
+
+
+async def transcribe(
+    kit: Kit,
+    tenant: str,
+    wanted: FicheTranscribe,
+    *,
+    max_wait: timedelta,
+    event_id: str | None = None,
+    parent_run_id: int | None = None,
+) -> Transcribed:
+    """On the run's row, not on the event, which may be told just before the wait begins. A wait that is over before the
+    run is says so, and raises nothing: the caller decides."""
+    async with kit.pool.connection() as connection:
+        (started,) = await start(
+            connection,
+            kit.flow(rules.FLOW),
+            tenant,
+            [wanted.fiche_id],
+            event_ids=[event_id or rules.click_id(wanted.fiche_id, kit.clock.now())],
+            priority=wanted.priority,
+            wait_for_completion=wanted.wait_for_completion,
+            refresh=wanted.refresh,
+            parent_run_id=parent_run_id,
+        )
+    row: dict[str, Any] = {}
+    if wanted.wait_for_completion:
+        row = await kit.wait_for_run(started.run_id, max_wait)
+    ended = row.get("ended_at") is not None
+    async with kit.pool.connection() as connection:
+        total, transcribed, counts = await _standing(connection, tenant, wanted.fiche_id, started.run_id)
+    return Transcribed(
+        *started[:2],
+        run_id=started.run_id,
+        attached=started.attached,
+        timed_out=wanted.wait_for_completion and not ended,
+        status=row["status"] if ended else None,
+        reason=(row["error_message"] or row["reason"]) if ended else None,
+        total=total,
+        transcribed=transcribed,
+        pending=total - transcribed,
+        counts=counts,
+    )
+
+
+async def _standing(
+    connection: Connection, tenant: str, fiche_id: str, run_id: int
+) -> tuple[int, int, dict[str, int | None]]:
+    known = (await states(connection, tenant, [fiche_id])).get(fiche_id)
+    row = await (await connection.execute(SUMMARY, (run_id,))).fetchone()
+    names = ("total_recordings", "already_transcribed", "target_total", "processed", "cached", "failed")
+    counts = dict(zip(names, row or (None,) * len(names), strict=True))
+    return (known.recordings, known.transcribed, counts) if known else (0, 0, counts)

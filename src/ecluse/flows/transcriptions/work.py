@@ -1,0 +1,108 @@
+"""What an item does: fetch the fiche anew, say what is known of a recording, or have it written down by the provider. No
+retry, no sleep, no status, no commit."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+from ecluse.base.errors import NonRetriableError, PermanentError
+from ecluse.engine import Done, Item, Live, Postponed, Result, WorkContext
+from ecluse.flows.fiches.fetching import fetch_fiche
+from ecluse.flows.transcriptions import rules, traces
+from ecluse.flows.transcriptions.chunks import derive
+from ecluse.flows.transcriptions.config import Config
+from ecluse.flows.transcriptions.looking import Looks
+from ecluse.vendors.audio import AudioSource
+from ecluse.vendors.crm import Crm
+from ecluse.vendors.elevenlabs import ElevenLabs, Transcript
+
+LOCKED_SECONDS = 5.0
+
+
+class Vendors(NamedTuple):
+    crm: Crm
+    speech: ElevenLabs
+    audio: AudioSource | None  # None: the provider fetches recordings itself
+    looks: Looks
+
+
+async def refresh(config: Config, context: WorkContext, item: Item) -> Result:
+    if not config.configured:
+        raise NonRetriableError(
+            "There is no key for speech-to-text: set ELEVENLABS_API_KEY and start again.", code=rules.NOT_CONFIGURED
+        )
+    tracer, began = traces.orchestrator(item, item.key), time.monotonic()
+    tracer.step("force-refresh-fiche", execution=item.executions + 1)
+    answer = await fetch_fiche(context.vendors.crm, item.key)
+    tracer.done("force-refresh-fiche", time.monotonic() - began, not_found=not answer["found"])
+    if not answer["found"]:
+        raise PermanentError(f"The CRM has no fiche {item.key} (404).", code="NOT_FOUND")
+    return Done({"recordings": len(answer["details"]["recordings"])}, kept=answer["details"])
+
+
+async def known(_: WorkContext, item: Item) -> Result:
+    """No call is needed: it has been paid for, or there is nothing to call for."""
+    if item.payload["paid"] is None:
+        raise PermanentError("The CRM has no URL for this recording.", code=rules.NO_URL)
+    return Done({"cached": True})
+
+
+async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
+    tracer, fiche_id, began = traces.worker(item), item.payload["fiche_id"], time.monotonic()
+    standing = await context.vendors.looks.look(context.ask, item)
+    tracer.start(
+        "transcribe-recording",
+        index=item.payload["index"],
+        total=item.payload["total"],
+        url=rules.without_query(standing.url),
+        execution=item.executions + 1,
+    )
+    tracer.done("recording-lock", time.monotonic() - began, holder=standing.holder)
+    if not standing.exists:
+        raise PermanentError("The recording is not in the database any more.", code=rules.MISSING)
+    if standing.transcribed:
+        return Done({"cached": True})
+    if standing.holder != item.run_id:
+        # Never called done without a look: the other one may fail.
+        return Postponed(
+            context.now() + timedelta(seconds=LOCKED_SECONDS), f"run {standing.holder} has this recording in hand"
+        )
+    if not standing.url.strip():
+        raise PermanentError("The CRM has no URL for this recording any more.", code=rules.NO_URL)
+    told = {**rules.about(fiche_id, item.run_id), "call_id": item.key, "execution": item.executions + 1}
+    context.tell([Live(item.tenant_id, "transcription.recording_started", told)])
+    began = time.monotonic()
+    tracer.step("speech-to-text")
+    speech = await _have_written(context.vendors, standing.url)
+    tracer.done("speech-to-text", time.monotonic() - began, characters=len(speech.text))
+    words = [word.model_dump() for word in speech.words]
+    chunks = derive(speech.text, words)
+    return Done(
+        {"cached": False, "transcription_id": speech.transcription_id, "characters": len(speech.text)},
+        kept={
+            "transcription_id": speech.transcription_id,
+            "text": speech.text,
+            "chunks": None if chunks is None else [chunk._asdict() for chunk in chunks],
+            "data": {"text": speech.text, "words": words} if chunks is None else None,
+            "key": rules.speech_key(item.key, standing.url, config.model, config.parameters).hex(),
+            "model": config.model,
+        },
+    )
+
+
+async def _have_written(vendors: Vendors, url: str) -> Transcript:
+    if vendors.audio is None:
+        return await vendors.speech.transcribe(source_url=url)
+    return await vendors.speech.transcribe(file=await vendors.audio.download(url))
+
+
+def bound(config: Config) -> dict[str, Any]:
+    """By stage."""
+    return {
+        rules.REFRESH: partial(refresh, config),
+        rules.KNOWN: known,
+        rules.RECORDINGS: partial(transcribe, config),
+    }
