@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -34,9 +36,9 @@ def recording_lock(fiche_id: str, call_id: str) -> str:
     return f"lock:transcription:recording:{fiche_id}:{call_id}"
 
 
-def click_id(fiche_id: str, now: datetime) -> str:
+def click_id(fiche_id: str, milliseconds: int) -> str:
     """Each click is an event of its own."""
-    return f"transcribe-{fiche_id}-{int(now.timestamp() * 1000)}"
+    return f"transcribe-{fiche_id}-{milliseconds}"
 
 
 def day_id(fiche_id: str, day: date) -> str:
@@ -216,12 +218,9 @@ def minutes_needed(recordings: int, per_minute: float) -> int:
     return -int(-recordings // per_minute)
 
 
-def wrong_ids(fiche_ids: Sequence[str]) -> list[str]:
-    """Those that stand twice, in the order of their second coming."""
-    seen: set[str] = set()
-    twice = []
-    for fiche_id in fiche_ids:
-        if fiche_id in seen:
-            twice.append(fiche_id)
-        seen.add(fiche_id)
-    return twice
+def is_fiche_id(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,20}", text) is not None
+
+
+def twice(names: Sequence[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]

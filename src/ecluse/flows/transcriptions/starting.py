@@ -31,12 +31,14 @@ FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, message text, event_id te
 
 # The minute begins with its first request. In one order for everybody.
 COUNT = """
-INSERT INTO transcription_requests AS q (tenant_id, fiche_id, minute, requests)
-SELECT %s, fiche_id, now, 1 FROM unnest(%s::text[]) AS f(fiche_id), (SELECT ecluse_now() AS now) clock ORDER BY fiche_id
+INSERT INTO transcription_requests AS q (tenant_id, fiche_id, minute, requests, last_ms)
+SELECT %s, fiche_id, now, 1, floor(extract(epoch FROM now) * 1000)
+FROM unnest(%s::text[]) AS f(fiche_id), (SELECT ecluse_now() AS now) clock ORDER BY fiche_id
 ON CONFLICT (tenant_id, fiche_id) DO UPDATE SET
     minute = CASE WHEN q.minute <= excluded.minute - interval '1 minute' THEN excluded.minute ELSE q.minute END,
-    requests = CASE WHEN q.minute <= excluded.minute - interval '1 minute' THEN 1 ELSE q.requests + 1 END
-RETURNING fiche_id, requests, extract(epoch FROM minute + interval '1 minute' - ecluse_now())::float8
+    requests = CASE WHEN q.minute <= excluded.minute - interval '1 minute' THEN 1 ELSE q.requests + 1 END,
+    last_ms = greatest(q.last_ms + 1, excluded.last_ms)
+RETURNING fiche_id, last_ms, requests, extract(epoch FROM minute + interval '1 minute' - ecluse_now())::float8
 """
 
 
@@ -47,15 +49,17 @@ class StartedFiche(NamedTuple):
     attached: bool  # to a run that was there: nothing new was started
 
 
-async def count_requests(connection: Connection, tenant: str, fiche_ids: Sequence[str], most: int) -> None:
-    """Refuses those who ask too often: their transaction is rolled back, and the request does not count."""
-    cursor = await connection.execute(COUNT, (tenant, list(fiche_ids)))
-    over = [(fiche_id, left) for fiche_id, requests, left in await cursor.fetchall() if requests > most]
+async def count_requests(connection: Connection, tenant: str, fiche_ids: Sequence[str], most: int) -> dict[str, int]:
+    """Refuses those who ask too often: their transaction is rolled back, and the request does not count. Returns the
+    millisecond of each fiche's request, which no other of that fiche has."""
+    rows = await (await connection.execute(COUNT, (tenant, list(fiche_ids)))).fetchall()
+    over = [(fiche_id, left) for fiche_id, _, requests, left in rows if requests > most]
     if over:
         named = ", ".join(sorted(fiche_id for fiche_id, _ in over)[:NAMED]) + (", …" if len(over) > NAMED else "")
         wait = str(max(1, math.ceil(max(left for _, left in over))))
         message = f"A fiche can be asked for {most} times a minute, and this is once more: {named}. Try in {wait} s."
         raise Refused(429, "RATE_LIMITED", message, {"Retry-After": wait})
+    return {fiche_id: at for fiche_id, at, *_ in rows}
 
 
 async def start(

@@ -56,7 +56,7 @@ async def transcribe(
             kit.flow(rules.FLOW),
             tenant,
             [wanted.fiche_id],
-            event_ids=[event_id or rules.click_id(wanted.fiche_id, kit.clock.now())],
+            event_ids=[event_id or rules.click_id(wanted.fiche_id, int(kit.clock.now().timestamp() * 1000))],
             priority=wanted.priority,
             wait_for_completion=wanted.wait_for_completion,
             refresh=wanted.refresh,

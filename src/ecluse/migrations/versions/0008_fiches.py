@@ -92,6 +92,7 @@ CREATE TABLE transcription_runs (
     stalled_at          timestamptz
 );
 CREATE INDEX transcription_runs_fiche ON transcription_runs (tenant_id, fiche_id, run_id);
+CREATE INDEX transcription_runs_stalled ON transcription_runs (run_id) WHERE stalled_at IS NOT NULL;
 COMMENT ON TABLE transcription_runs IS 'what a run of one fiche planned and, once it has ended, did: kept for good';
 COMMENT ON COLUMN transcription_runs.processed IS 'null while it runs: then items and claims say it';
 
@@ -100,8 +101,10 @@ CREATE TABLE transcription_requests (
     fiche_id   text NOT NULL,
     minute     timestamptz NOT NULL,
     requests   integer NOT NULL,
+    last_ms    bigint NOT NULL,
     PRIMARY KEY (tenant_id, fiche_id)
 );
+COMMENT ON COLUMN transcription_requests.last_ms IS 'of the last request, never the same twice: it names the event';
 COMMENT ON TABLE transcription_requests IS 'how often somebody asked within the present minute';
 
 CREATE TABLE speech_results (

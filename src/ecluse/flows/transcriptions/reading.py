@@ -1,0 +1,208 @@
+"""How it stands with a fiche: its coverage, which is a snapshot of the recordings there are now; its last run, whose
+figures are frozen when it ends; what became of each recording, and why one waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from ecluse.base.errors import NotFound
+from ecluse.db.connect import Connection
+from ecluse.engine import reading, why
+from ecluse.flows.fiches import cache
+from ecluse.flows.transcriptions import rules
+from ecluse.flows.transcriptions.rules import Attempt, Counts
+from ecluse.flows.transcriptions.telling import DONE
+
+Row = dict[str, Any]
+MOST_WAITING = 1_000
+
+FICHE = "SELECT id FROM fiche_cache WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s"
+KNOWN = f"""
+{FICHE} UNION ALL
+SELECT run_id FROM transcription_runs WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s LIMIT 1
+"""
+
+# Counted while it runs, as it was summed up afterwards. `planned`: the last one that knew its recordings.
+RUN = f"""
+SELECT t.run_id, t.total_recordings, t.already_transcribed, t.target_total, coalesce(t.processed, d.processed)
+           AS processed, coalesce(t.cached, d.cached) AS cached, coalesce(t.failed, d.failed) AS failed, t.stalled_at,
+       r.event_key, r.parent_run_id, r.status, r.state, r.input ->> 'priority' AS priority, r.end_cause, r.error_code,
+       coalesce(r.error_message, r.reason) AS reason, r.created_at, r.started_at, r.ended_at,
+       (SELECT count(*)::int FROM attempts a WHERE a.run_id = r.id AND a.maybe_paid) AS maybe_paid,
+       (SELECT max(p.run_id) FROM transcription_runs p WHERE p.tenant_id = t.tenant_id AND p.fiche_id = t.fiche_id
+           AND p.target_total IS NOT NULL) AS planned
+FROM transcription_runs t JOIN runs r ON r.id = t.run_id, LATERAL {DONE} d
+WHERE t.tenant_id = %(tenant)s AND t.fiche_id = %(fiche)s ORDER BY t.run_id DESC LIMIT 1
+"""  # noqa: S608 - our own names
+
+RECORDINGS = f"""
+SELECT r.call_id, r.start_time, r.duration_s, {cache.URL_MISSING} AS url_missing, r.has_transcription, r.transcribed_at,
+       i.id AS item, i.status, i.claim_id IS NOT NULL AS in_hand, i.error_code, i.error, i.executions
+FROM recordings r LEFT JOIN items i ON i.run_id = %(run)s AND i.stage IN ('known', 'recordings') AND i.key = r.call_id
+WHERE r.fiche_cache_id = %(fiche)s AND r.removed_at IS NULL ORDER BY r.start_time NULLS LAST, r.call_id
+"""  # noqa: S608 - our own names
+
+LEASE = """
+SELECT key, owner, run_id, fence, acquired_at, extract(epoch FROM expires_at - ecluse_now())::float8 AS ttl_seconds
+FROM leases WHERE tenant_id = %s AND key = %s AND ended_at IS NULL
+"""
+
+LOGS = """
+SELECT id, created_at, level, message, data, run_id, trace_id, function_id, inngest_event_id FROM workflow_logs
+WHERE entity_type = 'fiche' AND entity_id = %(fiche)s AND workflow = 'transcription' AND tenant_id = %(tenant)s {where}
+ORDER BY created_at, id LIMIT %(limit)s OFFSET %(offset)s
+"""
+FILTERS = {
+    "run_id": "AND trace_id = %(run_id)s",
+    "level": "AND level = %(level)s",
+    "since": "AND created_at >= %(since)s",
+    "until": "AND created_at < %(until)s",
+}
+
+TRANSCRIPT = """
+SELECT r.call_id, r.has_transcription, r.transcription_id, r.transcribed_at, r.transcription_text,
+       r.transcription_data,
+       (SELECT coalesce(jsonb_agg(jsonb_build_object('position', c.position, 'speaker', c.speaker, 'start_s', c.start_s,
+               'end_s', c.end_s, 'text', c.text) ORDER BY c.position), '[]')
+        FROM recording_transcription_chunks c WHERE c.recording_id = r.id) AS chunks
+FROM recordings r JOIN fiche_cache f ON f.id = r.fiche_cache_id
+WHERE f.tenant_id = %s AND f.fiche_id = %s AND r.call_id = %s
+"""
+
+
+async def status(connection: Connection, tenant: str, fiche_id: str) -> Row:
+    given = {"tenant": tenant, "fiche": fiche_id}
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        fiche = await (await cursor.execute(FICHE, given)).fetchone()
+        run = await (await cursor.execute(RUN, given)).fetchone()
+        if fiche is None and run is None:
+            raise NotFound(f"there is no fiche {fiche_id}")
+        rows: list[Row] = []
+        if fiche is not None:
+            await cursor.execute(RECORDINGS, {"run": run and run["planned"], "fiche": fiche["id"]})
+            rows = await cursor.fetchall()
+        lease = await (await cursor.execute(LEASE, (tenant, rules.fiche_lock(fiche_id)))).fetchone()
+    waiting: dict[int, tuple[str, str]] = {}
+    stages: Sequence[Row] = ()
+    if run is not None:
+        stages = (await reading.show_run(connection, tenant, run["run_id"]))["stages"]
+        if run["ended_at"] is None:
+            found = await why(connection, tenant, run["run_id"], limit=MOST_WAITING)
+            waiting = {one.item_id: (one.cause, one.detail) for one in found}
+            told = next((f"{one.cause}: {one.detail}" for one in found), None)
+            run["waiting_for"] = told
+    return assembled(fiche_id, [_recording(row, waiting) for row in rows], run, stages, lease)
+
+
+def _recording(row: Row, waiting: dict[int, tuple[str, str]]) -> Row:
+    item, status_, in_hand = row.pop("item"), row.pop("status"), row.pop("in_hand")
+    attempt = None if item is None else Attempt(status_, in_hand, row.pop("error_code"), row.pop("error"))
+    state, reason = rules.state_of(row["has_transcription"], attempt, waiting.get(item or 0))
+    return {
+        **{name: row[name] for name in ("call_id", "start_time", "duration_s", "url_missing", "has_transcription")},
+        "transcribed_at": row["transcribed_at"],
+        "state": state,
+        "reason": reason or ("The CRM has no URL for this recording." if row["url_missing"] else None),
+        "executions": row["executions"] or 0,
+    }
+
+
+def assembled(
+    fiche_id: str, recordings: Sequence[Row], run: Row | None, stages: Sequence[Row], lease: Row | None
+) -> Row:
+    total, transcribed = len(recordings), sum(one["has_transcription"] for one in recordings)
+    active = run is not None and run["ended_at"] is None
+    return {
+        "fiche_id": fiche_id,
+        "total": total,
+        "transcribed": transcribed,
+        "pending": total - transcribed,
+        "percentage": rules.percentage(total, transcribed),
+        "recordings": recordings,
+        "activeRun": str(run["run_id"]) if run and active else None,
+        **{name: run[name] if run else None for name in ("processed", "failed", "target_total")},
+        "run": None if run is None else _run(run, stages),
+        "lock": None if lease is None else {**lease, "run_id": lease["run_id"] and str(lease["run_id"])},
+    }
+
+
+def _run(run: Row, stages: Sequence[Row]) -> Row:
+    counts = Counts(**{name: run[name] or 0 for name in Counts.__dataclass_fields__})
+    planned, over = run["target_total"] is not None, run["ended_at"] is not None
+    return {
+        "id": str(run["run_id"]),
+        "event_id": run["event_key"],
+        "parent_run_id": run["parent_run_id"] and str(run["parent_run_id"]),
+        "status": run["status"],
+        "state": run["state"],
+        "phase": "ended" if over else "recordings" if planned else "refresh",
+        "priority": run["priority"],
+        **{name: run[name] for name in Counts.__dataclass_fields__},
+        "transcribed": counts.transcribed,
+        "remaining": counts.remaining,
+        "maybe_paid": run["maybe_paid"],
+        "error_code": run["error_code"],
+        "reason": run["reason"],
+        "waiting_for": run.get("waiting_for"),
+        "functions": functions({row["stage"]: row for row in stages}, planned=planned, over=over),
+        **{name: run[name] for name in ("created_at", "started_at", "ended_at", "stalled_at")},
+    }
+
+
+def functions(stages: dict[str, Row], *, planned: bool, over: bool) -> Row:
+    """The three of the requirements, with their state: what is queued, what runs, and whether the end is missing."""
+    refresh = stages.get(rules.REFRESH)
+    first = "done" if planned else "failed" if over else "running" if refresh and refresh["in_flight"] else "queued"
+    items = [row for name, row in stages.items() if name != rules.REFRESH]
+    names = {"queued": "waiting", "running": "in_flight", "done": "done", "failed": "failed"}
+    each = {shown: sum(row[name] for row in items) for shown, name in names.items()}
+    open_ = each["queued"] + each["running"]
+    last = "done" if over else "missing" if planned and not open_ else "waiting"
+    return {
+        rules.ORCHESTRATOR: {"state": first},
+        rules.WORKER: each,
+        rules.FINALIZER: {"state": last},
+    }
+
+
+async def logs(
+    connection: Connection,
+    tenant: str,
+    fiche_id: str,
+    *,
+    run_id: str | None = None,
+    level: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int,
+    offset: int,
+) -> list[Row]:
+    """The lines about this fiche, the oldest first."""
+    given = {"run_id": run_id, "level": level, "since": since, "until": until}
+    where = " ".join(text for name, text in FILTERS.items() if given[name] is not None)
+    page = {"tenant": tenant, "fiche": fiche_id, "limit": limit, "offset": offset}
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(LOGS.format(where=where), {**given, **page})
+        return await cursor.fetchall()
+
+
+async def require_known(connection: Connection, tenant: str, fiche_id: str) -> None:
+    cursor = await connection.execute(KNOWN, {"tenant": tenant, "fiche": fiche_id})
+    if await cursor.fetchone() is None:
+        raise NotFound(f"there is no fiche {fiche_id}")
+
+
+async def transcript(connection: Connection, tenant: str, fiche_id: str, call_id: str) -> Row:
+    """Word by word where the words were kept, otherwise the text alone."""
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        row = await (await cursor.execute(TRANSCRIPT, (tenant, fiche_id, call_id))).fetchone()
+    if row is None:
+        raise NotFound(f"fiche {fiche_id} has no recording {call_id}")
+    text, data = row.pop("transcription_text"), row.pop("transcription_data")
+    if data is None and text is None:
+        raise NotFound(f"recording {call_id} of fiche {fiche_id} has no transcript")
+    return {"fiche_id": fiche_id, **row, "transcription": data or {"text": text, "words": []}}

@@ -1,0 +1,179 @@
+"""Transcriptions over HTTP. A 200 to a POST means "queued": the run is told in the answer, and followed by its events or
+by asking for the status."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from fastapi import Query, Request, Response
+from pydantic import AfterValidator
+
+from ecluse.access import door, idempotency
+from ecluse.access.door import caller_of, needs
+from ecluse.access.envelope import Refused, as_json, request_id
+from ecluse.access.idempotency import Answer
+from ecluse.access.wire import Filter, Limit, Offset, Row, kit_of, reads_of, with_ids_as_text
+from ecluse.base.errors import InvalidInput
+from ecluse.db.connect import Connection
+from ecluse.flows.fiches.scopes import fiche_number, require_visible
+from ecluse.flows.transcriptions import reading, rules, shapes
+from ecluse.flows.transcriptions.config import Config
+from ecluse.flows.transcriptions.starting import count_requests, start
+
+routes = door.routes("transcriptions")
+
+PRIORITIES = ("high", "normal", "low")
+NAMED = 20
+Priority = Annotated[str, Query(examples=["normal"], json_schema_extra={"enum": list(PRIORITIES)})]
+Level = Literal["debug", "info", "warning", "error"]
+Instant = Annotated[datetime | None, Query(), AfterValidator(lambda at: at and (at if at.tzinfo else at.replace(tzinfo=UTC)))]
+
+
+def config_of(request: Request) -> Config:
+    config: Config = request.app.state.transcriptions
+    return config
+
+
+@routes.post(
+    "/api/transcriptions/batch",
+    openapi_extra=needs("transcriptions.write", narrowed=True),
+    response_model=shapes.BatchAnswer,
+)
+async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
+    """Queue many fiches, each once a day: one that is being transcribed is named with its run; one whose run of today
+    has ended is queued anew."""
+    kit, caller, config = kit_of(request), caller_of(request), config_of(request)
+    priority, fiche_ids = _priority(body.priority), _checked(body.fiche_ids)
+    today = kit.clock.now().astimezone(UTC).date()
+
+    async def ask(connection: Connection) -> Answer:
+        await require_visible(connection, caller, fiche_ids)
+        await count_requests(connection, caller.tenant, fiche_ids, config.requests_per_minute)
+        started = await start(
+            connection,
+            kit.flow(rules.FLOW),
+            caller.tenant,
+            fiche_ids,
+            event_ids=[rules.day_id(fiche_id, today) for fiche_id in fiche_ids],
+            priority=priority,
+            again=True,
+            correlation_id=request_id(request),
+        )
+        rows = [
+            {"fiche_id": one.fiche_id, "event_id": one.event_id, "run_id": str(one.run_id), "deduplicated": one.attached}
+            for one in started
+        ]
+        old = sum(one.attached for one in started)
+        return Answer(200, {"success": True, "queued": len(rows) - old, "deduplicated": old, "fiches": rows})
+
+    return await idempotency.once(request, kit.pool, ask)
+
+
+@routes.post(
+    "/api/transcriptions/{fiche_id}",
+    openapi_extra=needs("transcriptions.write", narrowed=True),
+    response_model=shapes.Queued,
+)
+async def transcribe_fiche(request: Request, fiche_id: str, priority: Priority = "normal") -> Response:
+    """Queue one fiche, now: every click is an event of its own. One that is being transcribed gets no second run."""
+    kit, caller, config = kit_of(request), caller_of(request), config_of(request)
+    wanted, first = fiche_number(fiche_id), _priority(priority)
+
+    async def ask(connection: Connection) -> Answer:
+        await require_visible(connection, caller, [wanted])
+        clicked = await count_requests(connection, caller.tenant, [wanted], config.requests_per_minute)
+        (started,) = await start(
+            connection,
+            kit.flow(rules.FLOW),
+            caller.tenant,
+            [wanted],
+            event_ids=[rules.click_id(wanted, clicked[wanted])],
+            priority=first,
+            correlation_id=request_id(request),
+        )
+        answer = {"fiche_id": wanted, "event_id": started.event_id, "run_id": str(started.run_id)}
+        return Answer(200, {"success": True, **answer, "attached": started.attached})
+
+    return await idempotency.once(request, kit.pool, ask)
+
+
+@routes.get(
+    "/api/transcriptions/{fiche_id}/status",
+    openapi_extra=needs("transcriptions.read", narrowed=True),
+    response_model=shapes.Status,
+)
+async def show_status(request: Request, fiche_id: str) -> Response:
+    """How many recordings have a transcript, what became of each, and the run that is at work or was the last."""
+    caller, wanted = caller_of(request), fiche_number(fiche_id)
+
+    async def ask(connection: Connection) -> Row:
+        await require_visible(connection, caller, [wanted])
+        return await reading.status(connection, caller.tenant, wanted)
+
+    return as_json(await reads_of(request)(ask))
+
+
+@routes.get(
+    "/api/transcriptions/{fiche_id}/logs",
+    openapi_extra=needs("transcriptions.read", narrowed=True),
+    response_model=shapes.LogPage,
+)
+async def list_logs(
+    request: Request,
+    fiche_id: str,
+    run_id: Filter = None,
+    level: Level | None = None,
+    since: Instant = None,
+    until: Instant = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
+) -> Response:
+    """The log lines of this fiche's transcriptions, the oldest first, where they are stored."""
+    caller, wanted = caller_of(request), fiche_number(fiche_id)
+    given = {"run_id": run_id, "level": level, "since": since, "until": until, "limit": limit, "offset": offset}
+
+    async def ask(connection: Connection) -> list[Row]:
+        await require_visible(connection, caller, [wanted])
+        await reading.require_known(connection, caller.tenant, wanted)
+        return await reading.logs(connection, caller.tenant, wanted, **given)  # type: ignore[arg-type]
+
+    rows = with_ids_as_text(await reads_of(request)(ask))
+    return as_json({"logs": rows, "stored": kit_of(request).trace_rows, "limit": limit, "offset": offset})
+
+
+@routes.get(
+    "/api/transcriptions/{fiche_id}/recordings/{call_id}",
+    openapi_extra=needs("transcriptions.read", narrowed=True),
+    response_model=shapes.TranscriptAnswer,
+)
+async def show_transcript(request: Request, fiche_id: str, call_id: str) -> Response:
+    """What was said in one recording."""
+    caller, wanted = caller_of(request), fiche_number(fiche_id)
+
+    async def ask(connection: Connection) -> Row:
+        await require_visible(connection, caller, [wanted])
+        return await reading.transcript(connection, caller.tenant, wanted, call_id)
+
+    return as_json(await reads_of(request)(ask))
+
+
+def _priority(given: str) -> str:
+    if given not in PRIORITIES:
+        raise Refused(400, "INVALID_PRIORITY", f"A priority is one of {', '.join(PRIORITIES)}.")
+    return given
+
+
+def _checked(fiche_ids: list[str]) -> list[str]:
+    """All of them or none: what is wrong is named."""
+    wrong = [fiche_id for fiche_id in fiche_ids if not rules.is_fiche_id(fiche_id)]
+    twice = rules.twice(fiche_ids)
+    if wrong:
+        raise InvalidInput(f"A fiche id is 1 to 20 digits; these are not: {_named(wrong)}. Nothing was queued.")
+    if twice:
+        raise InvalidInput(f"Each fiche stands here once; these do not: {_named(twice)}. Nothing was queued.")
+    return fiche_ids
+
+
+def _named(fiche_ids: list[str]) -> str:
+    return ", ".join(repr(one[:30]) for one in fiche_ids[:NAMED]) + (", …" if len(fiche_ids) > NAMED else "")
