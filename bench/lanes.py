@@ -113,7 +113,7 @@ async def dispatch(
         run = (await insert(connection, Start(FLOW, name, tenant_id=tenant))).run
         items = [NewItem(f"{name}-{n}") for n in range(count)]
         await begin(connection, FLOW, run)
-        await select(connection, run, items)
+        await select(connection, {run.id: items})
         await fan_out(connection, run, stage, items, chunk=1000, priority=priority)
     return run.id
 

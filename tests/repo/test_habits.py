@@ -10,6 +10,7 @@ BROAD_HANDLERS = {
     "src/ecluse/access/envelope.py": 1,
     "src/ecluse/engine/closing.py": 2,
     "src/ecluse/engine/committer.py": 1,
+    "src/ecluse/engine/news.py": 1,
     "src/ecluse/engine/publisher.py": 1,
     "src/ecluse/engine/replicas.py": 1,
     "src/ecluse/engine/story.py": 1,

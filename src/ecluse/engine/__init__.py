@@ -37,16 +37,29 @@ from ecluse.engine.flow import (
 from ecluse.engine.lanes import list_lanes
 from ecluse.engine.lanes import pause as pause_lane
 from ecluse.engine.lanes import resume as resume_lane
-from ecluse.engine.leases import Held, Lease, LeaseLost, force_release, list_leases, still_mine
+from ecluse.engine.leases import (
+    Held,
+    Lease,
+    LeaseLost,
+    force_release,
+    hold_for_runs,
+    holders,
+    list_leases,
+    still_mine,
+)
 from ecluse.engine.leases import acquire as acquire_lease
 from ecluse.engine.leases import release as release_lease
+from ecluse.engine.opening import open_stage
 from ecluse.engine.outbox import Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox import write as write_events
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import TENANT, Start, Started, announce, open_targets
+from ecluse.engine.runs import begin_many as begin_runs
 from ecluse.engine.runs import insert as insert_run
+from ecluse.engine.runs import insert_many as insert_runs
 from ecluse.engine.runs import load as load_run
+from ecluse.engine.runs import load_many as load_runs
 from ecluse.engine.schedules import (
     NewSchedule,
     create_schedule,
@@ -127,6 +140,7 @@ __all__ = [
     "Write",
     "acquire_lease",
     "announce",
+    "begin_runs",
     "counts",
     "create_schedule",
     "delete_schedule",
@@ -134,13 +148,18 @@ __all__ = [
     "end_by_operator",
     "fire_by_hand",
     "force_release",
+    "hold_for_runs",
+    "holders",
     "insert_run",
+    "insert_runs",
     "list_lanes",
     "list_leases",
     "list_schedules",
     "load_run",
+    "load_runs",
     "load_schedule",
     "migrate",
+    "open_stage",
     "open_targets",
     "pause_lane",
     "read_published",

@@ -133,6 +133,11 @@ WHERE i.claim_id IS NULL AND i.crashes > 0 AND i.due_at <= ecluse_now() AND NOT 
                                                      WHERE c.lane_id = l.id AND c.in_flight > 0))
 """
 ALONE, MOST_CRASHES = 3, 32_767
+# Items that workers died with are looked for this often. A replica holds a tenth of its hands of what one worker died
+# with, a hundredth of what two did: the culprit is narrowed down while the others go on. From the third death on an
+# item runs alone (ALONE); two more, and it is not run again.
+SUSPECTS_SECONDS = 1.0
+SHARE_OF_SUSPECTS = {1: 10, 2: 100}
 
 LOCK_CAPPED = "SELECT id FROM lanes WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED"
 

@@ -4,10 +4,12 @@ ends the run itself. A sweep finds what a crash between commit and look left beh
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import psycopg
 import structlog
+from psycopg.rows import class_row
 
 from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import workflow_id
@@ -17,6 +19,8 @@ from ecluse.engine.flow import Flow, Run
 from ecluse.engine.story import gate_topic
 
 log = structlog.get_logger(__name__)
+
+TOGETHER = 500
 
 COMPLETE = """
 SELECT s.run_id, s.stage, r.orchestrated, r.flow, r.tenant_id || '/' || r.event_key
@@ -36,20 +40,55 @@ WHERE r.ended_at IS NULL AND NOT r.orchestrated AND s.ended_at IS NULL AND r.flo
 OVERDUE = SELF_CLOSING + " AND s.deadline_at <= ecluse_now()"
 
 
+ALL_COMPLETE = """
+SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id FROM runs r
+WHERE r.id = ANY(%s) AND r.ended_at IS NULL AND NOT EXISTS (
+    SELECT 1 FROM stages s WHERE s.run_id = r.id AND (s.fanned_out_at IS NULL OR s.expected <> (
+        SELECT coalesce(sum(c.succeeded + c.failed + c.ignored), 0) FROM claims c
+        WHERE c.run_id = s.run_id AND c.stage = s.stage)))
+ORDER BY r.id
+"""
+
+
 async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple[int, str]]) -> None:
     """Look at the (run, stage) pairs that may just have become complete."""
     async with pool.connection() as connection:
         cursor = await connection.execute(COMPLETE, ([run for run, _ in touched], [stage for _, stage in touched]))
-        for run_id, stage, orchestrated, flow, workflow in await cursor.fetchall():
-            try:
-                if orchestrated:
+        complete = await cursor.fetchall()
+        for run_id, stage, orchestrated, _, workflow in complete:
+            if orchestrated:
+                with _apart(run_id):
                     await _hint(connection, workflow, gate_topic(stage))
-                else:
-                    await _end(connection, flows[flow], run_id)
-            except Exception as error:  # one run that cannot be closed must not keep the others open
-                if is_away(error):
-                    raise
-                log.exception("closing failed", run_id=run_id, stage=stage)
+        if self_closing := {row[0] for row in complete if not row[2]}:
+            async with connection.cursor(row_factory=class_row(Run)) as rows:
+                over = await (await rows.execute(ALL_COMPLETE, (list(self_closing),))).fetchall()
+            for name in sorted({run.flow for run in over}):
+                await _end(connection, flows[name], [run for run in over if run.flow == name])
+
+
+async def _end(connection: Connection, flow: Flow, over: Sequence[Run]) -> None:
+    """Together; if that fails, one by one, so that one run that cannot be closed does not keep the others open."""
+    try:
+        for start in range(0, len(over), TOGETHER):
+            await ending.end_many(connection, flow, over[start : start + TOGETHER])
+    except Exception as error:  # the edge of the flow's own ending
+        if is_away(error) or len(over) == 1:
+            raise
+        log.warning("closing runs together failed: one by one", runs=len(over), error=str(error).strip())
+        for run in over:
+            with _apart(run.id):
+                await ending.end_many(connection, flow, [run])
+
+
+@contextmanager
+def _apart(run_id: int) -> Iterator[None]:
+    """One run that cannot be closed must not keep the others open."""
+    try:
+        yield
+    except Exception as error:  # whatever it is: the others go on
+        if is_away(error):
+            raise
+        log.exception("closing failed", run_id=run_id)
 
 
 WAITING = "SELECT stage FROM stages WHERE run_id = %s AND ended_at IS NULL"
@@ -72,14 +111,10 @@ async def end_by_operator(
 async def sweep(pool: Pool, flows: Mapping[str, Flow]) -> None:
     async with pool.connection() as connection:
         for run_id, stage in await (await connection.execute(OVERDUE, (list(flows),))).fetchall():
-            try:
+            with _apart(run_id):
                 run = await runs.load(connection, run_id)
                 await gate.end(connection, run, flows[run.flow].stage(stage), "timeout")
                 await ending.end(connection, flows[run.flow], run)
-            except Exception as error:  # nor must one whose time is up
-                if is_away(error):
-                    raise
-                log.exception("closing failed", run_id=run_id, stage=stage)
         rows = await (await connection.execute(SELF_CLOSING, (list(flows),))).fetchall()
     if rows:
         await close(pool, flows, [(run, stage) for run, stage in rows])
@@ -90,17 +125,3 @@ async def _hint(connection: Connection, workflow: str, topic: str) -> None:
         await orchestration.hint(connection, workflow, topic)
     except psycopg.errors.ForeignKeyViolation:
         log.warning("no workflow to hint: its gate will look by itself", workflow=workflow)
-
-
-async def _end(connection: Connection, flow: Flow, run_id: int) -> None:
-    run = await runs.load(connection, run_id)
-    row = await (
-        await connection.execute(
-            "SELECT bool_and(s.fanned_out_at IS NOT NULL AND s.expected = (SELECT coalesce(sum(c.succeeded + c.failed"
-            " + c.ignored), 0) FROM claims c WHERE c.run_id = s.run_id AND c.stage = s.stage))"
-            " FROM stages s WHERE s.run_id = %s",
-            (run_id,),
-        )
-    ).fetchone()
-    if row and row[0]:
-        await ending.end(connection, flow, run)

@@ -32,12 +32,15 @@ LARGEST_BATCH = 2_000
 GATHER_SECONDS = 0.005
 RECONNECT_SECONDS = 0.5
 
+# Runs before claims: the one lock order. Only where a `save` will change its run.
+LOCK_RUNS = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 LOCK_CLAIMS = "SELECT 1 FROM claims WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 
 STORE = """
 WITH inp AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id bigint, claim_id bigint, status text, permanent boolean,
-        result jsonb, error_code text, error text, event_id text, ambiguous boolean, due_at timestamptz)),
+        result jsonb, error_code text, error text, event_id text, ambiguous boolean, maybe_paid boolean,
+        due_at timestamptz)),
 -- empty for whoever was declared dead: then nothing below happens
 clock AS MATERIALIZED (SELECT ecluse_now() AS now FROM replicas WHERE id = %(replica)s AND state = 'live'),
 fenced AS MATERIALIZED (
@@ -58,7 +61,7 @@ stored AS (
     FROM clock, inp JOIN fenced ON fenced.id = inp.claim_id
     WHERE i.id = inp.id AND i.claim_id = inp.claim_id AND i.status = 'open'
     RETURNING i.id, i.run_id, i.round, i.executions, inp.claim_id, i.status, inp.error_code, inp.error,
-              inp.event_id, inp.ambiguous, inp.due_at, i.error AS said, i.error_code AS code),
+              inp.event_id, inp.ambiguous, inp.maybe_paid, inp.due_at, i.error AS said, i.error_code AS code),
 counted AS (
     UPDATE claims c SET succeeded = c.succeeded + n.succeeded, failed = c.failed + n.failed,
         ignored = c.ignored + n.ignored, released = c.released + n.released
@@ -69,8 +72,8 @@ counted AS (
     WHERE c.id = n.claim_id),
 tried AS (
     INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous,
-                          retry_at)
-    SELECT run_id, id, event_id, round, executions, now, %(replica)s, error_code, error, ambiguous, due_at
+                          maybe_paid, retry_at)
+    SELECT run_id, id, event_id, round, executions, now, %(replica)s, error_code, error, ambiguous, maybe_paid, due_at
     FROM stored, clock WHERE status IN ('open', 'failed') AND error_code IS NOT NULL),
 logged AS (
     INSERT INTO run_log (run_id, at, level, message, event_id, data)
@@ -111,6 +114,7 @@ class Finish(NamedTuple):
                 "error": storable(self.error or ""),
                 "event_id": self.item.event_id,
                 "ambiguous": self.ambiguous,
+                "maybe_paid": self.ambiguous and self.stage.paid,
             }
         if self.due_at is not None:
             stored["due_at"] = self.due_at
@@ -134,7 +138,7 @@ class Committer:
         self,
         pool: Pool,
         replica: str,
-        committed: Callable[[Sequence[Finish]], None],
+        committed: Callable[[Sequence[Finish], Sequence[Finish]], None],
         expecting: Callable[[], int],
         tell: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -143,6 +147,7 @@ class Committer:
         self._committed = committed
         self._gathered: list[Finish | Intent] = []
         self._committing: list[Finish | Intent] = []
+        self._over: list[Finish] = []  # of this commit: what its stage has news of
         self._something = asyncio.Event()
         self._expecting = expecting  # how many calls are in flight: is more about to come?
         self._tell = tell  # what these ends say of their lanes
@@ -196,7 +201,8 @@ class Committer:
                 log.warning("commit: database away, trying again", items=len(batch), error=str(error).strip())
                 await asyncio.sleep(RECONNECT_SECONDS)
         crashpoint("after commit")
-        self._committed([one for one in batch if isinstance(one, Finish)])
+        over, self._over = self._over, []
+        self._committed([one for one in batch if isinstance(one, Finish)], over)
 
     async def _store(self, batch: Sequence[Finish | Intent]) -> None:
         try:
@@ -233,6 +239,8 @@ class Committer:
         async with self._pool.connection() as connection:
             if intents or ended or any(finish.stage.save and finish.status == "succeeded" for finish in finishes):
                 async with connection.transaction():
+                    if opening := {f.item.run_id for f in finishes if f.stage.opens and f.status == "succeeded"}:
+                        await connection.execute(LOCK_RUNS, (list(opening),))
                     if intents:
                         # Before any look: whoever ends the run, or takes over, waits for us, or we see it.
                         await connection.execute(LOCK_CLAIMS, (list(fences),), prepare=True)
@@ -251,6 +259,7 @@ class Committer:
         for intent in intents:
             intent.reply(recorded.get(intent.taken.held))
         all_in = len(accepted) == len(finishes)
+        self._over += [f for f in finishes if f.stage.news and f.status != "open" and (all_in or f.held in accepted)]
         counts.items_finished.update(
             [
                 (f.item.flow, f.item.stage, f.status)
@@ -270,7 +279,8 @@ async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[He
 async def _save(connection: Connection, batch: list[Finish], accepted: set[Held]) -> None:
     by_stage: dict[int, tuple[Stage, list[Saved]]] = {}
     for finish in batch:
-        if finish.status == "succeeded" and finish.stage.save is not None and finish.held in accepted:
+        # What was paid for is kept, even if the item is not this worker's any more: its outcome is not touched.
+        if finish.status == "succeeded" and finish.stage.save and (finish.stage.paid or finish.held in accepted):
             _, saved = by_stage.setdefault(id(finish.stage), (finish.stage, []))
             saved.append(Saved(finish.item, finish.result))
     # Stages in fixed order and rows by key: two committers storing the same records must not deadlock.

@@ -1,10 +1,11 @@
-"""How a run ends, in one transaction: outcomes settled, work closed, counts, status. Whoever comes second changes
+"""How runs end, in one transaction: outcomes settled, work closed, counts, status. Whoever comes second changes
 nothing; the database counts once more."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Literal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
@@ -21,49 +22,79 @@ EndCause = Literal["normal", "operator", "stale", "catastrophic"]
 SETTLE = (
     """
 UPDATE outcomes o SET outcome = 'successful'
-FROM (SELECT target FROM items WHERE run_id = %(run)s GROUP BY target
+FROM (SELECT run_id, target FROM items WHERE run_id = ANY(%(runs)s) GROUP BY run_id, target
       HAVING bool_and(status = 'succeeded') AND (%(normal)s OR bool_or(stage = %(last_stage)s))) w
-WHERE o.run_id = %(run)s AND o.target = w.target AND o.outcome IS NULL
+WHERE o.run_id = ANY(%(runs)s) AND o.run_id = w.run_id AND o.target = w.target AND o.outcome IS NULL
 """,
     """
 UPDATE outcomes o SET outcome = CASE w.status WHEN 'ignored' THEN 'ignored' ELSE 'failed' END,
     error_code = CASE w.status WHEN 'open' THEN 'INCOMPLETE' ELSE w.error_code END,
     reason = CASE w.status WHEN 'open' THEN 'Not finished when the run ended' ELSE w.error END
-FROM (SELECT DISTINCT ON (target) target, status, error_code, error FROM items
-      WHERE run_id = %(run)s AND status <> 'succeeded'
-      ORDER BY target, array_position(ARRAY['failed', 'open', 'ignored'], status), finished_at, id) w
-WHERE o.run_id = %(run)s AND o.target = w.target AND o.outcome IS NULL AND (%(normal)s OR w.status <> 'open')
+FROM (SELECT DISTINCT ON (run_id, target) run_id, target, status, error_code, error FROM items
+      WHERE run_id = ANY(%(runs)s) AND status <> 'succeeded'
+      ORDER BY run_id, target, array_position(ARRAY['failed', 'open', 'ignored'], status), finished_at, id) w
+WHERE o.run_id = ANY(%(runs)s) AND o.run_id = w.run_id AND o.target = w.target AND o.outcome IS NULL
+  AND (%(normal)s OR w.status <> 'open')
 """,
     """
 UPDATE outcomes SET outcome = 'failed', error_code = %(code)s, reason = %(reason)s
-WHERE run_id = %(run)s AND outcome IS NULL
+WHERE run_id = ANY(%(runs)s) AND outcome IS NULL
 """,
 )
 
 # A failure that has, or may have, left something at the vendor says so; `effects` knows what, or will.
 MAY_EXIST = """
 UPDATE outcomes o SET effect_may_exist = true FROM effects e
-WHERE o.run_id = %(run)s AND e.run_id = o.run_id AND e.target = o.target AND o.outcome = 'failed'
+WHERE o.run_id = ANY(%(runs)s) AND e.run_id = o.run_id AND e.target = o.target AND o.outcome = 'failed'
   AND e.sends > 0 AND e.state IN ('sending', 'unknown', 'applied', 'conflict')
 """
 
 # Nothing of an ended run is started or stored any more: waiting items go under a closed claim, fences move on.
 CLOSE_WORK = """
 WITH late AS (
-    SELECT id, stage, lane_id FROM items WHERE run_id = %(run)s AND status = 'open'
+    SELECT id, run_id, stage, lane_id FROM items WHERE run_id = ANY(%(runs)s) AND status = 'open'
     ORDER BY id FOR UPDATE),
 fenced AS (
-    UPDATE claims SET fence = fence + 1, released = released + in_flight WHERE run_id = %(run)s AND in_flight > 0),
+    UPDATE claims SET fence = fence + 1, released = released + in_flight
+    WHERE run_id = ANY(%(runs)s) AND in_flight > 0),
 claim AS (
     INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
-    SELECT 'end of run', %(run)s, stage, lane_id, count(*), count(*), ecluse_now() FROM late GROUP BY stage, lane_id
-    RETURNING id, stage, lane_id),
+    SELECT 'end of run', run_id, stage, lane_id, count(*), count(*), ecluse_now() FROM late
+    GROUP BY run_id, stage, lane_id RETURNING id, run_id, stage, lane_id),
 closed AS (
     UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error_code = 'RUN_ENDED',
         error = coalesce(i.error, 'The run ended first'), finished_at = ecluse_now()
-    FROM late JOIN claim c ON c.stage = late.stage AND c.lane_id = late.lane_id WHERE i.id = late.id)
-UPDATE stages SET ended_at = ecluse_now(), end_cause = 'run ended' WHERE run_id = %(run)s AND ended_at IS NULL
+    FROM late JOIN claim c ON c.run_id = late.run_id AND c.stage = late.stage AND c.lane_id = late.lane_id
+    WHERE i.id = late.id)
+UPDATE stages SET ended_at = ecluse_now(), end_cause = 'run ended' WHERE run_id = ANY(%(runs)s) AND ended_at IS NULL
 """
+
+LOCK = """
+SELECT id, status, selected IS NULL FROM runs WHERE id = ANY(%(runs)s) ORDER BY id FOR NO KEY UPDATE
+"""
+# Before there was anything to answer for: the run itself has failed, for the reason of that item.
+BROKEN = """
+SELECT DISTINCT ON (run_id) run_id, error_code, error FROM items
+WHERE run_id = ANY(%(runs)s) AND status = 'failed' ORDER BY run_id, finished_at, id
+"""
+TALLY = """
+SELECT r.id, count(*) FILTER (WHERE o.outcome = 'successful'), count(*) FILTER (WHERE o.outcome = 'failed'),
+       count(*) FILTER (WHERE o.outcome = 'ignored'),
+       extract(epoch FROM ecluse_now() - coalesce(r.started_at, r.created_at))::float8
+FROM runs r LEFT JOIN outcomes o ON o.run_id = r.id WHERE r.id = ANY(%(runs)s) GROUP BY r.id
+"""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a run ends before its work does."""
+
+    cause: EndCause
+    code: str | None = None
+    reason: str | None = None
+
+
+NORMAL = Cause("normal")
 
 
 async def end(
@@ -78,66 +109,97 @@ async def end(
 ) -> bool:
     """Settle and end, together with what `record` writes. False if it had ended already: whoever comes second changes
     nothing."""
+    return await end_many(connection, flow, [run], Cause(cause, code, reason), record) == 1
+
+
+async def end_many(
+    connection: Connection,
+    flow: Flow,
+    ending: Sequence[Run],
+    cause: Cause = NORMAL,
+    record: Callable[[], Awaitable[None]] | None = None,
+) -> int:
+    """Those that were still open, all together; returns how many."""
+    by_id = {run.id: run for run in ending}
+    ended: list[Ended] = []
     async with connection.transaction():
-        word = await runs.lock(connection, run.id)
-        if flow.words.meaning[word] not in (State.QUEUED, State.RUNNING):
-            return False
-        await connection.execute("UPDATE runs SET selected = coalesce(selected, 0) WHERE id = %s", (run.id,))
+        cursor = await connection.execute(LOCK, {"runs": list(by_id)})
+        words = {
+            run: (word, unselected)
+            for run, word, unselected in await cursor.fetchall()
+            if flow.words.meaning[word] in (State.QUEUED, State.RUNNING)
+        }
+        if not words:
+            return 0
+        runs_too = {"runs": list(words)}
+        await connection.execute("UPDATE runs SET selected = 0 WHERE id = ANY(%(runs)s) AND selected IS NULL", runs_too)
         # Claims before items before outcomes: the one lock order.
-        await connection.execute("SELECT 1 FROM claims WHERE run_id = %s ORDER BY id FOR NO KEY UPDATE", (run.id,))
-        rest = {"code": "NOT_PROCESSED", "reason": "No work was done for this target"}
-        if cause != "normal":
-            text = storable(f"Run ended: {cause}: {reason or code or 'no reason given'}")
-            rest = {"code": code or "RUN_ENDED", "reason": text}
-        # Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
-        await connection.execute("SET LOCAL enable_nestloop = off")
-        for stroke in SETTLE:
-            facts = {"run": run.id, "normal": cause == "normal", "last_stage": flow.stages[-1].name, **rest}
-            await connection.execute(stroke, facts)
-        await connection.execute("SET LOCAL enable_nestloop = on")
-        await connection.execute(MAY_EXIST, {"run": run.id})
-        await connection.execute(CLOSE_WORK, {"run": run.id})
-        await connection.execute(leases.END_OF_RUN, (run.id,))
+        await connection.execute(
+            "SELECT 1 FROM claims WHERE run_id = ANY(%(runs)s) ORDER BY id FOR NO KEY UPDATE", runs_too
+        )
+        causes = dict.fromkeys(words, cause)
+        unselected = [run for run, (_, unselected) in words.items() if unselected]
+        if cause is NORMAL and unselected:
+            cursor = await connection.execute(BROKEN, {"runs": unselected})
+            causes |= {run: Cause("catastrophic", code, error) for run, code, error in await cursor.fetchall()}
+        await _settle(connection, flow, list(words), cause)
         crashpoint("in finalize")
-        to_word, seconds, tally = await _finish(connection, flow, run, word, cause, code, reason)
+        cursor = await connection.execute(TALLY, runs_too)
+        for run_id, successful, failed, ignored, seconds in await cursor.fetchall():
+            tally = {"successful": successful, "failed": failed, "ignored": ignored}
+            ended.append(Ended(by_id[run_id], words[run_id][0], causes[run_id], tally, seconds))
+        moves = [runs.Move(one.run, one.from_word, one.state, one.facts) for one in ended]
+        to_words = await runs.set_status(connection, flow, moves)
         if record is not None:
             await record()
-        await outbox.tell(connection, [run.id], "completed" if cause == "normal" else "failed")
-    counts.runs_ended[flow.name, flow.words.meaning[to_word]] += 1
-    run.trace.end(to_word, seconds, cause=cause, code=code, reason=reason, event_key=run.event_key, **tally)
-    return True
+        for what, wanted in (("completed", True), ("failed", False)):
+            if of_these := [one.run.id for one in ended if (one.cause.cause == "normal") is wanted]:
+                await outbox.tell(connection, of_these, what)  # type: ignore[arg-type]
+        if flow.ended is not None:
+            await outbox.write(connection, await flow.ended(connection, [one.run for one in ended]))
+    for one, to_word in zip(ended, to_words, strict=True):
+        counts.runs_ended[flow.name, one.state] += 1
+        facts = {"cause": one.cause.cause, "code": one.cause.code, "reason": one.cause.reason, **one.tally}
+        one.run.trace.end(to_word, one.seconds, event_key=one.run.event_key, **facts)
+    return len(ended)
 
 
-async def _finish(
-    connection: Connection, flow: Flow, run: Run, word: str, cause: EndCause, code: str | None, reason: str | None
-) -> tuple[str, float, dict[str, int]]:
-    """The flow's word for how it ended, how long it took, what became of its targets."""
-    row = await (
-        await connection.execute(
-            "SELECT count(*) FILTER (WHERE outcome = 'successful'), count(*) FILTER (WHERE outcome = 'failed'),"
-            " count(*) FILTER (WHERE outcome = 'ignored'), (SELECT extract(epoch FROM ecluse_now() -"
-            " coalesce(started_at, created_at)) FROM runs WHERE id = %(run)s) FROM outcomes WHERE run_id = %(run)s",
-            {"run": run.id},
-        )
-    ).fetchone()
-    successful, failed, ignored, seconds = row or (0, 0, 0, 0)
-    state = terminal_state(successful, failed) if cause == "normal" else State.FAILED
-    why = reason
-    if cause == "normal" and successful + failed == 0:
-        why = "all_ignored" if ignored else "no_targets"
-    to_word = await runs.set_status(
-        connection,
-        flow,
-        run,
-        word,
-        state,
-        ended=True,
-        successful=successful,
-        failed=failed,
-        ignored=ignored,
-        end_cause=cause,
-        reason=None if why is None else storable(why),
-        error_code=code,
-        error_message=None if cause == "normal" or reason is None else storable(reason),
-    )
-    return to_word, float(seconds), {"successful": successful, "failed": failed, "ignored": ignored}
+async def _settle(connection: Connection, flow: Flow, run_ids: list[int], cause: Cause) -> None:
+    rest = {"code": "NOT_PROCESSED", "reason": "No work was done for this target"}
+    if cause.cause != "normal":
+        text = storable(f"Run ended: {cause.cause}: {cause.reason or cause.code or 'no reason given'}")
+        rest = {"code": cause.code or "RUN_ENDED", "reason": text}
+    # Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
+    await connection.execute("SET LOCAL enable_nestloop = off")
+    for stroke in SETTLE:
+        facts = {"runs": run_ids, "normal": cause.cause == "normal", "last_stage": flow.stages[-1].name, **rest}
+        await connection.execute(stroke, facts)
+    await connection.execute("SET LOCAL enable_nestloop = on")
+    for statement in (MAY_EXIST, CLOSE_WORK, leases.END_OF_RUNS):
+        await connection.execute(statement, {"runs": run_ids})
+
+
+class Ended(NamedTuple):
+    run: Run
+    from_word: str
+    cause: Cause
+    tally: dict[str, int]
+    seconds: float
+
+    @property
+    def state(self) -> State:
+        normal = self.cause.cause == "normal"
+        return terminal_state(self.tally["successful"], self.tally["failed"]) if normal else State.FAILED
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        cause, code, reason = self.cause.cause, self.cause.code, self.cause.reason
+        why = reason
+        if cause == "normal" and self.tally["successful"] + self.tally["failed"] == 0:
+            why = "all_ignored" if self.tally["ignored"] else "no_targets"
+        return self.tally | {
+            "end_cause": cause,
+            "reason": None if why is None else storable(why),
+            "error_code": code,
+            "error_message": None if cause == "normal" or reason is None else storable(reason),
+        }

@@ -269,6 +269,9 @@ class Stage:
     incomplete: str = "Not finished in time (timeout/stall)"
     weight: int = 1  # permits that one call takes of its lane's rate
     opens: bool = False  # its `save` opens the next stage of its run, in the same commit
+    # A call costs money, and changes nothing outside: one in flight is let finish although its run has ended, and its
+    # result goes to `save` whatever becomes of the item; a repetition that may have been paid twice is noted.
+    paid: bool = False
     news: News | None = None  # what to tell, after the commit, of items that are over
 
     def __post_init__(self) -> None:
@@ -289,6 +292,8 @@ class Flow:
     vendors: Callable[[Clock], AbstractAsyncContextManager[Any]] = lambda _: nullcontext()  # once per process
     # Of a flow without a story: opens the first stage of runs that have just been inserted, in the same transaction.
     begin: Callable[[Connection, Sequence[Run]], Awaitable[None]] | None = None
+    # Of every replica that works, now and then: what the engine cannot know to be wrong. Twice must be harmless.
+    watch: Callable[[Connection], Awaitable[None]] | None = None
     # In the transaction that ends these runs, however they end: the flow's own rows, and what is to be told.
     ended: Callable[[Connection, Sequence[Run]], Awaitable[Sequence[Event]]] | None = None
 

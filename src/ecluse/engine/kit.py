@@ -22,7 +22,7 @@ from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
 from ecluse.engine import closing, orchestration, reading, runs
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
-from ecluse.engine.flow import Flow, NewItem, Stage, WorkContext
+from ecluse.engine.flow import Flow, NewItem, Stage, Tell, WorkContext
 from ecluse.engine.lanes import LANES_CHANNEL, Lanes
 from ecluse.engine.outbox import OUTBOX_CHANNEL, Sink
 from ecluse.engine.publisher import Publisher
@@ -62,6 +62,7 @@ class Kit:
     dead_after: float = 6.0
     trace_rows: bool = False
     sinks: Sequence[Sink] = ()
+    live: Tell = lambda _: None
     due: Rules = field(default_factory=Rules)
     clock: Clock = field(default_factory=Clock)
     chance: random.Random = field(default_factory=random.Random)
@@ -116,6 +117,7 @@ class Kit:
                 vendors=await self._vendors.enter_async_context(flow.vendors(self.clock)),
                 now=self.clock.now,
                 reserve=lanes.reserve,
+                tell=self.live,
             )
             for flow in self.flows
         }
@@ -130,6 +132,7 @@ class Kit:
             clock=self.clock,
             chance=self.chance,
             alive=lambda: self._heart.beats,
+            tell=self.live,
             died=self._loop_ended,
         )
         await lanes.put()
@@ -145,6 +148,7 @@ class Kit:
             "sweeper": sweeps.sweep(),
             "dropper": sweeps.drop_ended(),
             "settler": sweeps.settle_forgotten(),
+            "watcher": sweeps.watch(),
         }
         self._committing = asyncio.create_task(worker.committer.run(), name="committer")
         self._committing.add_done_callback(self._loop_ended)
@@ -198,8 +202,8 @@ class Kit:
         async with self.pool.connection() as connection, connection.transaction():
             started = await runs.insert(connection, start)
             if not started.deduplicated:
-                await runs.begin(connection, start.flow, started.run)
-                await runs.select(connection, started.run, items)
+                await runs.begin_many(connection, start.flow, [started.run])
+                await runs.select(connection, {started.run.id: items})
                 await fan_out(connection, started.run, stage, items, chunk=self.chunk)
         return started
 

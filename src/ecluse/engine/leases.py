@@ -4,7 +4,7 @@ every former one of the key: whoever writes under a lease locks that row first, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -12,6 +12,7 @@ from uuid import UUID
 
 import structlog
 from psycopg.rows import dict_row
+from pydantic_core import to_json
 
 from ecluse.base.errors import EcluseError, InvalidInput
 from ecluse.base.text import storable
@@ -87,7 +88,23 @@ END_EXPIRED = f"""
     SELECT tenant_id, key, fence FROM leases
     WHERE ended_at IS NULL AND run_id IS NULL AND expires_at <= ecluse_now() FOR UPDATE SKIP LOCKED)
 """  # noqa: S608 - our own names
-END_OF_RUN = f"{END} 'run ended' WHERE run_id = %s AND ended_at IS NULL"
+END_OF_RUNS = f"{END} 'run ended' WHERE run_id = ANY(%(runs)s) AND ended_at IS NULL"
+# For many runs and keys at once, without a turn: whoever comes second waits for the first one's commit at the index,
+# and does without. In one order for everybody.
+HOLD = """
+INSERT INTO leases (tenant_id, key, fence, owner, run_id, attempt, acquired_at)
+SELECT w.tenant, w.key, coalesce(last.fence, 0) + 1, 'run ' || w.run, w.run,
+       CASE last.end_cause WHEN 'expired' THEN last.attempt + 1 ELSE 1 END, greatest(ecluse_now(), last.ended_at)
+FROM jsonb_to_recordset(%s::jsonb) AS w(run bigint, tenant text, key text)
+LEFT JOIN LATERAL (SELECT * FROM leases l WHERE l.tenant_id = w.tenant AND l.key = w.key
+                   ORDER BY fence DESC LIMIT 1) AS last ON true
+WHERE last.fence IS NULL OR last.ended_at IS NOT NULL ORDER BY w.tenant, w.key
+ON CONFLICT DO NOTHING RETURNING tenant_id, key
+"""
+HOLDERS = """
+SELECT k.tenant, k.key, l.run_id FROM unnest(%s::text[], %s::text[]) AS k(tenant, key)
+JOIN leases l ON l.tenant_id = k.tenant AND l.key = k.key AND l.ended_at IS NULL
+"""
 
 LIST = """
 SELECT tenant_id, key, owner, run_id, replica_id, fence, attempt, left(token::text, 8) AS token, acquired_at,
@@ -130,6 +147,36 @@ async def acquire(
     else:
         log.info("lease acquired", **taken.facts())
     return taken
+
+
+async def hold_for_runs(connection: Connection, wanted: Sequence[tuple[int, str, str]]) -> dict[str, int | None]:
+    """Leases (run, tenant, key) that runs hold until they end: of open runs whose rows the caller's transaction has
+    locked or inserted. Returns those that could not be had, with the run that holds each (none: a process)."""
+    left = {(tenant, key): run for run, tenant, key in wanted}
+    taken: dict[str, int | None] = {}
+    while left:
+        rows = [{"run": run, "tenant": tenant, "key": key} for (tenant, key), run in left.items()]
+        had = set(await (await connection.execute(HOLD, (to_json(rows).decode(),))).fetchall())
+        left = {pair: run for pair, run in left.items() if pair not in had}
+        if left:  # one that was freed in between is free again: once more
+            held = await _holders(connection, left)
+            taken |= {pair[1]: run for pair, run in held.items() if run != left[pair]}
+            left = {pair: run for pair, run in left.items() if pair not in held}
+    return taken
+
+
+async def holders(connection: Connection, tenant: str, keys: Collection[str]) -> dict[str, int | None]:
+    """Which of these are held, and by which run (none: a process)."""
+    held = await _holders(connection, {(tenant, key) for key in keys})
+    return {key: run for (_, key), run in held.items()}
+
+
+async def _holders(connection: Connection, pairs: Collection[tuple[str, str]]) -> dict[tuple[str, str], int | None]:
+    if not pairs:
+        return {}
+    tenants, keys = zip(*pairs, strict=True)
+    cursor = await connection.execute(HOLDERS, (list(tenants), list(keys)))
+    return {(tenant, key): run for tenant, key, run in await cursor.fetchall()}
 
 
 async def still_mine(connection: Connection, lease: Lease) -> None:

@@ -3,12 +3,11 @@ only writer of a run's status, by compare-and-set on the word it had."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.rows import class_row
@@ -19,7 +18,7 @@ from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.ids import retry_id
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection
-from ecluse.engine import outbox, run_log
+from ecluse.engine import outbox
 from ecluse.engine.flow import Flow, NewItem, Run
 from ecluse.engine.states import State
 
@@ -70,50 +69,76 @@ SELECT id, tenant_id, flow, event_key, input, correlation_id FROM r
 
 
 KNOWN = """
-SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id FROM runs r
+SELECT r.ended_at IS NOT NULL, r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id FROM runs r
 JOIN unnest(%s::text[], %s::text[]) AS k(tenant, key) ON r.tenant_id = k.tenant AND r.event_key = k.key
 """
 
 
-# The key, then its names as `retry_id` makes them, for as long as their runs have ended.
+# The keys, then their names as `retry_id` makes them, for as long as their runs have ended.
 REPETITIONS = """
 WITH RECURSIVE ended AS (
-    SELECT 0 AS times FROM runs WHERE tenant_id = %(tenant)s AND event_key = %(key)s AND ended_at IS NOT NULL
+    SELECT k.tenant, k.key, 0 AS times FROM unnest(%(tenants)s::text[], %(keys)s::text[]) AS k(tenant, key)
+    JOIN runs r ON r.tenant_id = k.tenant AND r.event_key = k.key AND r.ended_at IS NOT NULL
     UNION ALL
-    SELECT e.times + 1 FROM ended e CROSS JOIN LATERAL (
-        SELECT FROM runs WHERE tenant_id = %(tenant)s AND event_key = %(key)s || '-retry-' || e.times + 1
+    SELECT e.tenant, e.key, e.times + 1 FROM ended e CROSS JOIN LATERAL (
+        SELECT FROM runs WHERE tenant_id = e.tenant AND event_key = e.key || '-retry-' || e.times + 1
         AND ended_at IS NOT NULL LIMIT 1) r)
-SELECT count(*) FROM ended
+SELECT tenant, key, count(*) FROM ended GROUP BY tenant, key
 """
 
 
 async def insert(connection: Connection, start: Start) -> Started:
-    row = _row(start)
-    for times in itertools.count(await _repetitions(connection, row) if start.again else 0):
-        started, ended = await _insert(connection, {**row, "key": retry_id(start.event_key, times)})
-        if not (ended and start.again):
-            break
-    return started
-
-
-async def _repetitions(connection: Connection, row: Mapping[str, Any]) -> int:
-    found = await (await connection.execute(REPETITIONS, row)).fetchone()
-    return found[0] if found else 0
+    return (await insert_many(connection, [start]))[0]
 
 
 async def insert_many(connection: Connection, starts: Sequence[Start]) -> list[Started]:
-    """Each as `insert` would, in one statement, in the caller's transaction; one that is wrong fails them all."""
+    """In few statements and the caller's transaction, if there is one; one that is wrong fails them all. Runs of a flow
+    without a story have their first stage opened here, too."""
+    rows = {(start.tenant_id, start.event_key): _row(start) for start in starts}
+    again = {(start.tenant_id, start.event_key) for start in starts if start.again}
+    names = {key: key[1] for key in rows}
+    found: dict[tuple[str, str], Started] = {}
+    async with connection.transaction():
+        while left := set(rows) - set(found):
+            for key, times in (await _repetitions(connection, left & again)).items():
+                names[key] = retry_id(key[1], times)
+            by_name = {(key[0], names[key]): key for key in left}
+            for started, ended in await _insert(connection, [{**rows[by_name[n]], "key": n[1]} for n in by_name]):
+                key = by_name[started.run.tenant_id, started.run.event_key]
+                if not (ended and key in again):
+                    found[key] = started
+        new = [(start.flow, found[key]) for key, start in {(s.tenant_id, s.event_key): s for s in starts}.items()]
+        by_flow: dict[str, tuple[Flow, list[Run]]] = {}
+        for flow, started in new:
+            if flow.story is None and flow.begin is not None and not started.deduplicated:
+                by_flow.setdefault(flow.name, (flow, []))[1].append(started.run)
+        for flow, begun in by_flow.values():
+            await flow.begin(connection, begun)  # type: ignore[misc]
+    return [found[start.tenant_id, start.event_key] for start in starts]
+
+
+async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    if not keys:
+        return {}
+    tenants, names = zip(*keys, strict=True)
+    cursor = await connection.execute(REPETITIONS, {"tenants": list(tenants), "keys": list(names)})
+    return {(tenant, key): times for tenant, key, times in await cursor.fetchall()}
+
+
+async def _insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[tuple[Started, bool]]:
+    """The runs of these keys, new or known; and whether they have ended."""
     async with connection.cursor(row_factory=class_row(Run)) as cursor:
-        await cursor.execute(INSERT, _rows(map(_row, starts)))
+        try:
+            await cursor.execute(INSERT, _rows(rows))
+        except psycopg.DataError as error:
+            raise InvalidInput(f"input of flow {rows[0]['flow']}: {error.diag.message_primary}") from error
         new = await cursor.fetchall()
-        keys = {(start.tenant_id, start.event_key) for start in starts} - {
-            (run.tenant_id, run.event_key) for run in new
-        }
-        known: list[Run] = []
-        if keys:  # committed by somebody else, hence visible to this second statement
-            await cursor.execute(KNOWN, [list(column) for column in zip(*keys, strict=True)])
-            known = await cursor.fetchall()
-    return [Started(run, deduplicated=False) for run in new] + [Started(run, deduplicated=True) for run in known]
+    keys = {(row["tenant"], row["key"]) for row in rows} - {(run.tenant_id, run.event_key) for run in new}
+    started = [(Started(run, deduplicated=False), False) for run in new]
+    if keys:  # committed by somebody else, hence visible to this second statement
+        known = await connection.execute(KNOWN, [list(column) for column in zip(*keys, strict=True)])
+        started += [(Started(Run(*run), deduplicated=True), ended) for ended, *run in await known.fetchall()]
+    return started
 
 
 def _row(start: Start) -> dict[str, Any]:
@@ -149,40 +174,25 @@ def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:
         raise InvalidInput(f"input of flow {flow.name}: {_readable(error)}") from error
 
 
-async def _insert(connection: Connection, row: dict[str, Any]) -> tuple[Started, bool]:
-    """The run of this key, new or known; and whether it has ended."""
-    async with connection.cursor(row_factory=class_row(Run)) as cursor:
-        try:
-            await cursor.execute(INSERT, _rows([row]))
-        except psycopg.DataError as error:
-            raise InvalidInput(f"input of flow {row['flow']}: {error.diag.message_primary}") from error
-        if (run := await cursor.fetchone()) is not None:
-            return Started(run, deduplicated=False), False
-    # Committed by somebody else, hence visible to this second statement.
-    known = await connection.execute(
-        "SELECT ended_at IS NOT NULL, id, tenant_id, flow, event_key, input, correlation_id FROM runs"
-        " WHERE tenant_id = %(tenant)s AND event_key = %(key)s",
-        row,
-    )
-    found = await known.fetchone()
-    assert found is not None  # noqa: S101 - runs are never deleted while their key is in use
-    return Started(Run(*found[1:]), deduplicated=True), bool(found[0])
-
-
 async def announce(connection: Connection) -> None:
     """Somebody else leads: a server that hears this takes up the runs whose workflow has not been started."""
     await connection.execute("SELECT pg_notify(%s, '')", (RUNS_CHANNEL,))
 
 
-async def load(connection: Connection, run_id: int) -> Run:
+async def load_many(connection: Connection, run_ids: Collection[int]) -> list[Run]:
+    """Those there are, by id."""
     async with connection.cursor(row_factory=class_row(Run)) as cursor:
         await cursor.execute(
-            "SELECT id, tenant_id, flow, event_key, input, correlation_id FROM runs WHERE id = %s", (run_id,)
+            "SELECT id, tenant_id, flow, event_key, input, correlation_id FROM runs WHERE id = ANY(%s) ORDER BY id",
+            (list(run_ids),),
         )
-        run = await cursor.fetchone()
-    if run is None:
+        return await cursor.fetchall()
+
+
+async def load(connection: Connection, run_id: int) -> Run:
+    if not (found := await load_many(connection, [run_id])):
         raise NotFound(f"there is no run {run_id}")
-    return run
+    return found[0]
 
 
 async def has_ended(connection: Connection, run_id: int) -> bool:
@@ -198,9 +208,16 @@ async def begin(connection: Connection, flow: Flow, run: Run) -> bool:
         word = await lock(connection, run.id)
         if flow.words.meaning[word] is State.RUNNING:
             return False
-        await set_status(connection, flow, run, word, State.RUNNING)
+        await set_status(connection, flow, [Move(run, word, State.RUNNING)])
     run.trace.start(f"run-{flow.name}", event_key=run.event_key)
     return True
+
+
+async def begin_many(connection: Connection, flow: Flow, queued: Sequence[Run]) -> None:
+    """Of runs that this transaction has inserted, hence nobody else has seen."""
+    await set_status(connection, flow, [Move(run, flow.words.initial, State.RUNNING) for run in queued])
+    for run in queued:
+        run.trace.start(f"run-{flow.name}", event_key=run.event_key)
 
 
 async def set_phase(connection: Connection, run: Run, phase: str) -> None:
@@ -210,23 +227,39 @@ async def set_phase(connection: Connection, run: Run, phase: str) -> None:
     )
 
 
-async def select(connection: Connection, run: Run, targets: Sequence[NewItem]) -> int:
-    """The targets this run answers for, each with an open outcome. Decided once: a replay keeps the first answer."""
-    names = sorted({storable(item.target or item.key, LONGEST_KEY) for item in targets})
+SELECT = """
+WITH t AS MATERIALIZED (
+    SELECT DISTINCT run, target FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(run bigint, target text)),
+chosen AS (
+    UPDATE runs r SET selected = n.targets
+    FROM (SELECT id, count(t.target) AS targets FROM unnest(%(runs)s::bigint[]) AS g(id)
+          LEFT JOIN t ON t.run = g.id GROUP BY id) AS n
+    WHERE r.id = n.id AND r.selected IS NULL AND r.ended_at IS NULL RETURNING r.id, r.selected),
+noted AS (
+    INSERT INTO run_log (run_id, at, level, message, data)
+    SELECT id, ecluse_now(), 'info', 'selected ' || selected || ' targets', jsonb_build_object('targets', selected)
+    FROM chosen),
+opened AS (INSERT INTO outcomes (run_id, target) SELECT t.run, t.target FROM t JOIN chosen ON chosen.id = t.run)
+SELECT id FROM chosen
+"""
+
+
+async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]]) -> None:
+    """The targets that runs answer for, each with an open outcome. Decided once: a replay keeps the first answer."""
+    rows = [
+        {"run": run_id, "target": storable(item.target or item.key, LONGEST_KEY)}
+        for run_id, items in targets.items()
+        for item in items
+    ]
     async with connection.transaction():
-        cursor = await connection.execute(
-            "UPDATE runs SET selected = %s WHERE id = %s AND selected IS NULL AND ended_at IS NULL",
-            (len(names), run.id),
-        )
-        if cursor.rowcount:
-            await connection.execute(
-                "INSERT INTO outcomes (run_id, target) SELECT %s, jsonb_array_elements_text(%s::jsonb)",
-                (run.id, to_json(names).decode()),
-            )
-            await run_log.write(connection, run.id, f"selected {len(names)} targets", targets=len(names))
-            await outbox.tell(connection, [run.id], "selected")
-        row = await (await connection.execute("SELECT selected FROM runs WHERE id = %s", (run.id,))).fetchone()
-    return row[0] if row else 0
+        cursor = await connection.execute(SELECT, {"rows": to_json(rows).decode(), "runs": list(targets)})
+        if chosen := [row[0] for row in await cursor.fetchall()]:
+            await outbox.tell(connection, chosen, "selected")
+
+
+async def how_many_selected(connection: Connection, run_id: int) -> int:
+    row = await (await connection.execute("SELECT selected FROM runs WHERE id = %s", (run_id,))).fetchone()
+    return row[0] or 0 if row else 0
 
 
 async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
@@ -248,31 +281,50 @@ async def lock(connection: Connection, run_id: int) -> str:
     return str(row[0])
 
 
-async def set_status(
-    connection: Connection,
-    flow: Flow,
-    run: Run,
-    from_word: str,
-    state: State,
-    *,
-    ended: bool = False,
-    **columns: Any,
-) -> str:
-    """Returns the flow's word for it."""
-    to_word = flow.words.word(state, after=from_word)
-    flow.words.check(from_word, to_word)
-    sets = "".join(f", {name} = %({name})s" for name in columns)
-    instant = "ended_at" if ended else "started_at"
-    await connection.execute(
-        f"UPDATE runs SET status = %(to)s, state = %(state)s, {instant} = ecluse_now(){sets}"  # noqa: S608 - our names
-        " WHERE id = %(run)s AND status = %(from)s",
-        {"to": to_word, "state": state, "run": run.id, "from": from_word, **columns},
-    )
-    if ended:
-        await connection.execute("SELECT pg_notify(%s, %s)", (ENDED_CHANNEL, str(run.id)))
-    level: Literal["info", "error"] = "error" if state is State.FAILED else "info"
-    await run_log.write(connection, run.id, f"{from_word} -> {to_word}", level=level, **columns)
-    return to_word
+class Move(NamedTuple):
+    """A run's status, from the word it had to the flow's word for a state. `facts` are columns set with it."""
+
+    run: Run
+    from_word: str
+    state: State
+    facts: Mapping[str, Any] = {}
+
+
+FACTS = {"successful": "integer", "failed": "integer", "ignored": "integer"} | dict.fromkeys(
+    ("end_cause", "reason", "error_code", "error_message"), "text"
+)
+SET_STATUS = f"""
+WITH m AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(%(moves)s::jsonb)
+        AS m(run bigint, from_word text, to_word text, state text, ends boolean, level text, data jsonb,
+             {", ".join(f"{name} {kind}" for name, kind in FACTS.items())})),
+moved AS (
+    UPDATE runs r SET status = m.to_word, state = m.state,
+        started_at = CASE WHEN m.ends THEN r.started_at ELSE ecluse_now() END,
+        ended_at = CASE WHEN m.ends THEN ecluse_now() END,
+        {", ".join(f"{name} = m.{name}" for name in FACTS)}
+    FROM m WHERE r.id = m.run AND r.status = m.from_word RETURNING r.id),
+noted AS (
+    INSERT INTO run_log (run_id, at, level, message, data)
+    SELECT run, ecluse_now(), level, from_word || ' -> ' || to_word, data FROM m ORDER BY run)
+SELECT pg_notify('{ENDED_CHANNEL}', id::text) FROM moved JOIN m ON m.run = moved.id WHERE m.ends
+"""  # noqa: S608 - our own names
+
+
+async def set_status(connection: Connection, flow: Flow, moves: Sequence[Move]) -> list[str]:
+    """Returns the flow's words for them."""
+    words, rows = [], []
+    for run, from_word, state, facts in moves:
+        to_word = flow.words.word(state, after=from_word)
+        flow.words.check(from_word, to_word)
+        words.append(to_word)
+        rows.append(
+            {"run": run.id, "from_word": from_word, "to_word": to_word, "state": state}
+            | {"ends": "end_cause" in facts, "level": "error" if state is State.FAILED else "info"}
+            | {"data": facts or None, **facts}
+        )
+    await connection.execute(SET_STATUS, {"moves": to_json(rows).decode()})
+    return words
 
 
 def _readable(error: ValidationError) -> str:

@@ -89,7 +89,8 @@ class Story:
         payload) is for `fan_out`."""
 
         async def chosen(connection: Connection, run: Run) -> int:
-            return await runs.select(connection, run, await source(connection, run))
+            await runs.select(connection, {run.id: await source(connection, run)})
+            return await runs.how_many_selected(connection, run.id)
 
         count = await self.step("select", chosen)
         crashpoint("after select")

@@ -21,6 +21,7 @@ log = structlog.get_logger(__name__)
 SWEEP_SECONDS = 5.0  # and at once after a lost connection: the listener says so
 SUSPECT_SECONDS = 1.0
 DROP_SECONDS = 0.5
+WATCH_SECONDS = 15.0
 
 ENDED = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NOT NULL"
 
@@ -84,6 +85,16 @@ class Sweeps:
             await asyncio.sleep(SWEEP_SECONDS)
             with patience("settling writes in doubt"):
                 await settling.settle_forgotten(self._pool, self._flows, self._contexts, self._replica)
+
+    async def watch(self) -> None:
+        """What the flows themselves look after."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            for flow in self._flows.values():
+                if flow.watch is not None:
+                    with patience(f"watching {flow.name}"):
+                        async with self._pool.connection() as connection:
+                            await flow.watch(connection)
 
     async def sweep(self) -> None:
         """What a crash, a lost connection or a restart of the database has left lying."""

@@ -24,12 +24,12 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import claim, closing, finishing
-from ecluse.engine.claim import AHEAD_SECONDS, ALONE, Claimant, Taken
+from ecluse.engine import claim, closing, finishing, news
+from ecluse.engine.claim import AHEAD_SECONDS, ALONE, SHARE_OF_SUSPECTS, SUSPECTS_SECONDS, Claimant, Taken
 from ecluse.engine.committer import LARGEST_BATCH, Committer, Finish
 from ecluse.engine.effects import LATER, Ended, Fenced, Performer
 from ecluse.engine.finishing import TOO_MANY_CRASHES, later
-from ecluse.engine.flow import Done, Flow, Ignored, Item, Result, Stage, WorkContext, Write
+from ecluse.engine.flow import Done, Flow, Ignored, Item, Postponed, Result, Stage, Tell, WorkContext, Write
 from ecluse.engine.hands import Hand, Hands
 from ecluse.engine.lanes import Closed, Lanes
 
@@ -42,11 +42,6 @@ PACE_SECONDS = 0.03  # over which the pace is measured
 # A lane with a rate gives permits for a tenth of a second at a time: while it does, ask more often; a slow one has its
 # next permit at an instant that we know.
 PACED_SECONDS = 2.0
-# Items that workers died with are looked for this often. A replica holds a tenth of its hands of what one worker died
-# with, a hundredth of what two did: the culprit is narrowed down while the others go on. From the third death on an
-# item runs alone (claim.ALONE); two more, and it is not run again.
-SUSPECTS_SECONDS = 1.0
-SHARE_OF_SUSPECTS = {1: 10, 2: 100}
 
 
 class Worker:
@@ -63,12 +58,14 @@ class Worker:
         clock: Clock,
         chance: random.Random,
         alive: Callable[[], bool],
+        tell: Tell,
         died: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._work_pool = work_pool
         self._pool = pool
         self._flows = flows
         self._contexts = {name: replace(context, reserve=self._reserve) for name, context in contexts.items()}
+        self._tell = tell
         self._stages = {(flow.name, stage.name): stage for flow in flows.values() for stage in flow.stages}
         weights = [stage.weight for stage in self._stages.values()]
         self._who = Claimant(replica, [f"{flow}/{stage}" for flow, stage in self._stages], weights)
@@ -130,16 +127,18 @@ class Worker:
         return {run for run, _ in self._in_hand}
 
     def drop(self, run_ids: Iterable[int]) -> None:
-        """These runs have ended: what is not started is forgotten, reads are cancelled. A write that is under way is
-        let finish, because its answer says what became of it."""
+        """These runs have ended: what is not started is forgotten, reads are cancelled. A write that is under way, or a
+        call that was paid for, is let finish."""
         ended = self.runs_in_hand.intersection(run_ids)
         self._ended = self._ended & self.runs_in_hand | ended
         if ended:
             for taken in self.hands.drop(lambda taken: taken.item.run_id in ended):
                 self._forget([taken])
-            self.hands.interrupt(
-                lambda taken: taken.item.run_id in ended and self._performer.phase.get(taken.held) != "sending"
-            )
+            self.hands.interrupt(lambda taken: taken.item.run_id in ended and not self._worth_its_answer(taken))
+
+    def _worth_its_answer(self, taken: Taken) -> bool:
+        paid = self._stages[taken.item.flow, taken.item.stage].paid
+        return paid or self._performer.phase.get(taken.held) == "sending"
 
     async def drain(self, grace: float) -> None:
         """After `run` was cancelled: let what is running finish, for at most `grace` seconds."""
@@ -280,6 +279,8 @@ class Worker:
         context, effect = self._contexts[item.flow], None
         outcome: Result | VendorError | datetime
         spent = finishing.spent(stage, item) if item.crashes or item.executions else None
+        if stage.paid and item.crashes and spent is None:
+            await finishing.note_resend(self._pool, taken, self._who.replica)
         if spent is not None and (item.crashes > TOO_MANY_CRASHES or not isinstance(stage.work, Write)):
             outcome = spent
         elif isinstance(stage.work, Write):
@@ -295,6 +296,9 @@ class Worker:
                 return Finish(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
             case VendorError() as error:
                 return self._failed(stage, taken, error, effect)
+            case Postponed(until, why):
+                log.debug("postponed", **item.told, until=until, why=why)
+                return later(stage, taken, until)
             case datetime() as at:
                 return later(stage, taken, at, effect)
             case other:
@@ -306,13 +310,13 @@ class Worker:
         now, chance = self._clock.now(), self._chance
         return finishing.failed(stage, taken, error, effect, in_doubt=in_doubt, now=now, chance=chance)
 
-    def _committed(self, batch: Sequence[Finish]) -> None:
+    def _committed(self, batch: Sequence[Finish], over: Sequence[Finish]) -> None:
         for finish in batch:
             if finish.due_at is not None:
                 self._wake_at(finish.due_at)
         self._forget(batch)
-        if self._to_close:
-            task = asyncio.create_task(self._close())
+        if self._to_close or over:
+            task = asyncio.create_task(self._close(over))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
@@ -332,8 +336,9 @@ class Worker:
                 self._to_close.add(pair)
         self.wake()
 
-    async def _close(self) -> None:
+    async def _close(self, over: Sequence[Finish]) -> None:
         pairs, self._to_close = self._to_close, set()
+        await news.tell(self._pool, over, self._tell)  # first: of an item before its run
         if not pairs:
             return
         try:

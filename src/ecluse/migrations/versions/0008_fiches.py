@@ -122,7 +122,13 @@ COMMENT ON COLUMN speech_results.key IS 'SHA-256 of call, URL without its query,
 """
 
 
+PAID = """
+ALTER TABLE attempts ADD COLUMN maybe_paid boolean;
+COMMENT ON COLUMN attempts.maybe_paid IS 'a call that costs money was repeated though its first answer may exist';
+"""
+
+
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
-    for part in (FICHES, TRANSCRIPTION):
+    for part in (FICHES, TRANSCRIPTION, PAID):
         connection.execute(part)  # type: ignore[union-attr]

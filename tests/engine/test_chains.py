@@ -1,0 +1,276 @@
+"""Flows without a story: begun where they are inserted, a stage opening the next, ended together, told of on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from ecluse.base.errors import PermanentError, TransientError
+from ecluse.engine import (
+    Done,
+    Event,
+    Flow,
+    Lane,
+    Live,
+    NewItem,
+    Postponed,
+    Start,
+    begin_runs,
+    hold_for_runs,
+    holders,
+    insert_runs,
+    open_stage,
+)
+from tests.engine.flows import PATIENCE, QUICK, Targets, stage, succeed
+
+
+class Chain:
+    """Two stages: `first` finds the parts of a run's one subject, `second` works on each."""
+
+    def __init__(self, second=succeed, **options):
+        self.told: list[Live] = []
+        self.runs_at_once: list[int] = []
+        self.second = stage(second, name="second", **options)
+        self.first = replace(
+            stage(self._find, name="first"), save=self._save, opens=True, retry=replace(QUICK, executions=1)
+        )
+        self.flow = Flow("chain", (self.first, self.second), None, Targets, begin=self._begin, ended=self._ended)
+
+    async def _begin(self, connection, runs):
+        await begin_runs(connection, self.flow, runs)
+        await open_stage(connection, self.first, [(run, [NewItem(run.event_key)]) for run in runs])
+
+    async def _find(self, context, item):
+        if item.key.endswith("broken"):
+            raise PermanentError("there is no such thing", code="NOT_FOUND")
+        return Done({"parts": 3 if item.key != "empty" else 0})
+
+    async def _save(self, connection, results):
+        wanted = []
+        cursor = await connection.execute(
+            "SELECT id, tenant_id, flow, event_key, input FROM runs WHERE id = ANY(%s)",
+            ([one.item.run_id for one in results],),
+        )
+        from ecluse.engine import Run
+
+        by_id = {row[0]: Run(*row) for row in await cursor.fetchall()}
+        for one in results:
+            parts = [NewItem(f"{one.item.key}-{n}") for n in range(one.result["parts"])]
+            wanted.append((by_id[one.item.run_id], parts))
+        await open_stage(connection, self.second, wanted, select=True, chunk=2)
+
+    async def _ended(self, connection, runs):
+        self.runs_at_once.append(len(runs))
+        cursor = await connection.execute(
+            "SELECT id, status, error_code FROM runs WHERE id = ANY(%s)", ([run.id for run in runs],)
+        )
+        return [
+            Event("default", f"chain-{run}:over", "chain.over", f"run:{run}", {"status": status, "code": code}, "c")
+            for run, status, code in await cursor.fetchall()
+        ]
+
+
+async def start(kit, flow, *names, **options):
+    async with kit.pool.connection() as connection:
+        return await insert_runs(connection, [Start(flow, name, **options) for name in names])
+
+
+@pytest.fixture
+def ask(dsn):
+    def ask(sql, *parameters):
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            return connection.execute(sql, parameters).fetchall()
+
+    return ask
+
+
+@pytest.mark.req("G-82", "ENG-11")
+async def test_a_stage_opens_the_next_in_its_own_commit_and_the_run_ends_by_itself(start_kit, ask):
+    chain = Chain()
+    kit = await start_kit(chain.flow)
+    started = await start(kit, chain.flow, "a", "empty", "broken")
+    ends = {s.run.event_key: await kit.wait_for_run(s.run.id, PATIENCE) for s in started}
+    assert (ends["a"]["status"], ends["a"]["selected"], ends["a"]["successful"]) == ("completed", 3, 3)
+    assert (ends["empty"]["status"], ends["empty"]["selected"], ends["empty"]["reason"]) == (
+        "completed",
+        0,
+        "no_targets",
+    )
+    broken = ends["broken"]
+    assert (broken["status"], broken["end_cause"], broken["error_code"]) == ("failed", "catastrophic", "NOT_FOUND")
+    assert broken["reason"] == "there is no such thing"
+    events = ask("SELECT payload->>'status', payload->>'code' FROM events_outbox WHERE event_type = 'chain.over'")
+    assert sorted(events, key=str) == sorted(
+        [("completed", None), ("completed", None), ("failed", "NOT_FOUND")], key=str
+    )
+    assert ask("SELECT event_type FROM events_outbox WHERE event_key = 'broken:failed'") == [("chain/failed",)]
+
+
+@pytest.mark.req("G-82")
+async def test_runs_that_are_over_at_once_end_together(start_kit):
+    chain = Chain()
+    kit = await start_kit(chain.flow)
+    started = await start(kit, chain.flow, *(f"r{n:03d}" for n in range(100)))
+    for one in started:
+        assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "completed"
+    assert sum(chain.runs_at_once) == 100
+    assert len(chain.runs_at_once) < 50
+
+
+@pytest.mark.req("G-19")
+async def test_many_starts_answer_in_order_and_repeat_only_what_has_ended(start_kit):
+    held = asyncio.Event()
+
+    async def wait(context, item):
+        if item.key.startswith("slow"):
+            await held.wait()
+        return Done()
+
+    chain = Chain(wait)
+    kit = await start_kit(chain.flow)
+    first = await start(kit, chain.flow, "quick", "slow", again=True)
+    await kit.wait_for_run(first[0].run.id, PATIENCE)
+    second = await start(kit, chain.flow, "slow", "quick", "new", again=True)
+    assert [(s.run.event_key, s.deduplicated) for s in second] == [
+        ("slow", True),
+        ("quick-retry-1", False),
+        ("new", False),
+    ]
+    assert second[0].run.id == first[1].run.id
+    held.set()
+    for one in (*first, *second):
+        await kit.wait_for_run(one.run.id, PATIENCE)
+    third = await start(kit, chain.flow, "quick", again=True)
+    assert third[0].run.event_key == "quick-retry-2"
+    await kit.wait_for_run(third[0].run.id, PATIENCE)
+
+
+async def test_what_is_postponed_begins_anew_and_counts_no_execution(start_kit, ask):
+    tries = []
+
+    async def not_yet(context, item):
+        tries.append(item.executions)
+        if len(tries) < 4:
+            return Postponed(context.now() + timedelta(milliseconds=20), "somebody else has it")
+        return Done()
+
+    chain = Chain(not_yet, retry=replace(QUICK, executions=1))
+    kit = await start_kit(chain.flow)
+    (one,) = await start(kit, chain.flow, "empty-but-one")
+    assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "completed"
+    assert len(tries) >= 4
+    assert set(tries) == {0}
+    assert ask("SELECT count(*) FROM attempts") == [(0,)]
+
+
+@pytest.mark.req("ENG-70")
+async def test_news_of_items_that_are_over_come_before_the_end_of_their_run_and_harm_nobody(start_kit):
+    seen, ended = [], []
+
+    async def news(connection, over):
+        if any(one.item.key == "bad-0" for one in over):
+            raise RuntimeError("nobody listens")
+        seen.extend((one.item.key, one.status, one.error_code) for one in over)
+        return [Live(one.item.tenant_id, "part.over", {"key": one.item.key}) for one in over]
+
+    async def second(context, item):
+        context.tell([Live(item.tenant_id, "part.begun", {"key": item.key})])
+        if item.key == "a-1":
+            raise PermanentError("no", code="REFUSED")
+        if item.key == "a-2" and item.executions == 0:
+            raise TransientError("later")
+        return Done({"key": item.key})
+
+    chain = Chain(second, news=news)
+    kit = await start_kit(chain.flow, live=ended.extend)
+    (one,) = await start(kit, chain.flow, "a")
+    assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "partial"
+    assert sorted(seen) == [("a-0", "succeeded", None), ("a-1", "failed", "REFUSED"), ("a-2", "succeeded", None)]
+    names = [live.event for live in ended]
+    assert names.count("part.begun") == 4  # one of them twice
+    assert names.count("part.over") == 3
+    (bad,) = await start(kit, chain.flow, "bad")
+    assert (await kit.wait_for_run(bad.run.id, PATIENCE))["status"] == "completed"
+
+
+@pytest.mark.req("G-82", "G-80")
+async def test_what_was_paid_for_is_kept_although_its_run_was_ended(start_kit, ask):
+    asked, answer, saved = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def pay(context, item):
+        asked.set()
+        await answer.wait()
+        return Done({"worth": 7})
+
+    async def keep(connection, results):
+        saved.set()
+
+    chain = Chain(pay, save=keep, paid=True)
+    kit = await start_kit(chain.flow)
+    (one,) = await start(kit, chain.flow, "a")
+    await asyncio.wait_for(asked.wait(), 30)
+    await kit.end_run(one.run.id, "enough")
+    answer.set()
+    await asyncio.wait_for(saved.wait(), 30)
+    assert (await kit.wait_for_run(one.run.id, PATIENCE))["failed"] == 3
+    assert ask("SELECT DISTINCT outcome, error_code FROM outcomes WHERE run_id = %s", one.run.id) == [
+        ("failed", "RUN_ENDED")
+    ]
+
+
+@pytest.mark.req("G-80")
+async def test_a_repetition_that_may_have_been_paid_for_is_noted(start_kit, ask):
+    async def unsure(context, item):
+        if item.executions == 0:
+            raise TransientError("no answer", code="TIMEOUT")
+        return Done()
+
+    chain = Chain(unsure, paid=True)
+    kit = await start_kit(chain.flow)
+    (one,) = await start(kit, chain.flow, "a")
+    assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "completed"
+    assert ask("SELECT DISTINCT error_code, ambiguous, maybe_paid, count(*) FROM attempts GROUP BY 1, 2, 3") == [
+        ("TIMEOUT", True, True, 3)
+    ]
+
+
+@pytest.mark.req("ENG-30", "G-81", "G-82")
+async def test_runs_hold_many_leases_until_they_end_and_whoever_comes_second_is_told_by_whom(start_kit, ask):
+    chain = Chain()
+    kit = await start_kit(chain.flow)
+    idle = Flow("idle", (stage(name="idle", lane=Lane("nobody")),), None, Targets)
+    one, two = await start(kit, idle, "one", "two")
+    wanted = [f"thing:{n}" for n in range(3_000)]
+    async with kit.pool.connection() as connection, connection.transaction():
+        assert await hold_for_runs(connection, [(one.run.id, "default", key) for key in wanted]) == {}
+    async with kit.pool.connection() as connection:
+        async with connection.transaction():
+            lost = await hold_for_runs(connection, [(two.run.id, "default", key) for key in ("thing:7", "other")])
+            assert lost == {"thing:7": one.run.id}
+            assert await hold_for_runs(connection, [(two.run.id, "elsewhere", "thing:7")]) == {}
+        assert await holders(connection, "default", ["thing:8", "other", "free"]) == {
+            "thing:8": one.run.id,
+            "other": two.run.id,
+        }
+    kit.by_name["idle"] = idle
+    await kit.end_run(one.run.id, "enough")
+    async with kit.pool.connection() as connection, connection.transaction():
+        assert await hold_for_runs(connection, [(two.run.id, "default", "thing:7")]) == {}
+    assert ask("SELECT fence, end_cause FROM leases WHERE tenant_id = 'default' AND key = 'thing:7' ORDER BY 1") == [
+        (1, "run ended"),
+        (2, None),
+    ]
+
+
+async def test_nothing_is_opened_in_a_run_that_has_ended(start_kit, ask):
+    chain = Chain()
+    kit = await start_kit(chain.flow)
+    (one,) = await start(kit, chain.flow, "empty")
+    await kit.wait_for_run(one.run.id, PATIENCE)
+    async with kit.pool.connection() as connection, connection.transaction():
+        await open_stage(connection, replace(chain.second, name="late"), [(one.run, [NewItem("x")])], select=True)
+    assert ask("SELECT count(*) FROM items WHERE stage = 'late'") == [(0,)]
