@@ -1,5 +1,5 @@
-"""A transcript in pieces that can be read and quoted one by one: derived from the words by speaker, pauses and length, or
-from the bare text where there are no words."""
+"""A transcript in pieces that can be read and quoted one by one: derived from the words by speaker, pauses and length,
+or from the bare text where there are no words."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ecluse.access.envelope import Refused
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Lane, NewItem, RetryPolicy, Run, Saved, Stage, hold_for_runs, open_stage
+from ecluse.engine import Flow, Lane, NewItem, RetryPolicy, Run, Saved, Stage, begin_runs, hold_for_runs, open_stage
 from ecluse.flows.fiches.fetching import Fetched, save_details
 from ecluse.flows.transcriptions import planning, rules, saving, stalling, telling, traces, work
 from ecluse.flows.transcriptions.config import Config
@@ -105,6 +105,7 @@ class Transcription:
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
         """Of runs just inserted: each has its fiche for itself, or none of them begins."""
+        await begin_runs(connection, self.flow, runs)
         fiches = [run.input["fiche_id"] for run in runs]
         await connection.execute(PUT_RUNS, ([run.id for run in runs], [run.tenant_id for run in runs], fiches))
         locks = [(run.id, run.tenant_id, rules.fiche_lock(run.input["fiche_id"])) for run in runs]
@@ -121,7 +122,7 @@ class Transcription:
                 for run in later
                 if run.input["priority"] == priority
             ]
-            await open_stage(connection, self.refresh, first, select=False, priority=priority)
+            await open_stage(connection, self.refresh, first, priority=priority)
         if at_once := [run for run in runs if run not in later]:
             await planning.plan(connection, at_once, self.known, self.recordings, self.config)
 

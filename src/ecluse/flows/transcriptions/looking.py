@@ -4,11 +4,11 @@ look at about the same moment share one question."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Item, hold_for_runs
+from ecluse.engine import Item, WorkContext, hold_for_runs
 from ecluse.flows.transcriptions import rules
 
 GATHER_SECONDS = 0.005
@@ -29,49 +29,41 @@ class Standing(NamedTuple):
     holder: int | None  # the run that has its lock
 
 
-Ask = Callable[[Callable[[Connection], Awaitable[dict[int, Standing]]]], Awaitable[dict[int, Standing]]]
-
-
 class Looks:
     def __init__(self) -> None:
         self._gathering: list[Item] | None = None
         self._asking: asyncio.Task[dict[int, Standing]] | None = None
 
-    async def look(self, ask: Ask, item: Item) -> Standing:
+    async def look(self, context: WorkContext, item: Item) -> Standing:
         if self._gathering is None or self._asking is None:
             self._gathering = []
-            self._asking = asyncio.create_task(self._answer(ask, self._gathering))
+            self._asking = asyncio.create_task(self._answer(context, self._gathering))
         self._gathering.append(item)
         answers = await asyncio.shield(self._asking)  # whoever is interrupted does not interrupt the others
         return answers[item.id]
 
-    async def _answer(self, ask: Ask, gathered: list[Item]) -> dict[int, Standing]:
+    async def _answer(self, context: WorkContext, gathered: list[Item]) -> dict[int, Standing]:
         await asyncio.sleep(GATHER_SECONDS)
         self._gathering = None
-        return await ask(lambda connection: look(connection, gathered))
+        async with context.database() as connection:
+            return await look(connection, gathered)
 
 
 async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
     """A lock that nobody has any more (an operator took it away) is taken again."""
     cursor = await connection.execute(LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
     found = {row[0]: Standing(*row[1:]) for row in await cursor.fetchall()}
-    free = {_key(item): item for item in items if found[item.id].holder is None}
+    free = [item for item in items if found[item.id].holder is None]
     if free:
-        wanted = [(item.run_id, item.tenant_id, _lock(item)) for item in free.values()]
         async with connection.transaction():
-            held = await hold_for_runs(connection, wanted)
-        for item in free.values():
-            holder = held.get(_lock(item), item.run_id)
-            found[item.id] = found[item.id]._replace(holder=holder)
+            held = await hold_for_runs(connection, [(item.run_id, item.tenant_id, _lock(item)) for item in free])
+        for item in free:
+            found[item.id] = found[item.id]._replace(holder=held.get(_lock(item), item.run_id))
     return found
 
 
 def _lock(item: Item) -> str:
     return rules.recording_lock(item.payload["fiche_id"], item.key)
-
-
-def _key(item: Item) -> tuple[str, str]:
-    return item.tenant_id, _lock(item)
 
 
 def _row(item: Item) -> tuple[Any, ...]:

@@ -3,14 +3,13 @@ the transaction that makes it: counts, leases, events, and the stages that do it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Event, NewItem, Run, Stage, hold_for_runs, open_stage, write_events
+from ecluse.engine import Event, NewItem, Run, Stage, announce, hold_for_runs, open_stage, select_targets, write_events
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.rules import Counts
@@ -59,26 +58,29 @@ class Plan(NamedTuple):
     def priority(self) -> Any:
         return self.run.input["priority"]
 
-    def item(self, index: int, target: Target, **more: Any) -> NewItem:
-        payload = {
-            "fiche_id": self.fiche_id,
-            "fiche_cache_id": str(self.fiche_cache_id),
-            "call_id": target.call_id,
-            "index": index,
-            "total": len(self.targets),
-            **more,
-        }
-        # Tenants may have fiches of the same number.
-        return NewItem(target.call_id, payload=payload, group=f"{self.run.tenant_id}/{self.fiche_id}")
+    def items(self, paid: Collection[tuple[str, bytes]], needs_no_call: bool | None) -> list[NewItem]:
+        """Those for the provider, those that need no call, or all of them."""
+        made = []
+        for index, target in enumerate(self.targets, 1):
+            is_paid = (self.run.tenant_id, target.key) in paid
+            if needs_no_call is None or needs_no_call == (is_paid or not target.url.strip()):
+                payload = {
+                    "fiche_id": self.fiche_id,
+                    "fiche_cache_id": str(self.fiche_cache_id),
+                    "call_id": target.call_id,
+                    "index": index,
+                    "total": len(self.targets),
+                    "paid": target.key.hex() if is_paid else None,
+                }
+                # Tenants may have fiches of the same number.
+                made.append(NewItem(target.call_id, payload=payload, group=f"{self.run.tenant_id}/{self.fiche_id}"))
+        return made
 
 
 async def plan(connection: Connection, runs: Sequence[Run], known: Stage, recordings: Stage, config: Config) -> None:
     plans = await _facts(connection, runs, config)
     paid = await _paid_for(connection, plans)
-    rows = [
-        {"run_id": one.run.id, "fiche_cache_id": one.fiche_cache_id, **one.counts.as_dict()}
-        for one in plans
-    ]
+    rows = [{"run_id": one.run.id, "fiche_cache_id": one.fiche_cache_id, **one.counts.as_dict()} for one in plans]
     await connection.execute(STORE, (to_json(rows).decode(),))
     # Whoever has one of them already is asked again just before the call.
     locks = [
@@ -88,22 +90,14 @@ async def plan(connection: Connection, runs: Sequence[Run], known: Stage, record
     ]
     if locks:
         await hold_for_runs(connection, locks)
-    for priority, some in groupby(sorted(plans, key=lambda one: str(one.priority)), key=lambda one: one.priority):
-        here, there = [], []
-        for one in some:
-            mine: tuple[list[NewItem], list[NewItem]] = [], []
-            for index, target in enumerate(one.targets, 1):
-                is_paid = (one.run.tenant_id, target.key) in paid
-                if is_paid or not target.url.strip():
-                    mine[0].append(one.item(index, target, paid=target.key.hex() if is_paid else None))
-                else:
-                    mine[1].append(one.item(index, target))
-            if mine[0]:
-                here.append((one.run, mine[0]))
-            there.append((one.run, mine[1]))
-        if here:
-            await open_stage(connection, known, here, select=True, priority=priority)
-        await open_stage(connection, recordings, there, select=True, priority=priority)
+    await select_targets(connection, {one.run.id: one.items(paid, None) for one in plans})
+    for priority in sorted({one.priority for one in plans}):
+        some = [one for one in plans if one.priority == priority]
+        here = [(one.run, items) for one in some if (items := one.items(paid, True))]
+        await open_stage(connection, known, here, priority=priority)
+        await open_stage(connection, recordings, [(one.run, one.items(paid, False)) for one in some], priority=priority)
+    if any(not one.targets for one in plans):
+        await announce(connection)  # nobody will commit anything of theirs: a sweep ends them
     await write_events(connection, [event for one in plans for event in _told(one)])
     for one in plans:
         calls = [target.call_id for target in one.targets[:SAMPLE]]
@@ -127,7 +121,9 @@ async def _facts(connection: Connection, runs: Sequence[Run], config: Config) ->
             cache_id,
             Counts(total, already, len(open_)),
             [
-                Target(one["call"], one["url"], rules.speech_key(one["call"], one["url"], config.model, config.parameters))
+                Target(
+                    one["call"], one["url"], rules.speech_key(one["call"], one["url"], config.model, config.parameters)
+                )
                 for one in open_
             ],
         )

@@ -1,5 +1,5 @@
-"""Transcriptions over HTTP. A 200 to a POST means "queued": the run is told in the answer, and followed by its events or
-by asking for the status."""
+"""Transcriptions over HTTP. A 200 to a POST means "queued": the run is told in the answer, and followed by its events
+or by asking for the status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ PRIORITIES = ("high", "normal", "low")
 NAMED = 20
 Priority = Annotated[str, Query(examples=["normal"], json_schema_extra={"enum": list(PRIORITIES)})]
 Level = Literal["debug", "info", "warning", "error"]
-Instant = Annotated[datetime | None, Query(), AfterValidator(lambda at: at and (at if at.tzinfo else at.replace(tzinfo=UTC)))]
+Instant = Annotated[
+    datetime | None, Query(), AfterValidator(lambda at: at and (at if at.tzinfo else at.replace(tzinfo=UTC)))
+]
 
 
 def config_of(request: Request) -> Config:
@@ -61,7 +63,12 @@ async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
             correlation_id=request_id(request),
         )
         rows = [
-            {"fiche_id": one.fiche_id, "event_id": one.event_id, "run_id": str(one.run_id), "deduplicated": one.attached}
+            {
+                "fiche_id": one.fiche_id,
+                "event_id": one.event_id,
+                "run_id": str(one.run_id),
+                "deduplicated": one.attached,
+            }
             for one in started
         ]
         old = sum(one.attached for one in started)

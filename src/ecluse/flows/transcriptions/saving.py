@@ -83,9 +83,7 @@ async def _store(connection: Connection, rows: Sequence[dict[str, Any]]) -> None
     cursor = await connection.execute(STORE, (_json(rows),))
     ids = {(fiche, call): recording for recording, fiche, call in await cursor.fetchall()}
     new = [(ids[key], row) for row in rows if (key := (int(row["fiche_cache_id"]), row["call_id"])) in ids]
-    pieces = [
-        {"recording_id": recording, **chunk} for recording, row in new for chunk in row["chunks"] or ()
-    ]
+    pieces = [{"recording_id": recording, **chunk} for recording, row in new for chunk in row["chunks"] or ()]
     rebuilt = [recording for recording, row in new if row["chunks"] is not None]
     if rebuilt:
         await connection.execute(CLEAR_CHUNKS, (rebuilt,))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Run, give_up, wake, write_events
+from ecluse.engine import Run, give_up, wake_workers, write_events
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.planning import event_of
 
@@ -59,8 +59,9 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
             traces.orchestrator(run, fiche_id).warn("stalled: nothing was taken up", **told, call_ids=waiting[:20])
         await write_events(connection, events)
         if warned:
-            await wake(connection)
+            await wake_workers(connection)
         if lost:
             minutes = 2 * stall.total_seconds() / 60
             why = f"Nobody took it up for {minutes:g} minutes, though nothing held it back."
-            await give_up(connection, [one for one in stuck if one[0] in lost], rules.STALLED, why)
+            for stage in sorted({stage for run_id, stage, _ in stuck if run_id in lost}):
+                await give_up(connection, sorted(lost), stage, rules.STALLED, why)

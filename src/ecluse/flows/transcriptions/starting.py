@@ -1,5 +1,5 @@
-"""Starting runs, thousands in one transaction: a fiche that is being transcribed already gets no second run, whoever asks
-is told of the one there is. How often somebody may ask is counted per fiche."""
+"""Starting runs, thousands in one transaction: a fiche that is being transcribed already gets no second run, whoever
+asks is told of the one there is. How often somebody may ask is counted per fiche."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_core import to_json
 
 from ecluse.access.envelope import Refused
 from ecluse.db.connect import Connection
-from ecluse.engine import Event, Flow, Run, Start, holders, insert_runs, wake, write_events
+from ecluse.engine import Event, Flow, Run, Start, holders, insert_runs, load_runs, wake_workers, write_events
 from ecluse.flows.fiches.cache import states
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.flow import Taken
@@ -22,7 +22,6 @@ from ecluse.flows.transcriptions.rules import Counts
 TRIES = 5
 NAMED = 5
 
-RUNS = "SELECT id, tenant_id, flow, event_key, input, correlation_id FROM runs WHERE id = ANY(%s)"
 LOG = """
 INSERT INTO run_log (run_id, at, level, message, event_id)
 SELECT run_id, ecluse_now(), 'info', message, event_id
@@ -129,8 +128,7 @@ async def _attach(
     """Whoever comes second is told how things stand, and the run that it came to is given a push."""
     if not late:
         return {}
-    cursor = await connection.execute(RUNS, (sorted(busy.values()),))
-    runs = {row[0]: Run(*row) for row in await cursor.fetchall()}
+    runs = {run.id: run for run in await load_runs(connection, busy.values())}
     known = await states(connection, tenant, [_fiche(one) for one in late])
     answers, events, lines = {}, [], []
     for one in late:
@@ -149,7 +147,7 @@ async def _attach(
         traces.orchestrator(run, fiche_id).waiting("active run", event_id=event_id, cached=True)
     await connection.execute(LOG, (to_json(lines).decode(),))
     await write_events(connection, events)
-    await wake(connection)
+    await wake_workers(connection)
     return answers
 
 
@@ -164,6 +162,4 @@ def _asked(one: Start, event_id: str, run: Run, attached: bool) -> Event:
         **{name: (one.input or {})[name] for name in ("priority", "wait_for_completion")},
         "attached": attached,
     }
-    return Event(
-        run.tenant_id, event_id, "fiche/transcribe", f"run:{run.id}", asked, one.correlation_id or event_id
-    )
+    return Event(run.tenant_id, event_id, "fiche/transcribe", f"run:{run.id}", asked, one.correlation_id or event_id)

@@ -1,5 +1,5 @@
-"""What is told of a run while it runs (to whoever looks on) and at its end (for good), with its counters as the database
-has them."""
+"""What is told of a run while it runs (to whoever looks on) and at its end (for good), with its counters as the
+database has them."""
 
 from __future__ import annotations
 

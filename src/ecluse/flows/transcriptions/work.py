@@ -1,5 +1,5 @@
-"""What an item does: fetch the fiche anew, say what is known of a recording, or have it written down by the provider. No
-retry, no sleep, no status, no commit."""
+"""What an item does: fetch the fiche anew, say what is known of a recording, or have it written down by the provider.
+No retry, no sleep, no status, no commit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def known(_: WorkContext, item: Item) -> Result:
 
 async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
     tracer, fiche_id, began = traces.worker(item), item.payload["fiche_id"], time.monotonic()
-    standing = await context.vendors.looks.look(context.ask, item)
+    standing = await context.vendors.looks.look(context, item)
     tracer.start(
         "transcribe-recording",
         index=item.payload["index"],
