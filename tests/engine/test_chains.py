@@ -1,4 +1,4 @@
-"""Flows without a story: begun where they are inserted, a stage opening the next, ended together, told of on the way."""
+"""Flows without a story: begun where they are inserted, one stage opening the next, many ended together."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from ecluse.engine import (
     Postponed,
     Start,
     begin_runs,
+    give_up,
     hold_for_runs,
     holders,
     insert_runs,
+    load_runs,
     open_stage,
 )
 from tests.engine.flows import PATIENCE, QUICK, Targets, stage, succeed
@@ -44,20 +46,14 @@ class Chain:
         await begin_runs(connection, self.flow, runs)
         await open_stage(connection, self.first, [(run, [NewItem(run.event_key)]) for run in runs])
 
-    async def _find(self, context, item):
+    async def _find(self, _, item):
         if item.key.endswith("broken"):
             raise PermanentError("there is no such thing", code="NOT_FOUND")
         return Done({"parts": 3 if item.key != "empty" else 0})
 
     async def _save(self, connection, results):
         wanted = []
-        cursor = await connection.execute(
-            "SELECT id, tenant_id, flow, event_key, input FROM runs WHERE id = ANY(%s)",
-            ([one.item.run_id for one in results],),
-        )
-        from ecluse.engine import Run
-
-        by_id = {row[0]: Run(*row) for row in await cursor.fetchall()}
+        by_id = {run.id: run for run in await load_runs(connection, {one.item.run_id for one in results})}
         for one in results:
             parts = [NewItem(f"{one.item.key}-{n}") for n in range(one.result["parts"])]
             wanted.append((by_id[one.item.run_id], parts))
@@ -274,3 +270,41 @@ async def test_nothing_is_opened_in_a_run_that_has_ended(start_kit, ask):
     async with kit.pool.connection() as connection, connection.transaction():
         await open_stage(connection, replace(chain.second, name="late"), [(one.run, [NewItem("x")])], select=True)
     assert ask("SELECT count(*) FROM items WHERE stage = 'late'") == [(0,)]
+
+
+async def test_what_waits_can_be_given_up_and_the_run_ends(start_kit, ask):
+    chain = Chain(lane=Lane("shut", max_in_flight=1))
+    kit = await start_kit(chain.flow)
+    async with kit.pool.connection() as connection:
+        await connection.execute(
+            "UPDATE lanes SET held_until = ecluse_now() + interval '1 hour', held_reason = 'test' WHERE name = 'shut'"
+        )
+    (one,) = await start(kit, chain.flow, "a")
+    while not ask("SELECT 1 FROM items WHERE stage = 'second'"):
+        await asyncio.sleep(0.02)
+    async with kit.pool.connection() as connection:
+        assert await give_up(connection, [one.run.id], "second", "STALLED", "nobody came") == 3
+    ended = await kit.wait_for_run(one.run.id, PATIENCE)
+    assert (ended["status"], ended["failed"]) == ("failed", 3)
+    assert ask("SELECT DISTINCT error_code, reason FROM outcomes") == [("STALLED", "nobody came")]
+
+
+async def test_what_is_large_goes_to_its_own_table_and_work_may_look_before_it_calls(start_kit, ask):
+    saved = []
+
+    async def look(context, item):
+        async with context.database() as connection:
+            row = await (
+                await connection.execute("SELECT event_key FROM runs WHERE id = %s", (item.run_id,))
+            ).fetchone()
+        return Done({"small": row[0]}, kept={"large": "x" * 10})
+
+    async def keep(connection, results):
+        saved.extend((one.result, one.kept) for one in results)
+
+    chain = Chain(look, save=keep)
+    kit = await start_kit(chain.flow)
+    (one,) = await start(kit, chain.flow, "a")
+    assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "completed"
+    assert saved == [({"small": "a"}, {"large": "x" * 10})] * 3
+    assert ask("SELECT DISTINCT result FROM items WHERE stage = 'second'") == [({"small": "a"},)]

@@ -49,7 +49,7 @@ from ecluse.engine.leases import (
 )
 from ecluse.engine.leases import acquire as acquire_lease
 from ecluse.engine.leases import release as release_lease
-from ecluse.engine.opening import open_stage
+from ecluse.engine.opening import give_up, open_stage, wake_workers
 from ecluse.engine.outbox import Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox import write as write_events
 from ecluse.engine.retry import RetryPolicy
@@ -60,6 +60,7 @@ from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import insert_many as insert_runs
 from ecluse.engine.runs import load as load_run
 from ecluse.engine.runs import load_many as load_runs
+from ecluse.engine.runs import select as select_targets
 from ecluse.engine.schedules import (
     NewSchedule,
     create_schedule,
@@ -148,6 +149,7 @@ __all__ = [
     "end_by_operator",
     "fire_by_hand",
     "force_release",
+    "give_up",
     "hold_for_runs",
     "holders",
     "insert_run",
@@ -166,9 +168,11 @@ __all__ = [
     "reading",
     "release_lease",
     "resume_lane",
+    "select_targets",
     "show_schedule",
     "still_mine",
     "update_schedule",
+    "wake_workers",
     "why",
     "write_events",
 ]

@@ -98,6 +98,7 @@ class Finish(NamedTuple):
     ambiguous: bool = False
     due_at: datetime | None = None
     effect: Ended | None = None
+    kept: Any = None
 
     @property
     def held(self) -> Held:
@@ -124,6 +125,7 @@ class Finish(NamedTuple):
         return self._replace(
             status="failed",
             result=None,
+            kept=None,
             permanent=True,
             error_code="STORE_FAILED",
             error=f"The result could not be stored: {why}",
@@ -282,7 +284,7 @@ async def _save(connection: Connection, batch: list[Finish], accepted: set[Held]
         # What was paid for is kept, even if the item is not this worker's any more: its outcome is not touched.
         if finish.status == "succeeded" and finish.stage.save and (finish.stage.paid or finish.held in accepted):
             _, saved = by_stage.setdefault(id(finish.stage), (finish.stage, []))
-            saved.append(Saved(finish.item, finish.result))
+            saved.append(Saved(finish.item, finish.result, finish.kept))
     # Stages in fixed order and rows by key: two committers storing the same records must not deadlock.
     for stage, saved in sorted(by_stage.values(), key=lambda pair: pair[0].name):
         if stage.save is not None:

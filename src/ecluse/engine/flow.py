@@ -3,8 +3,8 @@ through them; the engine supplies durability, concurrency, retries and the count
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import inf
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from ecluse.base.clock import Clock
 from ecluse.base.ids import item_event_id
 from ecluse.base.trace import Tracer
-from ecluse.db.connect import Connection
+from ecluse.db.connect import Connection, Pool
 from ecluse.engine.outbox import Event
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.states import PLAIN, Words
@@ -96,9 +96,11 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The item did what it should. `result` is stored with it (jsonb) and handed to the stage's `save`."""
+    """The item did what it should. `result` is stored with it (jsonb) and handed to the stage's `save`; so is `kept`,
+    which is not stored with the item: what is large and has a table of its own."""
 
     result: Any = None
+    kept: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class Saved:
 
     item: Item
     result: Any
+    kept: Any = None
 
 
 class Over(NamedTuple):
@@ -151,12 +154,20 @@ class Over(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkContext:
-    """What work may use besides its item. No connection: no transaction is open while a vendor is called."""
+    """What work may use besides its item. No transaction is open while a vendor is called."""
 
     vendors: Any
     now: Callable[[], datetime]
     reserve: Callable[[Item, int | None], Awaitable[None]] | None = None
     tell: Tell = lambda _: None  # at once, whatever becomes of the item
+    pool: Pool | None = None
+
+    @asynccontextmanager
+    async def database(self) -> AsyncIterator[Connection]:
+        """For a brief look before the vendor is called; given back before the call."""
+        assert self.pool is not None  # noqa: S101 - the kit gives it
+        async with self.pool.connection() as connection:
+            yield connection
 
     async def permit(self, item: Item, weight: int | None = None) -> None:
         """An item's first call has its permit already; each further one of the same item awaits its own, for as long as

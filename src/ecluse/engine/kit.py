@@ -118,6 +118,7 @@ class Kit:
                 now=self.clock.now,
                 reserve=lanes.reserve,
                 tell=self.live,
+                pool=self.pool,
             )
             for flow in self.flows
         }

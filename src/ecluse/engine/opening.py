@@ -12,6 +12,7 @@ from ecluse.base.ids import item_event_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.engine import runs
+from ecluse.engine.committer import LOCK_RUNS
 from ecluse.engine.fan_out import HEAD_START, SAMPLE, Priority
 from ecluse.engine.flow import NewItem, Run, Stage
 
@@ -43,6 +44,36 @@ FROM jsonb_to_recordset(%(rows)s::jsonb)
      AS t(tenant text, run bigint, key text, target text, payload jsonb, "group" text),
      (SELECT ecluse_now() AS now) AS instant
 """
+
+
+# Under a closed claim, like those that ran and failed: counted, and never run.
+GIVE_UP = """
+WITH late AS (
+    SELECT id, run_id, lane_id FROM items
+    WHERE run_id = ANY(%(runs)s) AND stage = %(stage)s AND status = 'open' AND claim_id IS NULL
+    ORDER BY id FOR UPDATE),
+claim AS (
+    INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
+    SELECT 'given up', run_id, %(stage)s, lane_id, count(*), count(*), ecluse_now() FROM late GROUP BY run_id, lane_id
+    RETURNING id, run_id, lane_id)
+UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error_code = %(code)s, error = %(error)s,
+    finished_at = ecluse_now()
+FROM late JOIN claim c ON c.run_id = late.run_id AND c.lane_id = late.lane_id WHERE i.id = late.id
+"""
+
+
+async def give_up(connection: Connection, run_ids: Sequence[int], stage: str, code: str, error: str) -> int:
+    """Fail what waits in a stage of these runs, in nobody's hands; a sweep then ends the runs. Returns how many."""
+    async with connection.transaction():
+        await connection.execute(LOCK_RUNS, (list(run_ids),))
+        facts = {"runs": list(run_ids), "stage": stage, "code": code, "error": error}
+        given_up = (await connection.execute(GIVE_UP, facts)).rowcount
+        await runs.announce(connection)
+    return given_up
+
+
+async def wake_workers(connection: Connection) -> None:
+    await connection.execute("SELECT pg_notify('ecluse_work', '')")
 
 
 async def open_stage(
@@ -77,7 +108,7 @@ async def open_stage(
     for start in range(0, len(rows), chunk):
         await connection.execute(PUT, {**names_too, "rows": to_json(rows[start : start + chunk]).decode()})
     if rows:
-        await connection.execute("SELECT pg_notify('ecluse_work', '')")
+        await wake_workers(connection)
     for run, items in wanted:
         if run.id in opened:
             ids = [storable(item_event_id(run.flow, run.id, stage.name, item.key, 0)) for item in items[:SAMPLE]]

@@ -290,8 +290,8 @@ class Worker:
         if self._lanes.counting and isinstance(outcome, Done | Ignored):
             self._lanes.heard(taken, None)
         match outcome:
-            case Done(value):
-                return Finish(item, stage, claim_id, fence, "succeeded", result=value, effect=effect)
+            case Done(value, kept):
+                return Finish(item, stage, claim_id, fence, "succeeded", result=value, effect=effect, kept=kept)
             case Ignored(reason, code):
                 return Finish(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
             case VendorError() as error:
