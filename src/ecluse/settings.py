@@ -97,6 +97,62 @@ class Settings(BaseSettings):
     INNGEST_PARALLELISM_PER_SERVER: Annotated[int, _at_least(1)] = Field(
         10, description="Share of one replica in the default global concurrency."
     )
+    TRANSCRIPTION_FICHE_CONCURRENCY: Annotated[int, _at_least(1)] | None = Field(
+        None,
+        description="Fiches fetched anew at once, over all replicas. Unset: replicas times their share. Minimum 1.",
+    )
+    TRANSCRIPTION_RECORDING_WORKER_CONCURRENCY: Annotated[int, _at_least(1)] | None = Field(
+        None, description="Recordings at the provider at once, over all replicas. Unset: as before. Minimum 1."
+    )
+    TRANSCRIPTION_RECORDING_PER_FICHE_CONCURRENCY: Annotated[int, _at_least(1)] | None = Field(
+        None, description="Of those, how many of one fiche. Unset: the share of one replica. Minimum 1."
+    )
+    TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE: Annotated[float, _at_least(0.01)] = Field(
+        10, description="Calls that start at the provider per minute, over all fiches and replicas. Minimum 0.01."
+    )
+    TRANSCRIPTION_ELEVENLABS_MAX_ATTEMPTS: Annotated[int, _at_least(1)] = Field(
+        6, description="Calls per recording at most, the first included. Minimum 1."
+    )
+    TRANSCRIPTION_ELEVENLABS_BACKOFF_BASE_SECONDS: Annotated[float, _at_least(0)] = Field(
+        2, description="Pause before the second call; each further one is twice as long. Minimum 0."
+    )
+    TRANSCRIPTION_ELEVENLABS_BACKOFF_MAX_SECONDS: Annotated[float, _at_least(0)] = Field(
+        60, description="The longest pause, unless the provider's Retry-After says more. Minimum 0."
+    )
+    TRANSCRIPTION_PROGRESS_WEBHOOK_FREQUENCY: Annotated[int, _at_least(1)] = Field(
+        3, description="`transcription.progress` is told every so many recordings, and at the end. Minimum 1."
+    )
+    TRANSCRIPTION_MAX_WAIT_SECONDS: Annotated[float, _at_least(30)] = Field(
+        900, description="How long a caller with `wait_for_completion` waits for the run's end. Minimum 30."
+    )
+    TRANSCRIPTION_STALL_MINUTES: Annotated[float, _at_least(0.1)] = Field(
+        10,
+        description="Nothing was taken up for so long, though nothing held it back: a warning; after as long again, "
+        "the recordings are given up. Minimum 0.1.",
+    )
+    RATE_LIMITS_TRANSCRIPTION: Annotated[int, _at_least(1)] = Field(
+        50, description="Requests per fiche and minute; one more is answered 429. Minimum 1."
+    )
+    TRANSCRIPTION_DEBUG_LOG_TO_FILE: bool = Field(
+        False,
+        description="Write the log lines of every transcription run into a file of its own, in `ECLUSE_DATA_DIR`.",
+    )
+    TRANSCRIPTION_LOCK_TTL_MS: Annotated[int, _at_least(1)] | None = Field(
+        None,
+        description="No effect, because a fiche's lock is held by its run, for as long as that is open. Unset: the "
+        "larger of 30 minutes and 10 minutes more than `TRANSCRIPTION_MAX_WAIT_SECONDS`.",
+    )
+    TRANSCRIPTION_RUN_STATE_TTL_SECONDS: Annotated[int, _at_least(1)] = Field(
+        7200, description="No effect, because the state of runs is in the database, and stays."
+    )
+    TRANSCRIPTION_POLL_INTERVAL_SECONDS: Annotated[float, _at_least(0.1)] = Field(
+        5, description="No effect, because whoever waits for a run is woken by its end."
+    )
+    TRANSCRIPTION_FINALIZER_CONCURRENCY: Annotated[int, _at_least(1)] | None = Field(
+        None,
+        description="No effect, because the commit of a run's last recording ends it. Unset: replicas times share.",
+    )
+    REDIS_URL: str | None = Field(None, description="No effect, because locks and state are in PostgreSQL.")
 
     @model_validator(mode="after")
     def _patient_enough(self) -> Settings:
@@ -106,6 +162,18 @@ class Settings(BaseSettings):
             name = "ECLUSE_DEAD_AFTER_SECONDS"
             log.warning("setting below its minimum, using the minimum", name=name, minimum=minimum)
             self.ECLUSE_DEAD_AFTER_SECONDS = minimum
+        return self
+
+    @model_validator(mode="after")
+    def _derived(self) -> Settings:
+        """Defaults that hang on other knobs."""
+        for name in ("FICHE", "RECORDING_WORKER", "FINALIZER"):
+            if getattr(self, knob := f"TRANSCRIPTION_{name}_CONCURRENCY") is None:
+                setattr(self, knob, self.default_global_concurrency)
+        if self.TRANSCRIPTION_RECORDING_PER_FICHE_CONCURRENCY is None:
+            self.TRANSCRIPTION_RECORDING_PER_FICHE_CONCURRENCY = self.INNGEST_PARALLELISM_PER_SERVER
+        if self.TRANSCRIPTION_LOCK_TTL_MS is None:
+            self.TRANSCRIPTION_LOCK_TTL_MS = int(max(1_800, self.TRANSCRIPTION_MAX_WAIT_SECONDS + 600) * 1_000)
         return self
 
     @property

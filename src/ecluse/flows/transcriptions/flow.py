@@ -38,8 +38,8 @@ SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[])
 class Taken(Refused):
     """Another run has this fiche: whoever starts looks again, and attaches to that one."""
 
-    def __init__(self, fiche_id: str, run_id: int) -> None:
-        message = f"Fiche {fiche_id} is being transcribed by run {run_id}: wait for that one."
+    def __init__(self, fiche_id: str, run_id: int | None) -> None:
+        message = f"Fiche {fiche_id} is being transcribed (run {run_id}): wait for that one."
         super().__init__(409, "ALREADY_RUNNING", message)
 
 

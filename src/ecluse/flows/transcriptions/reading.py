@@ -24,7 +24,7 @@ FICHE = "SELECT id FROM fiche_cache WHERE tenant_id = %(tenant)s AND fiche_id = 
 KNOWN = f"""
 {FICHE} UNION ALL
 SELECT run_id FROM transcription_runs WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s LIMIT 1
-"""
+"""  # noqa: S608 - our own names
 
 # Counted while it runs, as it was summed up afterwards. `planned`: the last one that knew its recordings.
 RUN = f"""

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -44,11 +44,6 @@ def click_id(fiche_id: str, milliseconds: int) -> str:
 def day_id(fiche_id: str, day: date) -> str:
     """One per fiche and UTC day; what has ended is repeated under its next name."""
     return f"transcribe-{fiche_id}-{day.isoformat()}"
-
-
-def lock_ttl(max_wait: timedelta) -> timedelta:
-    """The default of TRANSCRIPTION_LOCK_TTL_MS."""
-    return max(timedelta(minutes=30), max_wait + timedelta(minutes=10))
 
 
 def speech_key(call_id: str, url: str, model: str, parameters: Mapping[str, Any]) -> bytes:

@@ -136,7 +136,7 @@ async def _attach(
         # Asked for once a day, it is the day's event; a click is one of its own.
         event_id = run.event_key if one.again else one.event_key
         state = known.get(fiche_id)
-        counts = Counts(state.recordings, state.transcribed) if state else Counts()
+        counts = Counts(state.total_recordings, state.transcribed) if state else Counts()
         told = {**rules.status_check(fiche_id, run.id, counts), "attached": True}
         asked = one.correlation_id or uuid.uuid4().hex
         events.append(event_of(run, "transcription.status_check", told, suffix=f":{event_id}:{asked}"))

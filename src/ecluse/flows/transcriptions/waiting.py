@@ -89,4 +89,4 @@ async def _standing(
     row = await (await connection.execute(SUMMARY, (run_id,))).fetchone()
     names = ("total_recordings", "already_transcribed", "target_total", "processed", "cached", "failed")
     counts = dict(zip(names, row or (None,) * len(names), strict=True))
-    return (known.recordings, known.transcribed, counts) if known else (0, 0, counts)
+    return (known.total_recordings, known.transcribed, counts) if known else (0, 0, counts)
