@@ -124,7 +124,7 @@ class VendorHttp:
             if response is not None:
                 response.release()  # keeps the connection only when the answer was read to its end
         if not succeeded:
-            raise self._refusal(subject, response, answer)
+            raise refusal(subject, response.status, response.headers, answer, self._now())
         if len(answer) > largest:
             message = f"{subject}: the answer is larger than {largest} bytes"
             raise PermanentError(message, code="ANSWER_TOO_LARGE", ambiguous=True)
@@ -150,19 +150,20 @@ class VendorHttp:
         )
         return self._session
 
-    def _refusal(self, subject: str, response: ClientResponse, answer: bytearray) -> VendorError:
-        status = response.status
-        message = storable(f"{subject}: {status} {excerpt(answer)}")
-        if 300 <= status < 400:
-            return PermanentError(message, code="VENDOR_REDIRECT", ambiguous=True)
-        if status != 429 and 400 <= status < 500 and status not in WORTH_REPEATING:
-            # What changed the record meanwhile may have been an earlier try of the same write.
-            return PermanentError(message, code=REFUSALS.get(status, "VENDOR_REFUSED"), ambiguous=status == 412)
-        now = vendor_clock(response.headers.get(hdrs.DATE)) or self._now()
-        retry_after = parse_retry_after(response.headers.get(hdrs.RETRY_AFTER), now)
-        if status == 429:
-            return TransientError(message, code="THROTTLED", retry_after=retry_after, ambiguous=False)
-        return TransientError(message, code=f"VENDOR_ERROR_{status}", retry_after=retry_after)
+
+def refusal(
+    subject: str, status: int, headers: Mapping[str, str], answer: bytes | bytearray, now: datetime
+) -> VendorError:
+    message = storable(f"{subject}: {status} {excerpt(answer)}")
+    if 300 <= status < 400:
+        return PermanentError(message, code="VENDOR_REDIRECT", ambiguous=True)
+    if status != 429 and 400 <= status < 500 and status not in WORTH_REPEATING:
+        # What changed the record meanwhile may have been an earlier try of the same write.
+        return PermanentError(message, code=REFUSALS.get(status, "VENDOR_REFUSED"), ambiguous=status == 412)
+    retry_after = parse_retry_after(headers.get(hdrs.RETRY_AFTER), vendor_clock(headers.get(hdrs.DATE)) or now)
+    if status == 429:
+        return TransientError(message, code="THROTTLED", retry_after=retry_after, ambiguous=False)
+    return TransientError(message, code=f"VENDOR_ERROR_{status}", retry_after=retry_after)
 
 
 def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline: float) -> TransientError:
@@ -184,7 +185,7 @@ def unreadable(subject: str, exc: ValidationError, answer: bytearray) -> Transie
     return TransientError(storable(f"{subject}: {where}: {first['msg']}: {excerpt(answer)}"), code="BAD_ANSWER")
 
 
-def excerpt(answer: bytearray) -> str:
+def excerpt(answer: bytes | bytearray) -> str:
     # A character takes four bytes at most; cutting there first spares decoding megabytes.
     return storable(answer[: 4 * EXCERPT].decode("utf-8", "replace"), EXCERPT)
 
