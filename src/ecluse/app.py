@@ -17,8 +17,9 @@ from ecluse import api
 from ecluse.access import envelope
 from ecluse.api import health
 from ecluse.api.metrics import CountRequests, Metrics
+from ecluse.base import trace
 from ecluse.base.errors import SetUpError
-from ecluse.bootstrap import Database, bootstrap, open_secrets
+from ecluse.bootstrap import Database, bootstrap, lacking, open_secrets, trace_files, transcription_config
 from ecluse.engine import ROLES, Flow, Kit, Role
 from ecluse.settings import Settings
 
@@ -35,20 +36,26 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.kit = kit = bootstrap(settings, database.dsn, flows, roles)
+        files = trace_files(settings, kit.clock)
+        trace.listeners.extend(files)
         await kit.start()
         app.state.metrics.kit = kit
         watch = asyncio.create_task(_watch(database))
         broken = asyncio.create_task(_leave_when_broken(kit))
         log.info("serving", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
+        for flow, knobs in lacking(settings).items():
+            log.warning(f"runs of {flow} will fail until these are set", flow=flow, unset=knobs)
         async with api.serving(app, kit) if "api" in roles else nullcontext():
             yield
         broken.cancel()
         await kit.stop()
         watch.cancel()
+        trace.listeners[:] = [one for one in trace.listeners if one not in files]
         log.info("stopped", replica=kit.replica)
 
     app = FastAPI(title="Ecluse", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.secrets = open_secrets(settings, database)
+    app.state.transcriptions = transcription_config(settings)
     envelope.install(app)
     if "api" in roles:
         api.mount(app)

@@ -7,11 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg
+from pydantic import SecretStr
 
+from ecluse.base.clock import Clock
 from ecluse.base.errors import SetUpError
+from ecluse.base.trace_files import TraceFiles
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
 from ecluse.engine import ROLES, Flow, Role, Rules
@@ -20,6 +24,7 @@ from ecluse.settings import Settings
 if TYPE_CHECKING:
     from ecluse.access.secrets import Secrets
     from ecluse.engine import Kit
+    from ecluse.flows.transcriptions.config import Config
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,78 @@ def open_database(settings: Settings) -> Database:
     return Database(normalise(server.dsn()), server)
 
 
+def transcription_config(settings: Settings) -> Config:
+    from ecluse.flows.transcriptions.config import Config
+
+    per_server = settings.INNGEST_PARALLELISM_PER_SERVER
+    everywhere = settings.default_global_concurrency
+    return Config(
+        configured=bool(_secret(settings.ELEVENLABS_API_KEY)),
+        model=settings.ELEVENLABS_MODEL,
+        parameters={"diarize": True, "language": None},
+        fiche_concurrency=settings.TRANSCRIPTION_FICHE_CONCURRENCY or everywhere,
+        recording_concurrency=settings.TRANSCRIPTION_RECORDING_WORKER_CONCURRENCY or everywhere,
+        per_fiche=settings.TRANSCRIPTION_RECORDING_PER_FICHE_CONCURRENCY or per_server,
+        per_minute=settings.TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE,
+        attempts=settings.TRANSCRIPTION_ELEVENLABS_MAX_ATTEMPTS,
+        backoff_base=settings.TRANSCRIPTION_ELEVENLABS_BACKOFF_BASE_SECONDS,
+        backoff_longest=settings.TRANSCRIPTION_ELEVENLABS_BACKOFF_MAX_SECONDS,
+        progress_every=settings.TRANSCRIPTION_PROGRESS_WEBHOOK_FREQUENCY,
+        # A download, where we make it, may take as long as the call.
+        time_limit=timedelta(seconds=2 * settings.ELEVENLABS_TIMEOUT_SECONDS + 60),
+        max_wait=timedelta(seconds=settings.TRANSCRIPTION_MAX_WAIT_SECONDS),
+        stall=timedelta(minutes=settings.TRANSCRIPTION_STALL_MINUTES),
+        requests_per_minute=settings.RATE_LIMITS_TRANSCRIPTION,
+    )
+
+
+def _transcription(settings: Settings) -> Flow:
+    from ecluse.flows.transcriptions.flow import Transcription
+    from ecluse.flows.transcriptions.vendors import Access, connected
+
+    access = Access(
+        crm_url=settings.CRM_BASE_URL,
+        crm_key=_secret(settings.CRM_API_KEY),
+        crm_deadline=settings.CRM_TIMEOUT_SECONDS,
+        speech_url=settings.ELEVENLABS_BASE_URL,
+        speech_key=_secret(settings.ELEVENLABS_API_KEY),
+        speech_deadline=settings.ELEVENLABS_TIMEOUT_SECONDS,
+        model=settings.ELEVENLABS_MODEL,
+        connections=settings.ECLUSE_HANDS,
+        upload=settings.STT_UPLOAD == "file",
+        allowed_networks=settings.allowed_networks,
+    )
+    return Transcription(transcription_config(settings), partial(connected, access)).flow
+
+
+def _secret(given: SecretStr | None) -> str | None:
+    return given.get_secret_value().strip() or None if given is not None else None
+
+
+def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
+    """Of the workflows whose runs have a log file each."""
+    folder = (settings.ECLUSE_DATA_DIR or embedded.default_data_dir()) / "logs"
+    wanted = {"transcription": settings.TRANSCRIPTION_DEBUG_LOG_TO_FILE}
+    return [TraceFiles(folder, workflow, clock.now) for workflow, switched_on in wanted.items() if switched_on]
+
+
+def lacking(settings: Settings) -> dict[str, list[str]]:
+    """Of each flow in the box, the knobs without which its runs fail."""
+    wanted = ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY")
+    values = {name: getattr(settings, name) for name in wanted}
+    missing = [name for name, v in values.items() if not (_secret(v) if isinstance(v, SecretStr) else v)]
+    return {"transcription": missing} if missing else {}
+
+
 def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
+    """Those in the box, then the others."""
     names = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
     flows = {name: _load_flow(name) for name in (*names, *extra)}
-    known = Counter(flow.name for flow in flows.values())
+    box = [_transcription(settings)]
+    known = Counter(flow.name for flow in (*box, *flows.values()))
     if twice := sorted(name for name, count in known.items() if count > 1):
         raise SetUpError(f"Two flows are called {', '.join(twice)}: load only one of them ({', '.join(flows)}).")
-    return list(flows.values())
+    return [*box, *flows.values()]
 
 
 def _load_flow(name: str) -> Flow:

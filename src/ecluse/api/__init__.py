@@ -16,12 +16,13 @@ from ecluse.db.connect import pool
 from ecluse.db.reads import READ_OPTIONS, Reads
 from ecluse.engine import Kit
 from ecluse.flows.fiches import routes as fiches
+from ecluse.flows.transcriptions import routes as transcriptions
 
 READERS = 4
 
 
 def mount(app: FastAPI) -> None:
-    for part in (me, runs, outcomes, leases, fiches):
+    for part in (me, runs, outcomes, leases, fiches, transcriptions):
         app.router.routes += part.routes.routes  # flat: an included router would be looked through per request
 
     def described() -> dict[str, Any]:

@@ -50,7 +50,7 @@ def look() -> list[Finding]:
         given = settings.load()
     except SetUpError as error:
         return [Finding("fail", "environment", error.message, "correct the variable that is named")]
-    findings = [_environment(given)]
+    findings = [_environment(given), *_flows(given)]
     try:
         database = bootstrap.open_database(given)
     except SetUpError as error:
@@ -72,6 +72,13 @@ def _environment(given: settings.Settings) -> Finding:
     if raised:
         return Finding("warn", "environment", "; ".join(raised), "see docs/configuration.md for the minimum")
     return Finding("ok", "environment", "every knob can be read")
+
+
+def _flows(given: settings.Settings) -> list[Finding]:
+    return [
+        Finding("warn", flow, f"{', '.join(knobs)} unset: its runs fail", f"set {', '.join(knobs)} if you use it")
+        for flow, knobs in bootstrap.lacking(given).items()
+    ]
 
 
 def _is_less(told: str, used: Any) -> bool:

@@ -6,27 +6,22 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
+
+import psycopg
 
 from ecluse.base.errors import NonRetriableError, PermanentError
+from ecluse.db.connect import is_away
 from ecluse.engine import Done, Item, Live, Postponed, Result, WorkContext
 from ecluse.flows.fiches.fetching import fetch_fiche
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.chunks import derive
 from ecluse.flows.transcriptions.config import Config
-from ecluse.flows.transcriptions.looking import Looks
-from ecluse.vendors.audio import AudioSource
-from ecluse.vendors.crm import Crm
-from ecluse.vendors.elevenlabs import ElevenLabs, Transcript
+from ecluse.flows.transcriptions.vendors import Vendors
+from ecluse.vendors.elevenlabs import Transcript
 
 LOCKED_SECONDS = 5.0
-
-
-class Vendors(NamedTuple):
-    crm: Crm
-    speech: ElevenLabs
-    audio: AudioSource | None  # None: the provider fetches recordings itself
-    looks: Looks
+AWAY_SECONDS = 1.0
 
 
 async def refresh(config: Config, context: WorkContext, item: Item) -> Result:
@@ -52,7 +47,12 @@ async def known(_: WorkContext, item: Item) -> Result:
 
 async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
     tracer, fiche_id, began = traces.worker(item), item.payload["fiche_id"], time.monotonic()
-    standing = await context.vendors.looks.look(context, item)
+    try:
+        standing = await context.vendors.looks.look(context, item)
+    except psycopg.Error as error:
+        if not is_away(error):
+            raise
+        return Postponed(context.now() + timedelta(seconds=AWAY_SECONDS), "the database is away")
     tracer.start(
         "transcribe-recording",
         index=item.payload["index"],

@@ -1,0 +1,69 @@
+"""Whom the transcriptions call: the CRM, the provider and, where we fetch recordings ourselves, wherever those are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ecluse.base.clock import Clock
+from ecluse.flows.transcriptions.looking import Looks
+from ecluse.vendors.audio import AudioSource
+from ecluse.vendors.crm import Crm
+from ecluse.vendors.elevenlabs import ElevenLabs
+from ecluse.vendors.guarded import GuardedHttp
+from ecluse.vendors.http import VendorHttp
+
+LARGEST_TRANSCRIPT = 100_000_000  # bytes: hours of words, each with its times
+
+
+@dataclass(frozen=True)
+class Access:
+    """What the knobs say about them. No URL or no key: each call says so."""
+
+    crm_url: str | None = None
+    crm_key: str | None = field(default=None, repr=False)
+    crm_deadline: float = 30
+    speech_url: str = ""
+    speech_key: str | None = field(default=None, repr=False)
+    speech_deadline: float = 600
+    model: str = "scribe_v1"
+    connections: int = 200
+    upload: bool = False  # we download recordings, and send them
+    allowed_networks: Sequence[str] = ()
+
+
+class Vendors(NamedTuple):
+    crm: Crm
+    speech: ElevenLabs
+    audio: AudioSource | None  # None: the provider fetches recordings itself
+    looks: Looks
+
+
+@asynccontextmanager
+async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
+    async with AsyncExitStack() as open_:
+        crm = None
+        if access.crm_url:
+            crm = VendorHttp(
+                "crm", access.crm_url, deadline=access.crm_deadline, connections=access.connections, now=clock.now
+            )
+            open_.push_async_callback(crm.close)
+        speech = VendorHttp(
+            "elevenlabs",
+            access.speech_url,
+            deadline=access.speech_deadline,
+            largest_body=LARGEST_TRANSCRIPT,
+            connections=access.connections,
+            now=clock.now,
+        )
+        open_.push_async_callback(speech.close)
+        audio = None
+        if access.upload:
+            guarded = GuardedHttp(access.allowed_networks, deadline=access.speech_deadline)
+            open_.push_async_callback(guarded.close)
+            audio = AudioSource(guarded, now=clock.now)
+        yield Vendors(
+            Crm(crm, access.crm_key), ElevenLabs(speech, access.speech_key, model=access.model), audio, Looks()
+        )
