@@ -1,4 +1,4 @@
-"""The story of each run in a file of its own, one JSON object per line, for those who switch it on to look for a bug."""
+"""The story of each run in a file of its own, one JSON object per line, for those who look for a bug."""
 
 from __future__ import annotations
 
