@@ -1,0 +1,104 @@
+"""An engine that transcribes, with the sandbox as CRM and provider, and everything that it tells written down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from ecluse.engine import Kit, Live, pause_lane, resume_lane
+from ecluse.flows.transcriptions import reading
+from ecluse.flows.transcriptions.config import Config
+from ecluse.flows.transcriptions.flow import Transcription
+from ecluse.flows.transcriptions.starting import StartedFiche, start
+from ecluse.flows.transcriptions.vendors import Access, connected
+from tests.sandbox_process import SandboxProcess
+
+PATIENCE = timedelta(seconds=60)
+QUICK = {"configured": True, "per_minute": 60_000, "backoff_base": 0.02, "backoff_longest": 0.05}
+LANE = "elevenlabs"
+
+# As the sandbox numbers them.
+FIVE, NONE, ONE_BLANK, UNKNOWN, TWELVE = "9000", "9100", "9200", "9300", "9400"
+
+
+def transcription(sandbox: SandboxProcess, *, access: dict[str, Any] | None = None, **config: Any) -> Transcription:
+    given = {
+        "crm_url": f"{sandbox.url}/crm",
+        "crm_key": "key",
+        "crm_deadline": 10,
+        "speech_url": f"{sandbox.url}/elevenlabs",
+        "speech_key": "key",
+        "speech_deadline": 10,
+    }
+    return Transcription(Config(**{**QUICK, **config}), partial(connected, Access(**{**given, **(access or {})})))
+
+
+@dataclass
+class World:
+    kit: Kit
+    made: Transcription
+    sandbox: SandboxProcess
+    query: Callable[..., list[Any]]
+    lives: list[Live] = field(default_factory=list)
+    tenant: str = "default"
+    _started: int = 0
+
+    async def start(self, *fiche_ids: str, event_ids: Sequence[str] = (), **options: Any) -> list[StartedFiche]:
+        self._started += 1
+        names = event_ids or [f"transcribe-{fiche_id}-{self._started}" for fiche_id in fiche_ids]
+        async with self.kit.pool.connection() as connection:
+            return await start(connection, self.made.flow, self.tenant, fiche_ids, event_ids=names, **options)
+
+    async def ended(self, started: StartedFiche) -> dict[str, Any]:
+        row = await self.kit.wait_for_run(started.run_id, PATIENCE)
+        assert row["ended_at"] is not None
+        return row
+
+    async def transcribe(self, fiche_id: str, **options: Any) -> dict[str, Any]:
+        (started,) = await self.start(fiche_id, **options)
+        return await self.ended(started)
+
+    async def status(self, fiche_id: str) -> dict[str, Any]:
+        async with self.kit.pool.connection() as connection:
+            return await reading.status(connection, self.tenant, fiche_id)
+
+    async def pause(self) -> None:
+        async with self.kit.pool.connection() as connection:
+            await pause_lane(connection, LANE, reason="a test", by="test")
+
+    async def resume(self) -> None:
+        async with self.kit.pool.connection() as connection:
+            await resume_lane(connection, LANE, reason="a test", by="test")
+
+    def paid(self) -> list[str]:
+        """The recordings that the provider charged for."""
+        return sorted(entry["ref"] for entry in self.sandbox.ledger(vendor=LANE, kind="paid"))
+
+    def calls(self, vendor: str = LANE) -> list[str]:
+        return [entry["ref"] for entry in self.sandbox.ledger(vendor=vendor, kind="call")]
+
+    def events(self, run_id: int) -> list[tuple[str, dict[str, Any]]]:
+        """What the outbox has of a run, in the order of its aggregate, but for the engine's own."""
+        rows = self.query(
+            "SELECT event_type, payload FROM events_outbox WHERE aggregate = %s ORDER BY id", f"run:{run_id}"
+        )
+        return [(name, payload) for name, payload in rows if not name.startswith("transcription/")]
+
+    def told(self, name: str) -> list[dict[str, Any]]:
+        return [dict(live.payload) for live in self.lives if live.event == f"transcription.{name}"]
+
+
+async def until(true: Callable[[], Any] | Callable[[], Awaitable[Any]], seconds: float = 60) -> Any:
+    """Waits for a condition, patiently."""
+    async with asyncio.timeout(seconds):
+        while True:
+            found = true()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return found
+            await asyncio.sleep(0.02)
