@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import pytest
 
+from ecluse.engine.retry import backoff
+from ecluse.flows.transcriptions.config import Config
+from ecluse.flows.transcriptions.flow import Transcription
 from tests.flows.transcription_world import FIVE, NONE, ONE_BLANK, TWELVE, UNKNOWN, until
 
 
@@ -138,10 +144,9 @@ async def test_without_a_key_a_run_fails_at_once_and_nothing_is_tried(world, ref
 
 
 @pytest.mark.req("G-83", "G-21")
-async def test_a_crm_that_is_down_is_asked_three_times_and_fails_the_run(world, sandbox, monkeypatch):
+async def test_a_crm_that_is_down_is_asked_three_times_and_fails_the_run(world, sandbox):
     sandbox.set_faults([{"kind": "server_error", "vendor": "crm"}])
     w = await world()
-    w.made.refresh.retry.__dict__["base"] = 0.02  # pauses of a second and four, shortened
     (started,) = await w.start(FIVE)
     run = await w.ended(started)
     assert run["status"] == "failed"
@@ -169,33 +174,36 @@ async def test_a_recording_without_a_url_fails_without_a_call_and_the_others_do_
 
 
 @pytest.mark.req("TRX-67", "TRX-36", "ENG-43")
-@pytest.mark.parametrize(
-    "fault",
-    [{"kind": "throttle", "retry_after": None}, {"kind": "server_error", "status": 408}, {"kind": "server_error"}],
-    ids=["429", "408", "503"],
-)
-async def test_what_may_heal_is_tried_six_times(world, sandbox, one, fault):
-    sandbox.set_faults([{**fault, "vendor": "elevenlabs", "ids": ["1001-1"]}])
-    sandbox_calls = ["1001-1"] * 6 + ["1001-2"]
+async def test_what_may_heal_is_tried_six_times(world, sandbox, one):
+    faults = [
+        {"kind": "throttle", "retry_after": None},
+        {"kind": "server_error", "status": 408},
+        {"kind": "server_error"},
+    ]
+    sandbox.set_faults([{**fault, "vendor": "elevenlabs", "ids": [f"1003-{n}"]} for n, fault in enumerate(faults, 1)])
     w = await world()
-    run = await w.transcribe("1001")
-    assert (run["status"], run["successful"], run["failed"]) == ("partial", 1, 1)
-    assert sorted(w.calls()) == sandbox_calls
-    assert one("SELECT count(*) FROM attempts") == 6
+    run = await w.transcribe("1003")
+    assert (run["status"], run["successful"], run["failed"]) == ("partial", 1, 3)
+    assert Counter(w.calls()) == {"1003-1": 6, "1003-2": 6, "1003-3": 6, "1003-4": 1}
+    assert one("SELECT count(*) FROM attempts") == 18
 
 
-@pytest.mark.req("TRX-67", "ENG-43")
-@pytest.mark.parametrize("status", [400, 401, 403, 422])
-async def test_what_the_provider_refuses_is_tried_once(world, sandbox, status):
-    sandbox.set_faults([{"kind": "refused", "status": status, "code": "no", "vendor": "elevenlabs"}])
+@pytest.mark.req("TRX-67", "ENG-43", "G-21")
+async def test_what_the_provider_refuses_is_tried_once(world, sandbox):
+    sandbox.set_faults(
+        [
+            {"kind": "refused", "status": status, "code": "no", "vendor": "elevenlabs", "ids": [f"1003-{n}"]}
+            for n, status in enumerate((400, 401, 403, 422), 1)
+        ]
+    )
     w = await world()
-    (started,) = await w.start("1001")
+    (started,) = await w.start("1003")
     run = await w.ended(started)
-    assert (run["status"], run["failed"]) == ("failed", 2)
-    assert sorted(w.calls()) == ["1001-1", "1001-2"]
+    assert (run["status"], run["failed"]) == ("failed", 4)
+    assert sorted(w.calls()) == [f"1003-{n}" for n in range(1, 5)]
     # Each was tried, and each failed: that is a completion.
     told = dict(w.events(started.run_id))
-    assert (told["transcription.completed"]["failed"], told["fiche/transcribed"]["status"]) == (2, "failed")
+    assert (told["transcription.completed"]["failed"], told["fiche/transcribed"]["status"]) == (4, "failed")
 
 
 @pytest.mark.req("TRX-67")
@@ -207,13 +215,14 @@ async def test_a_provider_that_says_when_is_left_alone_until_then(world, sandbox
     assert second - first >= 0.99
 
 
-@pytest.mark.req("TRX-37")
-def test_pauses_grow_from_two_seconds_to_a_minute_by_default(sandbox):
-    from ecluse.flows.transcriptions.config import Config
-    from ecluse.flows.transcriptions.flow import Transcription
-
-    policy = Transcription(Config(), lambda _: None).recordings.retry
-    assert (policy.executions, policy.base, policy.multiplier, policy.longest, policy.jitter) == (6, 2, 2, 60, 0)
+@pytest.mark.req("TRX-37", "TRX-36", "TRX-35", "G-83")
+def test_budgets_pauses_and_pace_are_those_of_the_contract_by_default():
+    made = Transcription(Config(), lambda _: None)
+    speech, crm = made.recordings.retry, made.refresh.retry
+    assert (speech.executions, speech.base, speech.multiplier, speech.longest, speech.jitter) == (6, 2, 2, 60, 0)
+    assert [backoff(crm, n, random.Random(1)) for n in (1, 2)] == [1, 4]
+    assert crm.executions == 3
+    assert made.recordings.lane.per_second == pytest.approx(10 / 60)
 
 
 @pytest.mark.req("G-80")
