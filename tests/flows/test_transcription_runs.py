@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 import pytest
@@ -11,6 +10,7 @@ from ecluse.engine.retry import backoff
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.flow import Transcription
 from tests.flows.transcription_world import FIVE, NONE, ONE_BLANK, TWELVE, UNKNOWN, until
+from tests.unit.seeded import seeded
 
 
 def names(events):
@@ -220,7 +220,7 @@ def test_budgets_pauses_and_pace_are_those_of_the_contract_by_default():
     made = Transcription(Config(), lambda _: None)
     speech, crm = made.recordings.retry, made.refresh.retry
     assert (speech.executions, speech.base, speech.multiplier, speech.longest, speech.jitter) == (6, 2, 2, 60, 0)
-    assert [backoff(crm, n, random.Random(1)) for n in (1, 2)] == [1, 4]
+    assert [backoff(crm, n, seeded()) for n in (1, 2)] == [1, 4]
     assert crm.executions == 3
     assert made.recordings.lane.per_second == pytest.approx(10 / 60)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from ecluse.base.clock import Clock
 from ecluse.engine import Kit, Live, pause_lane, resume_lane
 from ecluse.flows.transcriptions import reading
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.flow import Transcription
 from ecluse.flows.transcriptions.starting import StartedFiche, start
-from ecluse.flows.transcriptions.vendors import Access, connected
+from ecluse.flows.transcriptions.vendors import Access, Vendors, connected
 from tests.sandbox_process import SandboxProcess
 
 PATIENCE = timedelta(seconds=60)
@@ -39,6 +41,30 @@ def transcription(sandbox: SandboxProcess, *, access: dict[str, Any] | None = No
     made.refresh = replace(made.refresh, retry=replace(made.refresh.retry, base=0.02))
     made.flow = replace(made.flow, stages=(made.refresh, *made.flow.stages[1:]))
     return made
+
+
+class Gate:
+    """A provider that does not hear before it is let."""
+
+    def __init__(self) -> None:
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+        self._inner: Any = None
+
+    def before(self, made: Transcription) -> None:
+        inner = made.flow.vendors
+
+        @asynccontextmanager
+        async def gated(clock: Clock) -> AsyncIterator[Vendors]:
+            async with inner(clock) as vendors:
+                self._inner = vendors.speech
+                yield vendors._replace(speech=self)
+
+        made.flow = replace(made.flow, vendors=gated)
+
+    async def transcribe(self, **given: Any) -> Any:
+        self.asked.set()
+        await self.let.wait()
+        return await self._inner.transcribe(**given)
 
 
 @dataclass

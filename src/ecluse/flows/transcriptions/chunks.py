@@ -4,9 +4,10 @@ or from the bare text where there are no words."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from math import isfinite
+from typing import NamedTuple, Protocol
 
 LONGEST = 600  # characters; a single word that is longer stays whole
 PAUSE = 1.5  # seconds of silence after which something new begins
@@ -21,36 +22,39 @@ class Chunk(NamedTuple):
     text: str
 
 
-class Word(NamedTuple):
-    text: str
-    start: float | None
-    end: float | None
-    speaker: str | None
+class Word(Protocol):
+    """As the provider tells it; blanks between words are words, too."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def start(self) -> float | None: ...
+    @property
+    def end(self) -> float | None: ...
+    @property
+    def speaker_id(self) -> str | None: ...
 
 
-def derive(text: str, words: Sequence[Any] | None) -> list[Chunk] | None:
-    """None: these words cannot be read, and whoever stores them should keep them as they are."""
+def derive(text: str, words: Sequence[Word]) -> list[Chunk] | None:
+    """None: words that make no sense (they say nothing where the text does, or their times run backwards): whoever
+    stores them should keep them as they are."""
     if not words:
         return [Chunk(n, None, None, None, part) for n, part in enumerate(_of_text(text))]
-    read = [_word(word) for word in words]
-    if None in read:
+    pieces = [Chunk(n, *piece) for n, piece in enumerate(_pieces(words))]
+    if (not pieces and text.strip()) or any(not _in_order(piece) for piece in pieces):
         return None
-    pieces = list(_pieces([word for word in read if word is not None]))
-    return [Chunk(n, *piece) for n, piece in enumerate(pieces)]
+    return pieces
 
 
-def _word(given: Any) -> Word | None:
-    if not isinstance(given, Mapping) or not isinstance(given.get("text"), str):
-        return None
-    times = given.get("start"), given.get("end")
-    speaker = given.get("speaker_id")
-    if not all(time is None or (isinstance(time, int | float) and time == time) for time in times):
-        return None
-    return Word(given["text"], *times, None if speaker is None else str(speaker))
+def _in_order(piece: Chunk) -> bool:
+    start, end = piece.start_s, piece.end_s
+    return all(time is None or isfinite(time) for time in (start, end)) and not (
+        start is not None and end is not None and end < start
+    )
 
 
 def _pieces(words: Sequence[Word]) -> Iterator[tuple[str | None, float | None, float | None, str]]:
-    """Blanks between words are words, too, of whoever speaks before or after: they break nothing."""
+    """Blanks are of whoever speaks before or after: they break nothing."""
     piece: list[Word] = []
     last: Word | None = None  # spoken in this piece
     length = 0
@@ -67,14 +71,14 @@ def _pieces(words: Sequence[Word]) -> Iterator[tuple[str | None, float | None, f
 
 
 def _breaks(before: Word, word: Word, length: int) -> bool:
-    if before.speaker != word.speaker or length + len(word.text) > LONGEST:
+    if before.speaker_id != word.speaker_id or length + len(word.text) > LONGEST:
         return True
     return before.end is not None and word.start is not None and word.start - before.end > PAUSE
 
 
 def _piece(words: Sequence[Word]) -> tuple[str | None, float | None, float | None, str]:
     spoken = [word for word in words if word.text.strip()]
-    return spoken[0].speaker, spoken[0].start, spoken[-1].end, _joined(words)
+    return spoken[0].speaker_id, spoken[0].start, spoken[-1].end, _joined(words)
 
 
 def _joined(words: Sequence[Word]) -> str:

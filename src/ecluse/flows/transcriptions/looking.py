@@ -11,7 +11,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import Item, WorkContext, hold_for_runs
 from ecluse.flows.transcriptions import rules
 
-GATHER_SECONDS = 0.005
+GATHER_SECONDS = 0.01
 
 LOOK = """
 SELECT k.item_id, r.id IS NOT NULL, coalesce(r.has_transcription, false), coalesce(r.recording_url, ''), l.run_id

@@ -18,11 +18,14 @@ from ecluse.flows.transcriptions.chunks import derive
 STORE = """
 WITH told AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS t(fiche_cache_id bigint, call_id text, transcription_id text,
-        text text, data jsonb)),
+        text text, data jsonb, pieces boolean)),
 mine AS MATERIALIZED (
-    SELECT r.id, r.call_id, r.fiche_cache_id FROM recordings r
+    SELECT r.id, r.call_id, r.fiche_cache_id, r.has_transcription FROM recordings r
     JOIN told t ON t.fiche_cache_id = r.fiche_cache_id AND t.call_id = r.call_id
-    ORDER BY r.fiche_cache_id, r.call_id FOR NO KEY UPDATE OF r)
+    ORDER BY r.fiche_cache_id, r.call_id FOR NO KEY UPDATE OF r),
+cleared AS (
+    DELETE FROM recording_transcription_chunks c USING mine m JOIN told t USING (fiche_cache_id, call_id)
+    WHERE c.recording_id = m.id AND t.pieces AND NOT m.has_transcription)
 UPDATE recordings r SET has_transcription = true, transcription_id = t.transcription_id, transcription_text = t.text,
     transcription_data = t.data, transcribed_at = now, updated_at = now
 FROM (SELECT ecluse_now() AS now) clock, mine m JOIN told t USING (fiche_cache_id, call_id)
@@ -30,7 +33,6 @@ WHERE r.id = m.id AND NOT r.has_transcription
 RETURNING r.id, r.fiche_cache_id, r.call_id
 """
 
-CLEAR_CHUNKS = "DELETE FROM recording_transcription_chunks WHERE recording_id = ANY(%s)"
 STORE_CHUNKS = """
 INSERT INTO recording_transcription_chunks (recording_id, position, speaker, start_s, end_s, text)
 SELECT * FROM jsonb_to_recordset(%s::jsonb) AS t(recording_id bigint, position integer, speaker text,
@@ -74,19 +76,17 @@ async def save_known(connection: Connection, saved: Sequence[Saved]) -> None:
         if key in paid:
             transcription_id, text, chunks = paid[key]
             told = {"transcription_id": transcription_id, "text": text, "data": None}
-            chunks = [chunk._asdict() for chunk in derive(text, None) or ()] if chunks is None else chunks
+            chunks = [chunk._asdict() for chunk in derive(text, ()) or ()] if chunks is None else chunks
             rows.append({**_named(one), **told, "chunks": chunks})
     await _store(connection, rows)
 
 
 async def _store(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    cursor = await connection.execute(STORE, (_json(rows),))
+    told = [{**row, "pieces": row["chunks"] is not None, "chunks": None} for row in rows]
+    cursor = await connection.execute(STORE, (_json(told),))
     ids = {(fiche, call): recording for recording, fiche, call in await cursor.fetchall()}
     new = [(ids[key], row) for row in rows if (key := (int(row["fiche_cache_id"]), row["call_id"])) in ids]
     pieces = [{"recording_id": recording, **chunk} for recording, row in new for chunk in row["chunks"] or ()]
-    rebuilt = [recording for recording, row in new if row["chunks"] is not None]
-    if rebuilt:
-        await connection.execute(CLEAR_CHUNKS, (rebuilt,))
     if pieces:
         await connection.execute(STORE_CHUNKS, (_json(pieces),))
 

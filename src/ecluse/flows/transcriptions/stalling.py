@@ -5,6 +5,7 @@ up and the run ends by itself. A queue that moves, however slowly, is not a stal
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from ecluse.db.connect import Connection
 from ecluse.engine import Run, give_up, wake_workers, write_events
@@ -54,9 +55,10 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
         for *columns, fiche_id, at in warned:
             run = Run(*columns)
             waiting = sorted(key for run_id, _, key in stuck if run_id == run.id)
-            told = {**rules.about(fiche_id, run.id), "waiting": len(waiting), "minutes": stall.total_seconds() / 60}
+            facts: dict[str, Any] = {"waiting": len(waiting), "minutes": stall.total_seconds() / 60}
+            told = {**rules.about(fiche_id, run.id), **facts}
             events.append(event_of(run, "transcription.stalled", told, suffix=f":{at.isoformat()}"))
-            traces.orchestrator(run, fiche_id).warn("stalled: nothing was taken up", **told, call_ids=waiting[:20])
+            traces.orchestrator(run, fiche_id).warn("stalled: nothing was taken up", **facts, call_ids=waiting[:20])
         await write_events(connection, events)
         if warned:
             await wake_workers(connection)

@@ -78,15 +78,14 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     tracer.step("speech-to-text")
     speech = await _have_written(context.vendors, standing.url)
     tracer.done("speech-to-text", time.monotonic() - began, characters=len(speech.text))
-    words = [word.model_dump() for word in speech.words]
-    chunks = derive(speech.text, words)
+    chunks = derive(speech.text, speech.words)
     return Done(
         {"cached": False, "transcription_id": speech.transcription_id, "characters": len(speech.text)},
         kept={
             "transcription_id": speech.transcription_id,
             "text": speech.text,
             "chunks": None if chunks is None else [chunk._asdict() for chunk in chunks],
-            "data": {"text": speech.text, "words": words} if chunks is None else None,
+            "data": speech.model_dump(include={"text", "words"}) if chunks is None else None,
             "key": rules.speech_key(item.key, standing.url, config.model, config.parameters).hex(),
             "model": config.model,
         },
