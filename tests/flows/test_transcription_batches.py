@@ -9,7 +9,7 @@ import pytest
 
 from tests.flows.transcription_world import until
 
-FICHES, EACH = 200, 5
+FICHES, EACH = 100, 5
 
 
 @pytest.fixture
