@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 
 from ecluse.access import door
 from ecluse.access.door import caller_of, needs
-from ecluse.api.wire import Row, number, reads_of
+from ecluse.access.wire import Row, number, reads_of
 from ecluse.db.reads import Reads
 from ecluse.engine import reading
 

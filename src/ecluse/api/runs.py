@@ -13,8 +13,8 @@ from ecluse.access import audit_trail, door, idempotency
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused, as_json, request_id
 from ecluse.access.idempotency import Answer
+from ecluse.access.wire import Filter, Limit, Offset, kit_of, number, reads_of, with_ids_as_text
 from ecluse.api import shapes
-from ecluse.api.wire import Filter, Limit, Offset, kit_of, number, reads_of, with_ids_as_text
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
 from ecluse.engine import Start, announce, end_by_operator, insert_run, load_run, reading, why

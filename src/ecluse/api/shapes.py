@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ecluse.api.wire import Body
+from ecluse.access.wire import Body
 from ecluse.engine import State
 
 Id = str

@@ -1,0 +1,130 @@
+"""What is known of a fiche, from its rows: are its details there in full, is it gone for good, how many recordings.
+
+Each is said twice, for those who hold a row and for those who join: the functions here and the SQL beside them agree
+(a test runs both over the same table). In SQL, `f` is `fiche_cache` and `i` its `fiche_cache_information`, LEFT JOINed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from typing import Any, Literal, NamedTuple
+
+from psycopg.rows import class_row
+from pydantic_core import to_json
+
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection
+
+Details = Literal["ready", "not_found", "missing"]
+GONE = "NOT_FOUND"
+
+FROM = "fiche_cache f LEFT JOIN fiche_cache_information i ON i.fiche_cache_id = f.id"
+# Older versions kept the details as the CRM had sent them; a row of the sales list has no such object.
+LEGACY = "coalesce(jsonb_typeof(f.raw_data -> 'information') = 'object', false)"
+FULL = f"(i.fiche_cache_id IS NOT NULL OR {LEGACY})"
+NOT_FOUND = f"coalesce(NOT f.details_success AND strpos(upper(f.details_message), '{GONE}') > 0, false)"
+READY = f"({FULL} OR {NOT_FOUND})"
+# Gone for good has the last word: what was known of it before is kept, and is over.
+DETAILS = f"CASE WHEN {NOT_FOUND} THEN 'not_found' WHEN {FULL} THEN 'ready' ELSE 'missing' END"
+# The sales list may lack the group or be of yesterday: once there are details, what they say counts, even nothing.
+GROUPE = f"""CASE WHEN i.fiche_cache_id IS NOT NULL THEN i.groupe
+    WHEN {LEGACY} THEN f.raw_data #>> '{{information,groupe}}' ELSE f.groupe END"""
+ATTRIBUTION = f"""CASE WHEN i.fiche_cache_id IS NOT NULL THEN i.attribution_user_id
+    WHEN {LEGACY} THEN f.raw_data #>> '{{information,attribution_user_id}}' END"""
+RECORDINGS_COUNT = """coalesce(f.recordings_count, CASE jsonb_typeof(f.raw_data -> 'recordings') WHEN 'array'
+    THEN jsonb_array_length(f.raw_data -> 'recordings') END)"""
+HAS_RECORDINGS = f"coalesce(f.has_recordings, {RECORDINGS_COUNT} > 0)"
+# LATERAL beside `f`. A recording gone upstream counts nowhere.
+COUNTED = """(SELECT count(*)::int AS recordings, count(*) FILTER (WHERE r.has_transcription)::int AS transcribed
+    FROM recordings r WHERE r.fiche_cache_id = f.id AND r.removed_at IS NULL)"""
+
+STATES = f"""
+SELECT f.fiche_id, f.id AS fiche_cache_id, {DETAILS} AS details, {GROUPE} AS groupe,
+       {RECORDINGS_COUNT} AS recordings_count, {HAS_RECORDINGS} AS has_recordings, f.fetched_at,
+       c.recordings, c.transcribed
+FROM {FROM}, LATERAL {COUNTED} c WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
+"""  # noqa: S608 - made of our own words
+
+# A fiche whose details are only in `raw_data` keeps them: a row of the sales list is less.
+CACHE_SALES = f"""
+INSERT INTO fiche_cache AS f (tenant_id, fiche_id, groupe, sales_date, last_revalidated_at, raw_data, created_at,
+                              updated_at)
+SELECT %(tenant)s, fiche_id, groupe, %(day)s, %(now)s, raw_data, ecluse_now(), ecluse_now()
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(fiche_id text, groupe text, raw_data jsonb) ORDER BY fiche_id
+ON CONFLICT ON CONSTRAINT fiche_cache_fiche DO UPDATE SET groupe = coalesce(excluded.groupe, f.groupe),
+    sales_date = excluded.sales_date, last_revalidated_at = excluded.last_revalidated_at,
+    raw_data = CASE WHEN {LEGACY} THEN f.raw_data ELSE excluded.raw_data END, updated_at = excluded.updated_at
+"""  # noqa: S608 - made of our own words
+
+
+class FicheState(NamedTuple):
+    """What gates and filters ask of one fiche. `recordings_count` and `has_recordings` are what the CRM said, None
+    where it has not been asked; `recordings` and `transcribed` count the rows."""
+
+    fiche_id: str
+    fiche_cache_id: int
+    details: Details
+    groupe: str | None
+    recordings_count: int | None
+    has_recordings: bool | None
+    fetched_at: datetime | None
+    recordings: int
+    transcribed: int
+
+    @property
+    def ready(self) -> bool:
+        return self.details != "missing"
+
+
+def is_not_found(success: bool | None, message: str | None) -> bool:
+    """Gone upstream, for good: nobody waits for it."""
+    return success is False and GONE in (message or "").upper()
+
+
+def is_full(has_information: bool, raw_data: Any) -> bool:
+    return has_information or (isinstance(raw_data, Mapping) and isinstance(raw_data.get("information"), Mapping))
+
+
+def is_ready(success: bool | None, message: str | None, has_information: bool, raw_data: Any) -> bool:
+    return is_full(has_information, raw_data) or is_not_found(success, message)
+
+
+def recordings_told(count: int | None, has: bool | None, raw_data: Any) -> tuple[int | None, bool | None]:
+    """How many recordings the CRM told of, and whether any: by the columns, else by the list in `raw_data`."""
+    told = raw_data.get("recordings") if isinstance(raw_data, Mapping) else None
+    if count is None and isinstance(told, list):
+        count = len(told)
+    return count, has if has is not None or count is None else count > 0
+
+
+def clean(value: Any) -> Any:
+    """JSON from a vendor, made storable: as long as it was, without the characters that PostgreSQL refuses."""
+    match value:
+        case str() as text:
+            return storable(text, len(text))
+        case dict() as pairs:
+            return {clean(name): clean(one) for name, one in pairs.items()}
+        case list() as values:
+            return [clean(one) for one in values]
+    return value
+
+
+async def states(connection: Connection, tenant: str, fiche_ids: Sequence[str]) -> dict[str, FicheState]:
+    """By fiche id. One that is not here is not in the cache."""
+    async with connection.cursor(row_factory=class_row(FicheState)) as cursor:
+        await cursor.execute(STATES, (tenant, list(fiche_ids)))
+        return {state.fiche_id: state for state in await cursor.fetchall()}
+
+
+async def cache_sales(
+    connection: Connection, tenant: str, day: date, rows: Sequence[Mapping[str, Any]], now: datetime
+) -> None:
+    """One day's sales list: rows as the CRM sent them, with at least an `id`."""
+    kept = {
+        str(row["id"]): {"fiche_id": str(row["id"]), "groupe": row.get("groupe"), "raw_data": row}
+        for row in clean(list(rows))
+    }
+    await connection.execute(
+        CACHE_SALES, {"tenant": tenant, "day": day, "now": now, "rows": to_json(list(kept.values())).decode()}
+    )

@@ -1,0 +1,146 @@
+"""Fetching a fiche in full: one question to the CRM, and a whole batch of answers stored with a handful of statements.
+
+A fetch never touches what was transcribed: those columns belong to the transcriptions. A recording that the CRM does
+not name any more is marked as removed, and unmarked when it is back.
+
+Lock order: fiches by (tenant_id, fiche_id), then their recordings by (fiche_cache_id, call_id). Whoever holds a fiche's
+row is the only one to add or remove recordings of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from pydantic_core import to_json
+
+from ecluse.base.errors import PermanentError
+from ecluse.base.text import LONGEST_KEY, storable
+from ecluse.db.connect import Connection
+from ecluse.flows.fiches.cache import GONE, clean
+
+Row = dict[str, Any]
+
+# A fiche that is gone keeps what was known of it; only the marker says that it is over.
+SAVE_FICHES = """
+INSERT INTO fiche_cache AS f (tenant_id, fiche_id, details_success, details_message, recordings_count, has_recordings,
+                              fetched_at, created_at, updated_at)
+SELECT tenant_id, fiche_id, success, message, recordings, recordings > 0, now, now, now
+FROM jsonb_to_recordset(%s::jsonb)
+    AS t(tenant_id text, fiche_id text, success boolean, message text, recordings integer),
+    (SELECT ecluse_now() AS now) clock
+ORDER BY tenant_id, fiche_id
+ON CONFLICT ON CONSTRAINT fiche_cache_fiche DO UPDATE SET details_success = excluded.details_success,
+    details_message = excluded.details_message,
+    recordings_count = coalesce(excluded.recordings_count, f.recordings_count),
+    has_recordings = coalesce(excluded.has_recordings, f.has_recordings),
+    fetched_at = excluded.fetched_at, updated_at = excluded.updated_at
+RETURNING f.tenant_id, f.fiche_id, f.id
+"""
+
+SAVE_INFORMATION = """
+INSERT INTO fiche_cache_information (fiche_cache_id, groupe, attribution_user_id, data, updated_at)
+SELECT fiche_cache_id, groupe, attribution_user_id, data, ecluse_now()
+FROM jsonb_to_recordset(%s::jsonb)
+    AS t(fiche_cache_id bigint, groupe text, attribution_user_id text, data jsonb)
+ORDER BY fiche_cache_id
+ON CONFLICT (fiche_cache_id) DO UPDATE SET groupe = excluded.groupe,
+    attribution_user_id = excluded.attribution_user_id, data = excluded.data, updated_at = excluded.updated_at
+"""
+
+LOCK_RECORDINGS = """
+SELECT 1 FROM recordings WHERE fiche_cache_id = ANY(%s) ORDER BY fiche_cache_id, call_id FOR NO KEY UPDATE
+"""
+
+# The two parts have no row in common. What has not changed is not written again.
+SAVE_RECORDINGS = """
+WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+told AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(fiche_cache_id bigint, call_id text, recording_url text,
+        start_time timestamptz, duration_s double precision)),
+removed AS (
+    UPDATE recordings r SET removed_at = now, updated_at = now FROM clock
+    WHERE r.fiche_cache_id = ANY(%(fiches)s) AND r.removed_at IS NULL AND NOT EXISTS (
+        SELECT 1 FROM told t WHERE t.fiche_cache_id = r.fiche_cache_id AND t.call_id = r.call_id))
+INSERT INTO recordings AS r (fiche_cache_id, call_id, recording_url, start_time, duration_s, created_at, updated_at)
+SELECT fiche_cache_id, call_id, recording_url, start_time, duration_s, now, now FROM told, clock
+ORDER BY fiche_cache_id, call_id
+ON CONFLICT ON CONSTRAINT recordings_call DO UPDATE SET recording_url = excluded.recording_url,
+    start_time = excluded.start_time, duration_s = excluded.duration_s, removed_at = NULL,
+    updated_at = excluded.updated_at
+WHERE r.removed_at IS NOT NULL OR (r.recording_url, r.start_time, r.duration_s)
+    IS DISTINCT FROM (excluded.recording_url, excluded.start_time, excluded.duration_s)
+"""
+
+
+class Crm(Protocol):
+    async def fiche(self, fiche_id: str, api_key: str | None = None) -> Any: ...
+
+
+class Fetched(NamedTuple):
+    """One answer, as `fetch_fiche` gave it. `details` None: not found."""
+
+    tenant_id: str
+    fiche_id: str
+    details: Mapping[str, Any] | None
+
+
+async def fetch_fiche(crm: Crm, fiche_id: str, *, api_key: str | None = None) -> Row:
+    """Asks the CRM, whatever is cached: `{"found": True, "details": {…}}`, or `{"found": False}` for one that is gone,
+    which is an answer, not a failure. Made of what can be stored."""
+    try:
+        details = await crm.fiche(fiche_id, api_key=api_key)
+    except PermanentError as error:
+        if error.code != GONE:
+            raise
+        return {"found": False}
+    return {"found": True, "details": clean(details.model_dump(mode="json"))}
+
+
+async def save_details(connection: Connection, fetched: Sequence[Fetched]) -> dict[tuple[str, str], int]:
+    """Store them all, in the caller's transaction. Where a fiche is in there twice, the later answer counts. Returns
+    the `fiche_cache` ids by (tenant, fiche id)."""
+    latest = {(one.tenant_id, one.fiche_id): one.details for one in fetched}
+    if not latest:
+        return {}
+    recordings = {key: _recordings(details) for key, details in latest.items() if details is not None}
+    rows = [_fiche(*key, details, len(recordings.get(key, ()))) for key, details in latest.items()]
+    cursor = await connection.execute(SAVE_FICHES, (_json(rows),))
+    ids = {(tenant, fiche_id): number for tenant, fiche_id, number in await cursor.fetchall()}
+    found = [ids[key] for key in recordings]
+    if found:
+        information = [{"fiche_cache_id": ids[key], **_information(latest[key] or {})} for key in recordings]
+        told = [{"fiche_cache_id": ids[key], **row} for key, several in recordings.items() for row in several]
+        await connection.execute(SAVE_INFORMATION, (_json(information),))
+        await connection.execute(LOCK_RECORDINGS, (found,))
+        await connection.execute(SAVE_RECORDINGS, {"rows": _json(told), "fiches": found})
+    return ids
+
+
+def _fiche(tenant: str, fiche_id: str, details: Mapping[str, Any] | None, recordings: int) -> Row:
+    row = {"tenant_id": tenant, "fiche_id": fiche_id}
+    if details is None:
+        return {**row, "success": False, "message": GONE}
+    return {**row, "success": details["success"], "message": details["message"], "recordings": recordings}
+
+
+def _information(details: Mapping[str, Any]) -> Row:
+    known = ("groupe", "attribution_user_id")
+    information = details["information"]
+    data = {name: value for name, value in information.items() if name not in known}
+    return {**{name: information[name] for name in known}, "data": data}
+
+
+def _recordings(details: Mapping[str, Any]) -> Sequence[Row]:
+    """One per call: a CRM that names a call twice has two URLs for it, or one of them is blank."""
+    kept: dict[str, Row] = {}
+    for told in details["recordings"]:
+        call_id, url = storable(told["call_id"], LONGEST_KEY), (told["recording_url"] or "").strip()
+        if url or call_id not in kept:
+            times = {"start_time": told["start_time"], "duration_s": told["duration_s"]}
+            kept[call_id] = {"call_id": call_id, "recording_url": url, **times}
+    return list(kept.values())
+
+
+def _json(rows: Sequence[Row]) -> str:
+    return to_json(rows).decode()

@@ -1,0 +1,73 @@
+"""Whose fiches a caller sees: all of the tenant, those of its groups, or those attributed to itself.
+
+A caller of a narrow scope is refused in the same words whether a fiche is somebody else's or not there at all. One of
+scope ALL may ask for what is not in the cache: it can be fetched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from ecluse.access.envelope import Refused
+from ecluse.access.keys import Caller
+from ecluse.base.errors import NotFound
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection
+from ecluse.flows.fiches import cache
+
+NAMED = 5  # of those refused, in the message
+
+# In a body; in a path, `fiche_number`.
+FicheId = Annotated[str, Field(pattern=r"^[0-9]{1,20}$", examples=["171234"])]
+
+
+class Visible(NamedTuple):
+    """A condition on `f` and `i` (see `cache.FROM`), and its parameters, whose names begin with `scope_`. The tenant is
+    not part of it."""
+
+    condition: str
+    parameters: dict[str, Any]
+
+
+def visible(caller: Caller) -> Visible:
+    match caller.scope:
+        case "ALL":
+            return Visible("true", {})
+        case "GROUP":
+            condition = f"coalesce(({cache.GROUPE}) = ANY(%(scope_groupes)s::text[]), false)"
+            return Visible(condition, {"scope_groupes": list(caller.groupes)})
+        case _:  # a scope that nobody knows sees no more than SELF
+            condition = f"coalesce(({cache.ATTRIBUTION}) = %(scope_user)s::text, false)"
+            return Visible(condition, {"scope_user": caller.crm_user_id})
+
+
+async def check_visible(connection: Connection, caller: Caller, fiche_ids: Sequence[str]) -> list[str]:
+    """Those that this caller may not see, in the order given."""
+    if caller.scope == "ALL":
+        return []
+    condition, parameters = visible(caller)
+    cursor = await connection.execute(
+        f"SELECT f.fiche_id FROM {cache.FROM}"  # noqa: S608 - made of our own words
+        f" WHERE f.tenant_id = %(tenant)s AND f.fiche_id = ANY(%(fiches)s) AND {condition}",
+        {"tenant": caller.tenant, "fiches": list(fiche_ids), **parameters},
+    )
+    seen = {fiche_id for (fiche_id,) in await cursor.fetchall()}
+    return [fiche_id for fiche_id in fiche_ids if fiche_id not in seen]
+
+
+async def require_visible(connection: Connection, caller: Caller, fiche_ids: Sequence[str]) -> None:
+    refused = await check_visible(connection, caller, fiche_ids)
+    if refused:
+        named = ", ".join(refused[:NAMED]) + (", …" if len(refused) > NAMED else "")
+        raise Refused(403, "SCOPE", f"This key is limited to {caller.scope}, which does not include fiche {named}.")
+
+
+def fiche_number(text: str) -> str:
+    """A fiche id from a path. What cannot be one does not exist, like any other that does not."""
+    if re.fullmatch(r"[0-9]{1,20}", text, re.ASCII):
+        return text
+    raise NotFound(f"there is no fiche {storable(text, 50)}")
