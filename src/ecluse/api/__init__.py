@@ -15,12 +15,13 @@ from ecluse.api import leases, me, outcomes, runs
 from ecluse.db.connect import pool
 from ecluse.db.reads import READ_OPTIONS, Reads
 from ecluse.engine import Kit
+from ecluse.flows.fiches import routes as fiches
 
 READERS = 4
 
 
 def mount(app: FastAPI) -> None:
-    for part in (me, runs, outcomes, leases):
+    for part in (me, runs, outcomes, leases, fiches):
         app.router.routes += part.routes.routes  # flat: an included router would be looked through per request
 
     def described() -> dict[str, Any]:

@@ -10,8 +10,8 @@ from pydantic import Field
 from ecluse.access import audit_trail, door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import as_json, request_id
-from ecluse.access.wire import Limit, Offset, kit_of, reads_of, with_ids_as_text
-from ecluse.api.shapes import Id, Reason, Shape
+from ecluse.access.wire import Limit, Offset, Shape, kit_of, reads_of, with_ids_as_text
+from ecluse.api.shapes import Id, Reason
 from ecluse.base.errors import NotFound
 from ecluse.engine import force_release, list_leases
 

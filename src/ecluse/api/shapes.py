@@ -6,17 +6,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from ecluse.access.wire import Body
+from ecluse.access.wire import Body, Shape
 from ecluse.engine import State
 
 Id = str
 Role = Literal["viewer", "operator", "admin"]
-
-
-class Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class Me(Shape):

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 from psycopg.rows import class_row
 from pydantic_core import to_json
 
-from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 
 Details = Literal["ready", "not_found", "missing"]
@@ -36,13 +35,15 @@ RECORDINGS_COUNT = """coalesce(f.recordings_count, CASE jsonb_typeof(f.raw_data 
     THEN jsonb_array_length(f.raw_data -> 'recordings') END)"""
 HAS_RECORDINGS = f"coalesce(f.has_recordings, {RECORDINGS_COUNT} > 0)"
 # LATERAL beside `f`. A recording gone upstream counts nowhere.
-COUNTED = """(SELECT count(*)::int AS recordings, count(*) FILTER (WHERE r.has_transcription)::int AS transcribed
+COUNTED = """(SELECT count(*)::int AS total_recordings, count(*) FILTER (WHERE r.has_transcription)::int AS transcribed
     FROM recordings r WHERE r.fiche_cache_id = f.id AND r.removed_at IS NULL)"""
+# In SQL as in `str.strip`, for those blanks that a CRM may well send; a fetch stores none.
+URL_MISSING = "btrim(r.recording_url, E' \\t\\r\\n') = ''"
 
 STATES = f"""
 SELECT f.fiche_id, f.id AS fiche_cache_id, {DETAILS} AS details, {GROUPE} AS groupe,
        {RECORDINGS_COUNT} AS recordings_count, {HAS_RECORDINGS} AS has_recordings, f.fetched_at,
-       c.recordings, c.transcribed
+       c.total_recordings, c.transcribed
 FROM {FROM}, LATERAL {COUNTED} c WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
 """  # noqa: S608 - made of our own words
 
@@ -50,8 +51,8 @@ FROM {FROM}, LATERAL {COUNTED} c WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
 CACHE_SALES = f"""
 INSERT INTO fiche_cache AS f (tenant_id, fiche_id, groupe, sales_date, last_revalidated_at, raw_data, created_at,
                               updated_at)
-SELECT %(tenant)s, fiche_id, groupe, %(day)s, %(now)s, raw_data, ecluse_now(), ecluse_now()
-FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(fiche_id text, groupe text, raw_data jsonb) ORDER BY fiche_id
+SELECT %(tenant)s, id, groupe, %(day)s, %(now)s, data, ecluse_now(), ecluse_now()
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id text, groupe text, data jsonb) ORDER BY id
 ON CONFLICT ON CONSTRAINT fiche_cache_fiche DO UPDATE SET groupe = coalesce(excluded.groupe, f.groupe),
     sales_date = excluded.sales_date, last_revalidated_at = excluded.last_revalidated_at,
     raw_data = CASE WHEN {LEGACY} THEN f.raw_data ELSE excluded.raw_data END, updated_at = excluded.updated_at
@@ -60,7 +61,7 @@ ON CONFLICT ON CONSTRAINT fiche_cache_fiche DO UPDATE SET groupe = coalesce(excl
 
 class FicheState(NamedTuple):
     """What gates and filters ask of one fiche. `recordings_count` and `has_recordings` are what the CRM said, None
-    where it has not been asked; `recordings` and `transcribed` count the rows."""
+    where it has not been asked; `total_recordings` and `transcribed` count the rows."""
 
     fiche_id: str
     fiche_cache_id: int
@@ -69,7 +70,7 @@ class FicheState(NamedTuple):
     recordings_count: int | None
     has_recordings: bool | None
     fetched_at: datetime | None
-    recordings: int
+    total_recordings: int
     transcribed: int
 
     @property
@@ -98,18 +99,6 @@ def recordings_told(count: int | None, has: bool | None, raw_data: Any) -> tuple
     return count, has if has is not None or count is None else count > 0
 
 
-def clean(value: Any) -> Any:
-    """JSON from a vendor, made storable: as long as it was, without the characters that PostgreSQL refuses."""
-    match value:
-        case str() as text:
-            return storable(text, len(text))
-        case dict() as pairs:
-            return {clean(name): clean(one) for name, one in pairs.items()}
-        case list() as values:
-            return [clean(one) for one in values]
-    return value
-
-
 async def states(connection: Connection, tenant: str, fiche_ids: Sequence[str]) -> dict[str, FicheState]:
     """By fiche id. One that is not here is not in the cache."""
     async with connection.cursor(row_factory=class_row(FicheState)) as cursor:
@@ -120,11 +109,8 @@ async def states(connection: Connection, tenant: str, fiche_ids: Sequence[str]) 
 async def cache_sales(
     connection: Connection, tenant: str, day: date, rows: Sequence[Mapping[str, Any]], now: datetime
 ) -> None:
-    """One day's sales list: rows as the CRM sent them, with at least an `id`."""
-    kept = {
-        str(row["id"]): {"fiche_id": str(row["id"]), "groupe": row.get("groupe"), "raw_data": row}
-        for row in clean(list(rows))
-    }
+    """One day's sales list: `SalesFiche`s of the CRM as JSON. A row without a group does not take it from a fiche."""
     await connection.execute(
-        CACHE_SALES, {"tenant": tenant, "day": day, "now": now, "rows": to_json(list(kept.values())).decode()}
+        CACHE_SALES,
+        {"tenant": tenant, "day": day, "now": now, "rows": to_json({row["id"]: row for row in rows}.values()).decode()},
     )

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Protocol
 from pydantic_core import to_json
 
 from ecluse.base.errors import PermanentError
-from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection
-from ecluse.flows.fiches.cache import GONE, clean
+from ecluse.flows.fiches.cache import GONE
 
 Row = dict[str, Any]
+FACTS = ("groupe", "attribution_user_id", "information")
 
 # A fiche that is gone keeps what was known of it; only the marker says that it is over.
 SAVE_FICHES = """
@@ -40,9 +40,9 @@ RETURNING f.tenant_id, f.fiche_id, f.id
 
 SAVE_INFORMATION = """
 INSERT INTO fiche_cache_information (fiche_cache_id, groupe, attribution_user_id, data, updated_at)
-SELECT fiche_cache_id, groupe, attribution_user_id, data, ecluse_now()
+SELECT fiche_cache_id, groupe, attribution_user_id, information, ecluse_now()
 FROM jsonb_to_recordset(%s::jsonb)
-    AS t(fiche_cache_id bigint, groupe text, attribution_user_id text, data jsonb)
+    AS t(fiche_cache_id bigint, groupe text, attribution_user_id text, information jsonb)
 ORDER BY fiche_cache_id
 ON CONFLICT (fiche_cache_id) DO UPDATE SET groupe = excluded.groupe,
     attribution_user_id = excluded.attribution_user_id, data = excluded.data, updated_at = excluded.updated_at
@@ -74,7 +74,7 @@ WHERE r.removed_at IS NOT NULL OR (r.recording_url, r.start_time, r.duration_s)
 
 
 class Crm(Protocol):
-    async def fiche(self, fiche_id: str, api_key: str | None = None) -> Any: ...
+    async def fiche(self, fiche_id: str, *, api_key: str | None = None) -> Any: ...
 
 
 class Fetched(NamedTuple):
@@ -87,14 +87,14 @@ class Fetched(NamedTuple):
 
 async def fetch_fiche(crm: Crm, fiche_id: str, *, api_key: str | None = None) -> Row:
     """Asks the CRM, whatever is cached: `{"found": True, "details": {…}}`, or `{"found": False}` for one that is gone,
-    which is an answer, not a failure. Made of what can be stored."""
+    which is an answer, not a failure."""
     try:
         details = await crm.fiche(fiche_id, api_key=api_key)
     except PermanentError as error:
         if error.code != GONE:
             raise
         return {"found": False}
-    return {"found": True, "details": clean(details.model_dump(mode="json"))}
+    return {"found": True, "details": details.model_dump(mode="json")}
 
 
 async def save_details(connection: Connection, fetched: Sequence[Fetched]) -> dict[tuple[str, str], int]:
@@ -103,43 +103,26 @@ async def save_details(connection: Connection, fetched: Sequence[Fetched]) -> di
     latest = {(one.tenant_id, one.fiche_id): one.details for one in fetched}
     if not latest:
         return {}
-    recordings = {key: _recordings(details) for key, details in latest.items() if details is not None}
-    rows = [_fiche(*key, details, len(recordings.get(key, ()))) for key, details in latest.items()]
+    found = {key: details for key, details in latest.items() if details is not None}
+    calls = {key: {told["call_id"]: told for told in details["recordings"]} for key, details in found.items()}
+    known = {
+        key: {"success": True, "message": details["message"], "recordings": len(calls[key])}
+        for key, details in found.items()
+    }
+    gone = {"success": False, "message": GONE}
+    rows = [{"tenant_id": key[0], "fiche_id": key[1], **known.get(key, gone)} for key in latest]
     cursor = await connection.execute(SAVE_FICHES, (_json(rows),))
     ids = {(tenant, fiche_id): number for tenant, fiche_id, number in await cursor.fetchall()}
-    found = [ids[key] for key in recordings]
     if found:
-        information = [{"fiche_cache_id": ids[key], **_information(latest[key] or {})} for key in recordings]
-        told = [{"fiche_cache_id": ids[key], **row} for key, several in recordings.items() for row in several]
-        await connection.execute(SAVE_INFORMATION, (_json(information),))
-        await connection.execute(LOCK_RECORDINGS, (found,))
-        await connection.execute(SAVE_RECORDINGS, {"rows": _json(told), "fiches": found})
+        facts = [{"fiche_cache_id": ids[key]} | {name: told[name] for name in FACTS} for key, told in found.items()]
+        await connection.execute(SAVE_INFORMATION, (_json(facts),))
+        numbers = [ids[key] for key in found]
+        recordings = [
+            {"fiche_cache_id": ids[key], **told} for key, several in calls.items() for told in several.values()
+        ]
+        await connection.execute(LOCK_RECORDINGS, (numbers,))
+        await connection.execute(SAVE_RECORDINGS, {"rows": _json(recordings), "fiches": numbers})
     return ids
-
-
-def _fiche(tenant: str, fiche_id: str, details: Mapping[str, Any] | None, recordings: int) -> Row:
-    row = {"tenant_id": tenant, "fiche_id": fiche_id}
-    if details is None:
-        return {**row, "success": False, "message": GONE}
-    return {**row, "success": details["success"], "message": details["message"], "recordings": recordings}
-
-
-def _information(details: Mapping[str, Any]) -> Row:
-    known = ("groupe", "attribution_user_id")
-    information = details["information"]
-    data = {name: value for name, value in information.items() if name not in known}
-    return {**{name: information[name] for name in known}, "data": data}
-
-
-def _recordings(details: Mapping[str, Any]) -> Sequence[Row]:
-    """One per call: a CRM that names a call twice has two URLs for it, or one of them is blank."""
-    kept: dict[str, Row] = {}
-    for told in details["recordings"]:
-        call_id, url = storable(told["call_id"], LONGEST_KEY), (told["recording_url"] or "").strip()
-        if url or call_id not in kept:
-            times = {"start_time": told["start_time"], "duration_s": told["duration_s"]}
-            kept[call_id] = {"call_id": call_id, "recording_url": url, **times}
-    return list(kept.values())
 
 
 def _json(rows: Sequence[Row]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.flows.fiches import cache
+from ecluse.flows.fiches.reading import EVERYTHING, Visible
 
 NAMED = 5  # of those refused, in the message
 
@@ -25,18 +26,10 @@ NAMED = 5  # of those refused, in the message
 FicheId = Annotated[str, Field(pattern=r"^[0-9]{1,20}$", examples=["171234"])]
 
 
-class Visible(NamedTuple):
-    """A condition on `f` and `i` (see `cache.FROM`), and its parameters, whose names begin with `scope_`. The tenant is
-    not part of it."""
-
-    condition: str
-    parameters: dict[str, Any]
-
-
 def visible(caller: Caller) -> Visible:
     match caller.scope:
         case "ALL":
-            return Visible("true", {})
+            return EVERYTHING
         case "GROUP":
             condition = f"coalesce(({cache.GROUPE}) = ANY(%(scope_groupes)s::text[]), false)"
             return Visible(condition, {"scope_groupes": list(caller.groupes)})

@@ -25,7 +25,7 @@ CREATE TABLE fiche_cache (
     updated_at          timestamptz NOT NULL,
     CONSTRAINT fiche_cache_fiche UNIQUE (tenant_id, fiche_id)
 );
-CREATE INDEX fiche_cache_sales ON fiche_cache (tenant_id, sales_date, id);
+CREATE INDEX fiche_cache_sales ON fiche_cache (tenant_id, sales_date DESC NULLS LAST, id DESC);
 COMMENT ON COLUMN fiche_cache.groupe IS 'from the sales list, which may lack it; the details have the last word';
 COMMENT ON COLUMN fiche_cache.raw_data IS 'the sales row, or the details in full as older versions kept them';
 COMMENT ON COLUMN fiche_cache.details_success IS 'false with a message holding NOT_FOUND: gone upstream, for good';

@@ -1,0 +1,62 @@
+"""`ecluse fiches …`: what is known of the CRM's fiches and their recordings."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ecluse.base.logging import harmless
+from ecluse.cli.database import with_connection
+from ecluse.flows.fiches import reading
+
+app = typer.Typer(no_args_is_help=True, help="Look at the fiches that are cached, and their recordings.")
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+
+@app.command("list")
+def list_fiches(
+    tenant: Annotated[str | None, typer.Option(help="Only of this one.")] = None,
+    groupe: Annotated[str | None, typer.Option(help="Only of this group.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """The fiches, the latest sales first."""
+    wanted = reading.Wanted(groupe=groupe)
+    rows = with_connection(lambda c: reading.list_fiches(c, tenant, wanted, limit=limit, offset=offset))
+    if as_json:
+        typer.echo(json.dumps({"fiches": rows}, default=str))
+        return
+    if not rows:
+        typer.echo(
+            "no such fiches" if tenant or groupe or offset else "no fiches yet: a run that reads the CRM adds them"
+        )
+    for row in rows:
+        transcribed = f"{row['transcribed']}/{row['total_recordings']} transcribed"
+        day = row["sales_date"] or "-"
+        line = f"{row['tenant_id']:<12} {row['fiche_id']:>10}  {day!s:<10} {row['details']:<9} {transcribed:<18}"
+        typer.echo(harmless(f"{line} {row['groupe'] or ''}".rstrip()))
+
+
+@app.command()
+def show(
+    fiche_id: Annotated[str, typer.Argument(help="The fiche's id, as the CRM numbers it.")],
+    tenant: Annotated[str, typer.Option(help="Whose.")] = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """One fiche: what the CRM says of it, and its recordings by start time."""
+    fiche = with_connection(lambda c: reading.show_fiche(c, tenant, fiche_id))
+    if as_json:
+        typer.echo(json.dumps(fiche, default=str))
+        return
+    recordings = fiche.pop("recordings")
+    for name, value in fiche.items():
+        told = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+        typer.echo(harmless(f"{name:<20} {'' if told is None else told}".rstrip()))
+    for one in recordings:
+        state = "removed" if one["removed_at"] else "no URL" if one["url_missing"] else "has URL"
+        done = "transcribed" if one["has_transcription"] else "not transcribed"
+        at = f"{one['start_time']:%Y-%m-%d %H:%M:%S}" if one["start_time"] else "-"
+        typer.echo(harmless(f"  {at:<19} {one['call_id']:<20} {state:<8} {done}"))

@@ -1,0 +1,112 @@
+"""The one read side of fiches: what API and command line say about them. Signed parts of URLs are hidden, and so is
+whatever looks like a secret in the CRM's own fields."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any, NamedTuple
+
+from psycopg.rows import dict_row
+
+from ecluse.base.errors import NotFound
+from ecluse.base.masking import masked, plain
+from ecluse.db.connect import Connection
+from ecluse.flows.fiches import cache
+from ecluse.flows.fiches.cache import Details
+
+Row = dict[str, Any]
+
+COLUMNS = f"""f.id, f.tenant_id, f.fiche_id, {cache.GROUPE} AS groupe, f.sales_date, {cache.DETAILS} AS details,
+    {cache.RECORDINGS_COUNT} AS recordings_count, {cache.HAS_RECORDINGS} AS has_recordings, f.last_revalidated_at,
+    f.fetched_at, f.created_at, f.updated_at"""
+SHOWN = """f.id AS fiche_cache_id, f.tenant_id, f.fiche_id, f.groupe, f.sales_date, f.details, f.recordings_count,
+    f.has_recordings, c.total_recordings, c.transcribed, f.last_revalidated_at, f.fetched_at, f.created_at,
+    f.updated_at"""
+
+# The page first, then the counts: those of other pages are not counted.
+LIST = f"""
+SELECT {SHOWN} FROM (
+    SELECT {COLUMNS} FROM {cache.FROM} WHERE {{where}}
+    ORDER BY f.sales_date DESC NULLS LAST, f.id DESC LIMIT %(limit)s OFFSET %(offset)s) f, LATERAL {cache.COUNTED} c
+ORDER BY f.sales_date DESC NULLS LAST, f.id DESC
+"""  # noqa: S608 - made of our own words
+
+SHOW = f"""
+SELECT {SHOWN}, f.details_message, f.attribution_user_id, f.information FROM (
+    SELECT {COLUMNS}, f.details_message, {cache.ATTRIBUTION} AS attribution_user_id,
+           coalesce(i.data, CASE WHEN {cache.LEGACY} THEN f.raw_data -> 'information' END) AS information
+    FROM {cache.FROM} WHERE f.tenant_id = %(tenant)s AND f.fiche_id = %(fiche)s) f, LATERAL {cache.COUNTED} c
+"""  # noqa: S608 - made of our own words
+
+RECORDINGS = f"""
+SELECT r.id, r.call_id, r.recording_url, {cache.URL_MISSING} AS url_missing, r.start_time, r.duration_s,
+       r.has_transcription, r.transcribed_at, r.removed_at
+FROM recordings r WHERE r.fiche_cache_id = %s ORDER BY r.start_time NULLS LAST, r.call_id
+"""  # noqa: S608 - made of our own words
+
+FILTERS = {
+    "tenant": "f.tenant_id = %(tenant)s",
+    "groupe": f"({cache.GROUPE}) = %(groupe)s",
+    "sales_from": "f.sales_date >= %(sales_from)s",
+    "sales_to": "f.sales_date <= %(sales_to)s",
+    "details": f"{cache.DETAILS} = %(details)s",
+    "has_recordings": f"{cache.HAS_RECORDINGS} = %(has_recordings)s",
+    "q": "starts_with(f.fiche_id, %(q)s)",
+}
+
+
+class Wanted(NamedTuple):
+    """Which fiches; what is None does not matter. A fiche of which nobody knows whether it has recordings is neither
+    among those with nor among those without."""
+
+    groupe: str | None = None
+    sales_from: date | None = None
+    sales_to: date | None = None
+    details: Details | None = None
+    has_recordings: bool | None = None
+    q: str | None = None
+
+
+class Visible(NamedTuple):
+    """A condition on `f` and `i` (see `cache.FROM`), and its parameters, whose names begin with `scope_`. The tenant is
+    not part of it."""
+
+    condition: str
+    parameters: Row
+
+
+EVERYTHING = Visible("true", {})
+
+
+async def list_fiches(
+    connection: Connection,
+    tenant: str | None,
+    wanted: Wanted,
+    *,
+    visible: Visible = EVERYTHING,
+    limit: int,
+    offset: int,
+) -> list[Row]:
+    """The latest sales first. `tenant` None is anybody's, which only the command line may ask for."""
+    given = {"tenant": tenant, **wanted._asdict()}
+    conditions = [text for name, text in FILTERS.items() if given[name] is not None]
+    where = " AND ".join([*conditions, visible.condition])
+    parameters = {**given, **visible.parameters, "limit": limit, "offset": offset}
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(LIST.format(where=where), parameters)
+        return await cursor.fetchall()
+
+
+async def show_fiche(connection: Connection, tenant: str, fiche_id: str) -> Row:
+    """The fiche with its information, and its recordings by start time: those gone upstream too, and since when."""
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(SHOW, {"tenant": tenant, "fiche": fiche_id})
+        fiche = await cursor.fetchone()
+        if fiche is None:
+            raise NotFound(f"there is no fiche {fiche_id}")
+        await cursor.execute(RECORDINGS, (fiche["fiche_cache_id"],))
+        recordings = await cursor.fetchall()
+    for recording in recordings:
+        recording["recording_url"] = masked(recording["recording_url"])
+    told = {"details_message": plain(fiche["details_message"]), "information": plain(fiche["information"])}
+    return {**fiche, **told, "recordings": recordings}

@@ -1,0 +1,69 @@
+"""Fiches over HTTP: list and look at. A fiche of another tenant does not exist; a caller of a narrow scope sees
+its own."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from typing import Annotated, Any
+
+from fastapi import Query, Request, Response
+from pydantic import BeforeValidator
+
+from ecluse.access import door
+from ecluse.access.door import caller_of, needs
+from ecluse.access.envelope import as_json
+from ecluse.access.wire import Filter, Limit, Offset, Row, reads_of, with_ids_as_text
+from ecluse.db.connect import Connection
+from ecluse.flows.fiches import reading, shapes
+from ecluse.flows.fiches.cache import Details
+from ecluse.flows.fiches.reading import Wanted
+from ecluse.flows.fiches.scopes import fiche_number, require_visible, visible
+
+routes = door.routes("fiches")
+
+
+def _plain_day(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
+        raise ValueError("a day as YYYY-MM-DD")  # not a number of seconds, which would pass for one otherwise
+    return value
+
+
+Day = Annotated[date | None, Query(examples=["2026-03-02"]), BeforeValidator(_plain_day)]
+Digits = Annotated[str | None, Query(pattern="^[0-9]{1,20}$", description="The first digits of its id.")]
+
+
+@routes.get("/api/fiches", openapi_extra=needs("fiches.read", narrowed=True), response_model=shapes.FichePage)
+async def list_fiches(
+    request: Request,
+    limit: Limit = 50,
+    offset: Offset = 0,
+    groupe: Filter = None,
+    sales_from: Day = None,
+    sales_to: Day = None,
+    details: Details | None = None,
+    has_recordings: bool | None = None,
+    q: Digits = None,
+) -> Response:
+    """The latest sales first, each with how many of its recordings are transcribed."""
+    caller, wanted = caller_of(request), Wanted(groupe, sales_from, sales_to, details, has_recordings, q)
+    rows = await reads_of(request)(
+        lambda c: reading.list_fiches(c, caller.tenant, wanted, visible=visible(caller), limit=limit, offset=offset)
+    )
+    return as_json({"fiches": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.get(
+    "/api/fiches/{fiche_id}", openapi_extra=needs("fiches.read", narrowed=True), response_model=shapes.FicheInFull
+)
+async def show_fiche(request: Request, fiche_id: str) -> Response:
+    """One fiche in full: what the CRM says of it, and its recordings by start time."""
+    caller, wanted = caller_of(request), fiche_number(fiche_id)
+
+    async def ask(connection: Connection) -> Row:
+        await require_visible(connection, caller, [wanted])
+        return await reading.show_fiche(connection, caller.tenant, wanted)
+
+    fiche = await reads_of(request)(ask)
+    with_ids_as_text([fiche, *fiche["recordings"]])
+    return as_json(fiche)
