@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
+import psycopg
 import pytest
 
 from ecluse.flows.fiches.fetching import Fetched, save_details
@@ -114,3 +116,51 @@ async def test_the_same_fiche_of_two_tenants_is_two_fiches(dsn, connection, quer
         ("acme", False),
         ("default", True),
     ]
+
+
+class Counting(psycopg.AsyncCursor):
+    statements = 0
+
+    async def execute(self, *arguments, **options):
+        Counting.statements += 1
+        return await super().execute(*arguments, **options)
+
+
+async def test_hundreds_of_fiches_with_thousands_of_recordings_are_a_handful_of_statements(dsn, one):
+    batch = [Fetched("default", str(n), details(*(call(f"c{k}") for k in range(5)))) for n in range(500)]
+    async with await psycopg.AsyncConnection.connect(dsn, cursor_factory=Counting) as connection:
+        before = Counting.statements
+        first = await save_details(connection, batch)
+        assert Counting.statements - before <= 5
+        assert await save_details(connection, batch[::-1]) == first
+    assert len(first) == 500
+    assert one("SELECT count(*) FROM recordings WHERE removed_at IS NULL") == 2500
+
+
+async def test_nothing_fetched_is_nothing_saved(connection):
+    assert await save_details(connection, []) == {}
+
+
+async def test_what_the_crm_repeats_is_not_written_again(connection, query):
+    told = details(call("a", start_time="2026-03-02T09:30:00Z", duration_s=2.5), call("b"))
+    await save(connection, ("1", told))
+    before = query("SELECT ctid, updated_at FROM recordings ORDER BY id")
+    await save(connection, ("1", told))
+    assert query("SELECT ctid, updated_at FROM recordings ORDER BY id") == before
+
+
+async def test_batches_that_cross_each_other_do_not_block_each_other_for_good(dsn, one):
+    """Two replicas, the same fiches in opposite order, recordings that come and go."""
+
+    async def replica(seed: int) -> None:
+        chance = random.Random(seed)  # noqa: S311 - the same cases every time
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            for _ in range(15):
+                fiches = [str(n) for n in range(20)]
+                chance.shuffle(fiches)
+                calls = [call(f"c{n}", f"https://x.test/{chance.random()}") for n in range(6)]
+                await save(connection, *((fiche, details(*chance.sample(calls, 3))) for fiche in fiches))
+
+    await asyncio.gather(*(replica(seed) for seed in range(3)))
+    wrong = "count(*) FILTER (WHERE n <> 3) FROM (SELECT count(*) AS n FROM recordings WHERE removed_at IS NULL"
+    assert one(f"SELECT {wrong} GROUP BY fiche_cache_id) x") == 0

@@ -110,7 +110,6 @@ async def cache_sales(
     connection: Connection, tenant: str, day: date, rows: Sequence[Mapping[str, Any]], now: datetime
 ) -> None:
     """One day's sales list: `SalesFiche`s of the CRM as JSON. A row without a group does not take it from a fiche."""
-    await connection.execute(
-        CACHE_SALES,
-        {"tenant": tenant, "day": day, "now": now, "rows": to_json({row["id"]: row for row in rows}.values()).decode()},
-    )
+    once = list({row["id"]: row for row in rows}.values())
+    given = {"tenant": tenant, "day": day, "now": now, "rows": to_json(once).decode()}
+    await connection.execute(CACHE_SALES, given)
