@@ -7,11 +7,12 @@ it, with a warning. Unknown variables are none of our business.
 from __future__ import annotations
 
 import sys
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import structlog
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, ValidationInfo, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ecluse.base.errors import SetUpError
@@ -31,6 +32,16 @@ def _at_least(minimum: float) -> Any:
         return value
 
     return BeforeValidator(raised)
+
+
+def _networks(value: str) -> str:
+    for network in _listed(value):
+        ip_network(network)
+    return value
+
+
+def _listed(value: str) -> list[str]:
+    return [name.strip() for name in value.split(",") if name.strip()]
 
 
 class Settings(BaseSettings):
@@ -90,6 +101,29 @@ class Settings(BaseSettings):
         description="The latest instant that nobody was there for is made up for, if it is not older than this. At "
         "most a year.",
     )
+    CRM_BASE_URL: str | None = Field(
+        None, description="Where the CRM answers, as docs/crm-api.md says. Unset: whatever needs it fails and says so."
+    )
+    CRM_API_KEY: SecretStr | None = Field(None, description="Key for it; a schedule may have one of its own.")
+    CRM_TIMEOUT_SECONDS: Annotated[float, _at_least(0.1)] = Field(
+        30, description="How long an answer of the CRM may take. Minimum 0.1."
+    )
+    ELEVENLABS_API_KEY: SecretStr | None = Field(
+        None, description="Key for speech to text. Unset: a run that needs it fails at once and says so."
+    )
+    ELEVENLABS_BASE_URL: str = Field("https://api.elevenlabs.io", description="Where speech to text answers.")
+    ELEVENLABS_MODEL: str = Field("scribe_v1", description="The model that transcribes.")
+    ELEVENLABS_TIMEOUT_SECONDS: Annotated[float, _at_least(0.1)] = Field(
+        600, description="How long the transcription of one recording may take. Minimum 0.1."
+    )
+    STT_UPLOAD: Literal["url", "file"] = Field(
+        "url", description="Whether the vendor fetches a recording by its URL, or we download it and send it the file."
+    )
+    ECLUSE_ALLOWED_NETWORKS: Annotated[str, AfterValidator(_networks)] = Field(
+        "",
+        description="Networks that URLs of users (webhooks, recordings) may reach although they are private: "
+        "`10.1.0.0/16`, several separated by commas. Any port goes there; elsewhere only 80 and 443.",
+    )
     INNGEST_SERVER_REPLICAS: Annotated[int, _at_least(1)] | None = Field(
         None, description="Number of replicas that concurrency defaults are computed for; before `SERVER_REPLICAS`."
     )
@@ -107,6 +141,10 @@ class Settings(BaseSettings):
             log.warning("setting below its minimum, using the minimum", name=name, minimum=minimum)
             self.ECLUSE_DEAD_AFTER_SECONDS = minimum
         return self
+
+    @property
+    def allowed_networks(self) -> list[str]:
+        return _listed(self.ECLUSE_ALLOWED_NETWORKS)
 
     @property
     def default_global_concurrency(self) -> int:

@@ -14,6 +14,8 @@ EcluseError                  carries a stable `code` and a message that says wha
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class EcluseError(Exception):
     code = "ERROR"
@@ -55,10 +57,18 @@ class NonRetriableError(EcluseError):
 
 
 class VendorError(EcluseError):
-    """`ambiguous` means that the call, if it was a write, may have been applied all the same."""
+    """`ambiguous` means that the call, if it was a write, may have been applied all the same. `status` is what an HTTP
+    answer said, for people to read: the class has decided what it means."""
 
     code = "VENDOR_ERROR"
     ambiguous = True
+    status: int | None = None
+
+    def explained(self, message: str, *, code: str | None = None) -> Self:
+        """The same in better words."""
+        self.args = (self.message,) = (message,)
+        self.code = code or self.code
+        return self
 
 
 class PermanentError(VendorError):

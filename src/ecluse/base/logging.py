@@ -77,6 +77,9 @@ def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> No
     root.handlers[:] = [handler]
     root.setLevel(level)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # They tell every URL in full, with what it is signed by.
+    for name in ("httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     # DBOS owns its logger and would print the database URL and an advertisement at INFO.
     dbos = logging.getLogger("dbos")
     dbos.handlers[:] = [handler]

@@ -9,12 +9,23 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 from typing import TypeVar
 
 import aiohttp
-from aiohttp import ClientError, ClientHandlerType, ClientRequest, ClientResponse, ClientSession, ClientTimeout, hdrs
+from aiohttp import (
+    ClientError,
+    ClientHandlerType,
+    ClientRequest,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    FormData,
+    hdrs,
+)
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from yarl import URL
@@ -30,6 +41,17 @@ LARGEST_REFUSAL = 65_536  # bytes read of an answer whose status has said it all
 JSON = {"Content-Type": "application/json"}
 REFUSALS = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 404: "NOT_FOUND", 409: "CONFLICT", 412: "PRECONDITION_FAILED"}
 WORTH_REPEATING = {408, 425}
+
+Explain = Callable[[VendorError, bytes], VendorError]
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file in a form."""
+
+    name: str
+    content_type: str
+    content: bytes
 
 
 class Sending:
@@ -87,13 +109,16 @@ class VendorHttp:
         *,
         query: Mapping[str, str | int] | None = None,
         json: BaseModel | Mapping[str, object] | None = None,
+        form: Mapping[str, str | FilePart] | None = None,
         headers: Mapping[str, str] | None = None,
         deadline: float | None = None,
+        explain: Explain | None = None,
     ) -> M:
-        """`path` starts with a slash, is quoted where it holds data, and shows in messages; the query does not."""
+        """`path` starts with a slash, is quoted where it holds data, and shows in messages; the query does not. A form
+        is sent as multipart. `explain` may turn a refusal into one that knows this vendor's words."""
         deadline = self._deadline if deadline is None else deadline
         session = self._session or self._open()
-        body = None
+        body: bytes | FormData | None = multipart(form) if form is not None else None
         if json is not None:
             body = json.model_dump_json().encode() if isinstance(json, BaseModel) else to_json(json)
             headers = {**JSON, **headers} if headers else JSON
@@ -124,7 +149,8 @@ class VendorHttp:
             if response is not None:
                 response.release()  # keeps the connection only when the answer was read to its end
         if not succeeded:
-            raise self._refusal(subject, response, answer)
+            error = refusal(subject, response.status, response.headers, answer, self._now())
+            raise error if explain is None else explain(error, bytes(answer))
         if len(answer) > largest:
             message = f"{subject}: the answer is larger than {largest} bytes"
             raise PermanentError(message, code="ANSWER_TOO_LARGE", ambiguous=True)
@@ -150,19 +176,38 @@ class VendorHttp:
         )
         return self._session
 
-    def _refusal(self, subject: str, response: ClientResponse, answer: bytearray) -> VendorError:
-        status = response.status
-        message = storable(f"{subject}: {status} {excerpt(answer)}")
-        if 300 <= status < 400:
-            return PermanentError(message, code="VENDOR_REDIRECT", ambiguous=True)
-        if status != 429 and 400 <= status < 500 and status not in WORTH_REPEATING:
-            # What changed the record meanwhile may have been an earlier try of the same write.
-            return PermanentError(message, code=REFUSALS.get(status, "VENDOR_REFUSED"), ambiguous=status == 412)
-        now = vendor_clock(response.headers.get(hdrs.DATE)) or self._now()
-        retry_after = parse_retry_after(response.headers.get(hdrs.RETRY_AFTER), now)
-        if status == 429:
-            return TransientError(message, code="THROTTLED", retry_after=retry_after, ambiguous=False)
-        return TransientError(message, code=f"VENDOR_ERROR_{status}", retry_after=retry_after)
+
+def refusal(
+    subject: str, status: int, headers: Mapping[str, str], answer: bytes | bytearray, now: datetime
+) -> VendorError:
+    error = _refusal(subject, status, headers, answer, now)
+    error.status = status
+    return error
+
+
+def _refusal(
+    subject: str, status: int, headers: Mapping[str, str], answer: bytes | bytearray, now: datetime
+) -> VendorError:
+    message = storable(f"{subject}: {status} {excerpt(answer)}")
+    if 300 <= status < 400:
+        return PermanentError(message, code="VENDOR_REDIRECT", ambiguous=True)
+    if status != 429 and 400 <= status < 500 and status not in WORTH_REPEATING:
+        # What changed the record meanwhile may have been an earlier try of the same write.
+        return PermanentError(message, code=REFUSALS.get(status, "VENDOR_REFUSED"), ambiguous=status == 412)
+    retry_after = parse_retry_after(headers.get(hdrs.RETRY_AFTER), vendor_clock(headers.get(hdrs.DATE)) or now)
+    if status == 429:
+        return TransientError(message, code="THROTTLED", retry_after=retry_after, ambiguous=False)
+    return TransientError(message, code=f"VENDOR_ERROR_{status}", retry_after=retry_after)
+
+
+def multipart(form: Mapping[str, str | FilePart]) -> FormData:
+    data = FormData(default_to_multipart=True)
+    for name, value in form.items():
+        if isinstance(value, str):
+            data.add_field(name, value)
+        else:  # as a stream: large bytes would be written in one go
+            data.add_field(name, BytesIO(value.content), filename=value.name, content_type=value.content_type)
+    return data
 
 
 def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline: float) -> TransientError:
@@ -184,7 +229,7 @@ def unreadable(subject: str, exc: ValidationError, answer: bytearray) -> Transie
     return TransientError(storable(f"{subject}: {where}: {first['msg']}: {excerpt(answer)}"), code="BAD_ANSWER")
 
 
-def excerpt(answer: bytearray) -> str:
+def excerpt(answer: bytes | bytearray) -> str:
     # A character takes four bytes at most; cutting there first spares decoding megabytes.
     return storable(answer[: 4 * EXCERPT].decode("utf-8", "replace"), EXCERPT)
 

@@ -1,0 +1,47 @@
+"""Recordings, downloaded to be uploaded (STT_UPLOAD=file): for vendors that cannot reach where they are kept.
+
+The address comes from the CRM, so it goes through the guard. What was answered stays out of messages too: stores of
+files like to repeat how a URL was signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from ecluse.vendors.guarded import GuardedHttp
+from ecluse.vendors.http import FilePart, refusal
+
+Audio = FilePart
+
+LARGEST = 200_000_000  # bytes, all of them held in memory
+
+
+class AudioSource:
+    def __init__(
+        self,
+        guarded: GuardedHttp,
+        *,
+        largest: int = LARGEST,
+        deadline: float | None = None,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._guarded = guarded
+        self._largest = largest
+        self._deadline = deadline
+        self._now = now
+
+    async def download(self, url: str) -> Audio:
+        reply = await self._guarded.get(url, largest=self._largest, deadline=self._deadline)
+        if not 200 <= reply.status < 300:
+            raise refusal(reply.subject, reply.status, reply.headers, b"", self._now())
+        content_type = reply.headers.get("content-type", "").partition(";")[0].strip()
+        return Audio(file_name(url), content_type or "application/octet-stream", reply.body)
+
+
+def file_name(url: str) -> str:
+    name = PurePosixPath(unquote(urlsplit(url).path, errors="replace")).name
+    plain = "".join(character for character in name if character.isalnum() or character in "._-")
+    return plain[-100:] or "recording"

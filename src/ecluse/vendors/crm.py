@@ -1,0 +1,186 @@
+"""The CRM: the fiches sold on a day, and one fiche with its recordings. The contract is docs/crm-api.md.
+
+Other people's data is taken as it comes: a row that cannot be used is told and left out, and the others stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import UTC, date, datetime
+from functools import partial
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+
+from ecluse.base.errors import PermanentError, TransientError, VendorError
+from ecluse.base.text import storable_json
+from ecluse.vendors.http import VendorHttp
+
+NOT_FOUND = "NOT_FOUND"
+
+
+def id_text(value: Any) -> Any:
+    """A number or a text; what is neither is refused by the type."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return storable_json(value.strip()) if isinstance(value, str) else value
+
+
+def url_text(value: Any) -> str:
+    """Blank where there is none."""
+    return str(storable_json(value.strip())) if isinstance(value, str) else ""
+
+
+def instant(value: Any) -> datetime | None:
+    """Without a zone it is UTC; what cannot be read is None."""
+    try:
+        at = datetime.fromisoformat(value.strip())
+    except (AttributeError, ValueError):
+        return None
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+def seconds(value: Any) -> float | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and math.isfinite(value) and value >= 0 else None
+
+
+Id = Annotated[str, BeforeValidator(id_text), Field(min_length=1, max_length=200)]
+Name = Annotated[str | None, BeforeValidator(id_text), AfterValidator(lambda name: name or None)]
+
+
+class SalesFiche(BaseModel):
+    """A row of the sales list; `data` is all of it."""
+
+    id: Id
+    groupe: Name = None
+    data: dict[str, Any]
+
+
+class Sales(BaseModel):
+    fiches: list[SalesFiche]
+    skipped: list[str]  # one line per row that could not be used, saying why
+
+
+class Recording(BaseModel):
+    call_id: Id
+    recording_url: Annotated[str, BeforeValidator(url_text)] = ""
+    start_time: Annotated[datetime | None, BeforeValidator(instant)] = None
+    duration_s: Annotated[float | None, BeforeValidator(seconds)] = None
+
+
+class FicheDetails(BaseModel):
+    message: str
+    groupe: Name = None
+    attribution_user_id: Name = None
+    information: dict[str, Any]  # all of it
+    recordings: list[Recording]
+    skipped: list[str]  # recordings that could not be used, as in Sales
+
+
+class SalesAnswer(BaseModel):
+    fiches: list[Any]
+
+
+class FicheAnswer(BaseModel):
+    success: bool
+    message: str | None = None
+    information: dict[str, Any] | None = None
+    recordings: list[Any] | None = None
+
+
+class Crm:
+    """`http` is None where no CRM_BASE_URL is set: then each call says so. A key may be given per call: a schedule's
+    own goes before the general one."""
+
+    def __init__(self, http: VendorHttp | None, api_key: str | None) -> None:
+        self._http = http
+        self._api_key = api_key
+
+    async def sales(self, day: date, *, api_key: str | None = None) -> Sales:
+        http, headers = self._ready(api_key)
+        answer = await http.call(
+            "GET",
+            "/sales",
+            SalesAnswer,
+            query={"date": day.strftime("%d/%m/%Y")},
+            headers=headers,
+            explain=partial(explain, own_key=bool(api_key), listing=True),
+        )
+        rows = ({**row, "data": storable_json(row)} if isinstance(row, dict) else row for row in answer.fiches)
+        fiches, skipped = usable(SalesFiche, "sales row", rows)
+        return Sales(fiches=list({fiche.id: fiche for fiche in reversed(fiches)}.values())[::-1], skipped=skipped)
+
+    async def fiche(self, fiche_id: str, *, api_key: str | None = None) -> FicheDetails:
+        """A fiche that the CRM does not know is a `PermanentError` of code NOT_FOUND."""
+        http, headers = self._ready(api_key)
+        if not fiche_id.strip("."):
+            raise PermanentError(f"crm: {fiche_id!r} cannot be the id of a fiche", code=NOT_FOUND)
+        path = f"/fiches/{quote(fiche_id, safe='')}"
+        answer = await http.call(
+            "GET", path, FicheAnswer, headers=headers, explain=partial(explain, own_key=bool(api_key), listing=False)
+        )
+        message = storable_json(answer.message or "")
+        subject = f"{http.name} GET {path}"
+        if not answer.success:
+            if NOT_FOUND in message:
+                raise PermanentError(f"{subject}: {message}", code=NOT_FOUND)
+            # A read costs nothing: whatever this is, it may be over at the next try.
+            raise TransientError(f"{subject}: success is false: {message}", code="CRM_UNSUCCESSFUL", ambiguous=False)
+        # Without the list, nobody could tell recordings that are gone from an answer that lost them.
+        if answer.information is None or "recordings" not in answer.model_fields_set:
+            raise TransientError(f"{subject}: a success without information or recordings", code="BAD_ANSWER")
+        recordings, skipped = usable(Recording, "recording", answer.recordings or ())
+        by_call: dict[str, Recording] = {}
+        for recording in recordings:
+            if recording.call_id not in by_call or not by_call[recording.call_id].recording_url:
+                by_call[recording.call_id] = recording
+        try:
+            return FicheDetails.model_validate(
+                {
+                    **{name: answer.information.get(name) for name in ("groupe", "attribution_user_id")},
+                    "message": message,
+                    "information": storable_json(answer.information),
+                    "recordings": list(by_call.values()),
+                    "skipped": skipped,
+                }
+            )
+        except ValidationError as exc:
+            raise TransientError(f"{subject}: information: {told(exc)}", code="BAD_ANSWER") from exc
+
+    def _ready(self, own_key: str | None) -> tuple[VendorHttp, dict[str, str]]:
+        key = own_key or self._api_key
+        if self._http is None or not key:
+            raise PermanentError("The CRM is not configured: set CRM_BASE_URL and CRM_API_KEY.", code="NOT_CONFIGURED")
+        return self._http, {"Authorization": f"Bearer {key}"}
+
+
+def explain(error: VendorError, _: bytes, *, own_key: bool, listing: bool) -> VendorError:
+    if error.status in (401, 403):
+        which = "the API key of this schedule" if own_key else "CRM_API_KEY"
+        hint = f"the CRM does not accept {which}, or it has too few rights: set another one"
+        return error.explained(f"{error.message}: {hint}")
+    if error.status == 404 and listing:  # not a fiche that is gone
+        hint = "there is no sales list here: check CRM_BASE_URL"
+        return error.explained(f"{error.message}: {hint}", code="VENDOR_REFUSED")
+    return error
+
+
+R = TypeVar("R", bound=BaseModel)
+
+
+def usable(model: type[R], what: str, rows: Iterable[Any]) -> tuple[list[R], list[str]]:
+    good, skipped = [], []
+    for position, row in enumerate(rows, 1):
+        try:
+            good.append(model.model_validate(row))
+        except ValidationError as exc:
+            skipped.append(f"{what} {position}: {told(exc)}")
+    return good, skipped
+
+
+def told(exc: ValidationError) -> str:
+    first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"

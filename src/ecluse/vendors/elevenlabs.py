@@ -1,0 +1,158 @@
+"""Speech to text by ElevenLabs: one recording in, what was said word by word out.
+
+Every call is paid for. Its two kinds of 429 are told apart: THROTTLED is about the rate, CONCURRENCY about how many of
+our own calls are still running over there.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, RootModel
+
+from ecluse.base.errors import PermanentError, VendorError
+from ecluse.base.text import storable, storable_json
+from ecluse.vendors.audio import Audio
+from ecluse.vendors.http import VendorHttp
+
+# The second of each is what older answers say.
+CONCURRENCY = {"concurrent_limit_exceeded", "too_many_concurrent_requests"}
+QUOTA = "quota_exceeded"
+
+Text = Annotated[str, AfterValidator(storable_json)]
+
+
+class Word(BaseModel):
+    text: Text
+    start: float | None = None
+    end: float | None = None
+    type: Text  # word, spacing or audio_event
+    speaker_id: Text | None = None
+
+
+class Transcript(BaseModel):
+    language_code: Text
+    text: Text
+    words: list[Word]
+    transcription_id: Text | None = None
+    audio_duration_secs: float | None = None
+
+
+class Channels(BaseModel):
+    """What comes for a recording with one speaker per channel."""
+
+    transcripts: list[Transcript]
+    transcription_id: Text | None = None
+    audio_duration_secs: float | None = None
+
+
+class SpeechAnswer(RootModel[Transcript | Channels]):
+    pass
+
+
+class ElevenLabs:
+    def __init__(
+        self,
+        http: VendorHttp,
+        api_key: str | None,
+        *,
+        model: str = "scribe_v1",
+        language: str | None = None,
+        diarize: bool = True,
+    ) -> None:
+        self._http = http
+        self._api_key = api_key
+        self._model = model
+        self._language = language
+        self._diarize = diarize
+
+    @property
+    def parameters(self) -> dict[str, str | bool | None]:
+        """What a result hangs on besides its recording."""
+        return {"model": self._model, "language": self._language, "diarize": self._diarize}
+
+    async def transcribe(self, *, source_url: str | None = None, file: Audio | None = None) -> Transcript:
+        """Of a recording that the vendor fetches, or of a file that we send it: one of the two."""
+        if not (self._api_key or "").strip():
+            message = "Speech to text is not configured: set ELEVENLABS_API_KEY."
+            raise PermanentError(message, code="NOT_CONFIGURED")
+        form: dict[str, str | Audio] = {
+            "model_id": self._model,
+            "diarize": "true" if self._diarize else "false",
+            "timestamps_granularity": "word",
+        }
+        if self._language:
+            form["language_code"] = self._language
+        if file is not None:
+            form["file"] = file
+        elif source_url is not None:
+            form["source_url"] = source_url
+        else:
+            raise ValueError("neither an address nor a file")
+        answer = await self._http.call(
+            "POST",
+            "/v1/speech-to-text",
+            SpeechAnswer,
+            form=form,
+            headers={"xi-api-key": self._api_key or ""},
+            explain=partial(explain, source_url=source_url or ""),
+        )
+        return answer.root if isinstance(answer.root, Transcript) else joined(answer.root)
+
+
+def joined(channels: Channels) -> Transcript:
+    """One conversation out of its channels, in the order of time."""
+    placed: list[tuple[float, Word]] = []
+    for number, transcript in enumerate(channels.transcripts):
+        at = 0.0
+        for word in transcript.words:
+            at = at if word.start is None else word.start
+            if word.type != "spacing":
+                speaker = word.speaker_id or "speaker"
+                placed.append((at, word.model_copy(update={"speaker_id": f"channel_{number}_{speaker}"})))
+    words: list[Word] = []
+    for _, word in sorted(placed, key=lambda one: one[0]):
+        if words:
+            before = words[-1]
+            space = Word(text=" ", start=before.end, end=before.end, type="spacing", speaker_id=before.speaker_id)
+            words.append(space)
+        words.append(word)
+    said = "".join(word.text for word in words) or "\n".join(one.text for one in channels.transcripts)
+    return Transcript(
+        language_code=channels.transcripts[0].language_code if channels.transcripts else "",
+        text=said,
+        words=words,
+        transcription_id=channels.transcription_id,
+        audio_duration_secs=channels.audio_duration_secs,
+    )
+
+
+def explain(error: VendorError, answer: bytes, *, source_url: str) -> VendorError:
+    code, said = detail(answer)
+    message = f"elevenlabs: {error.status} {code}: {said}" if said else error.message
+    query = urlsplit(source_url).query
+    # Where they could not fetch it, they may repeat the URL, and what it is signed with.
+    message = storable(message.replace(query, "…") if query else message)
+    if error.status == 429:
+        return error.explained(message, code="CONCURRENCY" if code in CONCURRENCY else "THROTTLED")
+    if code == QUOTA and isinstance(error, PermanentError):
+        return error.explained(f"{message} (the plan's quota is used up)", code="QUOTA_EXCEEDED")
+    if error.status == 401:
+        return error.explained(f"{message} (check ELEVENLABS_API_KEY)")
+    return error.explained(message)
+
+
+def detail(answer: bytes) -> tuple[str, str]:
+    """The code and the text of a refusal, of which there are three shapes."""
+    try:
+        given: Any = json.loads(answer)["detail"]
+    except (ValueError, KeyError, TypeError):
+        return "", ""
+    if isinstance(given, list):
+        return "invalid", "; ".join(f"{one.get('loc')}: {one.get('msg')}" for one in given if isinstance(one, dict))
+    if isinstance(given, dict):
+        return str(given.get("code") or given.get("status") or ""), str(given.get("message") or "")
+    return "", str(given)

@@ -1,0 +1,233 @@
+"""Requests to addresses that users typed: recordings to fetch, webhooks to deliver.
+
+Nobody may use them to reach what only this machine can reach. A name is looked up once, every address it leads to is
+judged, and the connection goes to the address that was judged; each redirect is judged anew. What is private can be
+allowed by network, and there any port goes. A URL may hold secrets in its path and query: messages name its origin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from ipaddress import ip_network
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from ssrfguard import AddressTable, Block, BlockedAddressError, BlockedURLError, Policy, Reach, SSRFGuardError
+from ssrfguard.httpx import AsyncClient
+
+from ecluse.base.errors import NotSentError, PermanentError, SetUpError, TransientError, VendorError
+from ecluse.base.text import storable
+from ecluse.vendors.http import LARGEST_REFUSAL, refusal
+
+PORTS = frozenset({80, 443})
+ANY_PORT = frozenset(range(1, 65_536))
+REDIRECTS = 5
+HINT = "whoever runs this server may allow its network in ECLUSE_ALLOWED_NETWORKS"
+ELSEWHERE = AddressTable(
+    tuple(
+        Block(ip_network(everything), "reached at ports 80 and 443 only", "no allowed network", Reach.DENIED)
+        for everything in ("0.0.0.0/0", "::/0")
+    )
+)
+
+
+class ForbiddenUrl(Exception):
+    """Says why, to whoever typed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Whatever was answered, a refusal too. Of a refusal, and of any answer to a post, only the beginning is read."""
+
+    subject: str
+    status: int
+    headers: Mapping[str, str]  # by name, in any case
+    body: bytes
+
+    def refusal(self, now: datetime) -> VendorError | None:
+        """What the status means; None is success. (`now` counts where a Retry-After is a date and no Date came.)"""
+        if 200 <= self.status < 300:
+            return None
+        return refusal(self.subject, self.status, self.headers, self.body, now)
+
+
+class GuardedHttp:
+    """Made anywhere; bound to the event loop of its first call. One request per call (and its redirects), no retry."""
+
+    def __init__(
+        self,
+        allowed_networks: Sequence[str] = (),
+        *,
+        deadline: float = 30.0,
+        connect_deadline: float = 5.0,
+        connections: int = 100,
+    ) -> None:
+        try:
+            networks = tuple(ip_network(network) for network in allowed_networks)
+            self._public = Policy(allowed_networks=networks, allowed_ports=PORTS)
+        except ValueError as exc:
+            raise SetUpError(f"ECLUSE_ALLOWED_NETWORKS: {exc}") from exc
+        self._own = Policy(allowed_networks=networks, allowed_ports=ANY_PORT, denied_networks=ELSEWHERE)
+        self._deadline = deadline
+        self._connect_deadline = connect_deadline
+        self._connections = connections
+        self._lookups: ThreadPoolExecutor | None = None
+        self._clients: dict[bool, AsyncClient] = {}
+
+    def refuse_reason(self, url: str) -> str | None:
+        """Why this URL cannot be accepted, for the person who typed it; None if nothing about it, as written, is
+        wrong. Where a name leads is looked at by every request, not here."""
+        try:
+            self._judge(url)
+        except ForbiddenUrl as exc:
+            return str(exc)
+        return None
+
+    async def get(self, url: str, *, largest: int, deadline: float | None = None) -> Reply:
+        """Follows redirects. More than `largest` bytes is a `PermanentError`, ANSWER_TOO_LARGE."""
+        return await self._request("GET", url, largest, REDIRECTS, deadline)
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, deadline: float | None = None) -> Reply:
+        """Does not follow redirects: where to is the business of whoever typed the URL."""
+        return await self._request("POST", url, LARGEST_REFUSAL, 0, deadline, content=body, headers=headers)
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+        if self._lookups is not None:
+            self._lookups.shutdown(wait=False, cancel_futures=True)
+
+    async def _request(
+        self, method: str, url: str, largest: int, redirects: int, deadline: float | None, **what: Any
+    ) -> Reply:
+        deadline = self._deadline if deadline is None else deadline
+        subject, sent = f"{method} {origin(url)}", False
+
+        async def trace(event: str, _: object) -> None:
+            nonlocal sent
+            sent = sent or event == "http11.send_request_headers.started"
+
+        try:
+            async with asyncio.timeout(deadline):
+                client = self._client(self._judge(url))
+                request = client.build_request(method, url, extensions={"trace": trace}, **what)
+                while True:
+                    response = await client.send(request, stream=True)
+                    try:
+                        if response.next_request is None or not redirects:
+                            return await read(subject, response, largest, cut=method == "POST")
+                    finally:
+                        await response.aclose()
+                    redirects -= 1
+                    request = response.next_request
+                    subject = f"{method} {origin(url)}, redirected to {origin(str(request.url))}"
+                    client = self._client(self._judge(str(request.url)))
+        except (ForbiddenUrl, SSRFGuardError) as exc:
+            why = reason(exc) if isinstance(exc, SSRFGuardError) else str(exc)
+            raise PermanentError(storable(f"{subject}: {why}"), code="FORBIDDEN_URL") from exc
+        except (httpx.HTTPError, TimeoutError) as exc:
+            raise failure(subject, exc, sent, deadline) from exc
+
+    def _judge(self, url: str) -> Policy:
+        """All that can be said without looking up a name."""
+        try:
+            httpx.URL(url)
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https"):
+                raise ForbiddenUrl("it must begin with https:// or http://")
+            if parts.username is not None:
+                raise ForbiddenUrl("it must not hold a user name or a password")
+            policy = self._public if parts.port in (None, *PORTS) else self._own
+            if policy is self._own and not policy.allowed_networks:
+                raise ForbiddenUrl(f"port {parts.port} is not reached, only 80 and 443; {HINT}")
+            policy.check_url(url)
+            if f".{parts.hostname}".rstrip(".").endswith(".localhost"):
+                policy.check_address("127.0.0.1")
+        except SSRFGuardError as exc:
+            raise ForbiddenUrl(storable(reason(exc))) from exc
+        except (httpx.InvalidURL, ValueError) as exc:  # their texts quote it
+            raise ForbiddenUrl("this cannot be read as a URL") from exc
+        return policy
+
+    def _client(self, policy: Policy) -> AsyncClient:
+        any_port = policy is self._own
+        client = self._clients.get(any_port)
+        if client is None:
+            client = self._clients[any_port] = AsyncClient(
+                policy=policy,
+                resolver=self._look_up,
+                verify=ssl.create_default_context(),
+                trust_env=False,
+                # One user's receiver must not be told another's cookies.
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+                headers={"User-Agent": "ecluse", "Accept-Encoding": "identity"},
+                limits=httpx.Limits(max_connections=self._connections),
+                timeout=httpx.Timeout(None, connect=self._connect_deadline),
+            )
+        return client
+
+    def _look_up(self, *asked: Any) -> Any:
+        """In a thread that nobody can cancel: a name server that is silent must not hold up the call, nor its end."""
+        if self._lookups is None:
+            self._lookups = ThreadPoolExecutor(self._connections, "guarded-lookup")
+        try:
+            return self._lookups.submit(socket.getaddrinfo, *asked).result(self._connect_deadline)
+        except TimeoutError as exc:
+            raise socket.gaierror(socket.EAI_AGAIN, "the name server does not answer") from exc
+
+
+async def read(subject: str, response: httpx.Response, largest: int, *, cut: bool) -> Reply:
+    cut = cut or not response.is_success
+    largest = min(largest, LARGEST_REFUSAL) if cut else largest
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > largest:
+            break
+    if len(body) > largest and not cut:
+        raise PermanentError(f"{subject}: the answer is larger than {largest} bytes", code="ANSWER_TOO_LARGE")
+    return Reply(subject, response.status_code, response.headers, bytes(body[:largest]))
+
+
+def origin(url: str) -> str:
+    """What of a URL may be told."""
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "a URL that cannot be read"
+    return f"{parts.scheme}://{parts.hostname}{port}"
+
+
+def reason(exc: SSRFGuardError) -> str:
+    address = exc if isinstance(exc, BlockedAddressError) else exc.__cause__
+    if isinstance(address, BlockedAddressError):
+        return f"it leads to an address that is not reached from here: {address.reason}; {HINT}"
+    # The rest of the sentence explains their rules to programmers.
+    return exc.reason.partition(";")[0].partition(", which")[0] if isinstance(exc, BlockedURLError) else str(exc)
+
+
+def failure(subject: str, exc: httpx.HTTPError | TimeoutError, sent: bool, deadline: float) -> TransientError:
+    timed_out = isinstance(exc, TimeoutError | httpx.TimeoutException)
+    if not sent:
+        what = "time-out" if timed_out else innermost(exc).strerror or "no connection"
+        return NotSentError(storable(f"{subject}: not sent: {what}"))
+    if timed_out:
+        return TransientError(storable(f"{subject}: no answer within {deadline:g} s"), code="TIMEOUT")
+    what = type(exc).__name__
+    return TransientError(storable(f"{subject}: the connection was lost: {what}"), code="VENDOR_DISCONNECTED")
+
+
+def innermost(exc: BaseException) -> OSError:
+    """What the system said, if anything did: its text names no URL."""
+    while (cause := exc.__cause__ or exc.__context__) is not None:
+        exc = cause
+    return exc if isinstance(exc, OSError) else OSError()
