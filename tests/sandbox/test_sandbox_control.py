@@ -144,7 +144,7 @@ async def test_rules_are_listed_and_removed(http: Client, sandbox: SandboxProces
         ({}, "kind"),
         ({"kind": "boom"}, "kind"),
         ({"kind": ["reset"]}, "kind"),
-        ({"kind": "reset", "vendor": "crm"}, "vendor"),
+        ({"kind": "reset", "vendor": "nobody"}, "vendor"),
         ({"kind": "reset", "rate": 1.1}, "rate"),
         ({"kind": "reset", "rate": "1"}, "rate"),
         ({"kind": "reset", "rate": math.nan}, "rate"),
@@ -158,6 +158,8 @@ async def test_rules_are_listed_and_removed(http: Client, sandbox: SandboxProces
         ({"kind": "slow_body", "chunk": 0}, "chunk"),
         ({"kind": "huge_body", "bytes": 3}, "bytes"),
         ({"kind": "throttle", "retry_after": "a\r\nb: c"}, "retry_after"),
+        ({"kind": "throttle", "concurrency": 1}, "concurrency"),
+        ({"kind": "refused"}, "code"),
         ({"kind": "redirect"}, "location"),
         ({"kind": "latency"}, "seconds"),
         ("reset", "fault rule"),
@@ -180,7 +182,7 @@ async def test_a_body_that_is_not_json_is_refused(http: Client) -> None:
 
 async def test_health_and_unknown_routes(http: Client) -> None:
     health = (await http.get("_sandbox/health")).json()
-    assert health == {"ok": True, "seed": 1, "vendors": ["price_list"]}
+    assert health == {"ok": True, "seed": 1, "vendors": ["audio", "crm", "elevenlabs", "price_list"]}
     assert (await http.get("_sandbox/nothing")).status == 404
 
 

@@ -85,7 +85,7 @@ async def test_a_refused_call_does_not_count_towards_the_faults(http: Client, sa
     ("limit", "field"),
     [
         ({"per_second": 1}, "vendor"),
-        ({"vendor": "crm", "per_second": 1}, "vendor"),
+        ({"vendor": "nobody", "per_second": 1}, "vendor"),
         ({"vendor": "price_list"}, "per_second"),
         ({"vendor": "price_list", "per_second": 0}, "per_second"),
         ({"vendor": "price_list", "per_second": 1, "per_minute": 1}, "per_minute"),

@@ -27,6 +27,15 @@ DEFAULTS = {
     "AUTOMATION_SEND_EVENT_CHUNK_SIZE": 200,
     "AUTOMATION_SCHEDULER_WINDOW_MINUTES": 20,
     "ECLUSE_CATCH_UP_HOURS": 24.0,
+    "CRM_BASE_URL": None,
+    "CRM_API_KEY": None,
+    "CRM_TIMEOUT_SECONDS": 30.0,
+    "ELEVENLABS_API_KEY": None,
+    "ELEVENLABS_BASE_URL": "https://api.elevenlabs.io",
+    "ELEVENLABS_MODEL": "scribe_v1",
+    "ELEVENLABS_TIMEOUT_SECONDS": 600.0,
+    "STT_UPLOAD": "url",
+    "ECLUSE_ALLOWED_NETWORKS": "",
     "INNGEST_SERVER_REPLICAS": None,
     "SERVER_REPLICAS": 1,
     "INNGEST_PARALLELISM_PER_SERVER": 10,
@@ -93,6 +102,11 @@ def test_a_value_below_its_minimum_is_raised_to_it_with_a_warning(given, name, v
     assert [(line["log_level"], line["name"], line["minimum"]) for line in lines] == [("warning", name, used)]
 
 
+def test_networks_are_listed_with_commas(given):
+    assert given().allowed_networks == []
+    assert given(ECLUSE_ALLOWED_NETWORKS="10.0.0.0/8, ::1/128,").allowed_networks == ["10.0.0.0/8", "::1/128"]
+
+
 def test_a_value_at_its_minimum_is_used_without_a_word(given):
     with capture_logs() as lines:
         settings = given(ECLUSE_HANDS="1", ECLUSE_HEARTBEAT_SECONDS="0.1", ECLUSE_PORT="0")
@@ -122,6 +136,9 @@ def test_a_value_at_its_minimum_is_used_without_a_word(given):
         ("ECLUSE_LOG_FORMAT", "xml"),
         ("WORKFLOW_LOG_DB_ENABLED", "maybe"),
         ("WORKFLOW_LOG_DB_ENABLED", "2"),
+        ("STT_UPLOAD", "both"),
+        ("ECLUSE_ALLOWED_NETWORKS", "10.0.0.0/8, localhost"),
+        ("ECLUSE_ALLOWED_NETWORKS", "10.0.0.1/8"),
     ],
 )
 def test_a_value_that_cannot_be_read_stops_the_start_and_names_its_variable(given, name, value):

@@ -69,7 +69,9 @@ KINDS: dict[str, dict[str, Field]] = {
             lambda value: value is None or is_number(value) or is_header(value),
         ),
         "seconds": seconds(1),
+        "concurrency": Field(False, "true or false", lambda value: isinstance(value, bool)),
     },
+    "refused": {"status": status(400), "code": Field(REQUIRED, "a code", is_header)},
     "server_error": {"status": status(503)},
     "timeout": {"seconds": seconds(60)},
     "slow_body": {

@@ -1,7 +1,8 @@
-"""The ledger: one entry per call received and per effect applied, in the order they happened.
+"""The ledger: one entry per call received, per effect applied and per answer that was paid for, in the order they
+happened.
 
 Append-only and in memory, on one event loop, hence without locks. A call's entry is written when it arrives and
-completed when it is answered; an effect's entry is written, complete, at the instant it is applied.
+completed when it is answered; the entry of an effect or a payment is written, complete, at the instant it happens.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Ledger:
         entry.done_at = time.time()
         self.in_flight[entry.vendor] -= 1
 
-    def effect(self, call: Entry, ref: str, value: object, before: object) -> None:
+    def happened(self, kind: str, call: Entry, ref: str, value: object, before: object = None) -> None:
         self.last_seq += 1
         now = time.time()
         self.entries.append(
@@ -68,7 +69,7 @@ class Ledger:
                 at=now,
                 mono=time.monotonic(),
                 vendor=call.vendor,
-                kind="effect",
+                kind=kind,
                 method=call.method,
                 path=call.path,
                 key=call.key,
@@ -107,7 +108,7 @@ class Ledger:
         calls = [entry for entry in entries if entry.kind == "call"]
         return {
             "calls": len(calls),
-            "effects": len(entries) - len(calls),
+            "effects": sum(entry.kind == "effect" for entry in entries),
             "by_status": Counter(str(call.status or "cut") for call in calls if call.done_at is not None),
             "by_fault": Counter(call.fault for call in calls if call.fault is not None),
             "in_flight": self.in_flight[vendor],

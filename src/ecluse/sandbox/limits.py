@@ -59,9 +59,12 @@ class Limit:
             bucket.at = now
         return bucket
 
+    def full(self, bucket: Bucket) -> bool:
+        return self.concurrency is not None and bucket.in_flight >= self.concurrency
+
     def wait(self, bucket: Bucket) -> float:
         """How long this bucket's next call must wait, as far as the vendor can tell; 0 when it may come now."""
-        if self.concurrency is not None and bucket.in_flight >= self.concurrency:
+        if self.full(bucket):
             return 1.0
         if self.per_second is not None and bucket.tokens < 1:
             return (1 - bucket.tokens) / self.per_second
@@ -71,6 +74,7 @@ class Limit:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     retry_after: int | None
+    concurrency: bool  # too many at once, rather than too fast
 
 
 def parse_limit(given: object, vendors: Collection[str]) -> Limit:
@@ -121,7 +125,7 @@ class Limits:
                 bucket = limit.bucket(headers, now)
                 wait = limit.wait(bucket)
                 if wait > 0:
-                    return Refusal(max(1, math.ceil(wait)) if limit.retry_after else None)
+                    return Refusal(max(1, math.ceil(wait)) if limit.retry_after else None, limit.full(bucket))
                 held.append(bucket)
         for bucket in held:
             bucket.tokens -= 1

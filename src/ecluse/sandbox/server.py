@@ -29,8 +29,11 @@ class Elsewhere:
     def ref(self, call: Call) -> str | None:  # noqa: ARG002
         return None
 
+    def error(self, status: int, code: str, message: str) -> Answer:
+        return error_answer(status, code, message)
+
     def handle(self, call: Call) -> Answer:
-        return error_answer(404, "not_found", f"no vendor is mounted at {call.request.path}")
+        return self.error(404, "not_found", f"no vendor is mounted at {call.request.path}")
 
 
 ELSEWHERE: tuple[str, Vendor] = ("unknown", Elsewhere(0))
@@ -81,12 +84,14 @@ async def handle_call(
         entered = limits.enter(name, headers, time.monotonic())
         if isinstance(entered, Refusal):
             entry.fault = "cap"
-            response: web.StreamResponse = plain(throttled(entered.retry_after))
+            response: web.StreamResponse = plain(
+                throttled(vendor.error, entered.retry_after, concurrency=entered.concurrency)
+            )
         else:
             held = entered
             rule, latency = sandbox.faults.pick(name, request.method, call.subject)
             entry.fault = rule.kind if rule is not None else None
-            response = await respond(request, rule, latency, lambda: vendor.handle(call))
+            response = await respond(request, rule, latency, vendor.error, lambda: vendor.handle(call))
         if request.transport is not None and not request.transport.is_closing():
             entry.status = response.status
             entry.retry_after = asked_to_wait(response.headers.get("Retry-After"))

@@ -42,7 +42,11 @@ class Call:
         return self.entry.ref or self.entry.key or self.entry.path
 
     def effect(self, ref: str, value: object, before: object = None) -> None:
-        self.ledger.effect(self.entry, ref, value, before)
+        self.ledger.happened("effect", self.entry, ref, value, before)
+
+    def paid(self, ref: str, value: object) -> None:
+        """Nothing changed over here, but the caller is charged for this answer."""
+        self.ledger.happened("paid", self.entry, ref, value)
 
 
 @dataclass(slots=True)
@@ -67,6 +71,10 @@ class Vendor(Protocol):
 
     def ref(self, call: Call) -> str | None:
         """The id of the record the call is about, or None when it is about no single one."""
+
+    def error(self, status: int, code: str, message: str) -> Answer:
+        """How this vendor words a refusal. Besides its own, it is asked for those that happen around it: rate_limited,
+        concurrency, server_error, not_found, unauthorized, moved, and whatever a rule of kind ``refused`` names."""
 
     def handle(self, call: Call) -> Answer:
         """Answers the call, recording each write it applies with ``call.effect``.

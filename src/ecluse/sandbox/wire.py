@@ -19,15 +19,19 @@ from email.utils import formatdate, parsedate_to_datetime
 from aiohttp import web
 
 from ecluse.sandbox.faults import Rule
-from ecluse.sandbox.vendor import Answer, error_answer, json_answer
+from ecluse.sandbox.vendor import Answer, json_answer
 
 HANGUP_CHECK = 0.1  # seconds
 HUGE_CHUNK = b"x" * 65_536
+Error = Callable[[int, str, str], Answer]  # a vendor's own way of refusing
 LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
-def throttled(retry_after: object) -> Answer:
-    answer = error_answer(429, "rate_limited", "too many requests")
+def throttled(error: Error, retry_after: object, *, concurrency: bool) -> Answer:
+    if concurrency:
+        answer = error(429, "concurrency", "too many requests at once")
+    else:
+        answer = error(429, "rate_limited", "too many requests")
     if retry_after is not None:
         answer.headers["Retry-After"] = str(retry_after)
     return answer
@@ -43,39 +47,39 @@ def asked_to_wait(header: str | None) -> float | None:
         return None
 
 
-def throttle(rule: Rule) -> Answer:
+def throttle(rule: Rule, error: Error) -> Answer:
     retry_after = rule.details["retry_after"]
     if retry_after == "date":
         retry_after = formatdate(math.ceil(time.time() + rule.details["seconds"]), usegmt=True)
-    return throttled(retry_after)
+    return throttled(error, retry_after, concurrency=rule.details["concurrency"])
 
 
-def server_error(rule: Rule) -> Answer:
-    return error_answer(rule.details["status"], "server_error", "something went wrong")
+def server_error(rule: Rule, error: Error) -> Answer:
+    return error(rule.details["status"], "server_error", "something went wrong")
 
 
-def redirect(rule: Rule) -> Answer:
-    answer = error_answer(302, "moved", "this is elsewhere")
+def redirect(rule: Rule, error: Error) -> Answer:
+    answer = error(302, "moved", "this is elsewhere")
     answer.headers["Location"] = rule.details["location"]
     return answer
 
 
-REFUSALS: dict[str, Callable[[Rule], Answer]] = {
+REFUSALS: dict[str, Callable[[Rule, Error], Answer]] = {
     "throttle": throttle,
     "server_error": server_error,
-    "not_found": lambda _: error_answer(404, "not_found", "no such record"),
-    "unauthorized": lambda _: error_answer(401, "unauthorized", "the key is not valid"),
+    "refused": lambda rule, error: error(rule.details["status"], rule.details["code"], "a rule of the sandbox"),
+    "not_found": lambda _, error: error(404, "not_found", "no such record"),
+    "unauthorized": lambda _, error: error(401, "unauthorized", "the key is not valid"),
     "redirect": redirect,
-    "timeout": lambda _: Answer(503, b""),
-    "reset": lambda _: Answer(503, b""),
+    "timeout": lambda *_: Answer(503, b""),
+    "reset": lambda *_: Answer(503, b""),
 }
 
-REWRITES: dict[str, Callable[[Rule, Answer], Answer]] = {
-    "applied_then_error": lambda rule, _: server_error(rule),
-    "invalid_json": lambda _, answer: Answer(answer.status, answer.body[: len(answer.body) // 2]),
-    "wrong_shape": lambda _, answer: json_answer(["unexpected", {"shape": None}], answer.status),
-    "nul_byte": lambda _, answer: Answer(answer.status, tainted(answer.body, "\0")),
-    "bad_unicode": lambda _, answer: Answer(answer.status, tainted(answer.body, "\ud800")),
+REWRITES: dict[str, Callable[[Answer], Answer]] = {
+    "invalid_json": lambda answer: Answer(answer.status, answer.body[: len(answer.body) // 2]),
+    "wrong_shape": lambda answer: json_answer(["unexpected", {"shape": None}], answer.status),
+    "nul_byte": lambda answer: Answer(answer.status, tainted(answer.body, "\0")),
+    "bad_unicode": lambda answer: Answer(answer.status, tainted(answer.body, "\ud800")),
 }
 
 
@@ -104,14 +108,16 @@ def marked(value: object, target: str, replacement: str) -> object:
 
 
 async def respond(
-    request: web.BaseRequest, rule: Rule | None, latency: float, apply: Callable[[], Answer]
+    request: web.BaseRequest, rule: Rule | None, latency: float, error: Error, apply: Callable[[], Answer]
 ) -> web.StreamResponse:
     if rule is None:
         return plain(apply())
     kind = rule.kind
-    answer = REFUSALS[kind](rule) if kind in REFUSALS else apply()
+    answer = REFUSALS[kind](rule, error) if kind in REFUSALS else apply()
     if kind in REWRITES:
-        answer = REWRITES[kind](rule, answer)
+        answer = REWRITES[kind](answer)
+    elif kind == "applied_then_error":
+        answer = server_error(rule, error)
     if latency:
         await asyncio.sleep(latency)
     match kind:

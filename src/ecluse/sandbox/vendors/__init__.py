@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from ecluse.sandbox.vendor import Vendor
+from ecluse.sandbox.vendors.audio import Audio
+from ecluse.sandbox.vendors.crm import Crm
+from ecluse.sandbox.vendors.elevenlabs import ElevenLabs
 from ecluse.sandbox.vendors.price_list import PriceList
 
 VENDORS: dict[str, type[Vendor]] = {
+    "audio": Audio,
+    "crm": Crm,
+    "elevenlabs": ElevenLabs,
     "price_list": PriceList,
 }

@@ -63,6 +63,9 @@ class PriceList:
         parts = call.path.split("/")
         return parts[2] if len(parts) > 2 else None
 
+    def error(self, status: int, code: str, message: str) -> Answer:
+        return error_answer(status, code, message)
+
     def handle(self, call: Call) -> Answer:
         match call.method, call.path.split("/")[1:]:
             case "GET", ["articles"]:
