@@ -47,7 +47,7 @@ def seconds(value: Any) -> float | None:
     return float(value) if number and math.isfinite(value) and value >= 0 else None
 
 
-Id = Annotated[str, BeforeValidator(id_text), Field(min_length=1, max_length=200)]
+Id = Annotated[str, Field(min_length=1, max_length=200), BeforeValidator(id_text)]
 Name = Annotated[str | None, BeforeValidator(id_text), AfterValidator(lambda name: name or None)]
 
 
@@ -111,7 +111,10 @@ class Crm:
         )
         rows = ({**row, "data": storable_json(row)} if isinstance(row, dict) else row for row in answer.fiches)
         fiches, skipped = usable(SalesFiche, "sales row", rows)
-        return Sales(fiches=list({fiche.id: fiche for fiche in reversed(fiches)}.values())[::-1], skipped=skipped)
+        by_id: dict[str, SalesFiche] = {}
+        for fiche in fiches:
+            by_id.setdefault(fiche.id, fiche)
+        return Sales(fiches=list(by_id.values()), skipped=skipped)
 
     async def fiche(self, fiche_id: str, *, api_key: str | None = None) -> FicheDetails:
         """A fiche that the CRM does not know is a `PermanentError` of code NOT_FOUND."""
