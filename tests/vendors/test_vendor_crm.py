@@ -111,12 +111,14 @@ async def test_untidy_recordings_are_read_as_far_as_they_go(crm: Crm) -> None:
         ({"start_time": None}, {"start_time": None}),
         ({"start_time": "05/03/2026"}, {"start_time": None}),
         ({"start_time": 1741168800}, {"start_time": None}),
+        ({"start_time": "0001-01-01T00:00:00+01:00"}, {"start_time": None}),
         ({"recording_url": "  "}, {"recording_url": ""}),
         ({"recording_url": " https://x.example/a "}, {"recording_url": "https://x.example/a"}),
         ({"recording_url": 7}, {"recording_url": ""}),
         ({"duration_s": 12}, {"duration_s": 12.0}),
         ({"duration_s": "long"}, {"duration_s": None}),
         ({"duration_s": -1}, {"duration_s": None}),
+        ({"duration_s": 10**400}, {"duration_s": None}),
         ({"call_id": 7}, {"call_id": "7"}),
         ({"call_id": " c\x001 "}, {"call_id": "c\N{REPLACEMENT CHARACTER}1"}),
     ],
@@ -257,3 +259,9 @@ async def test_without_address_or_key_each_call_says_what_to_set(crm_http: Vendo
             assert "set CRM_BASE_URL and CRM_API_KEY" in error.message
     assert await Crm(crm_http, None).fiche("1001", api_key="of a schedule")
     assert len(sandbox.ledger(kind="call")) == 1
+
+
+@pytest.mark.req("AUT-99")
+async def test_not_found_is_recognised_however_it_is_spelled() -> None:
+    error = await error_of(fiche_from({"success": False, "message": "fiche not_found"}))
+    assert (type(error), error.code) == (PermanentError, "NOT_FOUND")
