@@ -31,6 +31,14 @@ HOLD = """
 INSERT INTO leases (tenant_id, key, fence, owner, ttl, acquired_at, expires_at)
 VALUES ('default', 'fiche:7', %s, 'somebody', '2 hours', ecluse_now(), ecluse_now() + interval '2 hours')
 """
+# Under the number of the run, because the paths are filled in with it; attributed to the user of limited scope.
+FICHE = """
+WITH f AS (
+    INSERT INTO fiche_cache (tenant_id, fiche_id, created_at, updated_at)
+    VALUES ('default', %s, ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING RETURNING id)
+INSERT INTO fiche_cache_information (fiche_cache_id, attribution_user_id, updated_at)
+SELECT id, '7', ecluse_now() FROM f
+"""
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +64,16 @@ def callers(shared_dsn):
 
 @pytest.fixture
 def something(shared_api, shared_dsn):
-    """An open run and a held lease, whatever was ended and released before."""
+    """An open run, a fiche and a held lease, whatever was ended and released before."""
     fences = itertools.count(1)
 
     def make() -> str:
         with psycopg.connect(shared_dsn, autocommit=True) as connection:
             if connection.execute("SELECT 1 WHERE NOT EXISTS (SELECT FROM leases WHERE ended_at IS NULL)").fetchone():
                 connection.execute(HOLD, (next(fences),))
-        return shared_api.post("/api/runs", {"flow": "test", "key": "matrix"}).json["run_id"]
+            run_id = shared_api.post("/api/runs", {"flow": "test", "key": "matrix"}).json["run_id"]
+            connection.execute(FICHE, (run_id,))
+        return run_id
 
     return make
 

@@ -46,6 +46,9 @@ COMMANDS = [
     ("leases", "release"),
     ("schedules",),
     *(("schedules", name) for name in ("create", "list", "show", "preview", "enable", "disable", "delete", "run")),
+    ("fiches",),
+    ("fiches", "list"),
+    ("fiches", "show"),
     ("vendors",),
     ("vendors", "list"),
     ("vendors", "pause"),
@@ -62,7 +65,7 @@ def test_every_command_explains_itself_without_a_database(bare, command):
 
 
 def test_the_list_of_commands_here_is_complete(bare):
-    groups = ("runs", "demo", "tenants", "keys", "leases", "schedules", "vendors")
+    groups = ("runs", "demo", "tenants", "keys", "leases", "schedules", "fiches", "vendors")
     shown = bare("--help").out + "".join(bare(group, "--help").out for group in groups)
     listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
     assert listed == {command[-1] for command in COMMANDS if command}

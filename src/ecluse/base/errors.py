@@ -66,7 +66,7 @@ class VendorError(EcluseError):
 
     def explained(self, message: str, *, code: str | None = None) -> Self:
         """The same in better words."""
-        self.args = (self.message,) = (message,)
+        self.message, self.args = message, (message,)
         self.code = code or self.code
         return self
 

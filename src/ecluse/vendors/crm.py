@@ -5,7 +5,6 @@ Other people's data is taken as it comes: a row that cannot be used is told and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from functools import partial
@@ -19,6 +18,7 @@ from ecluse.base.text import storable_json
 from ecluse.vendors.http import VendorHttp
 
 NOT_FOUND = "NOT_FOUND"
+LONGEST_CALL = 30 * 24 * 3600  # seconds; beyond it is a mistake
 
 
 def id_text(value: Any) -> Any:
@@ -37,17 +37,18 @@ def instant(value: Any) -> datetime | None:
     """Without a zone it is UTC; what cannot be read is None."""
     try:
         at = datetime.fromisoformat(value.strip())
-    except (AttributeError, ValueError):
+        # The empty date of some systems is the first of all days: in UTC it may lie before it.
+        return at.astimezone(UTC) if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    except (AttributeError, ValueError, OverflowError):
         return None
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
 def seconds(value: Any) -> float | None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and math.isfinite(value) and value >= 0 else None
+    return float(value) if number and 0 <= value <= LONGEST_CALL else None
 
 
-Id = Annotated[str, BeforeValidator(id_text), Field(min_length=1, max_length=200)]
+Id = Annotated[str, Field(min_length=1, max_length=200), BeforeValidator(id_text)]
 Name = Annotated[str | None, BeforeValidator(id_text), AfterValidator(lambda name: name or None)]
 
 
@@ -111,7 +112,10 @@ class Crm:
         )
         rows = ({**row, "data": storable_json(row)} if isinstance(row, dict) else row for row in answer.fiches)
         fiches, skipped = usable(SalesFiche, "sales row", rows)
-        return Sales(fiches=list({fiche.id: fiche for fiche in reversed(fiches)}.values())[::-1], skipped=skipped)
+        by_id: dict[str, SalesFiche] = {}
+        for fiche in fiches:
+            by_id.setdefault(fiche.id, fiche)
+        return Sales(fiches=list(by_id.values()), skipped=skipped)
 
     async def fiche(self, fiche_id: str, *, api_key: str | None = None) -> FicheDetails:
         """A fiche that the CRM does not know is a `PermanentError` of code NOT_FOUND."""
@@ -125,7 +129,7 @@ class Crm:
         message = storable_json(answer.message or "")
         subject = f"{http.name} GET {path}"
         if not answer.success:
-            if NOT_FOUND in message:
+            if NOT_FOUND in message.upper():
                 raise PermanentError(f"{subject}: {message}", code=NOT_FOUND)
             # A read costs nothing: whatever this is, it may be over at the next try.
             raise TransientError(f"{subject}: success is false: {message}", code="CRM_UNSUCCESSFUL", ambiguous=False)

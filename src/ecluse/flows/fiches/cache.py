@@ -28,9 +28,9 @@ READY = f"({FULL} OR {NOT_FOUND})"
 DETAILS = f"CASE WHEN {NOT_FOUND} THEN 'not_found' WHEN {FULL} THEN 'ready' ELSE 'missing' END"
 # The sales list may lack the group or be of yesterday: once there are details, what they say counts, even nothing.
 GROUPE = f"""CASE WHEN i.fiche_cache_id IS NOT NULL THEN i.groupe
-    WHEN {LEGACY} THEN f.raw_data #>> '{{information,groupe}}' ELSE f.groupe END"""
+    WHEN {LEGACY} THEN f.raw_data -> 'information' ->> 'groupe' ELSE f.groupe END"""
 ATTRIBUTION = f"""CASE WHEN i.fiche_cache_id IS NOT NULL THEN i.attribution_user_id
-    WHEN {LEGACY} THEN f.raw_data #>> '{{information,attribution_user_id}}' END"""
+    WHEN {LEGACY} THEN f.raw_data -> 'information' ->> 'attribution_user_id' END"""
 RECORDINGS_COUNT = """coalesce(f.recordings_count, CASE jsonb_typeof(f.raw_data -> 'recordings') WHEN 'array'
     THEN jsonb_array_length(f.raw_data -> 'recordings') END)"""
 HAS_RECORDINGS = f"coalesce(f.has_recordings, {RECORDINGS_COUNT} > 0)"

@@ -10,13 +10,14 @@ row is the only one to add or remove recordings of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
 from ecluse.base.errors import PermanentError
 from ecluse.db.connect import Connection
 from ecluse.flows.fiches.cache import GONE
+from ecluse.vendors.crm import Crm
 
 Row = dict[str, Any]
 FACTS = ("groupe", "attribution_user_id", "information")
@@ -71,10 +72,6 @@ ON CONFLICT ON CONSTRAINT recordings_call DO UPDATE SET recording_url = excluded
 WHERE r.removed_at IS NOT NULL OR (r.recording_url, r.start_time, r.duration_s)
     IS DISTINCT FROM (excluded.recording_url, excluded.start_time, excluded.duration_s)
 """
-
-
-class Crm(Protocol):
-    async def fiche(self, fiche_id: str, *, api_key: str | None = None) -> Any: ...
 
 
 class Fetched(NamedTuple):
