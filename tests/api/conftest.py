@@ -21,7 +21,7 @@ from fastapi import FastAPI
 
 from ecluse.access import keys
 from ecluse.app import create_app
-from ecluse.bootstrap import Database
+from ecluse.bootstrap import Database, load_flows
 from ecluse.engine import Flow
 from ecluse.settings import Settings
 from tests.conftest import new_database
@@ -87,7 +87,8 @@ class Client:
 
 @contextmanager
 def serving(dsn: str, *flows: Flow, roles: frozenset[Any] = frozenset({"api"})) -> Iterator[Client]:
-    app = create_app(Settings(), Database(dsn, None), flows, roles)
+    given = Settings()
+    app = create_app(given, Database(dsn, None), [*load_flows(given), *flows], roles)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
