@@ -38,7 +38,8 @@ VALUES ('default', 'fiche:7', %s, 'somebody', '2 hours', ecluse_now(), ecluse_no
 FICHE = """
 WITH f AS (
     INSERT INTO fiche_cache (tenant_id, fiche_id, created_at, updated_at)
-    SELECT 'default', unnest(ARRAY['100000001', %(id)s]), ecluse_now(), ecluse_now() ON CONFLICT DO NOTHING RETURNING id),
+    SELECT 'default', unnest(ARRAY['100000001', %(id)s]), ecluse_now(), ecluse_now()
+    ON CONFLICT DO NOTHING RETURNING id),
 r AS (
     INSERT INTO recordings (fiche_cache_id, call_id, has_transcription, transcription_text, transcribed_at, created_at,
                             updated_at)

@@ -20,11 +20,12 @@ SAMPLE = 20  # call ids in a log line
 FACTS = """
 SELECT t.run_id, t.fiche_id, f.id, count(r.id)::int, (count(r.id) FILTER (WHERE r.has_transcription))::int,
        coalesce(jsonb_agg(jsonb_build_object('id', r.id::text, 'call', r.call_id, 'url', r.recording_url)
-                          ORDER BY r.start_time NULLS LAST, r.call_id) FILTER (WHERE NOT r.has_transcription), '[]')
-FROM transcription_runs t
+                          ORDER BY r.start_time NULLS LAST, r.call_id) FILTER (WHERE NOT r.has_transcription), '[]'),
+       extract(epoch FROM ecluse_now() - u.created_at)::float8
+FROM transcription_runs t JOIN runs u ON u.id = t.run_id
 LEFT JOIN fiche_cache f ON f.tenant_id = t.tenant_id AND f.fiche_id = t.fiche_id
 LEFT JOIN recordings r ON r.fiche_cache_id = f.id AND r.removed_at IS NULL
-WHERE t.run_id = ANY(%s) GROUP BY t.run_id, f.id
+WHERE t.run_id = ANY(%s) GROUP BY t.run_id, f.id, u.created_at
 """
 
 PAID = """
@@ -53,6 +54,7 @@ class Plan(NamedTuple):
     fiche_cache_id: int | None
     counts: Counts
     targets: Sequence[Target]
+    seconds: float  # since the run was asked for
 
     @property
     def priority(self) -> Any:
@@ -100,15 +102,21 @@ async def plan(connection: Connection, runs: Sequence[Run], known: Stage, record
         await announce(connection)  # nobody will commit anything of theirs: a sweep ends them
     await write_events(connection, [event for one in plans for event in _told(one)])
     for one in plans:
-        calls = [target.call_id for target in one.targets[:SAMPLE]]
-        traces.orchestrator(one.run, one.fiche_id).fan_out(
-            "transcription/recording.transcribe",
-            len(one.targets),
-            [],
-            call_ids=calls,
-            minutes_at_least=rules.minutes_needed(len(one.targets), config.per_minute),
-            **one.counts.as_dict(),
-        )
+        _trace(one, config)
+
+
+def _trace(one: Plan, config: Config) -> None:
+    tracer = traces.orchestrator(one.run, one.fiche_id)
+    tracer.fan_out(
+        "transcription/recording.transcribe",
+        len(one.targets),
+        [],
+        call_ids=[target.call_id for target in one.targets[:SAMPLE]],
+        minutes_at_least=rules.minutes_needed(len(one.targets), config.per_minute),
+        **one.counts.as_dict(),
+    )
+    if not one.run.input["wait_for_completion"]:
+        tracer.end("enqueued", one.seconds)
 
 
 async def _facts(connection: Connection, runs: Sequence[Run], config: Config) -> list[Plan]:
@@ -126,8 +134,9 @@ async def _facts(connection: Connection, runs: Sequence[Run], config: Config) ->
                 )
                 for one in open_
             ],
+            seconds,
         )
-        for run_id, fiche_id, cache_id, total, already, open_ in await cursor.fetchall()
+        for run_id, fiche_id, cache_id, total, already, open_, seconds in await cursor.fetchall()
     ]
 
 

@@ -3,6 +3,7 @@ database has them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,12 +63,13 @@ class Progress:
 
 
 async def news(progress: Progress, connection: Connection, over: Sequence[Over]) -> list[Live]:
+    began = time.monotonic()
     said = [_recording(one) for one in over]
     for run_id, (fiche_id, counts) in (await _counts(connection, {one.item.run_id for one in over})).items():
         one = next(one for one in reversed(over) if one.item.run_id == run_id)
         if counts.remaining:
-            waiting = {"remaining": counts.remaining, "processed": counts.processed}
-            traces.finalizer(one.item).waiting("more recordings", **waiting)
+            left = {"remaining": counts.remaining, "processed": counts.processed}
+            traces.finalizer(one.item).end("waiting", time.monotonic() - began, **left)
         else:
             traces.finalizer(one.item).step("All recordings processed! Finalizing run...", processed=counts.processed)
         if progress.due(run_id, counts):
