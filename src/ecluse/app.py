@@ -43,8 +43,9 @@ def create_app(
         watch = asyncio.create_task(_watch(database))
         broken = asyncio.create_task(_leave_when_broken(kit))
         log.info("serving", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
-        for flow, knobs in lacking(settings).items():
-            log.warning(f"runs of {flow} will fail until these are set", flow=flow, unset=knobs)
+        for one in lacking(settings):
+            told = f"runs of {one.flow} will fail until these are set"
+            (log.warning if one.begun else log.info)(told, unset=one.unset)
         async with api.serving(app, kit) if "api" in roles else nullcontext():
             yield
         broken.cancel()

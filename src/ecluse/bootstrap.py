@@ -102,12 +102,24 @@ def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
     return [TraceFiles(folder, workflow, clock.now) for workflow, switched_on in wanted.items() if switched_on]
 
 
-def lacking(settings: Settings) -> dict[str, list[str]]:
-    """Of each flow in the box, the knobs without which its runs fail."""
-    wanted = ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY")
-    values = {name: getattr(settings, name) for name in wanted}
-    missing = [name for name, v in values.items() if not (_secret(v) if isinstance(v, SecretStr) else v)]
-    return {"transcription": missing} if missing else {}
+@dataclass(frozen=True)
+class Lacking:
+    """Of a flow in the box: the knobs without which its runs fail."""
+
+    flow: str
+    unset: list[str]
+    begun: bool  # others of them are set: somebody means to use it
+
+
+def lacking(settings: Settings) -> list[Lacking]:
+    wanted = {"transcription": ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY")}
+    found = []
+    for flow, knobs in wanted.items():
+        values = {name: getattr(settings, name) for name in knobs}
+        unset = [name for name, v in values.items() if not (_secret(v) if isinstance(v, SecretStr) else v)]
+        if unset:
+            found.append(Lacking(flow, unset, begun=len(unset) < len(knobs)))
+    return found
 
 
 def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:

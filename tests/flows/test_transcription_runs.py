@@ -27,7 +27,7 @@ STORY = [
 
 
 @pytest.mark.req("TRX-01", "TRX-04", "TRX-22", "TRX-25", "TRX-52", "TRX-53", "TRX-54", "TRX-65", "TRX-75", "TRX-84")
-@pytest.mark.req("TRX-02", "TRX-45", "TRX-44", "TRX-41", "TRX-42", "ENG-11", "G-82", "G-93")
+@pytest.mark.req("TRX-02", "TRX-23", "G-92", "TRX-45", "TRX-44", "TRX-41", "TRX-42", "ENG-11", "G-82", "G-93")
 async def test_a_fiche_is_fetched_its_recordings_are_written_down_and_all_of_it_is_told(world, query, one):
     w = await world()
     (started,) = await w.start(FIVE, priority="high")
@@ -38,11 +38,12 @@ async def test_a_fiche_is_fetched_its_recordings_are_written_down_and_all_of_it_
     assert w.paid() == calls
     rows = query(
         "SELECT r.call_id, has_transcription, transcription_id <> '', transcription_text <> '', transcription_data,"
-        " transcribed_at IS NOT NULL, f.id::text = i.payload->>'fiche_cache_id', i.payload->>'fiche_id'"
+        " transcribed_at IS NOT NULL, f.id::text = i.payload->>'fiche_cache_id', i.payload->>'fiche_id',"
+        " i.payload->>'call_id' = i.key AND jsonb_typeof(i.payload->'fiche_cache_id') = 'string'"
         " FROM recordings r JOIN fiche_cache f ON f.id = r.fiche_cache_id"
         " JOIN items i ON i.stage = 'recordings' AND i.key = r.call_id ORDER BY r.call_id"
     )
-    assert rows == [(call, True, True, True, None, True, True, FIVE) for call in calls]
+    assert rows == [(call, True, True, True, None, True, True, FIVE, True) for call in calls]
     assert names(w.events(started.run_id)) == STORY
     told = dict(w.events(started.run_id))
     assert told["fiche/transcribe"] == {
@@ -57,6 +58,8 @@ async def test_a_fiche_is_fetched_its_recordings_are_written_down_and_all_of_it_
     assert (completed["processed"], completed["cached"], completed["failed"], completed["noop"]) == (5, 0, 0, False)
     assert told["fiche/transcribed"]["status"] == "completed"
     assert one("SELECT count(*) FROM leases WHERE ended_at IS NULL") == 0
+    assert one("SELECT count(*) FROM effects") == 0, "reads and paid calls: nothing is written at a vendor"
+    assert [stage.paid for stage in w.made.flow.stages] == [False, False, True]
 
 
 @pytest.mark.req("TRX-66", "TRX-24", "TRX-74", "TRX-39", "ENG-77", "TRX-19", "TRX-72", "TRX-73")

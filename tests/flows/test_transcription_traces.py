@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from ecluse.base import trace
 from ecluse.base.trace_files import TraceFiles
-from ecluse.bootstrap import lacking, load_flows, trace_files, transcription_config
+from ecluse.bootstrap import Lacking, lacking, load_flows, trace_files, transcription_config
 from ecluse.flows.transcriptions import reading
 from ecluse.settings import Settings
 from tests.flows.transcription_world import until
@@ -175,11 +175,15 @@ def test_defaults_follow_the_replicas_and_what_has_no_effect_is_still_read(monke
     assert Settings.model_fields["REDIS_URL"].description.startswith("No effect, because ")
 
 
+@pytest.mark.req("TRX-26")
 def test_what_a_flow_lacks_is_known_before_it_runs(monkeypatch):
     for name in Settings.model_fields:
         monkeypatch.delenv(name, raising=False)
-    assert lacking(Settings()) == {"transcription": ["CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY"]}
+    knobs = ["CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY"]
+    assert lacking(Settings()) == [Lacking("transcription", knobs, begun=False)]
     monkeypatch.setenv("CRM_BASE_URL", "http://crm.test")
     monkeypatch.setenv("CRM_API_KEY", "key")
     monkeypatch.setenv("ELEVENLABS_API_KEY", " ")
-    assert lacking(Settings()) == {"transcription": ["ELEVENLABS_API_KEY"]}
+    assert lacking(Settings()) == [Lacking("transcription", ["ELEVENLABS_API_KEY"], begun=True)]
+    monkeypatch.setenv("ELEVENLABS_API_KEY", "key")
+    assert lacking(Settings()) == []

@@ -75,9 +75,14 @@ def _environment(given: settings.Settings) -> Finding:
 
 
 def _flows(given: settings.Settings) -> list[Finding]:
+    """A flow that nobody has begun to set up is not wanted."""
     return [
-        Finding("warn", flow, f"{', '.join(knobs)} unset: its runs fail", f"set {', '.join(knobs)} if you use it")
-        for flow, knobs in bootstrap.lacking(given).items()
+        Finding(
+            "warn", one.flow, f"its runs fail: {', '.join(one.unset)} unset", "set them, as the others of this flow"
+        )
+        if one.begun
+        else Finding("ok", one.flow, f"not set up; to use it, set {', '.join(one.unset)}")
+        for one in bootstrap.lacking(given)
     ]
 
 

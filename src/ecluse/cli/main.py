@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import EcluseError, SetUpError
-from ecluse.cli import fiches, keys, leases, runs, schedules, tenants, vendors
+from ecluse.cli import fiches, keys, leases, runs, schedules, tenants, transcriptions, vendors
 from ecluse.db import embedded
 from ecluse.engine import ROLES
 
@@ -39,6 +39,7 @@ app.add_typer(leases.app, name="leases")
 app.add_typer(fiches.app, name="fiches")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(vendors.app, name="vendors")
+app.add_typer(transcriptions.app, name="transcriptions")
 demo = typer.Typer(no_args_is_help=True, help="Scripted demonstrations, offline, with simulated vendors.")
 app.add_typer(demo, name="demo")
 

@@ -1,0 +1,105 @@
+"""`ecluse transcriptions …`: queue fiches, and see how it stands with one."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from ecluse.access import tenants
+from ecluse.base.errors import InvalidInput
+from ecluse.base.logging import harmless
+from ecluse.cli.database import with_connection
+from ecluse.cli.given import flow_named
+from ecluse.db.connect import Connection
+from ecluse.flows.transcriptions import reading, rules
+
+app = typer.Typer(no_args_is_help=True, help="Queue transcriptions of fiches, and look at them.")
+Tenant = Annotated[str, typer.Option(help="Whose.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+FicheId = Annotated[str, typer.Argument(help="The fiche's id, as the CRM numbers it.")]
+
+
+class Priority(StrEnum):
+    high = "high"
+    normal = "normal"
+    low = "low"
+
+
+def _queue(tenant: str, fiche_ids: list[str], priority: Priority, *, daily: bool) -> list[dict[str, Any]]:
+    from ecluse.flows.transcriptions.starting import start as start_fiches  # those who only look need not wait for it
+
+    if wrong := [one for one in fiche_ids if not rules.is_fiche_id(one)] or rules.twice(fiche_ids):
+        raise InvalidInput(f"Fiche ids are numbers, each of them once: {', '.join(wrong[:5])}. Nothing was queued.")
+    flow = flow_named(rules.FLOW)
+
+    async def ask(connection: Connection) -> list[dict[str, Any]]:
+        await tenants.require(connection, tenant, enabled=True)
+        row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
+        assert row is not None  # noqa: S101 - a value without a table
+        moment, today = int(row[0].timestamp() * 1000), row[0].date()
+        names = [rules.day_id(one, today) if daily else rules.click_id(one, moment) for one in fiche_ids]
+        started = await start_fiches(
+            connection, flow, tenant, fiche_ids, event_ids=names, priority=priority.value, again=daily
+        )
+        return [{**one._asdict(), "run_id": str(one.run_id)} for one in started]
+
+    return with_connection(ask)
+
+
+@app.command()
+def start(
+    fiche_id: FicheId,
+    priority: Annotated[Priority, typer.Option(help="Who goes first.")] = Priority.normal,
+    tenant: Tenant = "default",
+) -> None:
+    """Queue one fiche. One that is being transcribed gets no second run: the answer names the one there is."""
+    typer.echo(json.dumps(_queue(tenant, [fiche_id], priority, daily=False)[0]))
+
+
+@app.command()
+def batch(
+    fiche_ids: Annotated[list[str], typer.Argument(help="Their ids.")],
+    priority: Annotated[Priority, typer.Option(help="Who goes first.")] = Priority.normal,
+    tenant: Tenant = "default",
+) -> None:
+    """Queue many, each once a day unless its run has ended. One line each."""
+    for one in _queue(tenant, fiche_ids, priority, daily=True):
+        typer.echo(json.dumps(one))
+
+
+@app.command()
+def status(fiche_id: FicheId, tenant: Tenant = "default", as_json: JsonOption = False) -> None:
+    """How many recordings have a transcript, what became of each, and the run that is at work or was the last."""
+    found = with_connection(lambda connection: reading.status(connection, tenant, fiche_id))
+    if as_json:
+        typer.echo(json.dumps(found, default=str))
+        return
+    typer.echo(f"{found['transcribed']} of {found['total']} transcribed ({found['percentage']} %)")
+    if run := found["run"]:
+        counts = (
+            f"{run['processed']} of {run['target_total']} processed, {run['cached']} cached, {run['failed']} failed"
+        )
+        why = run["reason"] or run["waiting_for"] or ""
+        typer.echo(harmless(f"run {run['id']} {run['status']} ({run['phase']}): {counts} {why}".rstrip()))
+    for one in found["recordings"]:
+        typer.echo(harmless(f"  {one['call_id']:<24} {one['state']:<12} {one['reason'] or ''}".rstrip()))
+
+
+@app.command()
+def logs(
+    fiche_id: FicheId,
+    run_id: Annotated[str | None, typer.Option("--run", help="Only of this run.")] = None,
+    tenant: Tenant = "default",
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """The stored log lines of a fiche, the oldest first (WORKFLOW_LOG_DB_ENABLED stores them)."""
+    rows = with_connection(lambda c: reading.logs(c, tenant, fiche_id, run_id=run_id, limit=limit, offset=offset))
+    if not rows:
+        typer.echo("no lines are stored: WORKFLOW_LOG_DB_ENABLED=true stores those to come")
+    for row in rows:
+        data = json.dumps(row["data"], ensure_ascii=False, default=str)
+        typer.echo(harmless(f"{row['created_at']:%Y-%m-%d %H:%M:%S} {row['level']:<7} {row['message']} {data}"))

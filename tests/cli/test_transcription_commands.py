@@ -1,0 +1,55 @@
+"""`ecluse transcriptions`: queue and look, for whoever sits at the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import psycopg
+import pytest
+
+from tests.flows.fiche_rows import call, details, save
+
+
+@pytest.fixture
+def fiche(dsn):
+    async def fill() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            await save(connection, ("171", details(call("never", ""), call("some"))))
+
+    asyncio.run(fill())
+
+
+def test_a_fiche_is_queued_once_and_the_second_is_told_of_the_run(ecluse, fiche, query):
+    first = ecluse("transcriptions", "start", "171", "--priority", "high").json
+    second = ecluse("transcriptions", "start", "171").json
+    assert (first["attached"], second["attached"], first["run_id"]) == (False, True, second["run_id"])
+    assert query("SELECT input->>'priority' FROM runs") == [("high",)]
+    lines = [json.loads(line) for line in ecluse("transcriptions", "batch", "172", "171").out.splitlines()]
+    assert [(line["fiche_id"], line["attached"]) for line in lines] == [("172", False), ("171", True)]
+    for wrong in (("start", "x"), ("batch", "1", "1"), ("start", "7", "--tenant", "nobody")):
+        assert ecluse("transcriptions", *wrong).code == 2
+
+
+@pytest.mark.req("TRX-93")
+def test_an_operator_sees_how_it_stands_with_a_fiche(ecluse, fiche, query):
+    run_id = ecluse("transcriptions", "start", "171").json["run_id"]
+    shown = ecluse("transcriptions", "status", "171").out.splitlines()
+    assert shown[0] == "0 of 2 transcribed (0 %)"
+    assert shown[1].startswith(f"run {run_id} running (refresh)")
+    assert "no worker" in shown[1]
+    assert [line.split()[:2] for line in shown[2:]] == [["never", "not_tried"], ["some", "not_tried"]]
+    told = ecluse("transcriptions", "status", "171", "--json").json
+    assert (told["activeRun"], told["lock"]["key"]) == (run_id, "lock:transcription:fiche:171")
+    assert ecluse("transcriptions", "status", "999").code == 2
+    assert "WORKFLOW_LOG_DB_ENABLED" in ecluse("transcriptions", "logs", "171").out
+
+
+@pytest.mark.req("TRX-26")
+def test_the_doctor_says_what_is_unset_where_somebody_has_begun_to_set_it_up(ecluse):
+    found = {one["what"]: one for one in ecluse("doctor", "--json").json["findings"]}
+    assert found["transcription"]["level"] == "ok"
+    begun = ecluse("doctor", "--json", CRM_BASE_URL="http://crm.test", CRM_API_KEY="key").json["findings"]
+    (lacks,) = [one for one in begun if one["what"] == "transcription"]
+    assert lacks["level"] == "warn"
+    assert "ELEVENLABS_API_KEY" in lacks["says"]
