@@ -52,6 +52,8 @@ ORDER BY r.id
 
 async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple[int, str]]) -> None:
     """Look at the (run, stage) pairs that may just have become complete."""
+    if not touched:
+        return
     async with pool.connection() as connection:
         cursor = await connection.execute(COMPLETE, ([run for run, _ in touched], [stage for _, stage in touched]))
         complete = await cursor.fetchall()

@@ -91,7 +91,8 @@ class Worker:
         self._waiting: set[int] = set()  # items that wait for a permit
         self._paced_until = 0.0
         self._to_close: set[tuple[int, str]] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._over: list[Finish] = []  # items whose stage has news of them
+        self._closing: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
         self._wake.set()
@@ -150,7 +151,7 @@ class Worker:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(grace, FLUSH_SECONDS)):
                 await self.committer.flush()
-                await asyncio.gather(*self._closing)
+                await (self._closing or asyncio.sleep(0))
 
     async def _sleep(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -315,10 +316,10 @@ class Worker:
             if finish.due_at is not None:
                 self._wake_at(finish.due_at)
         self._forget(batch)
-        if self._to_close or over:
-            task = asyncio.create_task(self._close(over))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+        self._over += over
+        # One at a time: what becomes complete meanwhile is gathered, and closed together.
+        if (self._to_close or self._over) and (self._closing is None or self._closing.done()):
+            self._closing = asyncio.create_task(self._close())
 
     def _wake_at(self, instant: datetime) -> None:
         self._alarm.set((instant - self._clock.now()).total_seconds())
@@ -336,15 +337,14 @@ class Worker:
                 self._to_close.add(pair)
         self.wake()
 
-    async def _close(self, over: Sequence[Finish]) -> None:
-        pairs, self._to_close = self._to_close, set()
-        await news.tell(self._pool, over, self._tell)  # first: of an item before its run
-        if not pairs:
-            return
-        try:
-            await closing.close(self._pool, self._flows, pairs)
-            crashpoint("after hint")
-        except psycopg.Error as error:
-            if not is_away(error):
-                raise
-            log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
+    async def _close(self) -> None:
+        while self._to_close or self._over:
+            pairs, self._to_close, over, self._over = self._to_close, set(), self._over, []
+            await news.tell(self._pool, over, self._tell)  # first: of an item before its run
+            try:
+                await closing.close(self._pool, self._flows, pairs)
+                crashpoint("after hint")
+            except psycopg.Error as error:
+                if not is_away(error):
+                    raise
+                log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
