@@ -131,6 +131,17 @@ FAULTS = [
     ),
     Fault("I-01", "an outcome of no run", "no such run", sql("INSERT INTO outcomes (run_id, target) VALUES (99, 'x')")),
     Fault("I-01", "work for a target not selected", "never selected", of("in hand", "items", "target = 'stranger'")),
+    Fault(
+        "I-01",
+        "a stranger among the targets of a run that nobody leads",
+        "never selected",
+        then(
+            lambda world: world.item(
+                world.runs["chore"], "stranger", "succeeded", world.claim(world.runs["chore"], 1, succeeded=1)
+            ),
+            of("chore", "stages", "expected = 2"),
+        ),
+    ),
     #
     Fault("I-02", "a state flipped", "make it partial", of("ended", "runs", "state = 'failed'")),
     Fault(
@@ -407,7 +418,21 @@ def restored_by_somebody_else(world: World) -> None:
 
 
 # What looks odd and is in order.
+def stage_before_the_selection(world: World) -> None:
+    """Of a run that nobody leads: an item that found the targets."""
+    run_id = world.runs["chore"]
+    world.stage(run_id, 1, stage="find", ended_at=world.now, end_cause="run ended")
+    claim = world.claim(run_id, 1, succeeded=1)
+    world.item(run_id, "finder", "succeeded", claim, stage="find")
+    world.change("finder", "claims", "stage = 'find'")
+
+
 HARMLESS: dict[str, Plant] = {
+    "a stage that came before the selection": stage_before_the_selection,
+    "a paid call sent again after a crash": then(
+        lambda world: world.attempt("SKU-00001", 0),
+        sql("UPDATE attempts SET maybe_paid = true, error_code = 'WORKER_CRASHED' WHERE execution = 0"),
+    ),
     "somebody else put the old price back, unseen, and we wrote again": restored_by_somebody_else,
     "a conflict: ours was applied, and overwritten before we looked": then(
         third_party("SKU-00005", "51.00"), settled("SKU-00005", "conflict")

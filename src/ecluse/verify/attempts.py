@@ -1,38 +1,41 @@
 """I-13: how often something was tried.
 
 A failed execution is a row, numbered from 1 in its round; a success adds one to the count and no row; what a crash or a
-shutdown interrupted is neither. The budget bounds executions; only a write in doubt is asked about beyond it, as long
-as it takes, and not sent any more. Every send belongs to one execution, and every execution to one claim of its item:
-that bounds sends without knowing how many executions were interrupted.
+shutdown interrupted is neither (that a paid call was then sent again is noted among them, and is no execution). The
+budget bounds executions; only a write in doubt is asked about beyond it, as long as it takes, and not sent any more.
+Every send belongs to one execution, and every execution to one claim of its item: that bounds sends without knowing how
+many executions were interrupted.
 """
 
-NUMBERED = """
+EXECUTED = "attempts WHERE (maybe_paid AND error_code = 'WORKER_CRASHED') IS NOT TRUE"
+
+NUMBERED = f"""
 SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
        format('the failed executions of its round %s are numbered %s', a.round, a.numbers) AS message
 FROM (SELECT item_id, round, array_agg(execution ORDER BY execution) AS numbers, max(execution) AS last,
-             count(DISTINCT execution) AS different FROM attempts GROUP BY 1, 2) a
+             count(DISTINCT execution) AS different FROM {EXECUTED} GROUP BY 1, 2) a
 JOIN items i ON i.id = a.item_id
 WHERE a.numbers[1] <> 1 OR a.last <> cardinality(a.numbers) OR a.different <> cardinality(a.numbers) ORDER BY i.id
-"""
+"""  # noqa: S608 - our own names
 
-COUNTED = """
+COUNTED = f"""
 SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id, format(
     '%s after %s executions, of which %s are on record as failed', i.status, i.executions, coalesce(a.n, 0)) AS message
-FROM items i LEFT JOIN (SELECT item_id, round, count(*) AS n FROM attempts GROUP BY 1, 2) a
+FROM items i LEFT JOIN (SELECT item_id, round, count(*) AS n FROM {EXECUTED} GROUP BY 1, 2) a
   ON a.item_id = i.id AND a.round = i.round
 WHERE i.executions - (i.status IN ('succeeded', 'ignored'))::int <> coalesce(a.n, 0) ORDER BY i.id
-"""
+"""  # noqa: S608 - our own names
 
-WITHIN_BUDGET = """
+WITHIN_BUDGET = f"""
 SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
        format('%s executions in round %s, but its budget is %s', x.n, x.round, s.budget) AS message
 FROM (SELECT item_id, round, max(n) AS n FROM (
-          SELECT item_id, round, count(*) AS n FROM attempts GROUP BY 1, 2
+          SELECT item_id, round, count(*) AS n FROM {EXECUTED} GROUP BY 1, 2
           UNION ALL SELECT id, round, executions FROM items WHERE executions > 0) t GROUP BY 1, 2) x
 JOIN items i ON i.id = x.item_id JOIN stages s ON s.run_id = i.run_id AND s.stage = i.stage
 WHERE x.n > s.budget AND NOT EXISTS (
     SELECT 1 FROM effects e WHERE e.item_id = x.item_id AND e.round = x.round AND e.sends > 0) ORDER BY i.id
-"""
+"""  # noqa: S608 - our own names
 
 NOT_SENT_BEYOND_BUDGET = """
 SELECT format('run %s item %s/%s', e.run_id, e.stage, e.key) AS subject, e.run_id, e.item_id,
@@ -53,7 +56,7 @@ WHERE i.status <> 'open' AND e.last_send_at > i.finished_at ORDER BY e.item_id
 SENT_UNDER_A_CLAIM = """
 WITH held AS (
     SELECT run_id, stage, lane_id, count(*) AS claims FROM claims
-    WHERE replica_id NOT IN ('dispatch', 'gate', 'end of run') GROUP BY 1, 2, 3)
+    WHERE replica_id NOT IN ('dispatch', 'gate', 'end of run', 'given up') GROUP BY 1, 2, 3)
 SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
        format('its writes were sent %s times under %s claims', e.sends, coalesce(h.claims, 0)) AS message
 FROM (SELECT item_id, sum(sends) AS sends FROM effects GROUP BY 1) e JOIN items i ON i.id = e.item_id
@@ -64,7 +67,7 @@ WHERE e.sends > coalesce(h.claims, 0) ORDER BY i.id
 SENT_AS_OFTEN_AS_TAKEN = """
 WITH held AS (
     SELECT run_id, stage, sum(taken) AS taken FROM claims
-    WHERE replica_id NOT IN ('dispatch', 'gate', 'end of run') GROUP BY 1, 2)
+    WHERE replica_id NOT IN ('dispatch', 'gate', 'end of run', 'given up') GROUP BY 1, 2)
 SELECT format('run %s stage %s', e.run_id, e.stage) AS subject, e.run_id,
        format('writes were sent %s times, but items were taken up %s times', e.sends, coalesce(h.taken, 0)) AS message
 FROM (SELECT run_id, stage, sum(sends) AS sends FROM effects GROUP BY 1, 2) e
