@@ -10,9 +10,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from ecluse.access.keys import Keys
-from ecluse.api import leases, me, outcomes, runs
-from ecluse.db.connect import pool
+from ecluse.access.keys import Caller, Keys
+from ecluse.api import events, leases, me, outcomes, pusher, realtime, runs
+from ecluse.api.realtime import MaySee
+from ecluse.db.connect import Connection, pool
 from ecluse.db.reads import READ_OPTIONS, Reads
 from ecluse.engine import Kit
 from ecluse.flows.fiches import routes as fiches
@@ -20,8 +21,14 @@ from ecluse.flows.fiches import routes as fiches
 READERS = 4
 
 
-def mount(app: FastAPI) -> None:
-    for part in (me, runs, outcomes, leases, fiches):
+async def all_or_none(_: Connection, caller: Caller, __: str) -> bool:
+    return caller.scope == "ALL"
+
+
+def mount(app: FastAPI, may_see: MaySee = all_or_none) -> None:
+    """`may_see`: whether a caller sees this fiche."""
+    app.state.may_see = may_see
+    for part in (me, runs, outcomes, leases, fiches, realtime, events, pusher):
         app.router.routes += part.routes.routes  # flat: an included router would be looked through per request
 
     def described() -> dict[str, Any]:
