@@ -86,6 +86,8 @@ class Server(uvicorn.Server):
         self._hub: Hub = application.state.realtime.hub
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self.servers:
+            listener.close()  # first: who is sent away must not come back to us
         await self._hub.drain()
         await super().shutdown(sockets)
 

@@ -87,9 +87,11 @@ class Client:
 
 
 @contextmanager
-def serving(dsn: str, *flows: Flow, roles: frozenset[Any] = frozenset({"api"}), **knobs: Any) -> Iterator[Client]:
+def serving(
+    dsn: str, *flows: Flow, roles: frozenset[Any] = frozenset({"api"}), port: int = 0, **knobs: Any
+) -> Iterator[Client]:
     app = create_app(Settings(**({"ECLUSE_SECRET_KEY": SECRET_KEY} | knobs)), Database(dsn, None), flows, roles)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port), reuse_port=True)
     server = Server(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

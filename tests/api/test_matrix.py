@@ -15,7 +15,7 @@ from ecluse.access.permissions import PERMISSIONS, ROLES
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.settings import Settings
-from tests.api.conftest import FLOW, add_tenant, new_key
+from tests.api.conftest import FLOW, SECRET_KEY, add_tenant, new_key
 
 PUBLIC = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 # What a caller gets here depends on the channel: tests/realtime/test_channel_rights.py has that table.
@@ -181,7 +181,8 @@ def test_an_authorization_that_is_none_of_ours_is_refused(shared_api, header):
 
 
 def test_a_process_without_the_api_role_has_only_the_public_routes(shared_dsn):
-    app = create_app(Settings(), Database(shared_dsn, None), [FLOW], frozenset({"worker"}))
+    given = Settings(ECLUSE_SECRET_KEY=SECRET_KEY)
+    app = create_app(given, Database(shared_dsn, None), [FLOW], frozenset({"worker"}))
     assert {path for _, path, _ in table(app)} <= PUBLIC
 
 

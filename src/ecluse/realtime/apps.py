@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ecluse.db.connect import Connection
@@ -34,7 +34,7 @@ class App:
     tenant: str
     app_id: str
     key: str
-    secret: str
+    secret: str = field(repr=False)
     disabled: bool = False  # the tenant is
 
 
