@@ -27,6 +27,7 @@ TENANT = "default"
 AT_ONCE = 10  # Pusher takes no more in a batch
 LONGEST_QUEUE = 1_000
 DEADLINE = 5.0
+AFTER_TROUBLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -93,5 +94,6 @@ class Hosted:
         except VendorError as error:
             self._hub.dropped["hosted refused"] += len(batch)
             log.warning("hosted Pusher did not take events", events=len(batch), error=error.message)
+            await asyncio.sleep(AFTER_TROUBLE_SECONDS)  # of what comes meanwhile, as much is kept as the queue holds
         else:
             self._hub.delivered["hosted"] += len(batch)
