@@ -13,6 +13,13 @@ from tests.realtime.clients import Stream
 FORM = "application/x-www-form-urlencoded"
 CALLERS = ("nobody", "garbage", "expired", "viewer", "operator", "admin", "SELF", "GROUP", "rival", "closed")
 ALL = {"viewer", "operator", "admin"}
+FICHE = """
+WITH f AS (
+    INSERT INTO fiche_cache (tenant_id, fiche_id, created_at, updated_at)
+    VALUES ('default', %s, ecluse_now(), ecluse_now()) RETURNING id)
+INSERT INTO fiche_cache_information (fiche_cache_id, groupe, attribution_user_id, updated_at)
+SELECT id, %s, %s, ecluse_now() FROM f
+"""
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +36,8 @@ def callers(live_dsn):
                 "UPDATE api_keys SET scope = %s, crm_user_id = '7', groupes = '{north}' WHERE hint = %s",
                 (scope, keys[scope][:8]),
             )
+        for fiche, user, groupe in (("301", "7", "north"), ("302", "8", "south")):
+            connection.execute(FICHE, (fiche, groupe, user))
         connection.execute("UPDATE tenants SET disabled_at = ecluse_now() WHERE id = 'closed'")
     return keys
 
@@ -39,9 +48,10 @@ def run_id(live):
 
 
 def table(run_id):
-    """Who may: those of scope ALL; another tenant has its own channels of the same name, except of what is not its."""
+    """Who may: those of scope ALL, and who sees that fiche; another tenant has channels of the same name of its own."""
     return {
-        "private-fiche-301": ALL | {"rival"},
+        "private-fiche-301": ALL | {"rival", "SELF", "GROUP"},
+        "private-fiche-302": ALL | {"rival"},
         "private-job-automation-run-301": ALL | {"rival"},
         f"private-run-{run_id}": ALL,
         "private-run-999999999": set(),

@@ -10,10 +10,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from ecluse.access.keys import Caller, Keys
+from ecluse.access.keys import Keys
 from ecluse.api import events, leases, me, outcomes, pusher, realtime, runs
-from ecluse.api.realtime import MaySee
-from ecluse.db.connect import Connection, pool
+from ecluse.db.connect import pool
 from ecluse.db.reads import READ_OPTIONS, Reads
 from ecluse.engine import Kit
 from ecluse.flows.fiches import routes as fiches
@@ -21,13 +20,7 @@ from ecluse.flows.fiches import routes as fiches
 READERS = 4
 
 
-async def all_or_none(_: Connection, caller: Caller, __: str) -> bool:
-    return caller.scope == "ALL"
-
-
-def mount(app: FastAPI, may_see: MaySee = all_or_none) -> None:
-    """`may_see`: whether a caller sees this fiche."""
-    app.state.may_see = may_see
+def mount(app: FastAPI) -> None:
     for part in (me, runs, outcomes, leases, fiches, realtime, events, pusher):
         app.router.routes += part.routes.routes  # flat: an included router would be looked through per request
 

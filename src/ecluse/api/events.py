@@ -14,8 +14,8 @@ from pydantic_core import to_json
 from ecluse.access import door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused
+from ecluse.access.wire import LARGEST_ID, reads_of
 from ecluse.api.realtime import EVENTS_PATH, realtime_of, require_right
-from ecluse.api.wire import LARGEST_ID, reads_of
 from ecluse.base.errors import InvalidInput
 from ecluse.engine import PublishedEvent, read_published
 from ecluse.realtime.channels import WHOLE_TENANT, channel_name, channels_of, subject_of

@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
 from ecluse.access.envelope import Refused, as_json
+from ecluse.access.wire import kit_of, number, reads_of
 from ecluse.api.realtime import realtime_of
-from ecluse.api.wire import kit_of, number, reads_of
 from ecluse.realtime.apps import App, app_with_id
 from ecluse.realtime.channels import NAME
 from ecluse.realtime.hub import LONGEST_NAME, Message

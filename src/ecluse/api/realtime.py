@@ -3,7 +3,6 @@ same by HTTP: permission, scope and tenant."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Form, Request, Response
@@ -12,10 +11,11 @@ from ecluse.access import door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused, as_json
 from ecluse.access.keys import Caller
+from ecluse.access.wire import LARGEST_ID, kit_of, reads_of
 from ecluse.api.shapes import ChannelAuth, RealtimeAccess
-from ecluse.api.wire import LARGEST_ID, kit_of, reads_of
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
+from ecluse.flows.fiches.scopes import check_visible
 from ecluse.realtime.apps import app_of
 from ecluse.realtime.channels import PRIVATE, Subject, subject_of
 from ecluse.realtime.pusher_server import SOCKET_ID
@@ -25,8 +25,6 @@ from ecluse.realtime.signatures import channel_auth
 routes = door.routes("realtime")
 AUTH_PATH, EVENTS_PATH = "/pusher/auth", "/api/events"
 RUN = "SELECT EXISTS (SELECT FROM runs WHERE tenant_id = %s AND id = %s)"
-
-MaySee = Callable[[Connection, Caller, str], Awaitable[bool]]
 
 
 def realtime_of(request: Request) -> Realtime:
@@ -83,15 +81,16 @@ async def authorise(
 
 
 async def require_right(request: Request, subject: Subject | None, channel: str) -> None:
-    caller, may_see = caller_of(request), request.app.state.may_see
-    if subject is None or not await reads_of(request)(lambda c: has_right(c, caller, subject, may_see)):
+    caller = caller_of(request)
+    if subject is None or not await reads_of(request)(lambda c: _has_right(c, caller, subject)):
         raise Refused(403, "FORBIDDEN", f"This key may not listen to {channel[:200]!r}.")
 
 
-async def has_right(connection: Connection, caller: Caller, subject: Subject, may_see: MaySee) -> bool:
+async def _has_right(connection: Connection, caller: Caller, subject: Subject) -> bool:
     match subject.kind:
         case "fiche":
-            return caller.may("transcriptions.read") and await may_see(connection, caller, subject.id)
+            visible = not await check_visible(connection, caller, [subject.id])
+            return visible and caller.may("transcriptions.read")
         case "job":
             return caller.may("automation.read") and caller.scope == "ALL"
         case "run":
