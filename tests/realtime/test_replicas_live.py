@@ -55,6 +55,7 @@ def test_nothing_is_notified_where_nobody_listens(live, replica, stream, live_ds
     one = stream(live, "private-fiche-503")
     other = stream(replica, "private-fiche-504")
     wait_for(lambda: knows(live, "default", "private-fiche-504"))
+    wait_for(lambda: not knows(live, "default", "nothing"))  # nobody listens to everything any more
     with overheard(live_dsn) as so_far:
         tell(live, "transcription.progress", {"fiche_id": "503"})  # only here
         tell(live, "transcription.progress", {"fiche_id": "505"})  # nowhere

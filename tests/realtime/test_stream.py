@@ -112,7 +112,6 @@ def test_a_key_that_is_revoked_loses_its_stream(dsn, stream, monkeypatch):
         wait_for(lambda: one.ended)
 
 
-@pytest.mark.req("ENG-75", "TRX-87")
 def test_a_dry_run_leaves_what_is_read_by_http_alone(dsn, stream):
     with serving(dsn, FLOW, PUSHER_DRY_RUN=True) as client:
         server = client.with_key(new_key(dsn))

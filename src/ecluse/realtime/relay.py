@@ -145,9 +145,11 @@ class Relay:
                 await asyncio.sleep(GATHER_SECONDS)
 
     async def leave(self) -> None:
-        with suppress(psycopg.OperationalError):  # the others notice by themselves
+        try:
             async with self._pool.connection() as connection:
                 await connection.execute(LEAVE, (self._replica,))
+        except psycopg.Error as error:
+            log.warning("realtime relay: left without a word, the others will notice", error=one_line(error))
 
     async def _look(self, connection: Connection) -> None:
         if self._answers:
