@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic_core import to_json
 
 from ecluse.access import door
 from ecluse.access.door import caller_of, needs
@@ -19,7 +18,7 @@ from ecluse.api.realtime import EVENTS_PATH, realtime_of, require_right
 from ecluse.base.errors import InvalidInput
 from ecluse.engine import PublishedEvent, read_published
 from ecluse.realtime.channels import WHOLE_TENANT, channel_name, channels_of, subject_of
-from ecluse.realtime.hub import Listener, Message, durable, is_told_live
+from ecluse.realtime.hub import Listener, durable, is_told_live
 from ecluse.realtime.tail import Tail
 
 routes = door.routes("realtime")
@@ -106,7 +105,7 @@ class _Stream:
     def _told(self, event: PublishedEvent) -> bytes:
         channels = channels_of(event.payload, self._hub.private) if is_told_live(event) else []
         if WHOLE_TENANT in self._channels or not self._channels.isdisjoint(channels):
-            return _as_text(durable(event, channels, self._hub.largest))
+            return durable(event, channels, self._hub.largest).text
         return b""
 
     async def _live(self) -> AsyncIterator[bytes]:
@@ -130,18 +129,10 @@ class _Stream:
                 message, _ = one
                 if message.seq is None or message.seq > (self._sent or 0):
                     self._sent = message.seq or self._sent
-                    told.append(_as_text(message))
+                    told.append(message.text)
         return told
 
     async def _still_welcome(self) -> bool:
         _, _, key = self._request.headers["authorization"].partition(" ")
         caller = await self._request.app.state.keys.find(key)
         return caller is not None and not caller.disabled
-
-
-def _as_text(message: Message) -> bytes:
-    told: dict[str, Any] = {"event": message.event, "channels": message.channels, **message.ids}
-    told["payload"] = message.payload
-    place = b"" if message.seq is None else b"id: %d\n" % message.seq
-    name = " ".join(message.event.split()).encode()  # a line of its own, whatever it is called
-    return place + b"event: " + name + b"\ndata: " + to_json(told, inf_nan_mode="null") + b"\n\n"

@@ -11,11 +11,12 @@ from pydantic_core import from_json
 from ecluse.access.envelope import Refused, as_json
 from ecluse.access.wire import kit_of, number, reads_of
 from ecluse.api.realtime import realtime_of
-from ecluse.realtime.apps import App, app_with_id
+from ecluse.realtime.apps import App
 from ecluse.realtime.channels import NAME
 from ecluse.realtime.hub import LONGEST_NAME, Message
 from ecluse.realtime.pusher_server import SOCKET_ID
 from ecluse.realtime.relay import occupied
+from ecluse.realtime.room import NO_KEY
 from ecluse.realtime.signatures import wrong_with
 
 routes = APIRouter(include_in_schema=False)
@@ -89,10 +90,10 @@ async def list_users(request: Request, app_id: str, channel: str) -> Response:
 
 async def _signed(request: Request, app_id: str) -> App:
     realtime = realtime_of(request)
-    wanted, vault = number("app", app_id), realtime.vault
-    if vault is None:
-        raise Refused(403, "REALTIME_OFF", str(realtime.why_off("")))
-    app = await reads_of(request)(lambda c: app_with_id(c, vault, wanted))
+    wanted = number("app", app_id)
+    if realtime.apps is None:
+        raise Refused(403, "REALTIME_OFF", NO_KEY)
+    app = await realtime.apps.with_id(kit_of(request).pool, wanted)
     unknown = Refused(
         401, "UNAUTHENTICATED", "The request is not signed by this app: there is none, or auth_key is wrong."
     )

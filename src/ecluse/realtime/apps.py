@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ecluse.db.connect import Connection
+from ecluse.db.connect import Connection, Pool
 
+FRESH_SECONDS = 1.0
 SECRET = "pusher"  # noqa: S105 - what it is called
 
 MAKE = """
@@ -51,12 +54,29 @@ async def app_of(connection: Connection, vault: Vault, tenant: str) -> App:
     return app
 
 
-async def app_with_key(connection: Connection, vault: Vault, key: str) -> App | None:
-    return await _found(connection, vault, "a.key = %s", key)
+class Apps:
+    """As sockets and publishers ask for them, which may be hundreds at once: what was found is good for a second."""
 
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
+        self._known: dict[tuple[str, str | int], tuple[float, App]] = {}
+        self._asking = asyncio.Lock()
 
-async def app_with_id(connection: Connection, vault: Vault, app_id: int) -> App | None:
-    return await _found(connection, vault, "a.app_id = %s", app_id)
+    async def with_key(self, pool: Pool, key: str) -> App | None:
+        return await self._find(pool, "a.key = %s", key)
+
+    async def with_id(self, pool: Pool, app_id: int) -> App | None:
+        return await self._find(pool, "a.app_id = %s", app_id)
+
+    async def _find(self, pool: Pool, condition: str, value: str | int) -> App | None:
+        async with self._asking:
+            until, app = self._known.get((condition, value), (0.0, None))
+            if app is None or until <= time.monotonic():
+                async with pool.connection() as connection:
+                    app = await _found(connection, self._vault, condition, value)
+                if app is not None:
+                    self._known[condition, value] = (time.monotonic() + FRESH_SECONDS, app)
+            return app
 
 
 async def _found(connection: Connection, vault: Vault, condition: str, value: str | int) -> App | None:

@@ -11,12 +11,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from pydantic_core import from_json
 
 from ecluse.engine import Live, PublishedEvent
-from ecluse.realtime.channels import WHOLE_TENANT, channels_of, fit
+from ecluse.realtime.channels import WHOLE_TENANT, channels_of, encoded, fit
 
 LONGEST_QUEUE = 500
 LARGEST_PAYLOAD = 9_000
@@ -31,10 +32,10 @@ Key = tuple[str, str]  # tenant, channel
 Transport = Literal["websocket", "sse"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Message:
-    """As all listeners get it. `data` is what the event says, as text: JSON, except where a publisher outside sent
-    something else. `seq` is the place of a durable event; an ephemeral one has none."""
+    """As all listeners get it, written down once for all of them. `data` is what the event says, as text: JSON, except
+    where a publisher outside sent something else. `seq` is the place of a durable event; an ephemeral one has none."""
 
     tenant: str
     event: str
@@ -44,12 +45,34 @@ class Message:
     ids: Mapping[str, Any] = field(default_factory=dict)
     not_to: str | None = None  # the socket that it came from
 
-    @property
+    _frames: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
     def payload(self) -> Any:
         try:
             return from_json(self.data)
         except ValueError:
             return self.data
+
+    def frame(self, channel: str) -> str:
+        """For sockets."""
+        if channel not in self._frames:
+            self._frames[channel] = frame(self.event, self.data, channel)
+        return self._frames[channel]
+
+    @cached_property
+    def text(self) -> bytes:
+        """For streams (server-sent events)."""
+        told = {"event": self.event, "channels": self.channels, **self.ids, "payload": self.payload}
+        place = b"" if self.seq is None else b"id: %d\n" % self.seq
+        name = " ".join(self.event.split()).encode()  # a line of its own, whatever it is called
+        return place + b"event: " + name + b"\ndata: " + encoded(told) + b"\n\n"
+
+
+def frame(event: str, data: str, channel: str | None = None) -> str:
+    """As a socket gets it: JSON in which the data is text."""
+    parts = {"event": event, "data": data} if channel is None else {"event": event, "channel": channel, "data": data}
+    return encoded(parts).decode()
 
 
 class Listener:

@@ -22,10 +22,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import Pool, is_away, one_line
-from ecluse.realtime import apps
-from ecluse.realtime.apps import App, Vault
+from ecluse.realtime.apps import App, Apps
 from ecluse.realtime.channels import NAME, PRIVATE, encoded
-from ecluse.realtime.hub import DISABLED, LONGEST_NAME, Hub, Listener, Message
+from ecluse.realtime.hub import DISABLED, LONGEST_NAME, Hub, Listener, Message, frame
 from ecluse.realtime.signatures import may_join
 
 log = structlog.get_logger(__name__)
@@ -55,9 +54,9 @@ class Limits:
 
 
 class PusherServer:
-    def __init__(self, hub: Hub, vault: Vault | None, why_off: Callable[[str], str | None]) -> None:
+    def __init__(self, hub: Hub, apps: Apps | None, why_off: Callable[[str], str | None]) -> None:
         """`why_off`: why a tenant has no sockets here; None: it has."""
-        self._hub, self._vault, self._why_off = hub, vault, why_off
+        self._hub, self._apps, self._why_off = hub, apps, why_off
         self.limits = Limits()
 
     def full(self, tenant: str) -> bool:
@@ -81,11 +80,10 @@ class PusherServer:
         version = socket.query_params.get("protocol")
         if version not in SPOKEN:
             return NOT_SPOKEN if version else NO_VERSION
-        if self._vault is None:
+        if self._apps is None:
             return DISABLED
         try:
-            async with pool.connection() as connection:
-                app = await apps.app_with_key(connection, self._vault, socket.path_params["key"])
+            app = await self._apps.with_key(pool, socket.path_params["key"])
         except psycopg.Error as error:
             if not is_away(error):
                 raise
@@ -115,7 +113,7 @@ class Connection:
             if self._hub.stopping:
                 listener.send_away(4200, "This server stops")
             hello = {"socket_id": self.id, "activity_timeout": self._limits.activity_timeout}
-            listener.say(_frame("pusher:connection_established", encoded(hello).decode()))
+            listener.say(frame("pusher:connection_established", encoded(hello).decode()))
             parts = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
             try:
                 await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +133,7 @@ class Connection:
                     continue
                 message, channels = one
                 for channel in channels:
-                    await self._send(_frame(message.event, message.data, channel))
+                    await self._send(message.frame(channel))
             if self._listener.leave is not None:
                 return
             if pinged_at is not None and self._heard_at >= pinged_at:
@@ -143,7 +141,7 @@ class Connection:
             asks_at = self._heard_at + self._limits.activity_timeout if pinged_at is None else pinged_at
             if pinged_at is None and self._now() >= asks_at:
                 pinged_at = asks_at = self._now()
-                self._listener.say(_frame("pusher:ping", "{}"))
+                self._listener.say(frame("pusher:ping", "{}"))
             elif pinged_at is not None and self._now() >= pinged_at + self._limits.pong_within:
                 self._listener.send_away(*NO_PONG)
             due = asks_at if pinged_at is None else pinged_at + self._limits.pong_within
@@ -175,7 +173,7 @@ class Connection:
             said = None
         match said:
             case {"event": "pusher:ping"}:
-                self._listener.say(_frame("pusher:pong", "{}"))
+                self._listener.say(frame("pusher:pong", "{}"))
             case {"event": "pusher:pong"}:
                 pass
             case {"event": "pusher:subscribe", "data": {"channel": str() as channel} as data}:
@@ -198,7 +196,7 @@ class Connection:
         elif channel.startswith(PRIVATE) and not self._may_join(channel, auth):
             self._refuse(channel, "AuthError", "The signature is not one for this socket and channel", 401)
         else:
-            self._listener.say(_frame("pusher_internal:subscription_succeeded", "{}", channel))
+            self._listener.say(frame("pusher_internal:subscription_succeeded", "{}", channel))
             self._hub.subscribe(self._listener, channel)
 
     def _may_join(self, channel: str, auth: Any) -> bool:
@@ -225,9 +223,3 @@ class Connection:
 
 def _error(code: int | None, why: str) -> str:
     return encoded({"event": "pusher:error", "data": {"code": code, "message": why}}).decode()
-
-
-def _frame(event: str, data: str, channel: str | None = None) -> str:
-    """JSON in which the data is text."""
-    parts = {"event": event, "data": data} if channel is None else {"event": event, "channel": channel, "data": data}
-    return encoded(parts).decode()

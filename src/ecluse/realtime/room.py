@@ -15,7 +15,7 @@ from ecluse.db.connect import Pool
 from ecluse.db.listen import Hear, listen
 from ecluse.engine import EVENTS_CHANNEL, Sink
 from ecluse.realtime import apps
-from ecluse.realtime.apps import Vault
+from ecluse.realtime.apps import Apps, Vault
 from ecluse.realtime.hosted import TENANT as HOSTED_TENANT
 from ecluse.realtime.hosted import Hosted, HostedApp
 from ecluse.realtime.hub import DISABLED, LARGEST_PAYLOAD, Hub
@@ -47,7 +47,8 @@ class Realtime:
         self.vault, self.dry_run = vault, dry_run
         self.hosted = None if dry_run else hosted
         self.hub = Hub(private=private, largest=largest)
-        self.pusher = PusherServer(self.hub, vault, self.why_no_sockets)
+        self.apps = None if vault is None else Apps(vault)
+        self.pusher = PusherServer(self.hub, self.apps, self.why_no_sockets)
         self._hosted = None if self.hosted is None else Hosted(self.hosted, self.hub, lambda: datetime.now(UTC))
         self.tail: Tail | None = None
 
