@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.api.conftest import SECRET_KEY, Client, new_key
-from tests.cli.conftest import bare, ecluse, preloaded, serve  # noqa: F401 - fixtures
+from tests.cli.conftest import serve  # noqa: F401 - a fixture
 from tests.cli.test_metrics import scrape
 from tests.realtime.clients import Stream, hear, raw_socket, wait_for
 from tests.realtime.conftest import app_of
@@ -41,21 +41,3 @@ def test_a_server_with_open_sockets_and_streams_stops_within_a_second_of_one_wit
     without, with_many = measured(0), measured(20)
     print(f"stopped in {without:.2f} s without, {with_many:.2f} s with open streams")  # pytest -rP
     assert with_many < without + 1
-
-
-def test_the_command_line_shows_what_to_connect_with(ecluse, dsn):  # noqa: F811
-    key = {"ECLUSE_SECRET_KEY": SECRET_KEY}
-    shown = ecluse("realtime", "show", "--json", **key).json
-    assert set(shown) == {"tenant_id", "app_id", "key"}
-    assert shown["tenant_id"] == "default"
-    assert shown["app_id"].isdecimal()
-    with_secret = dict(line.split() for line in ecluse("realtime", "show", "--secret", **key).out.splitlines())
-    assert {name: with_secret[name] for name in shown} == shown
-    assert set(with_secret) - set(shown) == {"secret"}
-    nobody = ecluse("realtime", "show", "--tenant", "nobody", **key)
-    assert (nobody.code, "tenants create" in nobody.err) == (2, True)
-
-
-def test_the_command_line_says_what_is_missing(ecluse):  # noqa: F811
-    refused = ecluse("realtime", "show")
-    assert (refused.code, "ECLUSE_SECRET_KEY" in refused.err) == (2, True)

@@ -142,7 +142,7 @@ def test_a_dry_run_sends_nothing_there(dsn):
     assert taken == []
 
 
-@pytest.mark.req("ENG-76", "TRX-84")
+@pytest.mark.req("ENG-76")
 def test_ephemeral_and_durable_events_reach_a_client_there_by_our_own_http_api(server, template, dsn, node):
     """The other side is a server of ours, which must understand what we send to Pusher."""
     with new_database(server, template) as other_dsn, serving(other_dsn, FLOW) as other:

@@ -23,7 +23,32 @@ def test_the_client_is_the_one_that_was_published():
     assert "Pusher JavaScript Library v8.6.0" in (VENDORED / "pusher.js").read_text()
 
 
-@pytest.mark.req("ENG-71", "ENG-76", "TRX-85", "TRX-84")
+NAMES = [
+    f"transcription.{what}"
+    for what in (
+        "status_check",
+        "started",
+        "recording_started",
+        "recording_completed",
+        "recording_failed",
+        "progress",
+        "completed",
+        "failed",
+    )
+]
+
+
+@pytest.mark.req("ENG-76", "TRX-84")
+def test_every_name_arrives_as_it_is_and_in_order(node, live):
+    client = node.client(live, app_of(live)["key"]).connected().joined("private-fiche-100")
+    for name in NAMES:
+        tell(live, name, {"fiche_id": "100"})
+    client.expect(event=NAMES[-1])
+    seen = [one["event"] for one in client.saw(what="event", channel="private-fiche-100")]
+    assert seen == ["pusher:subscription_succeeded", *NAMES]
+
+
+@pytest.mark.req("ENG-71", "ENG-76", "TRX-85")
 def test_ephemeral_and_durable_events_reach_the_fiches_channel_under_their_own_names(node, live, live_dsn):
     client = node.client(live, app_of(live)["key"]).connected().joined("private-fiche-101")
     payload = {"fiche_id": "101", "run_id": "5", "call_id": "c-1", "text": "déjà vu ✓ 漢字 \U0001f600"}

@@ -35,7 +35,7 @@ def run_to_end(server):
     return run_id
 
 
-@pytest.mark.req("ENG-71", "ENG-76", "TRX-84", "TRX-85", "G-93")
+@pytest.mark.req("ENG-71", "ENG-76", "TRX-85", "G-93")
 def test_what_a_run_tells_reaches_who_looks_on_and_its_events_who_reads(dsn, node, stream):
     with serving(dsn, FLOW, roles=ROLES) as client:
         server = client.with_key(new_key(dsn))

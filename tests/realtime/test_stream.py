@@ -11,7 +11,7 @@ from tests.realtime.clients import wait_for
 from tests.realtime.conftest import publish, tell
 
 
-@pytest.mark.req("ENG-71", "TRX-84")
+@pytest.mark.req("ENG-71")
 def test_a_stream_of_a_channel_has_its_events_each_once_with_their_ids(live, live_dsn, stream):
     one = stream(live, "private-fiche-401")
     assert one.headers["Content-Type"].startswith("text/event-stream")

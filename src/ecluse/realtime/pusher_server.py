@@ -144,7 +144,9 @@ class Connection:
                 self._listener.say(frame("pusher:ping", "{}"))
             elif pinged_at is not None and self._now() >= pinged_at + self._limits.pong_within:
                 self._listener.send_away(*NO_PONG)
-            due = asks_at if pinged_at is None else pinged_at + self._limits.pong_within
+            due = asks_at
+            if pinged_at is not None:  # and look at times whether it was answered
+                due = min(pinged_at + self._limits.pong_within, self._now() + self._limits.activity_timeout)
             await self._listener.wait(max(0.0, due - self._now()))
 
     async def _send(self, text: str) -> None:
