@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 
 import structlog
+import uvicorn
 from fastapi import FastAPI
 
 from ecluse import api
@@ -19,13 +21,23 @@ from ecluse.api import health
 from ecluse.api.metrics import CountRequests, Metrics
 from ecluse.base import trace
 from ecluse.base.errors import SetUpError
-from ecluse.bootstrap import Database, bootstrap, lacking, open_secrets, trace_files, transcription_config
+from ecluse.bootstrap import (
+    Database,
+    bootstrap,
+    lacking,
+    open_realtime,
+    open_secrets,
+    trace_files,
+    transcription_config,
+)
 from ecluse.engine import ROLES, Flow, Kit, Role
+from ecluse.realtime.hub import Hub
 from ecluse.settings import Settings
 
 log = structlog.get_logger(__name__)
 
 WATCH_SECONDS = 1.0
+LARGEST_FRAME = 65_536
 
 
 def create_app(
@@ -35,18 +47,24 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.kit = kit = bootstrap(settings, database.dsn, flows, roles)
+        app.state.kit = kit = bootstrap(
+            settings, database.dsn, flows, roles, live=realtime.hub.tell, sinks=realtime.sinks
+        )
         files = trace_files(settings, kit.clock)
         trace.listeners.extend(files)
         await kit.start()
-        app.state.metrics.kit = kit
+        app.state.metrics.kit, app.state.metrics.hub = kit, realtime.hub
         watch = asyncio.create_task(_watch(database))
         broken = asyncio.create_task(_leave_when_broken(kit))
         log.info("serving", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
         for one in lacking(settings):
             told = f"runs of {one.flow} will fail until these are set"
             (log.warning if one.begun else log.info)(told, unset=one.unset)
-        async with api.serving(app, kit) if "api" in roles else nullcontext():
+        answers = "api" in roles
+        async with (
+            api.serving(app, kit) if answers else nullcontext(),
+            realtime.serving(database.dsn, kit.pool, kit.replica, answers=answers),
+        ):
             yield
         broken.cancel()
         await kit.stop()
@@ -57,6 +75,7 @@ def create_app(
     app = FastAPI(title="Ecluse", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.secrets = open_secrets(settings, database)
     app.state.transcriptions = transcription_config(settings)
+    app.state.realtime = realtime = open_realtime(settings, app.state.secrets)
     envelope.install(app)
     if "api" in roles:
         api.mount(app)
@@ -65,6 +84,28 @@ def create_app(
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.include_router(health.routes)
     return app
+
+
+class Server(uvicorn.Server):
+    """Sends those who listen away before it hangs up: open streams would keep it for as long as they like."""
+
+    def __init__(self, application: FastAPI) -> None:
+        config = uvicorn.Config(
+            application,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=5,
+            ws_max_size=LARGEST_FRAME,
+            ws_per_message_deflate=False,  # events are small, and a compressor per socket is not
+        )
+        super().__init__(config)
+        self._hub: Hub = application.state.realtime.hub
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self.servers:
+            listener.close()  # first: who is sent away must not come back to us
+        await self._hub.drain()
+        await super().shutdown(sockets)
 
 
 async def _leave_when_broken(kit: Kit) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg
+import structlog
 from pydantic import SecretStr
 
 from ecluse.base.clock import Clock
@@ -18,13 +19,16 @@ from ecluse.base.errors import SetUpError
 from ecluse.base.trace_files import TraceFiles
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
-from ecluse.engine import ROLES, Flow, Role, Rules
+from ecluse.engine import ROLES, Flow, Role, Rules, Sink, Tell
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
     from ecluse.access.secrets import Secrets
     from ecluse.engine import Kit
     from ecluse.flows.transcriptions.config import Config
+    from ecluse.realtime.room import Realtime
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -163,13 +167,44 @@ def open_secrets(settings: Settings, database: Database) -> Secrets | None:
     return secrets
 
 
-def bootstrap(settings: Settings, dsn: str, flows: Sequence[Flow], roles: frozenset[Role] = ROLES) -> Kit:
+def open_realtime(settings: Settings, secrets: Secrets | None) -> Realtime:
+    from ecluse.realtime.room import HostedApp, Realtime
+
+    given = (settings.PUSHER_APP_ID, settings.PUSHER_KEY, settings.PUSHER_SECRET)
+    place = settings.PUSHER_CLUSTER or settings.PUSHER_HOST
+    hosted = None
+    if all(given) and place and settings.PUSHER_APP_ID and settings.PUSHER_KEY and settings.PUSHER_SECRET:
+        secret = settings.PUSHER_SECRET.get_secret_value()
+        where = (settings.PUSHER_CLUSTER, settings.PUSHER_HOST)
+        hosted = HostedApp(settings.PUSHER_APP_ID, settings.PUSHER_KEY, secret, *where)
+    elif any(given) or place:
+        log.warning("hosted Pusher needs PUSHER_APP_ID, PUSHER_KEY, PUSHER_SECRET and PUSHER_CLUSTER: it is not used")
+    return Realtime(
+        secrets,
+        private=settings.PUSHER_USE_PRIVATE_CHANNELS,
+        largest=settings.PUSHER_MAX_PAYLOAD_BYTES,
+        dry_run=settings.PUSHER_DRY_RUN,
+        hosted=hosted,
+    )
+
+
+def bootstrap(
+    settings: Settings,
+    dsn: str,
+    flows: Sequence[Flow],
+    roles: frozenset[Role] = ROLES,
+    *,
+    live: Tell = lambda _: None,
+    sinks: Sequence[Sink] = (),
+) -> Kit:
     from ecluse.engine import Kit  # here, because commands that start no engine should not wait for it
 
     return Kit(
         dsn=dsn,
         flows=flows,
         roles=roles,
+        live=live,
+        sinks=sinks,
         hands=settings.ECLUSE_HANDS,
         chunk=settings.AUTOMATION_SEND_EVENT_CHUNK_SIZE,
         beat=settings.ECLUSE_HEARTBEAT_SECONDS,

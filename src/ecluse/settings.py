@@ -86,6 +86,28 @@ class Settings(BaseSettings):
         "`ECLUSE_SECRET_KEY_FILE`, or with the embedded PostgreSQL a file made in `ECLUSE_DATA_DIR`.",
     )
     ECLUSE_SECRET_KEY_FILE: Path | None = Field(None, description="A file that holds that key instead.")
+    PUSHER_APP_ID: str | None = Field(
+        None,
+        description="Hosted Pusher for the tenant `default`, instead of the server in this program: the app's id. "
+        "Id, key, secret and cluster (or host) go together: with some of them only, it stays unused and says so.",
+    )
+    PUSHER_KEY: str | None = Field(None, description="The hosted app's key.")
+    PUSHER_SECRET: SecretStr | None = Field(None, description="The hosted app's secret.")
+    PUSHER_CLUSTER: str | None = Field(None, description="The hosted app's cluster, such as `eu`.")
+    PUSHER_HOST: str | None = Field(
+        None, description="Another server that speaks Pusher's HTTP API: `host`, `host:port` or a URL."
+    )
+    PUSHER_USE_PRIVATE_CHANNELS: bool = Field(
+        True,
+        description="Channels are called `private-fiche-…`, and joining one needs a permission. 0/false: `fiche-…`, "
+        "open to everybody who knows the app's key.",
+    )
+    PUSHER_MAX_PAYLOAD_BYTES: Annotated[int, _at_least(200)] = Field(
+        9000, description="A larger event is shrunk to this, ids and statuses last. Minimum 200."
+    )
+    PUSHER_DRY_RUN: bool = Field(
+        False, description="1/true: no event reaches anybody by the Pusher protocol; everything else goes on."
+    )
     AUTOMATION_SEND_EVENT_CHUNK_SIZE: Annotated[int, _at_least(1)] = Field(
         200, description="Rows of one dispatch statement at most, whatever the flow. Minimum 1."
     )

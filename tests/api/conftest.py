@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import http.client
 import json
 import socket
@@ -16,11 +17,10 @@ from typing import Any
 
 import psycopg
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from ecluse.access import keys
-from ecluse.app import create_app
+from ecluse.app import Server, create_app
 from ecluse.bootstrap import Database, load_flows
 from ecluse.engine import Flow
 from ecluse.settings import Settings
@@ -28,6 +28,7 @@ from tests.conftest import new_database
 from tests.engine.flows import flow, stage
 
 FLOW = flow(stage())
+SECRET_KEY = base64.b64encode(bytes(range(32))).decode()
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,13 @@ class Client:
 
 
 @contextmanager
-def serving(dsn: str, *flows: Flow, roles: frozenset[Any] = frozenset({"api"})) -> Iterator[Client]:
-    given = Settings()
+def serving(
+    dsn: str, *flows: Flow, roles: frozenset[Any] = frozenset({"api"}), port: int = 0, **knobs: Any
+) -> Iterator[Client]:
+    given = Settings(**({"ECLUSE_SECRET_KEY": SECRET_KEY} | knobs))
     app = create_app(given, Database(dsn, None), [*load_flows(given), *flows], roles)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+    listener = socket.create_server(("127.0.0.1", port), reuse_port=True)
+    server = Server(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     until = time.monotonic() + 30

@@ -15,9 +15,20 @@ from ecluse.access.permissions import PERMISSIONS, ROLES
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.settings import Settings
-from tests.api.conftest import FLOW, add_tenant, new_key
+from tests.api.conftest import FLOW, SECRET_KEY, add_tenant, new_key
 
 PUBLIC = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
+# What a caller gets here depends on the channel: tests/realtime/test_channel_rights.py has that table.
+BY_CHANNEL = {"/api/events", "/pusher/auth"}
+# Pusher's own: sockets, and requests signed with an app's secret instead of a key.
+SIGNED = {
+    "/app/{key}",
+    "/apps/{app_id}/events",
+    "/apps/{app_id}/batch_events",
+    "/apps/{app_id}/channels",
+    "/apps/{app_id}/channels/{channel}",
+    "/apps/{app_id}/channels/{channel}/users",
+}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 UNKNOWN = ("nobody", "garbage", "expired", "revoked")
 CALLERS = (*UNKNOWN, "disabled tenant", "limited scope", *ROLES, "other tenant's admin")
@@ -90,7 +101,7 @@ def table(app):
     """Method, path, route; the methods that a path does not have come with None."""
     paths: dict[str, dict[str, object]] = {}
     for route in iter_route_contexts(app.routes):
-        for method in route.methods:
+        for method in route.methods or ["GET"]:  # a socket begins as one
             paths.setdefault(route.path, {})[method] = route.original_route
     return [(method, path, routes.get(method)) for path, routes in paths.items() for method in METHODS]
 
@@ -112,7 +123,7 @@ def expected(who, path, route):
 def test_every_route_answers_every_caller_as_its_permission_says(shared_api, callers, something):
     wrong, cells = [], 0
     for method, path, route in table(shared_api.app):
-        if path in PUBLIC:
+        if path in PUBLIC | SIGNED | BY_CHANNEL:
             continue
         for who in CALLERS:
             address = EVERYBODYS.get(path, re.sub(r"\{\w+\}", something(), path))
@@ -136,7 +147,16 @@ def test_a_route_without_a_permission_is_public_by_name_or_not_at_all(shared_api
         for _, path, route in table(shared_api.app)
         if route and not (isinstance(route, APIRoute) and (route.openapi_extra or {}).get("x-permission"))
     }
-    assert undeclared <= PUBLIC
+    assert undeclared <= PUBLIC | SIGNED
+
+
+def test_a_signed_route_takes_no_key_instead_of_a_signature(shared_api, callers):
+    for method, path, route in table(shared_api.app):
+        if path in SIGNED - {"/app/{key}"} and route is not None:
+            body = {"name": "x", "channel": "x", "data": "x"} if method == "POST" else None
+            address = re.sub(r"\{\w+\}", "1001", path)
+            answer = shared_api.with_key(callers["admin"]).ask(method, address, body)
+            assert (answer.status, answer.code) == (401, "UNAUTHENTICATED"), path
 
 
 @pytest.mark.parametrize("path", sorted(PUBLIC))
@@ -170,14 +190,15 @@ def test_an_authorization_that_is_none_of_ours_is_refused(shared_api, header):
 
 
 def test_a_process_without_the_api_role_has_only_the_public_routes(shared_dsn):
-    app = create_app(Settings(), Database(shared_dsn, None), [FLOW], frozenset({"worker"}))
+    given = Settings(ECLUSE_SECRET_KEY=SECRET_KEY)
+    app = create_app(given, Database(shared_dsn, None), [FLOW], frozenset({"worker"}))
     assert {path for _, path, _ in table(app)} <= PUBLIC
 
 
 def test_the_document_names_every_route_its_permission_and_the_shape_of_its_errors(shared_api):
     document = shared_api.with_key(None).get("/openapi.json").json
     for method, path, route in table(shared_api.app):
-        if isinstance(route, APIRoute) and path not in PUBLIC:
+        if isinstance(route, APIRoute) and path not in PUBLIC | SIGNED:
             described = document["paths"][path][method.lower()]
             assert described["x-permission"] in PERMISSIONS
             assert described["description"]

@@ -51,6 +51,8 @@ COMMANDS = [
     ("fiches", "show"),
     ("transcriptions",),
     *(("transcriptions", name) for name in ("start", "batch", "status", "logs")),
+    ("realtime",),
+    ("realtime", "show"),
     ("vendors",),
     ("vendors", "list"),
     ("vendors", "pause"),
@@ -67,7 +69,9 @@ def test_every_command_explains_itself_without_a_database(bare, command):
 
 
 def test_the_list_of_commands_here_is_complete(bare):
-    groups = ("runs", "demo", "tenants", "keys", "leases", "schedules", "fiches", "transcriptions", "vendors")
+    groups = (
+        *("runs", "demo", "tenants", "keys", "leases", "schedules", "fiches", "transcriptions", "realtime", "vendors"),
+    )
     shown = bare("--help").out + "".join(bare(group, "--help").out for group in groups)
     listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
     assert listed == {command[-1] for command in COMMANDS if command}

@@ -35,6 +35,7 @@ TABLES = {
     "outcomes",
     "realtime_apps",
     "realtime_interests",
+    "realtime_replicas",
     "recording_transcription_chunks",
     "recordings",
     "replicas",

@@ -1,5 +1,6 @@
 """The door: every route but the public ones says which permission it needs, and nothing of it runs before the caller's
-key has been found to have it. Bodies are read strictly: JSON only, no key twice, no text that cannot be stored."""
+key has been found to have it. Bodies are read strictly: JSON, or a form where a route asks for one, no key twice, no
+text that cannot be stored."""
 
 from __future__ import annotations
 
@@ -9,13 +10,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.params import Form
 from fastapi.routing import APIRoute
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
 from ecluse.access.envelope import ErrorAnswer, Refused
 from ecluse.access.keys import Caller, Keys
 from ecluse.access.permissions import PERMISSIONS
 
+FORM = "application/x-www-form-urlencoded"
 PERMISSION, NARROWED = "x-permission", "x-narrowed"
 DEEPEST = 100
 UNKNOWN = "This key is not known here, or has expired or been revoked."
@@ -38,14 +42,15 @@ class Guarded(APIRoute):
         handle = super().get_route_handler()
         declared = self.openapi_extra or {}
         permission, narrowed = declared[PERMISSION], declared[NARROWED]
-        has_body = self.body_field is not None
+        body = self.body_field
+        wanted = FORM if body is not None and isinstance(body.field_info, Form) else "application/json"
 
         async def guarded(request: Request) -> Response:
             request.state.caller = await _admit(request, permission, narrowed)
-            if not has_body:
+            if body is None:
                 return await handle(request)
-            if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-                raise HTTPException(415, "Send the body as application/json.")
+            if request.headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
+                raise HTTPException(415, f"Send the body as {wanted}.")
             return await handle(StrictRequest(request.scope, request.receive))
 
         return guarded
@@ -88,6 +93,13 @@ class StrictRequest(Request):
             raise json.JSONDecodeError("it is not UTF-8, or nested too deeply", "", 0) from error
         check_storable(value)
         return value
+
+    async def _get_form(self, **limits: Any) -> FormData:
+        form = await super()._get_form(**limits)
+        if len(pairs := form.multi_items()) > len(form):
+            raise HTTPException(422, "A field stands twice in the form.")
+        check_storable([text for pair in pairs for text in pair])
+        return form
 
 
 def check_storable(value: Any) -> None:

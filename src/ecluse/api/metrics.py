@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecluse.engine import Kit, counts, reading
+from ecluse.realtime.hub import Hub
 
 log = structlog.get_logger(__name__)
 # Or there would be a second series for each, which nobody asked for.
@@ -51,10 +52,11 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, int]]] = {
 
 
 class Metrics:
-    """One per server. `kit` is set once the engine runs."""
+    """One per server. `kit` and `hub` are set once the engine runs."""
 
     def __init__(self) -> None:
         self.kit: Kit | None = None
+        self.hub: Hub | None = None
         self._registry = CollectorRegistry()
         for collector in (
             prometheus_client.ProcessCollector,
@@ -115,11 +117,29 @@ class Metrics:
         )
         yield GaugeMetricFamily("ecluse_hands_busy", "Calls of this process under way.", hands.busy if hands else 0)
 
+        if self.hub is not None:
+            yield from realtime_metrics(self.hub)
+
     def answered(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._requests.labels(route, method, status).inc()
         self._durations.labels(route, method).observe(seconds)
+
+
+def realtime_metrics(hub: Hub) -> Iterator[Metric]:
+    here = GaugeMetricFamily("ecluse_realtime_connections", "Who listens at this process.", labels=["transport"])
+    for transport in ("websocket", "sse"):
+        here.add_metric([transport], hub.connections()[transport])
+    yield here
+    for name, label, meaning, counted in (
+        ("delivered", "transport", "Events handed to a listener.", hub.delivered),
+        ("dropped", "reason", "Events that a listener did not get.", hub.dropped),
+    ):
+        counter = CounterMetricFamily(f"ecluse_realtime_events_{name}", meaning, labels=[label])
+        for value, count in counted.items():
+            counter.add_metric([value], count)
+        yield counter
 
 
 class CountRequests:

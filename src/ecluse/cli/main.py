@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import EcluseError, SetUpError
-from ecluse.cli import fiches, keys, leases, runs, schedules, tenants, transcriptions, vendors
+from ecluse.cli import fiches, keys, leases, realtime, runs, schedules, tenants, transcriptions, vendors
 from ecluse.db import embedded
 from ecluse.engine import ROLES
 
@@ -40,6 +40,7 @@ app.add_typer(fiches.app, name="fiches")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(vendors.app, name="vendors")
 app.add_typer(transcriptions.app, name="transcriptions")
+app.add_typer(realtime.app, name="realtime")
 demo = typer.Typer(no_args_is_help=True, help="Scripted demonstrations, offline, with simulated vendors.")
 app.add_typer(demo, name="demo")
 
@@ -79,9 +80,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run the server: API, scheduler and worker in one process. Start it again to add a replica."""
-    import uvicorn  # here, because the other commands should not wait for it
-
-    from ecluse.app import create_app
+    from ecluse.app import Server, create_app  # here, because the other commands should not wait for it
     from ecluse.migrations import runner
 
     given = settings.load()
@@ -94,9 +93,7 @@ def serve(
         try:
             runner.upgrade(database.dsn, flows)
             application = create_app(given, database, flows, frozenset(one.value for one in role) if role else ROLES)
-            server = uvicorn.Server(
-                uvicorn.Config(application, log_config=None, access_log=False, timeout_graceful_shutdown=5)
-            )
+            server = Server(application)
             # uvicorn raises again, when it is done, what made it leave: by then that is no news.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: setattr(server, "should_exit", True))

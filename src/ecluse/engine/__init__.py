@@ -50,7 +50,7 @@ from ecluse.engine.leases import (
 from ecluse.engine.leases import acquire as acquire_lease
 from ecluse.engine.leases import release as release_lease
 from ecluse.engine.opening import give_up, open_stage, wake_workers
-from ecluse.engine.outbox import Event, PublishedEvent, Sink, read_published
+from ecluse.engine.outbox import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox import write as write_events
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.roles import ROLES, Role
@@ -94,6 +94,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "EVENTS_CHANNEL",
     "PLAIN",
     "ROLES",
     "TENANT",

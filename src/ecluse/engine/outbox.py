@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from ecluse.db.connect import Connection
 
 OUTBOX_CHANNEL = "ecluse_outbox"
+EVENTS_CHANNEL = "ecluse_events"  # something was published
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ import structlog
 from ecluse.base.tasks import stopped
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, hanging_up_after, session_options
-from ecluse.engine.outbox import PUBLISHED_EVENT, PublishedEvent, Sink
+from ecluse.engine.outbox import EVENTS_CHANNEL, PUBLISHED_EVENT, PublishedEvent, Sink
 from ecluse.engine.sweeps import patience
 
 log = structlog.get_logger(__name__)
 
-EVENTS_CHANNEL = "ecluse_events"
 TRY_SECONDS = 0.2
 POLL_SECONDS = 0.25  # the hint may be lost
 SILENT_SECONDS = 2.5  # after which the server takes the lock away, and we give up on the server

@@ -1,0 +1,138 @@
+"""`GET /api/events`: the same events as a stream (server-sent events). A durable one has its place as id: whoever comes
+back with `Last-Event-ID` first gets what was published meanwhile. An ephemeral one has none, and does not come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from ecluse.access import door
+from ecluse.access.door import caller_of, needs
+from ecluse.access.envelope import Refused
+from ecluse.access.wire import LARGEST_ID, reads_of
+from ecluse.api.realtime import EVENTS_PATH, realtime_of, require_right
+from ecluse.base.errors import InvalidInput
+from ecluse.engine import PublishedEvent, read_published
+from ecluse.realtime.channels import WHOLE_TENANT, channel_name, channels_of, subject_of
+from ecluse.realtime.hub import Listener, durable, is_told_live
+from ecluse.realtime.tail import Tail
+
+routes = door.routes("realtime")
+KEEP_ALIVE_SECONDS = 15.0
+MOST_CHANNELS = 50
+PAGE = 500
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+@routes.get(
+    EVENTS_PATH,
+    openapi_extra=needs("me.read", narrowed=True),
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}, "description": "Events, until somebody hangs up"}},
+)
+async def stream_events(
+    request: Request,
+    channel: Annotated[list[str], Query(max_length=MOST_CHANNELS, examples=[["private-fiche-171234"]])] = [],  # noqa: B006
+) -> Response:
+    """Events of these channels, or of the whole tenant (for `runs.read`, scope ALL) if none is given."""
+    realtime, caller = realtime_of(request), caller_of(request)
+    last = _last_event_id(request)
+    wanted = []
+    for name in channel:
+        subject = subject_of(name)
+        await require_right(request, subject, name)
+        assert subject is not None  # noqa: S101 - or it would have been refused
+        wanted.append(channel_name(subject, realtime.hub.private))
+    if not channel and not (caller.may("runs.read") and caller.scope == "ALL"):
+        raise Refused(403, "FORBIDDEN", "This key may not listen to everything of its tenant: name the channels.")
+    if realtime.hub.stopping:
+        raise Refused(503, "STOPPING", "This server stops: ask again.", {"Retry-After": "1"})
+    if realtime.pusher.full(caller.tenant):
+        raise Refused(429, "TOO_MANY_CONNECTIONS", "Too many listen for this tenant already.", {"Retry-After": "10"})
+    stream = _Stream(request, wanted or [WHOLE_TENANT], last)
+    return StreamingResponse(stream.run(), media_type="text/event-stream", headers=HEADERS)
+
+
+def _last_event_id(request: Request) -> int | None:
+    given = request.headers.get("last-event-id", "")
+    if not given:
+        return None
+    if given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= LARGEST_ID:
+        return int(given)
+    raise InvalidInput("Last-Event-ID is the id of an event received here, or left out")
+
+
+class _Stream:
+    def __init__(self, request: Request, channels: Sequence[str], last: int | None) -> None:
+        self._request, self._channels = request, frozenset(channels)
+        self._hub, self._tail = realtime_of(request).hub, realtime_of(request).tail
+        self._listener = Listener(caller_of(request).tenant, "sse")
+        self._sent = last  # the place of the last durable event
+
+    async def run(self) -> AsyncIterator[bytes]:
+        assert isinstance(self._tail, Tail)  # noqa: S101 - there is one where requests are answered
+        with self._hub.listening(self._listener) as listener:
+            yield b"retry: 1000\n\n"
+            if self._sent is not None:
+                async for missed in self._missed():
+                    yield missed
+            for channel in self._channels:
+                self._hub.subscribe(listener, channel)
+            if self._sent is None:
+                self._sent = self._tail.at
+                yield b"id: %d\n\n" % self._sent  # for whoever is cut off before the first event
+            async for missed in self._missed():  # while we were reading
+                yield missed
+            async for live in self._live():
+                yield live
+
+    async def _missed(self) -> AsyncIterator[bytes]:
+        """Page by page, until there is no more."""
+        reads, tenant, page = reads_of(self._request), self._listener.tenant, PAGE
+        while page == PAGE and self._listener.leave is None:
+            after = self._sent or 0
+            events = await reads(lambda c, after=after: read_published(c, after, tenant, PAGE))  # type: ignore[misc]
+            page = len(events)
+            if events:
+                self._sent = events[-1].seq
+            if told := b"".join(self._told(event) for event in events):
+                yield told
+
+    def _told(self, event: PublishedEvent) -> bytes:
+        channels = channels_of(event.payload, self._hub.private) if is_told_live(event) else []
+        if WHOLE_TENANT in self._channels or not self._channels.isdisjoint(channels):
+            return durable(event, channels, self._hub.largest).text
+        return b""
+
+    async def _live(self) -> AsyncIterator[bytes]:
+        checked_at = time.monotonic()
+        while True:
+            if told := b"".join(self._not_sent()):
+                yield told
+            if self._listener.leave is not None:
+                return
+            await self._listener.wait(KEEP_ALIVE_SECONDS)
+            if time.monotonic() >= checked_at + KEEP_ALIVE_SECONDS:
+                if not await self._still_welcome():
+                    return
+                checked_at = time.monotonic()
+                yield b": still here\n\n"
+
+    def _not_sent(self) -> list[bytes]:
+        told = []
+        for one in self._listener.taken():
+            if not isinstance(one, str):
+                message, _ = one
+                if message.seq is None or message.seq > (self._sent or 0):
+                    self._sent = message.seq or self._sent
+                    told.append(message.text)
+        return told
+
+    async def _still_welcome(self) -> bool:
+        _, _, key = self._request.headers["authorization"].partition(" ")
+        caller = await self._request.app.state.keys.find(key)
+        return caller is not None and not caller.disabled

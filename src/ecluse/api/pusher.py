@@ -1,0 +1,142 @@
+"""Pusher's HTTP API, for programs that publish: signed with the app's secret instead of an API key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response, WebSocket
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import from_json
+
+from ecluse.access.envelope import Refused, as_json
+from ecluse.access.wire import kit_of, number, reads_of
+from ecluse.api.realtime import realtime_of
+from ecluse.realtime.apps import App
+from ecluse.realtime.channels import NAME
+from ecluse.realtime.hub import LONGEST_NAME, Message
+from ecluse.realtime.pusher_server import SOCKET_ID
+from ecluse.realtime.relay import occupied
+from ecluse.realtime.room import NO_KEY
+from ecluse.realtime.signatures import wrong_with
+
+routes = APIRouter(include_in_schema=False)
+LARGEST_DATA = 10_240
+MOST_CHANNELS = 100
+MOST_IN_A_BATCH = 10
+
+
+class Trigger(BaseModel):
+    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=r"^[^\x00-\x1f\x7f]+$")]
+    data: str
+    channels: list[str] | None = None
+    channel: str | None = None
+    socket_id: str | None = None
+    info: str | None = None
+
+
+class Batch(BaseModel):
+    batch: Annotated[list[Trigger], Field(max_length=MOST_IN_A_BATCH)]
+
+
+@routes.websocket("/app/{key}")
+async def connect(socket: WebSocket) -> None:
+    await socket.app.state.realtime.pusher.serve(socket, socket.app.state.kit.pool)
+
+
+@routes.post("/apps/{app_id}/events")
+async def trigger(request: Request, app_id: str) -> Response:
+    app = await _signed(request, app_id)
+    one = _read(Trigger, await request.body())
+    message = _message(app, one)
+    realtime_of(request).hub.publish(message)
+    if not one.info:
+        return as_json({})
+    counts = await _counts(request, app)
+    return as_json({"channels": {name: _told(counts.get(name, 0), one.info) for name in message.channels}})
+
+
+@routes.post("/apps/{app_id}/batch_events")
+async def trigger_batch(request: Request, app_id: str) -> Response:
+    app = await _signed(request, app_id)
+    batch = _read(Batch, await request.body()).batch
+    messages = [_message(app, one) for one in batch]
+    for message in messages:
+        realtime_of(request).hub.publish(message)
+    if not any(one.info for one in batch):
+        return as_json({})
+    counts = await _counts(request, app)
+    return as_json({"batch": [_told(counts.get(one.channel or "", 0), one.info) for one in batch]})
+
+
+@routes.get("/apps/{app_id}/channels")
+async def list_channels(request: Request, app_id: str, filter_by_prefix: str = "", info: str = "") -> Response:
+    counts = await _counts(request, await _signed(request, app_id))
+    found = {name: _told(count, info) for name, count in counts.items() if name.startswith(filter_by_prefix)}
+    return as_json({"channels": found})
+
+
+@routes.get("/apps/{app_id}/channels/{channel}")
+async def show_channel(request: Request, app_id: str, channel: str, info: str = "") -> Response:
+    counts = await _counts(request, await _signed(request, app_id))
+    count = counts.get(channel, 0)
+    return as_json({"occupied": count > 0, **_told(count, info)})
+
+
+@routes.get("/apps/{app_id}/channels/{channel}/users")
+async def list_users(request: Request, app_id: str, channel: str) -> Response:
+    await _signed(request, app_id)
+    raise Refused(400, "NO_PRESENCE", f"Only presence channels have users, and {channel[:200]!r} is none.")
+
+
+async def _signed(request: Request, app_id: str) -> App:
+    realtime = realtime_of(request)
+    wanted = number("app", app_id)
+    if realtime.apps is None:
+        raise Refused(403, "REALTIME_OFF", NO_KEY)
+    app = await realtime.apps.with_id(kit_of(request).pool, wanted)
+    unknown = Refused(
+        401, "UNAUTHENTICATED", "The request is not signed by this app: there is none, or auth_key is wrong."
+    )
+    if app is None:
+        raise unknown
+    signed = (request.method, request.url.path, request.query_params.multi_items(), await request.body())
+    now = kit_of(request).clock.now().timestamp()
+    if (wrong := wrong_with(app.key, app.secret, *signed, now)) is not None:
+        raise Refused(401, "UNAUTHENTICATED", f"The request is not signed by this app: {wrong}.")
+    if app.disabled:
+        raise Refused(403, "TENANT_DISABLED", "This tenant is disabled.")
+    if (why_off := realtime.why_no_sockets(app.tenant)) is not None:
+        raise Refused(403, "REALTIME_OFF", why_off)
+    return app
+
+
+async def _counts(request: Request, app: App) -> dict[str, int]:
+    return await reads_of(request)(lambda c: occupied(c, app.tenant))
+
+
+def _told(count: int, info: str | None) -> dict[str, Any]:
+    return {"subscription_count": count} if "subscription_count" in (info or "").split(",") else {}
+
+
+def _read(shape: type[Any], body: bytes) -> Any:
+    try:
+        return shape.model_validate(from_json(body), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Refused(400, "BAD_REQUEST", f"{where}: {first['msg']}") from error
+    except ValueError as error:
+        raise Refused(400, "NOT_JSON", "The body is not JSON.") from error
+
+
+def _message(app: App, one: Trigger) -> Message:
+    channels = one.channels if one.channels is not None else [one.channel] if one.channel else []
+    if not 1 <= len(channels) <= MOST_CHANNELS or not all(NAME.fullmatch(name) for name in channels):
+        raise Refused(400, "BAD_REQUEST", f"Give 1 to {MOST_CHANNELS} channels, of letters, digits and -_=@,.; only.")
+    if len(one.data.encode()) > LARGEST_DATA:
+        raise Refused(413, "BODY_TOO_LARGE", f"The data of an event has at most {LARGEST_DATA} bytes.")
+    if one.name.startswith(("pusher:", "pusher_internal:")):
+        raise Refused(400, "BAD_REQUEST", "Names that begin with pusher: are the protocol's own.")
+    if one.socket_id is not None and not SOCKET_ID.fullmatch(one.socket_id):
+        raise Refused(400, "BAD_REQUEST", "socket_id is two numbers with a dot between them.")
+    return Message(app.tenant, one.name, list(dict.fromkeys(channels)), one.data, not_to=one.socket_id)

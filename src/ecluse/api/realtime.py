@@ -1,0 +1,106 @@
+"""Realtime for clients: where to connect, and who may listen to what. The right to a channel is the right to read the
+same by HTTP: permission, scope and tenant."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Form, Request, Response
+
+from ecluse.access import door
+from ecluse.access.door import caller_of, needs
+from ecluse.access.envelope import Refused, as_json
+from ecluse.access.keys import Caller
+from ecluse.access.wire import LARGEST_ID, kit_of, reads_of
+from ecluse.api.shapes import ChannelAuth, RealtimeAccess
+from ecluse.base.errors import InvalidInput
+from ecluse.db.connect import Connection
+from ecluse.flows.fiches.scopes import check_visible
+from ecluse.realtime.apps import app_of
+from ecluse.realtime.channels import PRIVATE, Subject, subject_of
+from ecluse.realtime.pusher_server import SOCKET_ID
+from ecluse.realtime.room import Realtime
+from ecluse.realtime.signatures import channel_auth
+
+routes = door.routes("realtime")
+AUTH_PATH, EVENTS_PATH = "/pusher/auth", "/api/events"
+RUN = "SELECT EXISTS (SELECT FROM runs WHERE tenant_id = %s AND id = %s)"
+
+
+def realtime_of(request: Request) -> Realtime:
+    realtime: Realtime = request.app.state.realtime
+    return realtime
+
+
+@routes.get("/api/realtime", openapi_extra=needs("me.read", narrowed=True), response_model=RealtimeAccess)
+async def show_access(request: Request) -> Response:
+    """What a client needs to connect, with pusher-js or any other client of the Pusher protocol."""
+    realtime, tenant = realtime_of(request), caller_of(request).tenant
+    why_off, hosted = realtime.why_off(tenant), realtime.hosted_for(tenant)
+    told = {
+        "enabled": why_off is None,
+        "why_not": why_off,
+        "app_id": None,
+        "key": None,
+        "cluster": hosted and hosted.cluster,
+        "host": hosted and hosted.host,
+        "ws_path": None,
+        "auth_endpoint": AUTH_PATH,
+        "events_endpoint": EVENTS_PATH,
+        "private_channels": realtime.hub.private,
+    }
+    if why_off is None and hosted is not None:
+        told |= {"app_id": hosted.app_id, "key": hosted.key}
+    elif why_off is None and realtime.vault is not None:
+        async with kit_of(request).pool.connection() as connection:
+            app = await app_of(connection, realtime.vault, tenant)
+        told |= {"app_id": app.app_id, "key": app.key, "ws_path": f"/app/{app.key}"}
+    return as_json(told)
+
+
+@routes.post(AUTH_PATH, openapi_extra=needs("me.read", narrowed=True), response_model=ChannelAuth)
+async def authorise(
+    request: Request,
+    socket_id: Annotated[str, Form(examples=["1234.5678"])],
+    channel_name: Annotated[str, Form(examples=["private-fiche-171234"])],
+) -> Response:
+    """The signature with which this socket may join this private channel, if the caller may read what is told there."""
+    realtime, caller = realtime_of(request), caller_of(request)
+    if not SOCKET_ID.fullmatch(socket_id):
+        raise InvalidInput("socket_id is two numbers with a dot between them, as the server gave it")
+    subject = subject_of(channel_name) if channel_name.startswith(PRIVATE) else None
+    await require_right(request, subject, channel_name)
+    if (why_off := realtime.why_off(caller.tenant)) is not None:
+        raise Refused(409, "REALTIME_OFF", why_off)
+    if (hosted := realtime.hosted_for(caller.tenant)) is not None:
+        return as_json({"auth": channel_auth(hosted.key, hosted.secret, socket_id, channel_name)})
+    assert realtime.vault is not None  # noqa: S101 - or it would be off
+    async with kit_of(request).pool.connection() as connection:
+        app = await app_of(connection, realtime.vault, caller.tenant)
+    return as_json({"auth": channel_auth(app.key, app.secret, socket_id, channel_name)})
+
+
+async def require_right(request: Request, subject: Subject | None, channel: str) -> None:
+    caller = caller_of(request)
+    if subject is None or not await reads_of(request)(lambda c: _has_right(c, caller, subject)):
+        raise Refused(403, "FORBIDDEN", f"This key may not listen to {channel[:200]!r}.")
+
+
+async def _has_right(connection: Connection, caller: Caller, subject: Subject) -> bool:
+    match subject.kind:
+        case "fiche":
+            visible = not await check_visible(connection, caller, [subject.id])
+            return visible and caller.may("transcriptions.read")
+        case "job":
+            return caller.may("automation.read") and caller.scope == "ALL"
+        case "run":
+            return (
+                caller.may("runs.read") and caller.scope == "ALL" and await _is_theirs(connection, caller, subject.id)
+            )
+
+
+async def _is_theirs(connection: Connection, caller: Caller, run_id: str) -> bool:
+    if not (run_id.isascii() and run_id.isdecimal()) or not 0 < int(run_id[:30]) <= LARGEST_ID:
+        return False
+    row = await (await connection.execute(RUN, (caller.tenant, int(run_id)))).fetchone()
+    return bool(row and row[0])

@@ -1,0 +1,58 @@
+"""`ecluse realtime …`: the app that a tenant's clients and publishers connect with."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ecluse import bootstrap, settings
+from ecluse.access import tenants
+from ecluse.base.errors import SetUpError
+from ecluse.base.logging import harmless
+from ecluse.cli.database import with_connection
+from ecluse.db.connect import Connection
+
+app = typer.Typer(no_args_is_help=True, help="Realtime events: what clients connect with.")
+
+
+@app.callback()
+def everything() -> None:
+    pass
+
+
+@app.command()
+def show(
+    tenant: Annotated[str, typer.Option(help="Whose.")] = "default",
+    secret: Annotated[bool, typer.Option("--secret", help="With the secret, which publishers sign with.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """The tenant's app: id and key, as clients of the Pusher protocol want them. Made when there is none."""
+    from ecluse.realtime.apps import App, app_of
+
+    given = settings.load()
+    database = bootstrap.open_database(given)
+    try:
+        vault = bootstrap.open_secrets(given, database)
+    finally:
+        database.release()
+    if vault is None:
+        raise SetUpError(
+            "Realtime is off: there is no key to seal the app's secret with. Set ECLUSE_SECRET_KEY or "
+            "ECLUSE_SECRET_KEY_FILE, as for the servers."
+        )
+
+    async def ask(connection: Connection) -> App:
+        await tenants.require(connection, tenant)
+        return await app_of(connection, vault, tenant)
+
+    found = with_connection(ask)
+    told = {"tenant_id": tenant, "app_id": found.app_id, "key": found.key} | (
+        {"secret": found.secret} if secret else {}
+    )
+    if as_json:
+        typer.echo(json.dumps(told))
+    else:
+        for name, value in told.items():
+            typer.echo(harmless(f"{name:<10} {value}"))

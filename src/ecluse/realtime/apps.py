@@ -1,0 +1,92 @@
+"""One app of the Pusher protocol per tenant: a number, a public key and a secret. Made when it is first needed."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ecluse.db.connect import Connection, Pool
+
+FRESH_SECONDS = 1.0
+SECRET = "pusher"  # noqa: S105 - what it is called
+
+MAKE = """
+INSERT INTO realtime_apps (tenant_id, key, created_at) VALUES (%s, %s, ecluse_now())
+ON CONFLICT (tenant_id) DO NOTHING RETURNING app_id
+"""
+FIND = """
+SELECT a.tenant_id, a.app_id, a.key, t.disabled_at IS NOT NULL FROM realtime_apps a JOIN tenants t ON t.id = a.tenant_id
+WHERE {condition}
+"""
+SHUT = "SELECT id FROM tenants WHERE id = ANY(%s) AND disabled_at IS NOT NULL"
+
+
+class Vault(Protocol):
+    """Where secrets are kept."""
+
+    async def put(self, connection: Connection, tenant: str, name: str, value: str) -> None: ...
+
+    async def get(self, connection: Connection, tenant: str, name: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class App:
+    tenant: str
+    app_id: str
+    key: str
+    secret: str = field(repr=False)
+    disabled: bool = False  # the tenant is
+
+
+async def app_of(connection: Connection, vault: Vault, tenant: str) -> App:
+    """Of this tenant, made if there is none. The secret and the row are one commit: both are there, or neither."""
+    if (app := await _found(connection, vault, "a.tenant_id = %s", tenant)) is not None:
+        return app
+    async with connection.transaction():
+        made = await connection.execute(MAKE, (tenant, secrets.token_hex(10)))
+        if await made.fetchone():  # otherwise somebody else has made it meanwhile
+            await vault.put(connection, tenant, SECRET, secrets.token_hex(16))
+    app = await _found(connection, vault, "a.tenant_id = %s", tenant)
+    assert app is not None  # noqa: S101 - just made
+    return app
+
+
+class Apps:
+    """As sockets and publishers ask for them, which may be hundreds at once: what was found is good for a second."""
+
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
+        self._known: dict[tuple[str, str | int], tuple[float, App]] = {}
+        self._asking = asyncio.Lock()
+
+    async def with_key(self, pool: Pool, key: str) -> App | None:
+        return await self._find(pool, "a.key = %s", key)
+
+    async def with_id(self, pool: Pool, app_id: int) -> App | None:
+        return await self._find(pool, "a.app_id = %s", app_id)
+
+    async def _find(self, pool: Pool, condition: str, value: str | int) -> App | None:
+        async with self._asking:
+            until, app = self._known.get((condition, value), (0.0, None))
+            if app is None or until <= time.monotonic():
+                async with pool.connection() as connection:
+                    app = await _found(connection, self._vault, condition, value)
+                if app is not None:
+                    self._known[condition, value] = (time.monotonic() + FRESH_SECONDS, app)
+            return app
+
+
+async def _found(connection: Connection, vault: Vault, condition: str, value: str | int) -> App | None:
+    row = await (await connection.execute(FIND.format(condition=condition), (value,))).fetchone()
+    if row is None:
+        return None
+    tenant, app_id, key, disabled = row
+    return App(tenant, str(app_id), key, await vault.get(connection, tenant, SECRET), disabled)
+
+
+async def shut(connection: Connection, tenants: list[str]) -> set[str]:
+    """Those of them that have been disabled."""
+    return {row[0] for row in await (await connection.execute(SHUT, (tenants,))).fetchall()}

@@ -1,0 +1,122 @@
+"""Where an event goes, and how it is made to fit: decided from its payload alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import structlog
+from pydantic_core import to_json, to_jsonable_python
+
+from ecluse.base.text import storable
+
+log = structlog.get_logger(__name__)
+
+NAME = re.compile(r"[-a-zA-Z0-9_=@,.;]{1,200}")
+PRIVATE = "private-"
+WHOLE_TENANT = "*"  # no channel can be called so: who listens here hears everything of the tenant
+
+Kind = Literal["fiche", "job", "run"]
+KINDS: Mapping[str, Kind] = {"job_id": "job", "fiche_id": "fiche", "run_id": "run"}
+
+# How much of long lists and long texts is left, the less the harder it is to fit.
+CUTS = ((100, 2_000), (20, 500), (5, 100), (1, 40), (0, 0))
+CORRELATION = frozenset({"id", "status", "state", "event", "event_type", "event_key", "aggregate", "correlation_id"})
+
+
+class Subject(NamedTuple):
+    """What a channel is about."""
+
+    kind: Kind
+    id: str
+
+
+def channels_of(payload: Mapping[str, Any], private: bool) -> list[str]:
+    """Of an event with this payload; none, if it names nothing that has a channel."""
+    return [name for key, kind in KINDS.items() if (name := _name(kind, payload.get(key), private)) is not None]
+
+
+def subject_of(channel: str) -> Subject | None:
+    """With or without the prefix. None: not one of ours."""
+    kind, _, rest = channel.removeprefix(PRIVATE).partition("-")
+    if not NAME.fullmatch(channel) or not rest:
+        return None
+    return next((Subject(known, rest) for known in KINDS.values() if known == kind), None)
+
+
+def channel_name(subject: Subject, private: bool) -> str:
+    return f"{PRIVATE if private else ''}{subject.kind}-{subject.id}"
+
+
+def _name(kind: Kind, id_: Any, private: bool) -> str | None:
+    if isinstance(id_, bool) or not isinstance(id_, str | int) or id_ == "":
+        return None
+    name = channel_name(Subject(kind, str(id_)), private)
+    if NAME.fullmatch(name):
+        return name
+    log.warning("no channel can be called so: not told there", channel=storable(name, 250))
+    return None
+
+
+def encoded(payload: Any) -> bytes:
+    """As JSON; what JSON does not know becomes text."""
+    return to_json(payload, inf_nan_mode="null", fallback=str)
+
+
+def fit(payload: Mapping[str, Any], limit: int) -> bytes:
+    """As a JSON object of at most `limit` bytes (which are 18 at least). What does not fit is shortened, then left out;
+    what tells which event this is (ids, statuses, numbers) comes last in line for that."""
+    try:
+        whole = encoded(payload)
+    except ValueError:  # text that is no UTF-8, nested too deeply, or in itself
+        payload = {name: value for name, value in payload.items() if _can_be_told(name, value)}
+    else:
+        if len(whole) <= limit:
+            return whole
+    return encoded(_shrunk(to_jsonable_python(payload, inf_nan_mode="null", fallback=str), limit))
+
+
+def _can_be_told(name: str, value: Any) -> bool:
+    try:
+        encoded({name: value})
+    except ValueError:
+        return False
+    return True
+
+
+def _shrunk(payload: dict[str, Any], limit: int) -> dict[str, Any]:
+    kept = {name: value for name, value in payload.items() if name != "truncated"}
+    for most, longest in CUTS:
+        kept = {n: v if _correlates(n, v) else _cut(v, most, longest) for n, v in kept.items()}
+        if len(encoded(kept)) + len(b',"truncated":true') <= limit:
+            return {**kept, "truncated": True}
+    left = limit - len(b'{"truncated":true}')
+    result: dict[str, Any] = {}
+    for name, value in _by_worth(kept):
+        cost = len(encoded({name: value})) - len(b"{}") + len(b",")
+        if cost <= left:
+            result[name], left = value, left - cost
+    return {**result, "truncated": True}
+
+
+def _by_worth(payload: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """First what tells which event this is, the short before the long; then the rest, likewise."""
+    return iter(sorted(payload.items(), key=lambda pair: (not _correlates(*pair), len(encoded(pair[1])))))
+
+
+def _correlates(name: str, value: Any) -> bool:
+    if isinstance(value, str):
+        return name in CORRELATION or name.endswith("_id")
+    return value is None or isinstance(value, int | float)  # counts, and flags
+
+
+def _cut(value: Any, most: int, longest: int) -> Any:
+    match value:
+        case str() as text if len(text) > longest:
+            return text[:longest] + "…"
+        case list() as values:
+            return [_cut(one, most, longest) for one in values[:most]]
+        case dict() as pairs:
+            return {n: v if _correlates(n, v) else _cut(v, most, longest) for n, v in list(pairs.items())[:most]}
+    return value

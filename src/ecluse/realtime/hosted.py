@@ -1,0 +1,99 @@
+"""Events to hosted Pusher, where that is configured: in batches, best effort, beside everything else. One hosted app
+has one set of channels, which cannot tell tenants apart: it is the tenant `default`'s, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import structlog
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from ecluse.base.errors import VendorError
+from ecluse.engine import PublishedEvent
+from ecluse.realtime.channels import channels_of
+from ecluse.realtime.hub import Hub, Message, durable, is_told_live
+from ecluse.realtime.signatures import signed_query
+from ecluse.vendors.http import VendorHttp
+
+log = structlog.get_logger(__name__)
+
+TENANT = "default"
+AT_ONCE = 10  # Pusher takes no more in a batch
+LONGEST_QUEUE = 1_000
+DEADLINE = 5.0
+AFTER_TROUBLE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class HostedApp:
+    app_id: str
+    key: str
+    secret: str = field(repr=False)
+    cluster: str | None = None
+    host: str | None = None  # instead of the cluster's: host, host:port or a URL
+
+    @property
+    def url(self) -> str:
+        if self.host:
+            return self.host if "://" in self.host else f"https://{self.host}"
+        return f"https://api-{self.cluster}.pusher.com" if self.cluster else "https://api.pusherapp.com"
+
+
+class Accepted(BaseModel):
+    """Nothing in it is of use to us."""
+
+
+class Hosted:
+    def __init__(self, app: HostedApp, hub: Hub, now: Callable[[], datetime]) -> None:
+        self._app, self._hub, self._now = app, hub, now
+        self._http = VendorHttp("pusher", app.url, deadline=DEADLINE, now=now)
+        self._queue: deque[dict[str, Any]] = deque()
+        self._wake = asyncio.Event()
+        hub.onward.append(self)
+
+    def wants(self, tenant: str, channels: Sequence[str]) -> bool:
+        return tenant == TENANT and bool(channels)
+
+    def take(self, message: Message) -> None:
+        for channel in message.channels:
+            if len(self._queue) >= LONGEST_QUEUE:
+                self._hub.dropped["hosted full"] += 1
+                continue
+            self._queue.append({"name": message.event, "channel": channel, "data": message.data})
+            self._wake.set()
+
+    async def sink(self, events: Sequence[PublishedEvent]) -> None:
+        """Durable events, from the one replica that publishes. Taken is told: Pusher being away holds nobody up."""
+        for event in events:
+            channels = channels_of(event.payload, self._hub.private) if is_told_live(event) else []
+            if self.wants(event.tenant_id, channels):
+                self.take(durable(event, channels, self._hub.largest))
+
+    async def run(self) -> None:
+        """Until cancelled. One batch after the other: what happened first is told first."""
+        try:
+            while True:
+                self._wake.clear()
+                while self._queue:
+                    await self._send([self._queue.popleft() for _ in range(min(AT_ONCE, len(self._queue)))])
+                await self._wake.wait()
+        finally:
+            await self._http.close()
+
+    async def _send(self, batch: Sequence[dict[str, Any]]) -> None:
+        path, body = f"/apps/{self._app.app_id}/batch_events", {"batch": batch}
+        query = signed_query(self._app.key, self._app.secret, "POST", path, to_json(body), self._now().timestamp())
+        try:
+            await self._http.call("POST", path, Accepted, query=query, json=body)
+        except VendorError as error:
+            self._hub.dropped["hosted refused"] += len(batch)
+            log.warning("hosted Pusher did not take events", events=len(batch), error=error.message)
+            await asyncio.sleep(AFTER_TROUBLE_SECONDS)  # of what comes meanwhile, as much is kept as the queue holds
+        else:
+            self._hub.delivered["hosted"] += len(batch)

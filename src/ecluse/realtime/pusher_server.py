@@ -1,0 +1,227 @@
+"""The Pusher protocol, version 7, for sockets: `/app/{key}`. An unmodified pusher-js is at home here.
+
+A socket belongs to the tenant whose app's key it came with, and sees nothing of another. A private channel needs a
+signature over this very socket's id, which `/pusher/auth` gives to those who may read the same by HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import structlog
+from pydantic_core import from_json
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from ecluse.base.tasks import stopped
+from ecluse.db.connect import Pool, is_away, one_line
+from ecluse.realtime.apps import App, Apps
+from ecluse.realtime.channels import NAME, PRIVATE, encoded
+from ecluse.realtime.hub import DISABLED, LONGEST_NAME, Hub, Listener, Message, frame
+from ecluse.realtime.signatures import may_join
+
+log = structlog.get_logger(__name__)
+
+SOCKET_ID = re.compile(r"\d{1,12}\.\d{1,12}", re.ASCII)
+SPOKEN = {"5", "6", "7"}
+UNKNOWN_APP = (4001, "There is no app with this key")
+OVER_QUOTA = (4004, "Too many connections")
+NOT_SPOKEN = (4007, "This protocol version is not spoken here: use 7")
+NO_VERSION = (4008, "No protocol version was given")
+NOT_NOW = (4100, "The database does not answer: try again")
+NO_PONG = (4201, "No answer to a ping")
+TOO_LARGE = (1009, "A message is too large")
+CLOSE_SECONDS = 1.0
+SEND_SECONDS = 30.0
+REFUSED_PREFIXES = ("presence-", "private-encrypted-")
+
+
+@dataclass(frozen=True)
+class Limits:
+    connections: int = 2_000  # of one tenant at this replica, streams included
+    subscriptions: int = 100  # of one socket
+    message_bytes: int = 20_000
+    client_events: int = 10  # of one socket in a second
+    activity_timeout: int = 120  # seconds of silence, after which a peer asks whether the other is still there
+    pong_within: int = 30
+
+
+class PusherServer:
+    def __init__(self, hub: Hub, apps: Apps | None, why_off: Callable[[str], str | None]) -> None:
+        """`why_off`: why a tenant has no sockets here; None: it has."""
+        self._hub, self._apps, self._why_off = hub, apps, why_off
+        self.limits = Limits()
+
+    def full(self, tenant: str) -> bool:
+        return sum(listener.tenant == tenant for listener in self._hub.listeners) >= self.limits.connections
+
+    async def serve(self, socket: WebSocket, pool: Pool) -> None:
+        await socket.accept()
+        with suppress(WebSocketDisconnect):  # gone before we were done with it
+            app = await self._admitted(socket, pool)
+            if isinstance(app, App):
+                connection = Connection(self._hub, app, socket, self.limits)
+                code, why = await connection.run()
+            else:
+                code, why = app
+                await socket.send_text(_error(code, why))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await socket.close(code, why)
+
+    async def _admitted(self, socket: WebSocket, pool: Pool) -> App | tuple[int, str]:
+        version = socket.query_params.get("protocol")
+        if version not in SPOKEN:
+            return NOT_SPOKEN if version else NO_VERSION
+        if self._apps is None:
+            return DISABLED
+        try:
+            app = await self._apps.with_key(pool, socket.path_params["key"])
+        except psycopg.Error as error:
+            if not is_away(error):
+                raise
+            log.warning("a socket came: database away", error=one_line(error))
+            return NOT_NOW
+        if app is None:
+            return UNKNOWN_APP
+        if app.disabled or self._why_off(app.tenant) is not None:
+            return DISABLED
+        return OVER_QUOTA if self.full(app.tenant) else app
+
+
+class Connection:
+    """One socket. Only its writer writes: whatever is said, events and answers alike, stands in one line."""
+
+    def __init__(self, hub: Hub, app: App, socket: WebSocket, limits: Limits) -> None:
+        self._hub, self._app, self._socket, self._limits = hub, app, socket, limits
+        self.id = f"{secrets.randbelow(10**10)}.{secrets.randbelow(10**10)}"
+        self._listener = Listener(app.tenant, "websocket", self.id)
+        self._now = asyncio.get_running_loop().time
+        self._heard_at = self._now()
+        self._client_events: Counter[int] = Counter()  # by second
+
+    async def run(self) -> tuple[int, str]:
+        """Until either side has had enough: what to close with."""
+        with self._hub.listening(self._listener) as listener:
+            if self._hub.stopping:
+                listener.send_away(4200, "This server stops")
+            hello = {"socket_id": self.id, "activity_timeout": self._limits.activity_timeout}
+            listener.say(frame("pusher:connection_established", encoded(hello).decode()))
+            parts = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+            try:
+                await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await stopped(parts)
+            for part in parts:
+                if not part.cancelled() and (error := part.exception()) and not isinstance(error, WebSocketDisconnect):
+                    raise error
+            return listener.leave or (1000, "")
+
+    async def _write(self) -> None:
+        pinged_at: float | None = None
+        while True:
+            for one in self._listener.taken():
+                if isinstance(one, str):
+                    await self._send(one)
+                    continue
+                message, channels = one
+                for channel in channels:
+                    await self._send(message.frame(channel))
+            if self._listener.leave is not None:
+                return
+            if pinged_at is not None and self._heard_at >= pinged_at:
+                pinged_at = None
+            asks_at = self._heard_at + self._limits.activity_timeout if pinged_at is None else pinged_at
+            if pinged_at is None and self._now() >= asks_at:
+                pinged_at = asks_at = self._now()
+                self._listener.say(frame("pusher:ping", "{}"))
+            elif pinged_at is not None and self._now() >= pinged_at + self._limits.pong_within:
+                self._listener.send_away(*NO_PONG)
+            due = asks_at
+            if pinged_at is not None:  # and look at times whether it was answered
+                due = min(pinged_at + self._limits.pong_within, self._now() + self._limits.activity_timeout)
+            await self._listener.wait(max(0.0, due - self._now()))
+
+    async def _send(self, text: str) -> None:
+        async with asyncio.timeout(SEND_SECONDS):
+            await self._socket.send_text(text)
+
+    async def _read(self) -> None:
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            self._heard_at = self._now()
+            text = message.get("text")
+            if text is None:
+                self._complain("Send text frames only")
+            elif len(text.encode()) > self._limits.message_bytes:
+                self._listener.send_away(*TOO_LARGE)
+                await asyncio.sleep(SEND_SECONDS)  # the writer ends us
+            else:
+                self._hear(text)
+
+    def _hear(self, text: str) -> None:
+        try:
+            said = from_json(text)
+        except ValueError:
+            said = None
+        match said:
+            case {"event": "pusher:ping"}:
+                self._listener.say(frame("pusher:pong", "{}"))
+            case {"event": "pusher:pong"}:
+                pass
+            case {"event": "pusher:subscribe", "data": {"channel": str() as channel} as data}:
+                self._subscribe(channel, data.get("auth"))
+            case {"event": "pusher:unsubscribe", "data": {"channel": str() as channel}}:
+                self._hub.unsubscribe(self._listener, channel)
+            case {"event": str() as event, "channel": str() as channel, "data": data} if event.startswith("client-"):
+                self._pass_on(event, channel, data)
+            case _:
+                self._complain("This message is not understood")
+
+    def _subscribe(self, channel: str, auth: Any) -> None:
+        joined = self._listener.channels
+        if channel in joined:
+            self._complain(f"Existing subscription to channel {channel}")
+        elif not NAME.fullmatch(channel) or channel.startswith(REFUSED_PREFIXES):
+            self._refuse(channel, "InvalidChannel", "There are no channels of this name or kind here", 400)
+        elif len(joined) >= self._limits.subscriptions:
+            self._refuse(channel, "LimitReached", f"A socket has {self._limits.subscriptions} channels at most", 4004)
+        elif channel.startswith(PRIVATE) and not self._may_join(channel, auth):
+            self._refuse(channel, "AuthError", "The signature is not one for this socket and channel", 401)
+        else:
+            self._listener.say(frame("pusher_internal:subscription_succeeded", "{}", channel))
+            self._hub.subscribe(self._listener, channel)
+
+    def _may_join(self, channel: str, auth: Any) -> bool:
+        return isinstance(auth, str) and may_join(self._app.key, self._app.secret, self.id, channel, auth)
+
+    def _pass_on(self, event: str, channel: str, data: Any) -> None:
+        second = int(self._now())
+        if len(event) > LONGEST_NAME or not channel.startswith(PRIVATE) or channel not in self._listener.channels:
+            self._complain("Client events are for private channels that the socket is subscribed to", 4301)
+        elif self._client_events[second] >= self._limits.client_events:
+            self._complain(f"At most {self._limits.client_events} client events in a second", 4301)
+        else:
+            self._client_events = Counter({second: self._client_events[second] + 1})
+            said = data if isinstance(data, str) else encoded(data).decode()
+            self._hub.publish(Message(self._app.tenant, event, [channel], said, not_to=self.id))
+
+    def _complain(self, why: str, code: int | None = None) -> None:
+        self._listener.say(_error(code, why))
+
+    def _refuse(self, channel: str, kind: str, why: str, status: int) -> None:
+        told = {"type": kind, "error": why, "status": status}
+        self._listener.say(encoded({"event": "pusher:subscription_error", "channel": channel, "data": told}).decode())
+
+
+def _error(code: int | None, why: str) -> str:
+    return encoded({"event": "pusher:error", "data": {"code": code, "message": why}}).decode()

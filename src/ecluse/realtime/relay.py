@@ -1,0 +1,251 @@
+"""Between replicas: which channels somebody listens to elsewhere, and the ephemeral events for those, and only those.
+
+Both travel by NOTIFY. What a replica's listeners want is also in a table, read in full every few seconds: a lost
+notice, a dead replica and a database that forgot its unlogged tables are all healed there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+
+import psycopg
+import structlog
+from pydantic_core import from_json
+
+from ecluse.db.connect import Connection, Pool, is_away, one_line
+from ecluse.realtime.channels import WHOLE_TENANT, encoded, fit
+from ecluse.realtime.hub import Hub, Key, Message
+
+log = structlog.get_logger(__name__)
+
+LIVE_CHANNEL, INTERESTS_CHANNEL = "ecluse_live", "ecluse_interests"
+GATHER_SECONDS = 0.02
+LOOK_SECONDS = 5.0
+LONGEST_QUEUE = 5_000
+LARGEST_NOTICE = 7_900  # bytes; PostgreSQL takes less than 8,000
+WRAPPING = 150  # of them
+CHANNELS_AT_ONCE = 10
+KEYS_AT_ONCE = 20
+
+BEAT = """
+INSERT INTO realtime_replicas (replica_id, seen_at) VALUES (%(replica)s, clock_timestamp())
+ON CONFLICT (replica_id) DO UPDATE SET seen_at = clock_timestamp()
+"""
+BURY = """
+DELETE FROM realtime_replicas WHERE replica_id IN (
+    SELECT replica_id FROM realtime_replicas WHERE seen_at < clock_timestamp() - interval '1 minute'
+    FOR UPDATE SKIP LOCKED)
+"""
+ALIVE = "seen_at > clock_timestamp() - interval '20 seconds'"
+READ = f"""
+SELECT replica_id, tenant_id, channel, listeners FROM realtime_interests JOIN realtime_replicas USING (replica_id)
+WHERE {ALIVE}
+"""  # noqa: S608 - our own words
+OCCUPIED = f"""
+SELECT channel, sum(listeners)::int FROM realtime_interests JOIN realtime_replicas USING (replica_id)
+WHERE {ALIVE} AND tenant_id = %s AND channel <> '{WHOLE_TENANT}' GROUP BY channel ORDER BY channel
+"""  # noqa: S608 - our own words
+# The row of the replica comes along: whoever was away for long finds it buried.
+PUT = f"""
+WITH me AS ({BEAT}),
+gone AS (
+    DELETE FROM realtime_interests i USING unnest(%(gone_tenants)s::text[], %(gone)s::text[]) AS g(tenant_id, channel)
+    WHERE i.replica_id = %(replica)s AND i.tenant_id = g.tenant_id AND i.channel = g.channel),
+put AS (
+    INSERT INTO realtime_interests (replica_id, tenant_id, channel, listeners)
+    SELECT %(replica)s, p.* FROM unnest(%(tenants)s::text[], %(channels)s::text[], %(listeners)s::int[]) AS p
+    ON CONFLICT (replica_id, tenant_id, channel) DO UPDATE SET listeners = excluded.listeners)
+SELECT pg_notify('{INTERESTS_CHANNEL}', notice) FROM unnest(%(notices)s::text[]) AS notice
+"""  # noqa: S608 - our own words
+PASS_ON = f"SELECT pg_notify('{LIVE_CHANNEL}', notice) FROM unnest(%s::text[]) AS notice"  # noqa: S608
+LEAVE = f"""
+WITH gone AS (DELETE FROM realtime_replicas WHERE replica_id = %s RETURNING 1)
+SELECT pg_notify('{INTERESTS_CHANNEL}', '') FROM gone
+"""  # noqa: S608 - our own words
+
+
+class Relay:
+    def __init__(self, pool: Pool, replica: str, hub: Hub, *, answers: bool) -> None:
+        """`answers`: clients can listen at this replica."""
+        self._pool, self._replica, self._hub, self._answers = pool, replica, hub, answers
+        self._elsewhere: dict[Key, set[str]] = {}
+        self._put: dict[Key, int] = {}  # our own, as they are in the table
+        self._looking: list[str] | None = None  # what was heard while the table was being read
+        self._queue: deque[Message] = deque()
+        self._count = 0
+        self._next_look = 0.0
+        self._wake = asyncio.Event()
+        self.looked = asyncio.Event()  # once, at least
+        hub.changed = self._wake.set
+        hub.onward.append(self)
+
+    def wants(self, tenant: str, channels: Sequence[str]) -> bool:
+        return any((tenant, channel) in self._elsewhere for channel in (*channels, WHOLE_TENANT))
+
+    def take(self, message: Message) -> None:
+        if len(self._queue) < LONGEST_QUEUE:
+            self._queue.append(message)
+            self._wake.set()
+        else:
+            self._hub.dropped["relay full"] += 1
+
+    def hear_live(self, notice: str) -> None:
+        if notice and (told := from_json(notice))["r"] != self._replica:
+            for one in told["m"]:
+                self._hub.deliver(Message(one["t"], one["e"], one["c"], one["d"], not_to=one["x"]))
+
+    def hear_interests(self, notice: str) -> None:
+        if not notice:  # somebody left, or we may have missed something
+            self._next_look = 0.0
+            self._wake.set()
+            return
+        if self._looking is not None:
+            self._looking.append(notice)
+        self._apply(notice)
+
+    def _apply(self, notice: str) -> None:
+        told = from_json(notice)
+        replica = told["r"]
+        if replica == self._replica:
+            return
+        for tenant, channel in told["+"]:
+            self._elsewhere.setdefault((tenant, channel), set()).add(replica)
+        for tenant, channel in told["-"]:
+            if replicas := self._elsewhere.get((tenant, channel)):
+                replicas.discard(replica)
+                if not replicas:
+                    del self._elsewhere[tenant, channel]
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            self._wake.clear()
+            try:
+                async with self._pool.connection() as connection:
+                    if clock() >= self._next_look:
+                        self._next_look = clock() + LOOK_SECONDS
+                        await self._look(connection)
+                    await self._put_interests(connection)
+                    await self._pass_on(connection)
+            except psycopg.Error as error:
+                if not is_away(error):
+                    raise
+                log.warning("realtime relay: database away", error=one_line(error))
+                self._hub.dropped["relay away"] += len(self._queue)
+                self._queue.clear()
+                self._next_look = 0.0
+                await asyncio.sleep(LOOK_SECONDS / 5)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._next_look - clock())):
+                    await self._wake.wait()
+                await asyncio.sleep(GATHER_SECONDS)
+
+    async def leave(self) -> None:
+        try:
+            async with self._pool.connection() as connection:
+                await connection.execute(LEAVE, (self._replica,))
+        except psycopg.Error as error:
+            log.warning("realtime relay: left without a word, the others will notice", error=one_line(error))
+
+    async def _look(self, connection: Connection) -> None:
+        if self._answers:
+            await connection.execute(BEAT, {"replica": self._replica})
+        await connection.execute(BURY)
+        self._looking = []
+        try:
+            rows = await (await connection.execute(READ)).fetchall()
+            self._elsewhere, self._put = {}, {}
+            for replica, tenant, channel, listeners in rows:
+                if replica == self._replica:
+                    self._put[tenant, channel] = listeners
+                else:
+                    self._elsewhere.setdefault((tenant, channel), set()).add(replica)
+            for notice in self._looking:
+                self._apply(notice)
+        finally:
+            self._looking = None
+        self.looked.set()
+
+    async def _put_interests(self, connection: Connection) -> None:
+        wanted = self._hub.counts()
+        if not self._answers or wanted == self._put:
+            return
+        changed = [(*key, count) for key, count in wanted.items() if self._put.get(key) != count]
+        gone = [key for key in self._put if key not in wanted]
+        tenants, channels, listeners = _columns(changed, 3)
+        gone_tenants, gone_channels = _columns(gone, 2)
+        await connection.execute(
+            PUT,
+            {
+                "replica": self._replica,
+                "tenants": tenants,
+                "channels": channels,
+                "listeners": listeners,
+                "gone_tenants": gone_tenants,
+                "gone": gone_channels,
+                "notices": list(self._notices([key for key in wanted if key not in self._put], gone)),
+            },
+        )
+        self._put = wanted
+
+    def _notices(self, new: Sequence[Key], gone: Sequence[Key]) -> Iterator[str]:
+        for sign, keys in (("+", new), ("-", gone)):
+            for start in range(0, len(keys), KEYS_AT_ONCE):
+                told = {"r": self._replica, "+": [], "-": [], sign: keys[start : start + KEYS_AT_ONCE]}
+                yield encoded(told).decode()
+
+    async def _pass_on(self, connection: Connection) -> None:
+        if self._queue:
+            messages, self._queue = self._queue, deque()
+            pieces = [piece for message in messages for piece in self._pieces(message)]
+            await connection.execute(PASS_ON, (list(self._packed(pieces)),))
+
+    def _pieces(self, message: Message) -> Iterator[str]:
+        channels = message.channels
+        if len(channels) > CHANNELS_AT_ONCE:
+            channels = [name for name in channels if (message.tenant, name) in self._elsewhere]
+        for start in range(0, max(len(channels), 1), CHANNELS_AT_ONCE):
+            yield in_a_notice(message, channels[start : start + CHANNELS_AT_ONCE])
+
+    def _packed(self, pieces: Iterable[str]) -> Iterator[str]:
+        """As few notices as possible. Each has a number: PostgreSQL takes two that are the same for one."""
+        together: list[str] = []
+        size = 0
+        for piece in pieces:
+            length = len(piece.encode()) + 1
+            if together and size + length > LARGEST_NOTICE - WRAPPING:
+                yield self._wrapped(together)
+                together, size = [], 0
+            together.append(piece)
+            size += length
+        if together:
+            yield self._wrapped(together)
+
+    def _wrapped(self, pieces: Sequence[str]) -> str:
+        self._count += 1
+        return f'{{"r":{encoded(self._replica).decode()},"n":{self._count},"m":[{",".join(pieces)}]}}'
+
+
+def in_a_notice(message: Message, channels: Sequence[str]) -> str:
+    """Shrunk, if it is too large for this way."""
+    told = {"t": message.tenant, "e": message.event, "c": channels, "d": message.data, "x": message.not_to}
+    most = LARGEST_NOTICE - WRAPPING - 1
+    limit = most - len(encoded({**told, "d": ""}))
+    while len(piece := encoded(told)) > most:
+        payload = message.payload
+        told["d"] = fit(payload if isinstance(payload, dict) else {"data": str(payload)}, max(limit, 18)).decode()
+        limit = limit * 3 // 4  # text within text has its quotes marked: it is longer there
+    return piece.decode()
+
+
+def _columns(rows: Sequence[Sequence[object]], count: int) -> list[list[object]]:
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(count)]
+
+
+async def occupied(connection: Connection, tenant: str) -> dict[str, int]:
+    """How many listen to which channel of this tenant, at all replicas."""
+    return dict(await (await connection.execute(OCCUPIED, (tenant,))).fetchall())

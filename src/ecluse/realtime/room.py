@@ -1,0 +1,113 @@
+"""Realtime put together, one per process: the hub, what passes events on, the sockets' server, hosted Pusher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import psycopg
+import structlog
+
+from ecluse.base.tasks import stopped
+from ecluse.db.connect import Pool
+from ecluse.db.listen import Hear, listen
+from ecluse.engine import EVENTS_CHANNEL, Sink
+from ecluse.realtime import apps
+from ecluse.realtime.apps import Apps, Vault
+from ecluse.realtime.hosted import TENANT as HOSTED_TENANT
+from ecluse.realtime.hosted import Hosted, HostedApp
+from ecluse.realtime.hub import DISABLED, LARGEST_PAYLOAD, Hub
+from ecluse.realtime.pusher_server import PusherServer
+from ecluse.realtime.relay import INTERESTS_CHANNEL, LIVE_CHANNEL, Relay
+from ecluse.realtime.tail import Tail
+
+log = structlog.get_logger(__name__)
+AGAIN_SECONDS = 1.0
+SHUT_SECONDS = 10.0
+
+DRY_RUN = "PUSHER_DRY_RUN is set: nothing is sent to anybody."
+NO_KEY = "There is no key to seal the app's secret with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
+ELSEWHERE = "This tenant's events go to hosted Pusher: connect there."
+
+__all__ = ["HostedApp", "Realtime"]
+
+
+class Realtime:
+    def __init__(
+        self,
+        vault: Vault | None,
+        *,
+        private: bool = True,
+        largest: int = LARGEST_PAYLOAD,
+        dry_run: bool = False,
+        hosted: HostedApp | None = None,
+    ) -> None:
+        self.vault, self.dry_run = vault, dry_run
+        self.hosted = None if dry_run else hosted
+        self.hub = Hub(private=private, largest=largest)
+        self.apps = None if vault is None else Apps(vault)
+        self.pusher = PusherServer(self.hub, self.apps, self.why_no_sockets)
+        self._hosted = None if self.hosted is None else Hosted(self.hosted, self.hub, lambda: datetime.now(UTC))
+        self.tail: Tail | None = None
+
+    @property
+    def sinks(self) -> list[Sink]:
+        return [] if self._hosted is None else [self._hosted.sink]
+
+    def hosted_for(self, tenant: str) -> HostedApp | None:
+        return self.hosted if tenant == HOSTED_TENANT else None
+
+    def why_off(self, tenant: str) -> str | None:
+        """Why this tenant's clients get nothing by the Pusher protocol; None: they do."""
+        if self.dry_run:
+            return DRY_RUN
+        return NO_KEY if self.vault is None and self.hosted_for(tenant) is None else None
+
+    def why_no_sockets(self, tenant: str) -> str | None:
+        return self.why_off(tenant) or (ELSEWHERE if self.hosted_for(tenant) else None)
+
+    @asynccontextmanager
+    async def serving(self, dsn: str, pool: Pool, replica: str, *, answers: bool) -> AsyncIterator[None]:
+        """`answers`: clients can come here; otherwise only what happens here is told elsewhere."""
+        relay = Relay(pool, replica, self.hub, answers=answers)
+        jobs = {"relay": relay.run}
+        channels: dict[str, Hear] = {INTERESTS_CHANNEL: relay.hear_interests}
+        if answers:
+            self.tail = tail = Tail(pool, self.hub)
+            await tail.start()
+            jobs |= {"tail": tail.run, "shutter": lambda: self._send_the_disabled_away(pool)}
+            channels |= {LIVE_CHANNEL: relay.hear_live, EVENTS_CHANNEL: lambda _: tail.hint.set()}
+        jobs["listener"] = lambda: listen(dsn, channels)
+        if self._hosted is not None:
+            jobs["hosted"] = self._hosted.run
+        tasks = [
+            asyncio.create_task(_again_and_again(name, job), name=f"realtime {name}") for name, job in jobs.items()
+        ]
+        try:
+            yield
+        finally:
+            await stopped(tasks)
+            await relay.leave()
+
+    async def _send_the_disabled_away(self, pool: Pool) -> None:
+        while True:
+            await asyncio.sleep(SHUT_SECONDS)
+            if here := sorted({listener.tenant for listener in self.hub.listeners}):
+                async with pool.connection() as connection:
+                    disabled = await apps.shut(connection, here)
+                for listener in self.hub.listeners:
+                    if listener.tenant in disabled:
+                        listener.send_away(*DISABLED)
+
+
+async def _again_and_again(name: str, job: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await job()
+        except psycopg.OperationalError as error:
+            log.warning("realtime: database away", part=name, error=str(error).strip())
+        except Exception:  # runs must not feel that realtime is broken, and it may be better in a moment
+            log.exception("realtime: a part failed and begins anew", part=name)
+        await asyncio.sleep(AGAIN_SECONDS)

@@ -1,0 +1,61 @@
+"""Durable events: each replica that answers reads what was published, from the end as it found it, and hands it to
+whoever listens here. A notification only wakes it; it looks every second anyway."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import psycopg
+import structlog
+
+from ecluse.db.connect import Pool, is_away, one_line
+from ecluse.engine import read_published
+from ecluse.realtime.hub import Hub
+
+log = structlog.get_logger(__name__)
+POLL_SECONDS = 1.0
+NEWEST = "SELECT coalesce(max(published_seq), 0) FROM events_outbox"
+
+
+class Tail:
+    def __init__(self, pool: Pool, hub: Hub) -> None:
+        self._pool, self._hub = pool, hub
+        self.hint = asyncio.Event()
+        self.at = 0  # all up to here was handed on
+
+    async def start(self) -> None:
+        self.at = await self._newest()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.hint.clear()
+            try:
+                while await self._read_on():
+                    pass
+            except psycopg.Error as error:
+                if not is_away(error):
+                    raise
+                log.warning("reading published events: database away", error=one_line(error))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self.hint.wait()
+
+    async def _read_on(self) -> bool:
+        if not self._hub.listeners:
+            newest = await self._newest()
+            if not self._hub.listeners:  # who came meanwhile gets what was published meanwhile
+                self.at = newest
+                return False
+        async with self._pool.connection() as connection:
+            events = await read_published(connection, self.at)
+        for event in events:
+            self._hub.tell_durable(event)
+            self.at = event.seq or self.at
+        return bool(events)
+
+    async def _newest(self) -> int:
+        async with self._pool.connection() as connection:
+            row = await (await connection.execute(NEWEST)).fetchone()
+        return int(row[0]) if row else 0

@@ -1,0 +1,142 @@
+"""The hub and the relay by themselves: slow listeners, order, and what goes between replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+
+from ecluse.engine import Live, PublishedEvent
+from ecluse.realtime import hub as hubs
+from ecluse.realtime.hub import Hub, Listener, Message
+from ecluse.realtime.relay import LARGEST_NOTICE, WRAPPING, in_a_notice
+
+
+def event(seq, event_type="transcription.completed", **payload):
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    return PublishedEvent(seq, "t", f"k{seq}", event_type, "fiche:1", "c", "test", at, payload, seq)
+
+
+def taken(listener):
+    return [one[0] for one in listener.taken() if not isinstance(one, str)]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(hubs, "LONGEST_QUEUE", 3)
+
+
+async def test_a_slow_listener_loses_what_is_ephemeral_and_nobody_else_does(small):
+    hub = Hub()
+    with hub.listening(Listener("t", "sse")) as slow, hub.listening(Listener("t", "sse")) as quick:
+        for listener in (slow, quick):
+            hub.subscribe(listener, "private-fiche-1")
+        heard = []
+        for n in range(6):
+            hub.tell([Live("t", "x.y", {"fiche_id": "1", "n": n})])
+            heard += [message.payload["n"] for message in taken(quick)]
+        assert heard == list(range(6))
+        assert [message.payload["n"] for message in taken(slow)] == [0, 1, 2]
+        assert slow.leave is None
+        assert (hub.delivered["sse"], hub.dropped["too slow"]) == (9, 3)
+
+
+async def test_a_listener_that_would_lose_what_is_durable_is_sent_away_to_come_back_for_it(small):
+    hub = Hub()
+    with hub.listening(Listener("t", "websocket")) as slow:
+        hub.subscribe(slow, "private-fiche-1")
+        for seq in range(1, 6):
+            hub.tell_durable(event(seq, fiche_id="1"))
+        assert slow.leave is not None
+        assert slow.leave[0] == 4100
+        assert [message.seq for message in taken(slow)] == [1, 2, 3], "without a gap"
+
+
+async def test_after_leaving_nothing_of_a_listener_is_left():
+    hub = Hub()
+    with hub.listening(Listener("t", "sse")) as one:
+        hub.subscribe(one, "a")
+        hub.subscribe(one, "b")
+        hub.unsubscribe(one, "b")
+        hub.unsubscribe(one, "never")
+        assert hub.counts() == {("t", "a"): 1}
+        assert hub.connections() == {"sse": 1}
+    assert hub.counts() == {}
+    assert not hub.listeners
+
+
+@pytest.mark.req("ENG-70")
+async def test_telling_never_raises_whatever_it_is():
+    hub = Hub()
+    circle: dict[str, object] = {"fiche_id": "1"}
+    circle["self"] = circle
+    with hub.listening(Listener("t", "sse")) as one:
+        hub.subscribe(one, "private-fiche-1")
+        hub.tell([Live("t", "a" * 5_000, circle), Live("t", "b.c", {"fiche_id": "1", "text": "\ud800", "o": object()})])
+        assert [message.payload["fiche_id"] for message in taken(one)] == ["1", "1"]
+
+
+async def test_an_event_that_nobody_listens_to_is_not_even_written_down():
+    class Counting(dict):
+        read = 0
+
+        def items(self):
+            Counting.read += 1
+            return super().items()
+
+    hub = Hub()
+    hub.tell([Live("t", "x.y", Counting(fiche_id="1", text="x" * 20_000))])
+    assert (Counting.read, sum(hub.delivered.values())) == (0, 0)
+
+
+@pytest.mark.req("ENG-73")
+@pytest.mark.parametrize("text", ["x", '"', "\\", "é", "\x01", "\U0001f600"])
+def test_what_goes_between_replicas_fits_into_a_notice(text):
+    payload = {"fiche_id": "1", "status": "running", "text": text * 8_900}
+    data = json.dumps(payload, ensure_ascii=False)
+    channels = [f"private-fiche-{'x' * 180}{n}" for n in range(10)]
+    piece = in_a_notice(Message("t" * 100, "e" * 200, channels, data), channels)
+    assert len(piece.encode()) + WRAPPING <= LARGEST_NOTICE
+    told = json.loads(json.loads(piece)["d"])
+    assert (told["fiche_id"], told["status"], told["truncated"]) == ("1", "running", True)
+
+
+async def test_drained_is_when_all_have_gone_or_time_is_up():
+    hub = Hub()
+
+    async def polite():
+        with hub.listening(Listener("t", "sse")) as one:
+            while one.leave is None:
+                await one.wait(30)
+
+    going = [asyncio.create_task(polite()) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert len(hub.listeners) == 3
+    await hub.drain(30)
+    assert hub.stopping
+    assert not hub.listeners
+    await asyncio.gather(*going)
+    with hub.listening(Listener("t", "sse")):
+        await hub.drain(0.01)
+
+
+def test_apps_made_at_the_same_time_are_one(dsn):
+    from ecluse.access.secrets import Secrets
+    from ecluse.realtime.apps import app_of
+
+    async def make():
+        vault = Secrets(bytes(32))
+
+        async def one():
+            async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+                return await app_of(connection, vault, "default")
+
+        return await asyncio.gather(*[one() for _ in range(5)])
+
+    found = asyncio.run(make())
+    assert len({(app.app_id, app.key, app.secret) for app in found}) == 1
+    assert found[0].app_id.isdecimal()
+    assert found[0].secret not in repr(found[0]).replace(found[0].key, "")

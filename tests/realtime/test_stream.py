@@ -1,0 +1,120 @@
+"""`GET /api/events`: live, and what was missed."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from ecluse.api import events
+from tests.api.conftest import FLOW, new_key, serving
+from tests.realtime.clients import wait_for
+from tests.realtime.conftest import publish, tell
+
+
+@pytest.mark.req("ENG-71")
+def test_a_stream_of_a_channel_has_its_events_each_once_with_their_ids(live, live_dsn, stream):
+    one = stream(live, "private-fiche-401")
+    assert one.headers["Content-Type"].startswith("text/event-stream")
+    tell(live, "transcription.progress", {"fiche_id": "401", "run_id": "9", "processed": 1})
+    live_one = one.next()
+    assert (live_one["id"], live_one["name"]) == (None, "transcription.progress")
+    assert live_one["payload"] == {"fiche_id": "401", "run_id": "9", "processed": 1}
+    assert live_one["channels"] == ["private-fiche-401", "private-run-9"]
+
+    publish(live_dsn, "transcription.completed", {"fiche_id": "999"})
+    publish(live_dsn, "fiche/transcribed", {"fiche_id": "401"})
+    seq = publish(live_dsn, "transcription.completed", {"fiche_id": "401"})
+    durable = one.next()
+    assert (durable["id"], durable["name"]) == (str(seq), "transcription.completed")
+    assert durable["event_key"].startswith("transcription.completed-")
+    assert (durable["aggregate"], durable["correlation_id"]) == ("fiche:1", "test")
+    assert durable["event_id"].isdecimal()
+
+
+def test_who_listens_to_several_channels_of_an_event_gets_it_once(live, stream):
+    run_id = live.post("/api/runs", {"flow": "test", "key": "several"}).json["run_id"]
+    one = stream(live, "private-fiche-402", f"private-run-{run_id}")
+    tell(live, "transcription.progress", {"fiche_id": "402", "run_id": run_id, "n": 1})
+    tell(live, "transcription.progress", {"fiche_id": "402", "run_id": run_id, "n": 2})
+    assert [told["payload"]["n"] for told in one.heard(2)] == [1, 2]
+
+
+@pytest.mark.req("G-81")
+def test_a_stream_of_the_tenant_has_everything_of_it_and_nothing_of_another(live, rival, live_dsn, stream):
+    ours, theirs = stream(live), stream(rival)
+    for tenant in ("default", "rival"):
+        publish(live_dsn, "fiche/transcribed", {"fiche_id": "403", "whose": tenant}, tenant)
+        tell(live, "transcription.progress", {"whose": tenant}, tenant)
+        publish(live_dsn, "test/completed", {"whose": tenant}, tenant)
+    for one, tenant in ((ours, "default"), (theirs, "rival")):
+        heard = one.heard(3)
+        assert {told["name"] for told in heard} == {"fiche/transcribed", "transcription.progress", "test/completed"}
+        assert {told["payload"]["whose"] for told in heard} == {tenant}
+
+
+def test_whoever_comes_back_gets_what_was_missed_once_and_in_order(live, live_dsn, stream, monkeypatch):
+    monkeypatch.setattr(events, "PAGE", 3)
+    one = stream(live, "private-fiche-404")
+    publish(live_dsn, "transcription.progress", {"fiche_id": "404", "n": 0})
+    assert one.next()["payload"]["n"] == 0
+    one.close()
+    for n in range(1, 11):
+        publish(live_dsn, "transcription.progress", {"fiche_id": "404", "n": n})
+        publish(live_dsn, "transcription.progress", {"fiche_id": "405", "n": -n})
+    again = stream(live, "private-fiche-404", last=one.last_id)
+    assert [told["payload"]["n"] for told in again.heard(10)] == list(range(1, 11))
+    publish(live_dsn, "transcription.progress", {"fiche_id": "404", "n": 11})
+    tell(live, "transcription.progress", {"fiche_id": "404", "n": 12})
+    assert sorted(told["payload"]["n"] for told in again.heard(2)) == [11, 12]
+
+
+def test_whoever_was_cut_off_before_the_first_event_comes_back_to_it(live, live_dsn, stream):
+    one = stream(live, "private-fiche-406")
+    one.close()
+    assert one.last_id is not None
+    publish(live_dsn, "transcription.completed", {"fiche_id": "406"})
+    assert stream(live, "private-fiche-406", last=one.last_id).next()["payload"] == {"fiche_id": "406"}
+
+
+def test_it_goes_on_at_another_replica(live, replica, live_dsn, stream):
+    one = stream(live, "private-fiche-407")
+    seq = publish(live_dsn, "transcription.started", {"fiche_id": "407"})
+    assert one.next()["id"] == str(seq)
+    one.close()
+    publish(live_dsn, "transcription.completed", {"fiche_id": "407"})
+    assert stream(replica, "private-fiche-407", last=one.last_id).next()["name"] == "transcription.completed"
+
+
+@pytest.mark.parametrize("last", ["x", "-1", "9" * 25, "1.5"])
+def test_an_id_that_no_event_has_is_refused(live, stream, last):
+    refused = stream(live, last=last)
+    assert (refused.status, refused.error["code"]) == (422, "INVALID_INPUT")
+
+
+@pytest.mark.req("ENG-72")
+def test_with_public_channels_the_right_is_asked_for_all_the_same(dsn, stream):
+    with serving(dsn, FLOW, PUSHER_USE_PRIVATE_CHANNELS=False) as client:
+        server = client.with_key(new_key(dsn))
+        for name in ("fiche-7", "private-fiche-7"):
+            one = stream(server, name)
+            tell(server, "transcription.progress", {"fiche_id": "7"})
+            assert one.next()["channels"] == ["fiche-7"]
+            one.close()
+        assert stream(server, "run-7").status == 403
+
+
+def test_a_key_that_is_revoked_loses_its_stream(dsn, stream, monkeypatch):
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
+    with serving(dsn, FLOW) as client:
+        one = stream(client.with_key(new_key(dsn)))
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("UPDATE api_keys SET revoked_at = ecluse_now()")
+        wait_for(lambda: one.ended)
+
+
+def test_a_dry_run_leaves_what_is_read_by_http_alone(dsn, stream):
+    with serving(dsn, FLOW, PUSHER_DRY_RUN=True) as client:
+        server = client.with_key(new_key(dsn))
+        one = stream(server)
+        publish(dsn, "transcription.completed", {"fiche_id": "1"})
+        assert one.next()["name"] == "transcription.completed"
