@@ -18,9 +18,10 @@ from ecluse.access import envelope
 from ecluse.api import health
 from ecluse.api.metrics import CountRequests, Metrics
 from ecluse.base.errors import SetUpError
-from ecluse.bootstrap import Database, bootstrap, open_secrets
+from ecluse.bootstrap import Database, bootstrap, notify_setup, open_secrets
 from ecluse.engine import ROLES, Flow, Kit, Role
 from ecluse.settings import Settings
+from ecluse.vendors.guarded import GuardedHttp
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +35,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.kit = kit = bootstrap(settings, database.dsn, flows, roles)
+        app.state.kit = kit = bootstrap(settings, database.dsn, flows, roles, app.state.secrets)
         await kit.start()
         app.state.metrics.kit = kit
         watch = asyncio.create_task(_watch(database))
@@ -49,6 +50,8 @@ def create_app(
 
     app = FastAPI(title="Ecluse", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.secrets = open_secrets(settings, database)
+    app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
+    app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
     envelope.install(app)
     if "api" in roles:
         api.mount(app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import http.client
 import json
 import socket
@@ -18,6 +19,7 @@ import psycopg
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from pydantic import SecretStr
 
 from ecluse.access import keys
 from ecluse.app import create_app
@@ -28,6 +30,7 @@ from tests.conftest import new_database
 from tests.engine.flows import flow, stage
 
 FLOW = flow(stage())
+SEALING = Settings(ECLUSE_SECRET_KEY=SecretStr(base64.b64encode(bytes(32)).decode()))
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,10 @@ class Client:
 
 
 @contextmanager
-def serving(dsn: str, *flows: Flow, roles: frozenset[Any] = frozenset({"api"})) -> Iterator[Client]:
-    app = create_app(Settings(), Database(dsn, None), flows, roles)
+def serving(
+    dsn: str, *flows: Flow, roles: frozenset[Any] = frozenset({"api"}), settings: Settings = SEALING
+) -> Iterator[Client]:
+    app = create_app(settings, Database(dsn, None), flows, roles)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ecluse.access.keys import Keys
-from ecluse.api import leases, me, outcomes, runs
+from ecluse.api import leases, me, notifications, outcomes, runs
 from ecluse.db.connect import pool
 from ecluse.db.reads import READ_OPTIONS, Reads
 from ecluse.engine import Kit
@@ -21,7 +21,7 @@ READERS = 4
 
 
 def mount(app: FastAPI) -> None:
-    for part in (me, runs, outcomes, leases, fiches):
+    for part in (me, runs, outcomes, leases, fiches, notifications):
         app.router.routes += part.routes.routes  # flat: an included router would be looked through per request
 
     def described() -> dict[str, Any]:
