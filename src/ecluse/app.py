@@ -25,6 +25,7 @@ from ecluse.bootstrap import (
     Database,
     bootstrap,
     lacking,
+    notify_setup,
     open_realtime,
     open_secrets,
     trace_files,
@@ -33,6 +34,7 @@ from ecluse.bootstrap import (
 from ecluse.engine import ROLES, Flow, Kit, Role
 from ecluse.realtime.hub import Hub
 from ecluse.settings import Settings
+from ecluse.vendors.guarded import GuardedHttp
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +50,13 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.kit = kit = bootstrap(
-            settings, database.dsn, flows, roles, live=realtime.hub.tell, sinks=realtime.sinks
+            settings,
+            database.dsn,
+            flows,
+            roles,
+            secrets=app.state.secrets,
+            live=realtime.hub.tell,
+            sinks=realtime.sinks,
         )
         files = trace_files(settings, kit.clock)
         trace.listeners.extend(files)
@@ -76,6 +84,8 @@ def create_app(
     app.state.secrets = open_secrets(settings, database)
     app.state.transcriptions = transcription_config(settings)
     app.state.realtime = realtime = open_realtime(settings, app.state.secrets)
+    app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
+    app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
     envelope.install(app)
     if "api" in roles:
         api.mount(app)

@@ -20,12 +20,14 @@ from ecluse.base.trace_files import TraceFiles
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
 from ecluse.engine import ROLES, Flow, Role, Rules, Sink, Tell
+from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
     from ecluse.access.secrets import Secrets
     from ecluse.engine import Kit
     from ecluse.flows.transcriptions.config import Config
+    from ecluse.notify.work import Setup
     from ecluse.realtime.room import Realtime
 
 log = structlog.get_logger(__name__)
@@ -130,7 +132,7 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
     """Those in the box, then the others."""
     names = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
     flows = {name: _load_flow(name) for name in (*names, *extra)}
-    box = [_transcription(settings)]
+    box = [_transcription(settings), _notifications()]
     known = Counter(flow.name for flow in (*box, *flows.values()))
     if twice := sorted(name for name, count in known.items() if count > 1):
         raise SetUpError(f"Two flows are called {', '.join(twice)}: load only one of them ({', '.join(flows)}).")
@@ -188,23 +190,58 @@ def open_realtime(settings: Settings, secrets: Secrets | None) -> Realtime:
     )
 
 
+def _notifications() -> Flow:
+    from ecluse.notify.flow import FLOW
+
+    return FLOW
+
+
+def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup:
+    from ecluse.notify.work import Setup, Smtp  # only servers tell anybody
+
+    smtp = None
+    if settings.SMTP_HOST and settings.MAIL_FROM:
+        smtp = Smtp(
+            settings.SMTP_HOST,
+            settings.SMTP_PORT,
+            settings.MAIL_FROM,
+            username=settings.SMTP_USERNAME,
+            password=settings.SMTP_PASSWORD.get_secret_value() if settings.SMTP_PASSWORD else None,
+            starttls={"auto": None, "always": True, "never": False}[settings.SMTP_STARTTLS],
+            tls=settings.SMTP_TLS,
+            timeout=settings.SMTP_TIMEOUT_SECONDS,
+        )
+    return Setup(
+        dsn,
+        read_secret=secrets.get if secrets else None,
+        allowed_networks=tuple(settings.allowed_networks),
+        webhook_timeout=settings.ECLUSE_WEBHOOK_TIMEOUT_SECONDS,
+        smtp=smtp,
+        public_url=settings.ECLUSE_PUBLIC_URL,
+    )
+
+
 def bootstrap(
     settings: Settings,
     dsn: str,
     flows: Sequence[Flow],
     roles: frozenset[Role] = ROLES,
     *,
+    secrets: Secrets | None = None,
     live: Tell = lambda _: None,
     sinks: Sequence[Sink] = (),
 ) -> Kit:
     from ecluse.engine import Kit  # here, because commands that start no engine should not wait for it
+    from ecluse.notify.dispatch import dispatch
+    from ecluse.notify.flow import working
 
-    return Kit(
+    setup = notify_setup(settings, dsn, secrets)
+    kit = Kit(
         dsn=dsn,
-        flows=flows,
-        roles=roles,
+        flows=[working(setup) if flow.name == NOTIFICATIONS else flow for flow in flows],
+        sinks=[lambda events: dispatch(kit.pool, events), *sinks],
         live=live,
-        sinks=sinks,
+        roles=roles,
         hands=settings.ECLUSE_HANDS,
         chunk=settings.AUTOMATION_SEND_EVENT_CHUNK_SIZE,
         beat=settings.ECLUSE_HEARTBEAT_SECONDS,
@@ -215,3 +252,4 @@ def bootstrap(
             catch_up_within=timedelta(hours=settings.ECLUSE_CATCH_UP_HOURS),
         ),
     )
+    return kit

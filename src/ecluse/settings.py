@@ -6,6 +6,7 @@ it, with a warning. Unknown variables are none of our business.
 
 from __future__ import annotations
 
+import re
 import sys
 from ipaddress import ip_network
 from pathlib import Path
@@ -18,6 +19,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ecluse.base.errors import SetUpError
 
 log = structlog.get_logger(__name__)
+
+SENDER = re.compile(r"([^<>@\x00-\x1f\x7f]+ )?<[!-;=?A-~]+@[!-;=?A-~]+>|[!-;=?A-~]+@[!-;=?A-~]+")
 
 
 def _at_least(minimum: float) -> Any:
@@ -42,6 +45,12 @@ def _networks(value: str) -> str:
 
 def _listed(value: str) -> list[str]:
     return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _sender(value: str) -> str:
+    if not SENDER.fullmatch(value):
+        raise ValueError("this is no mail address, such as Ecluse <ecluse@example.com>")
+    return value
 
 
 class Settings(BaseSettings):
@@ -145,6 +154,26 @@ class Settings(BaseSettings):
         "",
         description="Networks that URLs of users (webhooks, recordings) may reach although they are private: "
         "`10.1.0.0/16`, several separated by commas. Any port goes there; elsewhere only 80 and 443.",
+    )
+    ECLUSE_PUBLIC_URL: str | None = Field(
+        None, description="Where people reach this server, for the links in mails. Unset: no links."
+    )
+    ECLUSE_WEBHOOK_TIMEOUT_SECONDS: Annotated[float, _at_least(1)] = Field(
+        15.0, le=60, description="How long the receiver of a webhook may take to answer. Minimum 1, at most 60."
+    )
+    MAIL_FROM: Annotated[str, AfterValidator(_sender)] | None = Field(
+        None, description="Sender of the mails, as `Ecluse <ecluse@example.com>`."
+    )
+    SMTP_HOST: str | None = Field(None, description="Server that takes our mails. Unset, or no `MAIL_FROM`: no mail.")
+    SMTP_PORT: Annotated[int, _at_least(1)] = Field(587, le=65535, description="Its port.")
+    SMTP_USERNAME: str | None = Field(None, description="To log in with. Unset: no log-in.")
+    SMTP_PASSWORD: SecretStr | None = Field(None, description="The password of that user.")
+    SMTP_STARTTLS: Literal["auto", "always", "never"] = Field(
+        "auto", description="Encrypt once connected: where the server offers it, or not without it, or never."
+    )
+    SMTP_TLS: bool = Field(False, description="Encrypt from the first byte (port 465) instead.")
+    SMTP_TIMEOUT_SECONDS: Annotated[float, _at_least(1)] = Field(
+        30.0, le=40, description="How long the mail server may take for each answer. Minimum 1, at most 40."
     )
     INNGEST_SERVER_REPLICAS: Annotated[int, _at_least(1)] | None = Field(
         None, description="Number of replicas that concurrency defaults are computed for; before `SERVER_REPLICAS`."

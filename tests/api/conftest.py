@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 from fastapi import FastAPI
+from pydantic import SecretStr
 
 from ecluse.access import keys
 from ecluse.app import Server, create_app
@@ -29,6 +30,7 @@ from tests.engine.flows import flow, stage
 
 FLOW = flow(stage())
 SECRET_KEY = base64.b64encode(bytes(range(32))).decode()
+SEALING = Settings(ECLUSE_SECRET_KEY=SecretStr(SECRET_KEY))
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,14 @@ class Client:
 
 @contextmanager
 def serving(
-    dsn: str, *flows: Flow, roles: frozenset[Any] = frozenset({"api"}), port: int = 0, **knobs: Any
+    dsn: str,
+    *flows: Flow,
+    roles: frozenset[Any] = frozenset({"api"}),
+    port: int = 0,
+    settings: Settings = SEALING,
+    **knobs: Any,
 ) -> Iterator[Client]:
-    given = Settings(**({"ECLUSE_SECRET_KEY": SECRET_KEY} | knobs))
+    given = Settings(**({"ECLUSE_SECRET_KEY": SECRET_KEY} | knobs)) if knobs else settings
     app = create_app(given, Database(dsn, None), [*load_flows(given), *flows], roles)
     listener = socket.create_server(("127.0.0.1", port), reuse_port=True)
     server = Server(app)

@@ -3,6 +3,7 @@ permission that the route declares, and a route that declares none must be one o
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 from datetime import timedelta
@@ -12,10 +13,11 @@ import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from ecluse.access.permissions import PERMISSIONS, ROLES
+from ecluse.access.secrets import Secrets
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
-from ecluse.settings import Settings
-from tests.api.conftest import FLOW, SECRET_KEY, add_tenant, new_key
+from ecluse.notify.rules import new_secret
+from tests.api.conftest import FLOW, SEALING, add_tenant, new_key
 
 PUBLIC = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 # What a caller gets here depends on the channel: tests/realtime/test_channel_rights.py has that table.
@@ -38,6 +40,8 @@ BODIES = {
     "/api/runs/{run_id}/end": {"reason": "matrix"},
     "/api/leases/release": {"key": "fiche:7", "reason": "matrix"},
     "/api/transcriptions/batch": {"fiche_ids": ["100000001"]},
+    "/api/notifications/endpoints": {"kind": "webhook", "url": "https://8.8.8.8/", "events": ["*"]},
+    "/api/notifications/endpoints/{endpoint_id}": {"description": "matrix"},
 }
 # A number that one tenant has may be another's, too: whoever asks for it gets a run of his own.
 EVERYBODYS = {"/api/transcriptions/{fiche_id}": "/api/transcriptions/100000001"}
@@ -58,6 +62,21 @@ r AS (
 INSERT INTO fiche_cache_information (fiche_cache_id, attribution_user_id, updated_at)
 SELECT id, '7', ecluse_now() FROM f
 """
+# One number for all of them: whatever a path asks for is there.
+TOLD = """
+WITH made AS (
+    INSERT INTO notification_endpoints (id, tenant_id, kind, url, events, created_at, updated_at)
+    OVERRIDING SYSTEM VALUE VALUES (%(id)s, 'default', 'webhook', 'https://8.8.8.8/', '{*}', ecluse_now(), ecluse_now())
+    ON CONFLICT DO NOTHING)
+INSERT INTO deliveries (run_id, tenant_id, endpoint_id, kind, recipient, event_key, event_type, message, created_at)
+VALUES (%(id)s, 'default', %(id)s, 'webhook', 'https://8.8.8.8/', gen_random_uuid(), 'ping', '{}', ecluse_now())
+ON CONFLICT (run_id) DO UPDATE SET event_key = excluded.event_key
+"""
+
+
+async def seal(dsn, name):
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        await Secrets(bytes(32)).put(connection, "default", name, new_secret())
 
 
 @pytest.fixture(scope="module")
@@ -83,18 +102,22 @@ def callers(shared_dsn):
 
 @pytest.fixture
 def something(shared_api, shared_dsn):
-    """An open run, a fiche and a held lease, whatever was ended and released before."""
+    """An open run, a fiche, a held lease, an endpoint and a delivery, whatever was ended and deleted before."""
     fences = itertools.count(1)
+    with psycopg.connect(shared_dsn, autocommit=True) as connection:
+        connection.execute("ALTER SEQUENCE notification_endpoints_id_seq RESTART 1000000")  # ours are runs' numbers
 
-    def make() -> str:
-        with psycopg.connect(shared_dsn, autocommit=True) as connection:
+        def make() -> str:
             if connection.execute("SELECT 1 WHERE NOT EXISTS (SELECT FROM leases WHERE ended_at IS NULL)").fetchone():
                 connection.execute(HOLD, (next(fences),))
-            run_id = shared_api.post("/api/runs", {"flow": "test", "key": "matrix"}).json["run_id"]
-            connection.execute(FICHE, {"id": run_id})
-        return run_id
+            run = shared_api.post("/api/runs", {"flow": "test", "key": "matrix"}).json["run_id"]
+            connection.execute(TOLD, {"id": int(run)})
+            if not connection.execute("SELECT 1 FROM secrets WHERE name = %s", (f"webhook:{run}",)).fetchone():
+                asyncio.run(seal(shared_dsn, f"webhook:{run}"))
+            connection.execute(FICHE, {"id": run})
+            return run
 
-    return make
+        yield make
 
 
 def table(app):
@@ -127,7 +150,7 @@ def test_every_route_answers_every_caller_as_its_permission_says(shared_api, cal
             continue
         for who in CALLERS:
             address = EVERYBODYS.get(path, re.sub(r"\{\w+\}", something(), path))
-            body = BODIES.get(path, {}) if method == "POST" else None
+            body = BODIES.get(path, {}) if method in ("POST", "PATCH") else None
             answer = shared_api.with_key(callers[who]).ask(method, address, body)
             wanted = {405} if route is None else expected(who, path, route)
             cells += 1
@@ -190,8 +213,7 @@ def test_an_authorization_that_is_none_of_ours_is_refused(shared_api, header):
 
 
 def test_a_process_without_the_api_role_has_only_the_public_routes(shared_dsn):
-    given = Settings(ECLUSE_SECRET_KEY=SECRET_KEY)
-    app = create_app(given, Database(shared_dsn, None), [FLOW], frozenset({"worker"}))
+    app = create_app(SEALING, Database(shared_dsn, None), [FLOW], frozenset({"worker"}))
     assert {path for _, path, _ in table(app)} <= PUBLIC
 
 

@@ -44,6 +44,8 @@ COMMANDS = [
     ("leases",),
     ("leases", "list"),
     ("leases", "release"),
+    ("notifications",),
+    *(("notifications", name) for name in ("endpoints", "deliveries", "redeliver")),
     ("schedules",),
     *(("schedules", name) for name in ("create", "list", "show", "preview", "enable", "disable", "delete", "run")),
     ("fiches",),
@@ -69,9 +71,8 @@ def test_every_command_explains_itself_without_a_database(bare, command):
 
 
 def test_the_list_of_commands_here_is_complete(bare):
-    groups = (
-        *("runs", "demo", "tenants", "keys", "leases", "schedules", "fiches", "transcriptions", "realtime", "vendors"),
-    )
+    groups = ("runs", "demo", "tenants", "keys", "leases", "schedules", "fiches", "transcriptions", "vendors")
+    groups += ("realtime", "notifications")
     shown = bare("--help").out + "".join(bare(group, "--help").out for group in groups)
     listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
     assert listed == {command[-1] for command in COMMANDS if command}

@@ -64,6 +64,16 @@ DEFAULTS = {
     "TRANSCRIPTION_POLL_INTERVAL_SECONDS": 5.0,
     "TRANSCRIPTION_FINALIZER_CONCURRENCY": 10,
     "REDIS_URL": None,
+    "ECLUSE_PUBLIC_URL": None,
+    "ECLUSE_WEBHOOK_TIMEOUT_SECONDS": 15.0,
+    "MAIL_FROM": None,
+    "SMTP_HOST": None,
+    "SMTP_PORT": 587,
+    "SMTP_USERNAME": None,
+    "SMTP_PASSWORD": None,
+    "SMTP_STARTTLS": "auto",
+    "SMTP_TLS": False,
+    "SMTP_TIMEOUT_SECONDS": 30.0,
 }
 
 
@@ -202,3 +212,14 @@ def test_a_value_is_used_as_its_type(given):
     settings = given(ECLUSE_DATA_DIR="/tmp/x", ECLUSE_HEARTBEAT_SECONDS="0.5", ECLUSE_HANDS=" 7 ")  # noqa: S108
     used = (settings.ECLUSE_DATA_DIR, settings.ECLUSE_HEARTBEAT_SECONDS, settings.ECLUSE_HANDS)
     assert used == (Path("/tmp/x"), 0.5, 7)  # noqa: S108
+
+
+@pytest.mark.parametrize("sender", ["ecluse@example.com", "Ecluse <ecluse@example.com>"])
+def test_mail_comes_from_an_address(given, sender):
+    assert sender == given(MAIL_FROM=sender).MAIL_FROM
+
+
+@pytest.mark.parametrize("sender", ["ecluse", "<>", "a@b\nBcc: c@d", "a@b, c@d", "Ecluse <a@b> <c@d>"])
+def test_a_sender_that_is_no_address_stops_the_start(given, sender):
+    with pytest.raises(SetUpError, match="MAIL_FROM"):
+        given(MAIL_FROM=sender)

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ecluse.access.keys import Keys
-from ecluse.api import events, leases, me, outcomes, pusher, realtime, runs
+from ecluse.api import events, leases, me, notifications, outcomes, pusher, realtime, runs
 from ecluse.db.connect import pool
 from ecluse.db.reads import READ_OPTIONS, Reads
 from ecluse.engine import Kit
@@ -22,7 +22,8 @@ READERS = 4
 
 
 def mount(app: FastAPI) -> None:
-    for part in (me, runs, outcomes, leases, fiches, transcriptions, realtime, events, pusher):
+    parts = (me, runs, outcomes, leases, fiches, transcriptions, notifications, realtime, events, pusher)
+    for part in parts:
         app.router.routes += part.routes.routes  # flat: an included router would be looked through per request
 
     def described() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ecluse.api import shapes
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
 from ecluse.engine import Start, announce, end_by_operator, insert_run, load_run, reading, why
+from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 
 routes = door.routes("runs")
 
@@ -26,10 +27,11 @@ routes = door.routes("runs")
 async def list_runs(
     request: Request, limit: Limit = 50, offset: Offset = 0, flow: Filter = None, state: Filter = None
 ) -> Response:
-    """The newest first. `state` is a neutral state or a flow's own word for it."""
-    tenant = caller_of(request).tenant
+    """The newest first. `state` is a neutral state or a flow's own word for it. Deliveries of notifications, which are
+    runs too, are left out unless `flow=notifications` asks for them."""
+    tenant, page = caller_of(request).tenant, {"limit": limit, "offset": offset}
     rows = await reads_of(request)(
-        lambda c: reading.list_runs(c, tenant=tenant, flow=flow, state=state, limit=limit, offset=offset)
+        lambda c: reading.list_runs(c, tenant=tenant, flow=flow, state=state, but=[NOTIFICATIONS], **page)
     )
     return as_json({"runs": with_ids_as_text(rows), "limit": limit, "offset": offset})
 

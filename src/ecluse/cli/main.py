@@ -21,7 +21,18 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import EcluseError, SetUpError
-from ecluse.cli import fiches, keys, leases, realtime, runs, schedules, tenants, transcriptions, vendors
+from ecluse.cli import (
+    fiches,
+    keys,
+    leases,
+    notifications,
+    realtime,
+    runs,
+    schedules,
+    tenants,
+    transcriptions,
+    vendors,
+)
 from ecluse.db import embedded
 from ecluse.engine import ROLES
 
@@ -36,6 +47,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")
 app.add_typer(leases.app, name="leases")
+app.add_typer(notifications.app, name="notifications")
 app.add_typer(fiches.app, name="fiches")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(vendors.app, name="vendors")

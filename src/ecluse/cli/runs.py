@@ -16,6 +16,7 @@ from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
 from ecluse.engine import Start, announce, insert_run, load_run, reading, why
+from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 
 app = typer.Typer(no_args_is_help=True, help="Start, end, list and look at runs.")
 
@@ -97,10 +98,9 @@ def list_runs(
     limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
     offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """The newest runs first."""
-    rows = with_connection(
-        lambda c: reading.list_runs(c, tenant=tenant, flow=flow, state=state, limit=limit, offset=offset)
-    )
+    """The newest runs first; deliveries of notifications only with `--flow notifications`."""
+    given = {"tenant": tenant, "flow": flow, "state": state}
+    rows = with_connection(lambda c: reading.list_runs(c, **given, but=[NOTIFICATIONS], limit=limit, offset=offset))
     if not rows:
         filtered = flow or state or tenant or offset
         typer.echo("no such runs" if filtered else "no runs yet: start one with `ecluse runs start FLOW`")

@@ -240,7 +240,8 @@ class Breaker:
 @dataclass(frozen=True)
 class Lane:
     """Where a stage's items wait. Caps hold over all replicas; None is no cap. Calls are spaced evenly; `burst` is how
-    many an idle lane may start at once, and is to be raised only where the vendor says so."""
+    many an idle lane may start at once, and is to be raised only where the vendor says so. Where not one vendor is
+    behind it but many, what one of them asks for (Retry-After) holds for its own item only."""
 
     name: str
     max_in_flight: int | None = None
@@ -248,6 +249,7 @@ class Lane:
     per_second: float | None = None
     burst: int = 1
     breaker: Breaker | None = None
+    one_vendor: bool = True
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -155,9 +155,9 @@ class Lanes:
 
     def heard(self, taken: Taken, error: Exception | None) -> None:
         """How a call has ended. What a vendor asks for holds here at once, and everywhere as soon as it is written."""
-        breaker = self._stages[taken.item.flow, taken.item.stage].lane.breaker
-        until = asked_for(error, self._clock.now()) if error else None
-        counted = counts(breaker, error)
+        lane = self._stages[taken.item.flow, taken.item.stage].lane
+        until = asked_for(error, self._clock.now()) if error and lane.one_vendor else None
+        counted = counts(lane.breaker, error)
         if until is None and not (counted or (counted is False and taken.lane_id in self.counting)):
             return
         self._heard.append(Heard(taken.lane_id, taken.item.run_id, storable(str(error)), until, counted))

@@ -6,7 +6,7 @@ the command line may ask for; a run of somebody else does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from psycopg.rows import dict_row
@@ -98,12 +98,24 @@ async def list_runs(
     tenant: str | None,
     flow: str | None = None,
     state: str | None = None,
+    but: Collection[str] = (),
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """The newest first. `state` is a neutral state or a flow's own word for it."""
-    filters = {"tenant": "tenant_id = %(tenant)s", "flow": "flow = %(flow)s", "state": "%(state)s IN (state, status)"}
-    given: dict[str, Any] = {"tenant": tenant, "flow": flow, "state": state}
+    """The newest first. `state` is a neutral state or a flow's own word for it; flows in `but` are shown only to who
+    asks for them by name."""
+    filters = {
+        "tenant": "tenant_id = %(tenant)s",
+        "flow": "flow = %(flow)s",
+        "state": "%(state)s IN (state, status)",
+        "but": "flow <> ALL(%(but)s)",
+    }
+    given: dict[str, Any] = {
+        "tenant": tenant,
+        "flow": flow,
+        "state": state,
+        "but": list(but) if but and flow is None else None,
+    }
     where = " AND ".join(text for name, text in filters.items() if given[name] is not None)
     return await _rows(
         connection,

@@ -1,0 +1,151 @@
+"""What the routes of notifications take and answer."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
+
+from ecluse.access.wire import Body, Shape
+from ecluse.api.shapes import Id
+from ecluse.notify.rules import LONGEST_ADDRESS, PATTERN, is_address
+
+EVENTS = (
+    "What to tell of: event types, or those that begin alike (`transcription.*`, `hello/*`), or `*`. Every run tells "
+    "`{flow}/started`, `{flow}/selected` and, at its end, `{flow}/completed` (whose `status` says how: completed, "
+    "partial or failed) or, if it was cut short, `{flow}/failed`; flows add their own, such as "
+    "`transcription.completed`. Deliveries themselves are never told of."
+)
+
+
+def _address(text: str) -> str:
+    if not is_address(text):
+        raise ValueError("this is not a mail address, such as someone@example.com")
+    return text
+
+
+Events = Annotated[
+    list[Annotated[str, StringConstraints(max_length=200, pattern=PATTERN)]],
+    Field(min_length=1, max_length=50, description=EVENTS, examples=[["hello/completed", "transcription.*"]]),
+]
+Url = Annotated[str, Field(min_length=1, max_length=2000, examples=["https://hooks.example.com/ecluse"])]
+Addresses = Annotated[
+    list[Annotated[str, StringConstraints(max_length=LONGEST_ADDRESS), AfterValidator(_address)]],
+    Field(min_length=1, max_length=50, examples=[["ops@example.com"]]),
+]
+Description = Annotated[str | None, Field(max_length=500)]
+
+
+EXAMPLES = [
+    {"kind": "webhook", "url": "https://hooks.example.com/ecluse", "events": ["hello/completed", "transcription.*"]},
+    {"kind": "mail", "addresses": ["ops@example.com"], "events": ["hello/failed"]},
+]
+
+
+class NewWebhook(Body):
+    kind: Literal["webhook"]
+    url: Url
+    events: Events
+    description: Description = None
+    is_active: bool = True
+
+
+class NewMail(Body):
+    kind: Literal["mail"]
+    addresses: Addresses
+    events: Events
+    description: Description = None
+    is_active: bool = True
+
+
+class Changes(Body):
+    """Only what is to change."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"events": ["*"], "is_active": False}]})
+
+    url: Url | None = None
+    addresses: Addresses | None = None
+    events: Events | None = None
+    description: Description = None
+    is_active: bool | None = None
+
+
+class EndpointRow(Shape):
+    id: Id
+    tenant_id: str
+    kind: Literal["webhook", "mail"]
+    url: str | None = Field(description="What looks like a secret in it is hidden.")
+    addresses: list[str]
+    events: list[str]
+    description: str | None
+    is_active: bool
+    disabled_reason: str | None = Field(
+        description="Why it was switched off by itself: its receiver answered 410 Gone."
+    )
+    created_at: datetime
+    updated_at: datetime
+
+
+class NewEndpoint(EndpointRow):
+    secret: str | None = Field(
+        description="Of a webhook: what its signatures are made with (Standard Webhooks). Not shown again.",
+        examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"],
+    )
+
+
+class EndpointPage(Shape):
+    endpoints: list[EndpointRow]
+    limit: int
+    offset: int
+
+
+class Deleted(Shape):
+    id: Id
+    deleted: Literal[True]
+
+
+State = Literal["pending", "delivered", "failed"]
+
+
+class DeliveryRow(Shape):
+    id: Id = Field(description="Also the id of its run.")
+    tenant_id: str
+    endpoint_id: Id | None
+    kind: Literal["webhook", "mail"]
+    recipient: str
+    message_id: str = Field(description="What a receiver sees as `webhook-id`: the same in every attempt.")
+    event_key: str
+    event_type: str
+    about_run_id: Id | None
+    state: State
+    executions: int
+    error_code: str | None
+    error: str | None
+    created_at: datetime
+    next_attempt_at: datetime | None
+    ended_at: datetime | None
+
+
+class Attempt(Shape):
+    execution: int
+    at: datetime
+    error_code: str
+    error: str
+    retry_at: datetime | None
+
+
+class DeliveryInFull(DeliveryRow):
+    message: dict[str, Any]
+    attempts: list[Attempt] = Field(description="Those that failed.")
+    result: dict[str, Any] | None = Field(description="What the receiver answered when it took it.")
+
+
+class DeliveryPage(Shape):
+    deliveries: list[DeliveryRow]
+    limit: int
+    offset: int
+
+
+class Begun(Shape):
+    deliveries: list[Id]

@@ -1,0 +1,233 @@
+"""Who is told of what, by webhook or mail, and the log of it. An endpoint's signing secret is answered once, when it is
+made; what people change is recorded."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Body, Request, Response
+
+from ecluse.access import audit_trail, door
+from ecluse.access import secrets as sealed
+from ecluse.access.door import caller_of, needs
+from ecluse.access.envelope import Refused, as_json, request_id
+from ecluse.access.secrets import Secrets
+from ecluse.access.wire import Filter, Limit, Offset, kit_of, number, reads_of, with_ids_as_text
+from ecluse.api.notification_shapes import (
+    EXAMPLES,
+    Begun,
+    Changes,
+    Deleted,
+    DeliveryInFull,
+    DeliveryPage,
+    EndpointPage,
+    EndpointRow,
+    NewEndpoint,
+    NewMail,
+    NewWebhook,
+    State,
+)
+from ecluse.base.errors import InvalidInput
+from ecluse.db.connect import Connection
+from ecluse.notify import dispatch, endpoints, log
+from ecluse.notify.endpoints import old_secret_name, secret_name
+from ecluse.notify.rules import new_secret
+from ecluse.notify.work import Setup
+from ecluse.vendors.guarded import GuardedHttp
+
+routes = door.routes("notifications")
+
+
+@routes.get("/api/notifications/endpoints", openapi_extra=needs("notifications.read"), response_model=EndpointPage)
+async def list_endpoints(request: Request, limit: Limit = 50, offset: Offset = 0) -> Response:
+    """Who is told of what, by id."""
+    tenant = caller_of(request).tenant
+    rows = await reads_of(request)(lambda c: endpoints.list_endpoints(c, tenant, limit=limit, offset=offset))
+    shown = [endpoints.shown(row) for row in rows]
+    return as_json({"endpoints": with_ids_as_text(shown), "limit": limit, "offset": offset})
+
+
+@routes.get(
+    "/api/notifications/endpoints/{endpoint_id}", openapi_extra=needs("notifications.read"), response_model=EndpointRow
+)
+async def show_endpoint(request: Request, endpoint_id: str) -> Response:
+    """One of them."""
+    tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
+    return _answer(await reads_of(request)(lambda c: endpoints.show(c, tenant, wanted)))
+
+
+@routes.post(
+    "/api/notifications/endpoints",
+    openapi_extra=needs("notifications.write"),
+    status_code=201,
+    response_model=NewEndpoint,
+)
+async def create_endpoint(
+    request: Request, body: Annotated[NewWebhook | NewMail, Body(discriminator="kind", examples=EXAMPLES)]
+) -> Response:
+    """Have somebody told. The answer holds the secret that webhooks are signed with; it is not shown again."""
+    given, secret = body.model_dump(exclude={"kind"}), None
+    _check(request, given)
+    if body.kind == "webhook":
+        keys, secret = _secrets(request), new_secret()
+    else:
+        _check_mail(request)
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        row = await endpoints.create(connection, caller_of(request).tenant, body.kind, **given)
+        if secret is not None:
+            await keys.put(connection, row["tenant_id"], secret_name(row["id"]), secret)
+        await _record(request, connection, "endpoint.create", f"endpoint:{row['id']}")
+    return _answer(row, 201, secret=secret)
+
+
+@routes.patch(
+    "/api/notifications/endpoints/{endpoint_id}", openapi_extra=needs("notifications.write"), response_model=EndpointRow
+)
+async def change_endpoint(request: Request, endpoint_id: str, body: Changes) -> Response:
+    """Change what is given, and only that."""
+    tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
+    # Nothing is no change; but a description can be taken away.
+    given = body.model_dump(exclude_unset=True)
+    changes = {name: value for name, value in given.items() if value is not None or name == "description"}
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        kind = (await endpoints.show(connection, tenant, wanted, lock=True))["kind"]
+        if (other := "addresses" if kind == "webhook" else "url") in changes:
+            raise InvalidInput(f"{other}: a {kind} endpoint has none")
+        _check(request, changes)
+        row = await endpoints.update(connection, tenant, wanted, changes)
+        await _record(request, connection, "endpoint.change", f"endpoint:{wanted}")
+    return _answer(row)
+
+
+@routes.delete(
+    "/api/notifications/endpoints/{endpoint_id}", openapi_extra=needs("notifications.write"), response_model=Deleted
+)
+async def delete_endpoint(request: Request, endpoint_id: str) -> Response:
+    """Nothing more is sent to it; what was stays in the log."""
+    tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        await endpoints.delete(connection, tenant, wanted)
+        for name in (secret_name(wanted), old_secret_name(wanted)):
+            await sealed.delete(connection, tenant, name)
+        await _record(request, connection, "endpoint.delete", f"endpoint:{wanted}")
+    return as_json({"id": endpoint_id, "deleted": True})
+
+
+@routes.post(
+    "/api/notifications/endpoints/{endpoint_id}/rotate-secret",
+    openapi_extra=needs("notifications.write"),
+    response_model=NewEndpoint,
+)
+async def rotate_secret(request: Request, endpoint_id: str) -> Response:
+    """A new signing secret for a webhook. For a day the old one signs as well, so that its receiver can change over."""
+    tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
+    keys, secret = _secrets(request), new_secret()
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        if (await endpoints.show(connection, tenant, wanted, lock=True))["kind"] != "webhook":
+            raise Refused(409, "NOT_SIGNED", "Mails are not signed: only a webhook has a secret.")
+        old = await keys.get(connection, tenant, secret_name(wanted))
+        await keys.put(connection, tenant, old_secret_name(wanted), old)
+        await keys.put(connection, tenant, secret_name(wanted), secret)
+        row = await endpoints.rotated(connection, tenant, wanted)
+        await _record(request, connection, "endpoint.rotate-secret", f"endpoint:{wanted}")
+    return _answer(row, secret=secret)
+
+
+@routes.post(
+    "/api/notifications/endpoints/{endpoint_id}/test", openapi_extra=needs("notifications.write"), response_model=Begun
+)
+async def test_endpoint(request: Request, endpoint_id: str) -> Response:
+    """Send it a `ping`. What becomes of it is in the log of deliveries."""
+    tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        endpoint = await endpoints.show(connection, tenant, wanted)
+        _check_active(endpoint)
+        started = await dispatch.ping(connection, tenant, endpoint)
+        await _record(request, connection, "endpoint.test", f"endpoint:{wanted}")
+    return as_json({"deliveries": [str(one.run.id) for one in started]})
+
+
+@routes.get("/api/notifications/deliveries", openapi_extra=needs("notifications.read"), response_model=DeliveryPage)
+async def list_deliveries(
+    request: Request, limit: Limit = 50, offset: Offset = 0, endpoint_id: Filter = None, state: State | None = None
+) -> Response:
+    """What was told to whom, the newest first."""
+    tenant = caller_of(request).tenant
+    wanted = None if endpoint_id is None else number("endpoint", endpoint_id)
+    rows = await reads_of(request)(
+        lambda c: log.list_deliveries(c, tenant, endpoint_id=wanted, state=state, limit=limit, offset=offset)
+    )
+    return as_json({"deliveries": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.get(
+    "/api/notifications/deliveries/{delivery_id}",
+    openapi_extra=needs("notifications.read"),
+    response_model=DeliveryInFull,
+)
+async def show_delivery(request: Request, delivery_id: str) -> Response:
+    """One delivery: what was told, each attempt that failed and why, what was answered."""
+    tenant, wanted = caller_of(request).tenant, number("delivery", delivery_id)
+    row = await reads_of(request)(lambda c: log.show_delivery(c, tenant, wanted))
+    with_ids_as_text([row])
+    return as_json(row)
+
+
+@routes.post(
+    "/api/notifications/deliveries/{delivery_id}/redeliver",
+    openapi_extra=needs("notifications.write"),
+    response_model=Begun,
+)
+async def redeliver(request: Request, delivery_id: str) -> Response:
+    """Tell it once more, under the same message id, by which a receiver can tell that it knows it already."""
+    tenant, wanted = caller_of(request).tenant, number("delivery", delivery_id)
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        row = await log.show_delivery(connection, tenant, wanted)
+        if row["endpoint_id"] is not None:
+            _check_active(await endpoints.show(connection, tenant, row["endpoint_id"]))
+        started = await dispatch.redeliver(connection, tenant, wanted)
+        if started.deduplicated:
+            raise Refused(409, "STILL_PENDING", f"This is still on its way, as delivery {started.run.id}.")
+        await _record(request, connection, "delivery.redeliver", f"delivery:{wanted}")
+    return as_json({"deliveries": [str(started.run.id)]})
+
+
+def _check(request: Request, given: dict[str, Any]) -> None:
+    guard: GuardedHttp = request.app.state.guard
+    if "url" in given and (why := guard.refuse_reason(given["url"])) is not None:
+        raise InvalidInput(f"url: {why}")
+
+
+def _check_mail(request: Request) -> None:
+    setup: Setup = request.app.state.notify
+    if setup.smtp is None:
+        raise Refused(409, "MAIL_NOT_CONFIGURED", "This server sends no mail: set SMTP_HOST and MAIL_FROM first.")
+
+
+def _check_active(endpoint: endpoints.Row) -> None:
+    if not endpoint["is_active"]:
+        raise Refused(409, "ENDPOINT_OFF", f"Endpoint {endpoint['id']} is switched off: set is_active first.")
+
+
+def _secrets(request: Request) -> Secrets:
+    keys: Secrets | None = request.app.state.secrets
+    if keys is None:
+        raise Refused(
+            409,
+            "NO_SECRET_KEY",
+            "Webhooks are signed, and there is no key here to seal their secrets with: set ECLUSE_SECRET_KEY or "
+            "ECLUSE_SECRET_KEY_FILE.",
+        )
+    return keys
+
+
+async def _record(request: Request, connection: Connection, action: str, subject: str) -> None:
+    caller = caller_of(request)
+    done = (caller.tenant, caller.actor, action, subject)
+    await audit_trail.record(connection, *done, request_id=request_id(request))
+
+
+def _answer(row: endpoints.Row, status: int = 200, **more: Any) -> Response:
+    shown = {**endpoints.shown(row), **more}
+    with_ids_as_text([shown])
+    return as_json(shown, status)

@@ -1,0 +1,183 @@
+"""Who is told of what: events become deliveries, set-based, once per recipient and event.
+
+The publisher may offer an event twice; the key of a delivery's run names the decision to tell this recipient of this
+event, and the second time nothing happens.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg.rows import class_row
+from pydantic_core import to_json
+
+from ecluse.base.errors import EcluseError, NotFound
+from ecluse.db.connect import Connection, Pool, is_away, one_line
+from ecluse.engine import Event, PublishedEvent, Start, Started, insert_runs
+from ecluse.notify import endpoints
+from ecluse.notify.flow import FLOW
+from ecluse.notify.rules import FLOW_NAME, Kind, about_run, message, run_key
+
+log = structlog.get_logger(__name__)
+
+OURS = f"{FLOW_NAME}/"
+PING = "ping"
+
+WANTED = """
+SELECT e.place, n.id, n.kind, n.url, n.addresses
+FROM jsonb_to_recordset(%s::jsonb) AS e(place integer, tenant_id text, event_type text)
+JOIN notification_endpoints n ON n.tenant_id = e.tenant_id AND n.is_active
+WHERE EXISTS (SELECT FROM unnest(n.events) AS p(pattern) WHERE pattern = e.event_type
+              OR (right(pattern, 1) = '*' AND starts_with(e.event_type, left(pattern, -1))))
+ORDER BY e.place, n.id
+"""
+KEEP = """
+INSERT INTO deliveries (run_id, tenant_id, endpoint_id, kind, recipient, secret_name, event_key, event_type, about_run,
+                        message, created_at)
+SELECT run_id, tenant_id, endpoint_id, kind, recipient, secret_name, event_key, event_type, about_run, message,
+       ecluse_now()
+FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, tenant_id text, endpoint_id bigint, kind text, recipient text,
+    secret_name text, event_key text, event_type text, about_run bigint, message jsonb)
+"""
+AGAIN = """
+SELECT tenant_id, event_key, event_type, about_run, message, kind, recipient, endpoint_id, secret_name
+FROM deliveries WHERE run_id = %s AND tenant_id = %s
+"""
+
+
+@dataclass(frozen=True)
+class Recipient:
+    """`to` is a URL or a mail address. Without the name of a sealed secret, a webhook is not signed."""
+
+    kind: Kind
+    to: str
+    endpoint_id: int | None = None
+    secret_name: str | None = None
+
+
+@dataclass(frozen=True)
+class Telling:
+    """One recipient, one event."""
+
+    tenant_id: str
+    event_key: str
+    event_type: str
+    about_run: int | None
+    message: dict[str, Any]
+    kind: Kind
+    recipient: str
+    endpoint_id: int | None
+    secret_name: str | None
+
+    @property
+    def key(self) -> str:
+        return run_key(self.endpoint_id, self.recipient, self.kind, self.event_key)
+
+
+async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
+    """A sink of the publisher. Several events that cannot be taken together are offered again one by one; one that
+    cannot be taken for a reason that will not pass is dropped, because those after it would wait for it for ever."""
+    told = [event for event in events if not event.event_type.startswith(OURS)]
+    if not told:
+        return
+    try:
+        async with pool.connection() as connection, connection.transaction():
+            await deliver(connection, await _wanted(connection, told))
+    except (psycopg.Error, EcluseError) as error:
+        if len(told) > 1 or is_away(error):
+            raise
+        log.error("nobody is told of an event", event_key=told[0].event_key, error=one_line(error))
+
+
+async def notify(connection: Connection, recipients: Sequence[Recipient], about: Event) -> None:
+    """Tell these of it, in the caller's transaction; each is told once, however often this is called."""
+    row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    await deliver(connection, [_telling(about, row[0], one) for one in recipients])
+
+
+async def ping(connection: Connection, tenant: str, endpoint: endpoints.Row) -> list[Started]:
+    """A test message, to this endpoint only; one delivery per address of a mail endpoint."""
+    row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    key, payload = f"{PING}-{endpoint['id']}-{uuid.uuid4()}", {"endpoint_id": str(endpoint["id"])}
+    event = Event(tenant, key, PING, f"endpoint:{endpoint['id']}", payload, correlation_id=key)
+    return await deliver(connection, [_telling(event, row[0], one) for one in _recipients(endpoint)])
+
+
+async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started:
+    """Once more what a delivery told, to where its endpoint is now. Deduplicated if it is still on its way."""
+    async with connection.cursor(row_factory=class_row(Telling)) as cursor:
+        await cursor.execute(AGAIN, (run_id, tenant))
+        telling = await cursor.fetchone()
+    if telling is None:
+        raise NotFound(f"there is no delivery {run_id}")
+    if telling.endpoint_id is not None and telling.kind == "webhook":
+        endpoint = await endpoints.show(connection, tenant, telling.endpoint_id)
+        telling = replace(telling, recipient=endpoint["url"])
+    (started,) = await deliver(connection, [telling], again=True)
+    return started
+
+
+async def deliver(connection: Connection, tellings: Sequence[Telling], *, again: bool = False) -> list[Started]:
+    """In the caller's transaction."""
+    if not tellings:
+        return []
+    tellings = list({(one.tenant_id, one.key): one for one in tellings}.values())
+    starts = [
+        Start(
+            FLOW,
+            one.key,
+            tenant_id=one.tenant_id,
+            input={"kind": one.kind, "to": str(one.endpoint_id or one.recipient)[:200]},
+            again=again,
+        )
+        for one in tellings
+    ]
+    started = await insert_runs(connection, starts)
+    rows = [
+        {"run_id": new.run.id, **vars(one)} for new, one in zip(started, tellings, strict=True) if not new.deduplicated
+    ]
+    if rows:
+        await connection.execute(KEEP, (to_json(rows).decode(),))
+    return started
+
+
+async def _wanted(connection: Connection, events: Sequence[PublishedEvent]) -> list[Telling]:
+    asked = [
+        {"place": place, "tenant_id": event.tenant_id, "event_type": event.event_type}
+        for place, event in enumerate(events)
+    ]
+    cursor = await connection.execute(WANTED, (to_json(asked).decode(),))
+    return [
+        _telling(events[place], events[place].occurred_at, recipient)
+        for place, *endpoint in await cursor.fetchall()
+        for recipient in _recipients(dict(zip(("id", "kind", "url", "addresses"), endpoint, strict=True)))
+    ]
+
+
+def _recipients(endpoint: endpoints.Row) -> list[Recipient]:
+    number = endpoint["id"]
+    if endpoint["kind"] == "webhook":
+        return [Recipient("webhook", endpoint["url"], number, endpoints.secret_name(number))]
+    return [Recipient("mail", address, number) for address in endpoint["addresses"]]
+
+
+def _telling(event: Event | PublishedEvent, occurred_at: datetime, to: Recipient) -> Telling:
+    return Telling(
+        event.tenant_id,
+        event.event_key,
+        event.event_type,
+        about_run(event.aggregate, event.payload),
+        message(event.event_type, occurred_at, event.payload),
+        to.kind,
+        to.to,
+        to.endpoint_id,
+        to.secret_name,
+    )

@@ -1,0 +1,137 @@
+"""Who wants to be told what: rows of `notification_endpoints`. An endpoint of another tenant does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from ecluse.base.errors import NotFound
+from ecluse.base.masking import masked
+from ecluse.db.connect import Connection
+from ecluse.notify.rules import Kind
+
+Row = dict[str, Any]
+
+COLUMNS = """
+id, tenant_id, kind, url, addresses, events, description, is_active, disabled_reason, created_at, updated_at
+"""
+INSERT = f"""
+INSERT INTO notification_endpoints (tenant_id, kind, url, addresses, events, description, is_active, created_at,
+                                    updated_at)
+VALUES (%(tenant)s, %(kind)s, %(url)s, %(addresses)s, %(events)s, %(description)s, %(is_active)s, ecluse_now(),
+        ecluse_now())
+RETURNING {COLUMNS}
+"""  # noqa: S608 - our own names
+UPDATE = f"""
+UPDATE notification_endpoints SET {{sets}}, updated_at = ecluse_now(),
+    disabled_reason = CASE WHEN %(is_active)s::boolean IS NULL THEN disabled_reason END
+WHERE tenant_id = %(tenant)s AND id = %(endpoint)s RETURNING {COLUMNS}
+"""  # noqa: S608 - our own names
+ROTATE = f"""
+UPDATE notification_endpoints SET rotated_at = ecluse_now(), updated_at = ecluse_now()
+WHERE tenant_id = %(tenant)s AND id = %(endpoint)s AND kind = 'webhook' RETURNING {COLUMNS}
+"""  # noqa: S608 - our own names
+GONE = """
+UPDATE notification_endpoints SET is_active = false, disabled_reason = %s, updated_at = ecluse_now()
+WHERE tenant_id = %s AND id = %s AND is_active
+"""
+CHANGEABLE = ("url", "addresses", "events", "description", "is_active")
+
+
+def secret_name(endpoint_id: int) -> str:
+    return f"webhook:{endpoint_id}"
+
+
+def old_secret_name(endpoint_id: int) -> str:
+    return f"webhook:{endpoint_id}:old"
+
+
+async def create(
+    connection: Connection,
+    tenant: str,
+    kind: Kind,
+    *,
+    url: str | None = None,
+    addresses: list[str] | None = None,
+    events: list[str],
+    description: str | None = None,
+    is_active: bool = True,
+) -> Row:
+    given = {
+        "tenant": tenant,
+        "kind": kind,
+        "url": url,
+        "addresses": addresses or [],
+        "events": events,
+        "description": description,
+        "is_active": is_active,
+    }
+    (row,) = await _rows(connection, INSERT, given)
+    return row
+
+
+async def list_endpoints(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[Row]:
+    """By id. `tenant` None is everybody's, which only the command line may ask for."""
+    return await _rows(
+        connection,
+        f"SELECT {COLUMNS} FROM notification_endpoints"  # noqa: S608 - our own names
+        " WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s ORDER BY id LIMIT %(limit)s OFFSET %(offset)s",
+        {"tenant": tenant, "limit": limit, "offset": offset},
+    )
+
+
+async def show(connection: Connection, tenant: str, endpoint_id: int, *, lock: bool = False) -> Row:
+    rows = await _rows(
+        connection,
+        f"SELECT {COLUMNS} FROM notification_endpoints WHERE tenant_id = %(tenant)s AND id = %(endpoint)s"  # noqa: S608
+        + (" FOR NO KEY UPDATE" if lock else ""),
+        {"tenant": tenant, "endpoint": endpoint_id},
+    )
+    return _the_one(rows, endpoint_id)
+
+
+async def update(connection: Connection, tenant: str, endpoint_id: int, changes: Mapping[str, Any]) -> Row:
+    """Only what is given. Whoever says whether it is active has dealt with the reason why it was not."""
+    sets = ", ".join(f"{name} = %({name})s" for name in CHANGEABLE if name in changes) or "kind = kind"
+    given = {"is_active": None, **changes, "tenant": tenant, "endpoint": endpoint_id}
+    return _the_one(await _rows(connection, UPDATE.format(sets=sets), given), endpoint_id)
+
+
+async def rotated(connection: Connection, tenant: str, endpoint_id: int) -> Row:
+    return _the_one(await _rows(connection, ROTATE, {"tenant": tenant, "endpoint": endpoint_id}), endpoint_id)
+
+
+async def delete(connection: Connection, tenant: str, endpoint_id: int) -> None:
+    """What is on its way to it is not sent any more; what was sent stays in the log."""
+    cursor = await connection.execute(
+        "DELETE FROM notification_endpoints WHERE tenant_id = %s AND id = %s", (tenant, endpoint_id)
+    )
+    if not cursor.rowcount:
+        raise _unknown(endpoint_id)
+
+
+async def switch_off(connection: Connection, tenant: str, endpoint_id: int, why: str) -> None:
+    await connection.execute(GONE, (why, tenant, endpoint_id))
+
+
+def shown(row: Row) -> Row:
+    """For whoever may look: of a URL with a token in it, not the token."""
+    return {**row, "url": None if row["url"] is None else masked(row["url"])}
+
+
+def _the_one(rows: list[Row], endpoint_id: int) -> Row:
+    if not rows:
+        raise _unknown(endpoint_id)
+    return rows[0]
+
+
+def _unknown(endpoint_id: int) -> NotFound:
+    return NotFound(f"there is no endpoint {endpoint_id}")
+
+
+async def _rows(connection: Connection, statement: str, parameters: Mapping[str, Any]) -> list[Row]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(statement, parameters)  # type: ignore[arg-type, unused-ignore]
+        return await cursor.fetchall()

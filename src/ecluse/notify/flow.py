@@ -1,0 +1,65 @@
+"""The path of one delivery. Somebody is to be told of an event: that is a run of this flow, with one item, in the stage
+`webhook` or `mail`. It is committed together with its row in `deliveries`, so that it survives whatever dies; an item
+that was not taken waits for its next attempt, over a day, and holds up nobody. Nothing waits for a delivery: whatever
+becomes of it, the run it tells of has ended as it has.
+
+Deliveries are made by `dispatch.py`, never by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Literal
+
+from pydantic import BaseModel
+
+from ecluse.db.connect import Connection
+from ecluse.engine import Flow, Lane, NewItem, Run, Stage, begin_runs, open_stage
+from ecluse.notify import mail, work
+from ecluse.notify.rules import FLOW_NAME, LONGEST_WAIT, RETRY
+from ecluse.notify.work import Setup, resources
+
+# Of one receiver at a time this many: one that hangs keeps no more hands than that.
+PER_RECEIVER = 4
+
+
+class Input(BaseModel):
+    kind: Literal["webhook", "mail"]
+    to: str  # who waits behind whom: the endpoint, or the recipient
+
+
+WEBHOOK = Stage(
+    "webhook",
+    Lane("webhooks", max_per_key=PER_RECEIVER, one_vendor=False),
+    work.post,
+    retry=RETRY,
+    time_limit=timedelta(minutes=2),
+    max_wait=LONGEST_WAIT,
+)
+MAIL = Stage(
+    "mail",
+    Lane("mail", max_in_flight=PER_RECEIVER),
+    mail.send,
+    retry=RETRY,
+    time_limit=timedelta(minutes=5),
+    max_wait=LONGEST_WAIT,
+)
+
+
+async def begin(connection: Connection, runs: Sequence[Run]) -> None:
+    await begin_runs(connection, FLOW, runs)
+    for stage in (WEBHOOK, MAIL):
+        mine = [run for run in runs if run.input["kind"] == stage.name]
+        if mine:
+            await open_stage(connection, stage, [(run, [NewItem("message", group=run.input["to"])]) for run in mine])
+
+
+FLOW = Flow(FLOW_NAME, (WEBHOOK, MAIL), story=None, input=Input, begin=begin)
+
+
+def working(setup: Setup) -> Flow:
+    """The same, able to deliver."""
+    return replace(FLOW, vendors=partial(resources, setup))

@@ -1,0 +1,73 @@
+"""The log of deliveries: what was told to whom, how it stands, every attempt. State, attempts and errors are those of
+the delivery's run and item; nothing is kept twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from ecluse.base.errors import NotFound
+from ecluse.base.masking import masked
+from ecluse.db.connect import Connection
+from ecluse.notify.rules import message_id
+
+Row = dict[str, Any]
+
+# A delivery's own words for how its run stands.
+STATES = {"pending": ["queued", "running"], "delivered": ["succeeded"], "failed": ["failed", "partial"]}
+FIND = """
+SELECT d.run_id AS id, d.tenant_id, d.endpoint_id, d.kind, d.recipient, d.event_key, d.event_type,
+       d.about_run AS about_run_id, r.state, coalesce(i.executions, 0) AS executions,
+       coalesce(i.error_code, r.error_code) AS error_code, coalesce(i.error, r.reason) AS error, d.created_at,
+       CASE WHEN i.status = 'open' AND r.ended_at IS NULL THEN i.due_at END AS next_attempt_at, r.ended_at{more}
+FROM deliveries d JOIN runs r ON r.id = d.run_id LEFT JOIN items i ON i.run_id = d.run_id
+WHERE (%(tenant)s::text IS NULL OR d.tenant_id = %(tenant)s) {where}
+ORDER BY d.run_id DESC LIMIT %(limit)s OFFSET %(offset)s
+"""
+IN_FULL = """, d.message, i.result, (SELECT coalesce(jsonb_agg(jsonb_build_object('execution', a.execution, 'at', a.at,
+    'error_code', a.error_code, 'error', a.error, 'retry_at', a.retry_at) ORDER BY a.id), '[]')
+    FROM attempts a WHERE a.run_id = d.run_id) AS attempts"""
+FILTERS = {
+    "endpoint": "AND d.endpoint_id = %(endpoint)s",
+    "states": "AND r.state = ANY(%(states)s)",
+    "delivery": "AND d.run_id = %(delivery)s",
+}
+
+
+async def list_deliveries(
+    connection: Connection,
+    tenant: str | None,
+    *,
+    endpoint_id: int | None = None,
+    state: str | None = None,
+    limit: int,
+    offset: int,
+) -> list[Row]:
+    """The newest first. `tenant` None is everybody's, which only the command line may ask for."""
+    given = {"endpoint": endpoint_id, "states": None if state is None else STATES[state]}
+    return await _find(connection, given, {"tenant": tenant, "limit": limit, "offset": offset})
+
+
+async def show_delivery(connection: Connection, tenant: str | None, run_id: int) -> Row:
+    """With what was told, every attempt that failed, and what was answered in the end."""
+    rows = await _find(connection, {"delivery": run_id}, {"tenant": tenant, "limit": 1, "offset": 0}, more=IN_FULL)
+    if not rows:
+        raise NotFound(f"there is no delivery {run_id}")
+    return rows[0]
+
+
+async def _find(
+    connection: Connection, given: Mapping[str, Any], parameters: Mapping[str, Any], more: str = ""
+) -> list[Row]:
+    where = " ".join(FILTERS[name] for name, value in given.items() if value is not None)
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(FIND.format(more=more, where=where), {**given, **parameters})  # type: ignore[arg-type, unused-ignore]
+        return [_told(row) for row in await cursor.fetchall()]
+
+
+def _told(row: Row) -> Row:
+    state = next(word for word, states in STATES.items() if row["state"] in states)
+    name = message_id(row["tenant_id"], row["event_key"])
+    return {**row, "state": state, "message_id": name, "recipient": masked(row["recipient"])}

@@ -1,0 +1,178 @@
+"""Mail: class C4. A server that has been handed a text cannot be asked what became of it, and nobody wants the same
+mail twice: that it is handed over is recorded before, and one whose answer got lost is not sent again but says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP as ON_THE_WIRE
+from email.utils import format_datetime, parseaddr
+from html import escape
+from typing import Any
+
+import aiosmtplib
+from aiosmtplib.protocol import PERIOD_REGEX, SMTPProtocol, normalize_message_line_endings
+
+from ecluse.base.errors import NotFound, NotSentError, PermanentError, TransientError, VendorError
+from ecluse.base.masking import masked, plain
+from ecluse.base.text import storable
+from ecluse.db.connect import Pool
+from ecluse.engine import Done, Item, Result, WorkContext, reading
+from ecluse.notify.work import Delivery, Resources, Smtp, load
+
+COUNTED = ("selected", "successful", "failed", "ignored")
+MOST_REASONS = 20
+LONGEST_SUBJECT = 150
+LONGEST_TEXT = 2_000
+
+BEGIN = """
+UPDATE deliveries SET sending_at = ecluse_now() WHERE run_id = %s AND sending_at IS NULL AND EXISTS (
+    SELECT FROM runs WHERE runs.id = run_id AND ended_at IS NULL)
+"""
+REFUSED = "UPDATE deliveries SET sending_at = NULL WHERE run_id = %s AND sent_at IS NULL"
+SENT = "UPDATE deliveries SET sent_at = ecluse_now() WHERE run_id = %s"
+
+
+class Uncertain(PermanentError):
+    code = "MAY_HAVE_BEEN_SENT"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"The mail may have been sent, so it is not sent again by itself: {why}", code=self.code, ambiguous=True
+        )
+
+
+async def send(context: WorkContext, item: Item) -> Result:
+    own: Resources = context.vendors
+    smtp = own.setup.smtp
+    if smtp is None:
+        raise TransientError("Mail is not configured: set SMTP_HOST and MAIL_FROM", code="MAIL_NOT_CONFIGURED")
+    async with own.pool.connection() as connection:
+        delivery = await load(connection, item.run_id)
+        if delivery.sent:
+            return Done({"answer": "sent before a crash"})
+        if delivery.begun:
+            raise Uncertain("somebody was interrupted while the server had it")
+        run = None
+        if delivery.about_run is not None:
+            with suppress(NotFound):
+                run = await reading.show_run(connection, delivery.tenant_id, delivery.about_run)
+    mail = compose(delivery, run, sender=smtp.sender, at=context.now(), public_url=own.setup.public_url)
+    return Done({"answer": await hand_over(smtp, own.pool, delivery, mail)})
+
+
+async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessage) -> str:
+    """What the server said when it took it."""
+    client = aiosmtplib.SMTP(
+        hostname=smtp.host,
+        port=smtp.port,
+        username=smtp.username,
+        password=smtp.password,
+        use_tls=smtp.tls,
+        start_tls=False if smtp.tls else smtp.starttls,
+        timeout=smtp.timeout,
+        local_hostname=_address(smtp.sender).domain,
+    )
+    try:
+        try:
+            await client.connect()
+        except (aiosmtplib.SMTPException, OSError) as error:  # a wrong password may be put right: not this mail's fault
+            raise NotSentError(_said("the mail server", error), code="MAIL_SERVER") from error
+        protocol = await _announce(client, smtp, delivery)
+        if not await _did(pool, BEGIN, delivery):
+            raise Uncertain("somebody else has begun to send it")
+        try:
+            # What follows is `client.data()` from here on; that one does not say whether the text had left.
+            protocol.write(PERIOD_REGEX.sub(b"..", normalize_message_line_endings(mail.as_bytes(policy=ON_THE_WIRE))))
+            protocol.write(b".\r\n")
+            answer = await protocol.read_response(timeout=smtp.timeout)
+        except (aiosmtplib.SMTPException, OSError) as error:
+            raise Uncertain(_said("no answer to its text", error)) from error
+        if answer.code == 250:
+            await _did(pool, SENT, delivery)
+            return storable(masked(answer.message), LONGEST_TEXT)
+        if not 400 <= answer.code < 600:
+            raise Uncertain(f"the server answered {answer.code}")
+        await _did(pool, REFUSED, delivery)
+        raise _refusal(answer.code, answer.message)
+    finally:
+        client.close()
+
+
+async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery) -> SMTPProtocol:
+    """Up to the point where the server waits for the text."""
+    try:
+        await client.mail(_address(smtp.sender).addr_spec)
+        await client.rcpt(delivery.recipient)
+        answer = await client.execute_command(b"DATA")
+    except aiosmtplib.SMTPResponseException as error:
+        raise _refusal(error.code, error.message) from error
+    except (aiosmtplib.SMTPException, OSError) as error:
+        raise NotSentError(_said("the mail server", error), code="MAIL_SERVER") from error
+    if answer.code != 354 or client.protocol is None:
+        raise _refusal(answer.code, answer.message)
+    return client.protocol
+
+
+def compose(
+    delivery: Delivery, run: Mapping[str, Any] | None, *, sender: str, at: datetime, public_url: str | None
+) -> EmailMessage:
+    lines, rows = [f"{delivery.event_type}, {delivery.message['timestamp']}"], []
+    if run is None:
+        subject = delivery.event_type
+        rows = [(name, _told(value)) for name, value in plain(delivery.message["data"]).items()]
+    else:
+        subject = f"{run['flow']} run {run['id']}: {run['status']}"
+        rows = [("run", str(run["id"])), ("flow", str(run["flow"])), ("status", str(run["status"]))]
+        rows += [(name, str(run[name])) for name in COUNTED if run[name] is not None]
+        reasons = sorted(run["outcomes"].items(), key=lambda reason: (-reason[1], reason[0]))
+        rows += [(name, f"{count} targets") for name, count in reasons[:MOST_REASONS] if name != "successful"]
+        if run["reason"]:
+            rows.append(("reason", _told(run["reason"])))
+        if public_url:
+            rows.append(("look at it", f"{public_url.rstrip('/')}/runs/{run['id']}"))
+    lines += [f"  {name}: {value}" for name, value in rows]
+    mail = EmailMessage()
+    domain = _address(sender).domain
+    # Line breaks of a status or an event's name would begin a header of their own.
+    mail["Subject"] = storable(" ".join(f"Ecluse: {subject}".split()), LONGEST_SUBJECT)
+    mail["From"] = sender
+    mail["To"] = delivery.recipient
+    mail["Date"] = format_datetime(at)
+    mail["Message-ID"] = f"<{delivery.name}@{domain}>"
+    mail["Auto-Submitted"] = "auto-generated"
+    mail.set_content("\n".join(lines) + "\n")
+    mail.add_alternative(_page(lines[0], rows), subtype="html")
+    return mail
+
+
+def _page(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    cells = "".join(f"<tr><th align=left>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
+    return f"<p>{escape(title)}</p><table>{cells}</table>\n"
+
+
+def _told(value: Any) -> str:
+    return storable(masked(" ".join(str(value).split())), LONGEST_TEXT)
+
+
+def _address(sender: str) -> Address:
+    return Address(addr_spec=parseaddr(sender)[1])
+
+
+def _refusal(code: int, said: str) -> VendorError:
+    message = storable(masked(f"the mail server: {code} {said}"))
+    if code >= 500:
+        return PermanentError(message, code="MAIL_REFUSED")
+    return TransientError(message, code="MAIL_DEFERRED", ambiguous=False)
+
+
+def _said(subject: str, error: Exception) -> str:
+    return storable(masked(f"{subject}: {type(error).__name__}: {error}"))
+
+
+async def _did(pool: Pool, statement: str, delivery: Delivery) -> bool:
+    async with pool.connection() as connection:
+        return bool((await connection.execute(statement, (delivery.run_id,))).rowcount)

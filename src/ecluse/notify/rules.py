@@ -1,0 +1,93 @@
+"""What is decided about notifications, as pure functions: names that are computed, signatures, when to try again."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from standardwebhooks import Webhook
+
+from ecluse.base.text import LONGEST_KEY
+from ecluse.engine import RetryPolicy
+
+Kind = Literal["webhook", "mail"]
+
+FLOW_NAME = "notifications"
+# Which events: all of them, one, or those that begin alike.
+PATTERN = r"^(\*|[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*([./]\*)?)$"
+# As HTML has it: one address, nothing quoted, nothing commented, ASCII.
+ADDRESS = re.compile(
+    r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+    r"(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)+"
+)
+LONGEST_ADDRESS = 254
+SECRET_BYTES = 32
+OLD_SECRET_SIGNS = timedelta(days=1)
+
+# 5 s, 20 s, 80 s, 5 min, 21 min, 85 min, 5.7 h, 8 h, 8 h: a day.
+RETRY = RetryPolicy(executions=10, base=5, multiplier=4, longest=8 * 3600, jitter=0.1)
+LONGEST_WAIT = timedelta(hours=30)
+LONGEST_RETRY_AFTER = 15 * 60  # seconds: the longest that the engine waits for because somebody asks it to
+
+
+def run_key(endpoint_id: int | None, recipient: str, kind: Kind, event_key: str) -> str:
+    """Names the decision to tell this recipient of this event: taken twice, it is told once. A webhook endpoint is the
+    same recipient wherever it moves; of a mail endpoint, each address is one."""
+    if endpoint_id is not None and kind == "webhook":
+        who = str(endpoint_id)
+    else:
+        who = f"{endpoint_id or kind}-{_digest(recipient)[:16]}"
+    key = f"notify-{who}-{event_key}"
+    # The suffix of a redelivery has to fit as well.
+    return key if len(key) <= LONGEST_KEY - 20 else f"notify-{who}-{_digest(event_key)}"
+
+
+def message_id(tenant_id: str, event_key: str) -> str:
+    """What receivers know an event by: the same for every attempt and for every redelivery of it."""
+    return f"msg_{_digest(json.dumps([tenant_id, event_key]))[:40]}"
+
+
+def message(event_type: str, occurred_at: datetime, payload: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": event_type, "timestamp": occurred_at.isoformat(), "data": payload}
+
+
+def new_secret() -> str:
+    return f"whsec_{base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
+
+
+def signed(keys: Sequence[str], name: str, at: datetime, body: str) -> dict[str, str]:
+    """Headers. Several keys while one replaces another; none where nobody has given one."""
+    headers = {"webhook-id": name, "webhook-timestamp": str(int(at.timestamp()))}
+    if keys:
+        headers["webhook-signature"] = " ".join(Webhook(key).sign(name, at, body) for key in keys)
+    return headers
+
+
+def patience(asked: float | None, executions: int) -> float | None:
+    """What a receiver's Retry-After adds: seconds, if they are more than we would wait anyway. Who asks for a moment
+    over and over must not use up a day of attempts in that moment."""
+    if asked is None:
+        return None
+    ours = min(RETRY.base * RETRY.multiplier**executions, RETRY.longest)
+    bounded = min(asked, LONGEST_RETRY_AFTER)
+    return bounded if bounded > ours else None
+
+
+def about_run(aggregate: str, payload: Mapping[str, Any]) -> int | None:
+    """The run that an event speaks of, if it speaks of one."""
+    named = payload.get("run_id") or aggregate.removeprefix("run:")
+    return int(named) if isinstance(named, str) and re.fullmatch(r"[1-9]\d{0,17}", named) else None
+
+
+def is_address(text: str) -> bool:
+    return len(text) <= LONGEST_ADDRESS and ADDRESS.fullmatch(text) is not None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,157 @@
+"""What a delivery needs besides itself, and the webhook: class C1, told again under the same id until it is taken.
+
+The row of `deliveries` was committed before anything is sent. Nothing here holds a connection while somebody is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from psycopg.rows import class_row
+from pydantic_core import to_json
+
+from ecluse.base.clock import Clock
+from ecluse.base.errors import PermanentError, TransientError
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection, Pool, pool
+from ecluse.engine import Done, Item, Result, WorkContext
+from ecluse.notify import endpoints
+from ecluse.notify.rules import OLD_SECRET_SIGNS, Kind, message_id, patience, signed
+
+if TYPE_CHECKING:
+    from ecluse.vendors.guarded import GuardedHttp
+
+ReadSecret = Callable[[Connection, str, str], Awaitable[str]]  # of a tenant, by name
+
+POOL_SIZE = 4
+EXCERPT = 300  # characters of an answer
+JSON = {"Content-Type": "application/json"}
+
+LOAD = """
+SELECT d.run_id, d.tenant_id, d.endpoint_id, d.kind, coalesce(e.url, d.recipient) AS recipient, d.secret_name,
+       d.event_key, d.event_type, d.about_run, d.message, d.sending_at IS NOT NULL AS begun,
+       d.sent_at IS NOT NULL AS sent,
+       d.endpoint_id IS NULL OR (e.is_active AND (d.kind = 'webhook' OR d.recipient = ANY(e.addresses))) IS TRUE
+           AS wanted,
+       e.rotated_at > ecluse_now() - %(old_signs)s IS TRUE AS rotating
+FROM deliveries d LEFT JOIN notification_endpoints e ON e.id = d.endpoint_id AND e.tenant_id = d.tenant_id
+WHERE d.run_id = %(run)s
+"""
+
+
+@dataclass(frozen=True)
+class Smtp:
+    host: str
+    port: int
+    sender: str
+    username: str | None = None
+    password: str | None = None
+    starttls: bool | None = None  # None: where the server offers it
+    tls: bool = False
+    timeout: float = 30.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the composition root passes in. No `smtp`: mail is not configured; no `read_secret`: nothing is sealed."""
+
+    dsn: str
+    read_secret: ReadSecret | None = None
+    allowed_networks: tuple[str, ...] = ()
+    webhook_timeout: float = 15.0
+    smtp: Smtp | None = None
+    public_url: str | None = None
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The `vendors` of the notifications flow."""
+
+    setup: Setup
+    pool: Pool
+    http: GuardedHttp
+
+
+@asynccontextmanager
+async def resources(setup: Setup, _: Clock) -> AsyncIterator[Resources]:
+    from ecluse.vendors.guarded import GuardedHttp  # slow to import: commands that call nobody should not wait for it
+
+    http = GuardedHttp(setup.allowed_networks, deadline=setup.webhook_timeout)
+    async with pool(setup.dsn, size=POOL_SIZE) as own:
+        try:
+            yield Resources(setup, own, http)
+        finally:
+            await http.close()
+
+
+@dataclass(frozen=True)
+class Delivery:
+    run_id: int
+    tenant_id: str
+    endpoint_id: int | None
+    kind: Kind
+    recipient: str
+    secret_name: str | None
+    event_key: str
+    event_type: str
+    about_run: int | None
+    message: dict[str, Any]
+    begun: bool
+    sent: bool
+    wanted: bool  # its endpoint is there, and switched on
+    rotating: bool
+
+    @property
+    def name(self) -> str:
+        return message_id(self.tenant_id, self.event_key)
+
+
+async def load(connection: Connection, run_id: int) -> Delivery:
+    async with connection.cursor(row_factory=class_row(Delivery)) as cursor:
+        await cursor.execute(LOAD, {"run": run_id, "old_signs": OLD_SECRET_SIGNS})
+        delivery = await cursor.fetchone()
+    if delivery is None:
+        raise PermanentError("There is nothing to deliver: deliveries are made by events", code="NO_DELIVERY")
+    if not delivery.wanted:
+        raise PermanentError("Its endpoint was deleted or switched off", code="ENDPOINT_OFF")
+    return delivery
+
+
+async def post(context: WorkContext, item: Item) -> Result:
+    own: Resources = context.vendors
+    async with own.pool.connection() as connection:
+        delivery = await load(connection, item.run_id)
+        keys = await _keys(connection, own.setup.read_secret, delivery)
+    body = to_json(delivery.message)
+    headers = signed(keys, delivery.name, context.now(), body.decode())
+    reply = await own.http.post(delivery.recipient, body, JSON | headers)
+    refused = reply.refusal(context.now())
+    if refused is None:
+        return Done({"status": reply.status, "answer": storable(reply.body.decode("utf-8", "replace"), EXCERPT)})
+    if reply.status == 410:
+        if delivery.endpoint_id is not None:
+            async with own.pool.connection() as connection:
+                why = f"Its receiver answered 410 Gone at {context.now():%Y-%m-%d %H:%M:%S} UTC"
+                await endpoints.switch_off(connection, delivery.tenant_id, delivery.endpoint_id, why)
+        raise PermanentError(refused.message, code="GONE")
+    # A receiver that says no today may have been put right tomorrow: it was told what it is, not what to do.
+    asked = refused.retry_after if isinstance(refused, TransientError) else None
+    raise TransientError(
+        refused.message, code=refused.code, retry_after=patience(asked, item.executions), ambiguous=False
+    )
+
+
+async def _keys(connection: Connection, read: ReadSecret | None, delivery: Delivery) -> list[str]:
+    if delivery.secret_name is None:
+        return []
+    if read is None:
+        raise TransientError(
+            "There is no key to open its signing secret with: set ECLUSE_SECRET_KEY", code="NO_SECRET_KEY"
+        )
+    names = [delivery.secret_name]
+    if delivery.rotating and delivery.endpoint_id is not None:
+        names.append(endpoints.old_secret_name(delivery.endpoint_id))
+    return [await read(connection, delivery.tenant_id, name) for name in names]

@@ -1,0 +1,209 @@
+"""Mail through the engine, to a mail server on a socket: tried again while it is not taken, never sent twice."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from html import unescape
+
+import pytest
+
+from ecluse.base.errors import PermanentError
+from ecluse.engine import Done, Item, Result, WorkContext, pause_lane, resume_lane
+from ecluse.notify.mail import compose
+from ecluse.notify.work import Delivery
+from tests.engine.flows import TAKE_OVER, flow, run_to_end, stage, until
+from tests.notify.world import SENDER, mail_server, smtp_of
+
+TO = "ops@example.com"
+
+
+async def one_is_refused(_: WorkContext, item: Item) -> Result:
+    if item.key == "a":
+        raise PermanentError("no", code="NO_SUCH_ARTICLE")
+    return Done()
+
+
+@pytest.mark.req("AUT-127", "G-43")
+async def test_a_mail_says_what_became_of_the_run_and_why(start_world):
+    async with mail_server() as mailbox:
+        world = await start_world(
+            f := flow(stage(one_is_refused)), smtp=smtp_of(mailbox), public_url="https://ecluse.example.com/"
+        )
+        await world.mail_endpoint(TO, "boss@example.com", events=["test/completed"])
+        run = await run_to_end(world.kit, f, ["a", "b", "c"])
+        assert await world.settled(2) == [("succeeded", None)] * 2
+    assert sorted(mailbox.envelopes) == [("ecluse@example.com", ["boss@example.com"]), ("ecluse@example.com", [TO])]
+    mail = mailbox.taken[0]
+    assert mail["Subject"] == f"Ecluse: test run {run['id']}: partial"
+    assert mail["From"] == SENDER
+    assert mail["To"] in (TO, "boss@example.com")
+    assert mail["Auto-Submitted"] == "auto-generated"
+    for kind in ("plain", "html"):
+        text = unescape(mail.get_body((kind,)).get_content())
+        for said in (f"{run['id']}", "partial", "NO_SUCH_ARTICLE", f"https://ecluse.example.com/runs/{run['id']}"):
+            assert said in text
+    text = mail.get_body(("plain",)).get_content().replace("\r\n", "\n")
+    assert "selected: 3\n  successful: 2\n  failed: 1\n  ignored: 0\n" in text
+
+
+async def test_a_server_that_is_busy_is_asked_again_with_the_same_mail(start_world, query):
+    async with mail_server(at_rcpt=["451 greylisted, come back"], at_data=["452 no room"]) as mailbox:
+        world = await start_world(smtp=smtp_of(mailbox))
+        await world.mail_endpoint(TO)
+        await world.tell("thing.done")
+        await world.next_try(1)
+        await world.next_try(2)
+        assert (await world.settled())[0][0] == "succeeded"
+    assert len(mailbox.taken) == 1
+    assert [tuple(row) for row in query("SELECT error_code, error FROM attempts ORDER BY id")] == [
+        ("MAIL_DEFERRED", "the mail server: 451 greylisted, come back"),
+        ("MAIL_DEFERRED", "the mail server: 452 no room"),
+    ]
+    name = query("SELECT result FROM items")[0][0]["answer"]
+    assert name == "taken"
+    assert query("SELECT sent_at IS NOT NULL FROM deliveries") == [(True,)]
+
+
+async def test_an_address_that_is_refused_is_not_tried_again_and_costs_the_others_nothing(start_world):
+    async with mail_server(at_rcpt=["550 no such user"]) as mailbox:
+        world = await start_world(smtp=smtp_of(mailbox))
+        await world.mail_endpoint(TO)
+        await world.tell("thing.done")
+        assert await world.settled() == [("failed", "MAIL_REFUSED")]
+        await world.tell("thing.done", again=True)
+        assert (await world.settled(2))[1] == ("succeeded", None)
+    assert len(mailbox.taken) == 1
+
+
+@pytest.mark.req("G-92")
+async def test_a_connection_that_is_lost_once_the_server_has_the_text_is_not_repeated(start_world, query):
+    async with mail_server(at_data=["CUT"]) as mailbox:
+        world = await start_world(smtp=smtp_of(mailbox))
+        await world.mail_endpoint(TO)
+        await world.tell("thing.done")
+        assert await world.settled() == [("failed", "MAY_HAVE_BEEN_SENT")]
+        ((error, ambiguous),) = query("SELECT error, ambiguous FROM attempts")
+    assert len(mailbox.taken) == 1
+    assert "may have been sent" in error
+    assert ambiguous
+
+
+async def test_a_connection_that_is_lost_before_the_text_is_tried_again(start_world, query):
+    async with mail_server(at_rcpt=["CUT"]) as mailbox:
+        world = await start_world(smtp=smtp_of(mailbox))
+        await world.mail_endpoint(TO)
+        await world.tell("thing.done")
+        await world.next_try(1)
+        assert (await world.settled())[0][0] == "succeeded"
+    assert query("SELECT error_code, ambiguous FROM attempts") == [("MAIL_SERVER", False)]
+    assert len(mailbox.taken) == 1
+
+
+async def test_no_server_at_all_is_tried_again(start_world):
+    async with mail_server() as mailbox:
+        pass
+    world = await start_world(smtp=smtp_of(mailbox))
+    await world.mail_endpoint(TO)
+    await world.tell("thing.done")
+    await world.tried(1)
+    assert world.states() == [("running", "MAIL_SERVER")]
+
+
+@pytest.mark.req("G-92")
+@pytest.mark.parametrize(
+    ("left_behind", "ends", "sent"),
+    [
+        ("sending_at = NULL", ("succeeded", None), 1),
+        ("sending_at = ecluse_now()", ("failed", "MAY_HAVE_BEEN_SENT"), 0),
+        ("sending_at = ecluse_now(), sent_at = ecluse_now()", ("succeeded", None), 0),
+    ],
+    ids=["died before the text", "died with the text", "died after the answer"],
+)
+async def test_a_mail_that_a_worker_died_with_is_sent_at_most_once(start_world, query, left_behind, ends, sent):
+    async with mail_server() as mailbox:
+        world = await start_world(smtp=smtp_of(mailbox))
+        async with world.kit.pool.connection() as connection:
+            await pause_lane(connection, "mail", reason="test", by="test")
+        await world.mail_endpoint(TO)
+        await world.tell("thing.done")
+        await until(world.states)
+        query(f"UPDATE deliveries SET {left_behind}")  # noqa: S608 - of the table above
+        query("UPDATE items SET crashes = 1")
+        async with world.kit.pool.connection() as connection:
+            await resume_lane(connection, "mail", reason="test", by="test")
+        assert await world.settled() == [ends]
+    assert len(mailbox.taken) == sent
+
+
+@pytest.mark.req("G-92")
+async def test_one_who_was_taken_for_dead_while_sending_and_the_one_who_took_over_send_once(start_world, query, dsn):
+    async with mail_server(at_data=["250 taken"]) as mailbox:
+        world = await start_world(smtp=smtp_of(mailbox))
+        handle = mailbox.handle_DATA
+
+        async def slowly(*given):
+            query(TAKE_OVER)
+            await until(lambda: query("SELECT 1 FROM attempts WHERE error_code = 'MAY_HAVE_BEEN_SENT'"))
+            return await handle(*given)
+
+        mailbox.handle_DATA = slowly
+        await world.mail_endpoint(TO)
+        await world.tell("thing.done")
+        assert await world.settled() == [("failed", "MAY_HAVE_BEEN_SENT")]
+        await until(lambda: mailbox.taken)
+    assert len(mailbox.taken) == 1
+
+
+async def test_without_a_mail_server_configured_it_waits_and_says_so(start_world):
+    world = await start_world()
+    await world.mail_endpoint(TO)
+    await world.tell("thing.done")
+    await world.tried(1)
+    assert world.states() == [("running", "MAIL_NOT_CONFIGURED")]
+
+
+def delivery(**changed) -> Delivery:
+    message = {"type": "thing.done", "timestamp": "2026-01-01T00:00:00+00:00", "data": {}}
+    facts = {"run_id": 1, "tenant_id": "default", "endpoint_id": 1, "kind": "mail", "recipient": TO}
+    facts |= {"secret_name": None, "event_key": "e1", "event_type": "thing.done", "about_run": None}
+    facts |= {"message": message, "begun": False, "sent": False, "wanted": True, "rotating": False}
+    return Delivery(**facts | changed)
+
+
+def composed(one: Delivery, run=None):
+    return compose(one, run, sender=SENDER, at=datetime.now(UTC), public_url=None)
+
+
+INJECTED = "done\r\nBcc: all@example.com\r\n\r\nbody"
+
+
+@pytest.mark.parametrize("where", ["event", "status", "data"])
+def test_nothing_that_is_told_can_become_a_header(where):
+    run = {"id": 7, "flow": "test", "status": INJECTED, "selected": None, "outcomes": {}, "reason": INJECTED}
+    run |= dict.fromkeys(("successful", "failed", "ignored"))
+    one = {
+        "event": lambda: composed(delivery(event_type=INJECTED)),
+        "status": lambda: composed(delivery(), run),
+        "data": lambda: composed(
+            delivery(message={"timestamp": "x", "data": {"note": INJECTED, "<script>": "<b>alert()</b>"}})
+        ),
+    }[where]()
+    assert one["Bcc"] is None
+    head = bytes(one).partition(b"\n\n")[0]
+    assert b"\nBcc" not in head
+    assert {name.lower() for name in one.keys()} <= {  # noqa: SIM118 - a mail's names, not a dict's
+        *("subject", "from", "to", "date", "message-id", "auto-submitted", "mime-version", "content-type")
+    }
+    assert "<b>" not in one.get_body(("html",)).get_content()
+    assert "<script>" not in one.get_body(("html",)).get_content()
+
+
+def test_a_mail_has_one_name_and_hides_what_looks_secret():
+    same = [composed(delivery(run_id=n)) for n in (1, 2)]
+    assert same[0]["Message-ID"] == same[1]["Message-ID"]
+    assert same[0]["Message-ID"].endswith("@example.com>")
+    assert composed(delivery(event_key="e2"))["Message-ID"] != same[0]["Message-ID"]
+    secret = composed(
+        delivery(message={"timestamp": "x", "data": {"api_key": "hunter2", "u": "https://x/?sig=hunter2"}})
+    )
+    assert "hunter2" not in str(secret)
