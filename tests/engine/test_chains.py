@@ -44,7 +44,7 @@ class Chain:
 
     async def _begin(self, connection, runs):
         await begin_runs(connection, self.flow, runs)
-        await open_stage(connection, self.first, [(run, [NewItem(run.event_key)]) for run in runs])
+        await open_stage(connection, self.first, [(run, [NewItem(run.event_key, target="")]) for run in runs])
 
     async def _find(self, _, item):
         if item.key.endswith("broken"):

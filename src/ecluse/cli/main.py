@@ -223,6 +223,17 @@ def demo_hello(
     raise typer.Exit(hello.run(keep=keep, as_json=as_json))
 
 
+@demo.command("transcription")
+def demo_transcription(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")] = False,
+) -> None:
+    """Transcribe 20 fiches at flaky vendors, kill the server half-way, and compare what everybody says."""
+    from ecluse.demo import transcription
+
+    logging.configure("WARNING")
+    raise typer.Exit(transcription.run(as_json=as_json))
+
+
 def main() -> None:
     try:
         app()

@@ -50,8 +50,9 @@ class Run:
 
 
 class NewItem(NamedTuple):
-    """A unit of work to be fanned out. `target` is the record the run answers for; the key is unique in its stage.
-    Items of one `group` share the lane's cap per key."""
+    """A unit of work to be fanned out. `target` is the record the run answers for: the key, unless said otherwise; an
+    empty one is for work that only prepares the run. The key is unique in its stage. Items of one `group` share the
+    lane's cap per key."""
 
     key: str
     target: str | None = None

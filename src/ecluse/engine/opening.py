@@ -98,7 +98,12 @@ async def open_stage(
     cursor = await connection.execute(OPEN, {**names, **facts, **limits})
     opened = {row[0] for row in await cursor.fetchall()}
     rows = [
-        {"tenant": run.tenant_id, "run": run.id, "key": item.key, "target": item.target or item.key}
+        {
+            "tenant": run.tenant_id,
+            "run": run.id,
+            "key": item.key,
+            "target": item.key if item.target is None else item.target,
+        }
         | {"payload": item.payload, "group": item.group}
         for run, items in wanted
         if run.id in opened

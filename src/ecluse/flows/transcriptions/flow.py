@@ -118,7 +118,7 @@ class Transcription:
         later = [run for run in runs if run.input["refresh"] or not self.config.configured]
         for priority in sorted({run.input["priority"] for run in later}):
             first = [
-                (run, [NewItem(run.input["fiche_id"], payload=dict(run.input))])
+                (run, [NewItem(run.input["fiche_id"], target="", payload=dict(run.input))])
                 for run in later
                 if run.input["priority"] == priority
             ]

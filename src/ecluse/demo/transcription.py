@@ -1,0 +1,161 @@
+"""Twenty fiches transcribed by vendors that throttle and fail, the server killed half-way. At the end what the API
+says, what the database holds and what the vendor was paid for stand side by side, fiche by fiche."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ecluse.base.errors import SetUpError
+from ecluse.demo.scene import Scene, get, post, scene
+
+# One without recordings, one with a recording that has no URL, one that the CRM does not know.
+FICHES = [str(number) for number in (*range(1001, 1016), 9000, 9001, 9100, 9200, 9300)]
+FAULTS: list[dict[str, object]] = [
+    {"vendor": "elevenlabs", "kind": "latency", "seconds": 0.4},
+    {"vendor": "elevenlabs", "kind": "throttle", "rate": 0.03, "retry_after": 1, "per_id_times": 1},
+    {"vendor": "elevenlabs", "kind": "server_error", "rate": 0.1, "status": 503},
+    {"vendor": "elevenlabs", "kind": "reset", "rate": 0.03},
+    {"vendor": "elevenlabs", "kind": "refused", "ids": ["1007-2"], "status": 422, "code": "invalid_audio"},
+    {"vendor": "crm", "kind": "server_error", "rate": 0.1, "status": 502},
+]
+OVERRIDES = {
+    "TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE": "600",
+    "TRANSCRIPTION_ELEVENLABS_BACKOFF_BASE_SECONDS": "0.2",
+    "ECLUSE_HEARTBEAT_SECONDS": "0.5",
+    "ECLUSE_DEAD_AFTER_SECONDS": "2",
+    "ECLUSE_LOG_LEVEL": "ERROR",
+}
+VENDORS = {
+    "CRM_BASE_URL": "{vendor}/crm",
+    "CRM_API_KEY": "demo",
+    "ELEVENLABS_BASE_URL": "{vendor}/elevenlabs",
+    "ELEVENLABS_API_KEY": "demo",
+}
+LONGEST_SECONDS = 180
+
+PROGRESS = """
+SELECT count(*) FILTER (WHERE r.ended_at IS NULL) AS open,
+    (SELECT count(*) FROM items i JOIN runs f ON f.id = i.run_id WHERE f.flow = 'transcription'
+     AND i.stage <> 'refresh' AND i.status <> 'open') AS done,
+    (SELECT coalesce(sum(target_total), 0) FROM transcription_runs) AS planned
+FROM runs r WHERE r.flow = 'transcription'
+"""
+TRANSCRIBED = """
+SELECT f.fiche_id, array_agg(r.call_id ORDER BY r.call_id) FILTER (WHERE r.has_transcription) AS calls
+FROM fiche_cache f LEFT JOIN recordings r ON r.fiche_cache_id = f.id GROUP BY 1
+"""
+
+
+def run(*, as_json: bool) -> int:
+    console = Console(stderr=as_json)
+    console.print(
+        f"[bold]Ecluse[/] transcribes the recordings of {len(FICHES)} fiches at vendors that throttle and fail"
+    )
+    console.print("overrides: " + ", ".join(f"{name}={value}" for name, value in OVERRIDES.items()), style="dim")
+    with scene({**OVERRIDES, **VENDORS}, FAULTS) as played:
+        report = _play(console, played)
+    _print(console, report)
+    if as_json:
+        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.flush()
+    return 0 if report["agree"] and report["verify"] == "clean" else 1
+
+
+def _play(console: Console, played: Scene) -> dict[str, Any]:
+    key = played.command("keys", "create", "--name", "demo", "--role", "operator").splitlines()[-1].strip()
+    api, started = f"http://127.0.0.1:{played.port}/api/transcriptions", time.monotonic()
+    post(f"{api}/batch", {"fiche_ids": FICHES, "priority": "normal"}, key)
+    took_over = _watch(console, played, started)
+    seconds = round(time.monotonic() - started, 1)
+    told = {fiche: json.loads(get(f"{api}/{fiche}/status", key)) for fiche in FICHES}
+    ledger = json.loads(get(f"{played.vendor}/_sandbox/ledger?vendor=elevenlabs&kind=paid&limit=100000"))
+    paid = Counter(entry["ref"] for entry in ledger["entries"])
+    stored = {row["fiche_id"]: row["calls"] or [] for row in played.query(TRANSCRIBED)}
+    stats = played.stats()
+    fiches = [_account(told[fiche], stored.get(fiche, []), paid) for fiche in FICHES]
+    return {
+        "fiches": fiches,
+        "status": dict(Counter(one["status"] for one in fiches)),
+        "recordings": sum(one["recordings"] for one in fiches),
+        "transcribed": sum(one["transcribed"] for one in fiches),
+        "failed": sum(one["failed"] for one in fiches),
+        "paid_twice": sum(calls - 1 for calls in paid.values() if calls > 1),
+        "agree": all(one["agree"] for one in fiches),
+        "seconds": seconds,
+        "kills": 1,
+        "took_over_after_s": round(took_over, 1),
+        "vendor_calls": sum(stats[vendor]["calls"] for vendor in ("crm", "elevenlabs")),
+        "throttled": int(stats["elevenlabs"]["by_status"].get("429", 0)),
+        "verify": played.audit(),
+    }
+
+
+def _watch(console: Console, played: Scene, started: float) -> float:
+    """To the end of all runs; returns how long after the kill work went on."""
+    killed_at, took_over, done_at_kill = 0.0, 0.0, 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("transcribing", total=None)
+        while True:
+            (row,) = played.query(PROGRESS)
+            progress.update(bar, completed=row["done"], total=row["planned"] or None)
+            if not killed_at and row["done"] >= 20:
+                played.kill_server()
+                killed_at, done_at_kill = time.monotonic(), row["done"]
+                message = f"kill -9 of the server after {row['done']} recordings; starting it again"
+                progress.console.print(message, style="bold red")
+                played.start_server()
+            if killed_at and not took_over and row["done"] > done_at_kill:
+                took_over = time.monotonic() - killed_at
+                progress.console.print(f"work goes on {took_over:.1f} s after the kill", style="bold green")
+            if killed_at and not row["open"]:
+                return took_over
+            if time.monotonic() - started > LONGEST_SECONDS:
+                raise SetUpError(
+                    f"The demonstration did not end within {LONGEST_SECONDS} s: {row['open']} runs are open."
+                )
+            time.sleep(0.1)
+
+
+def _account(told: dict[str, Any], stored: list[str], paid: Counter[str]) -> dict[str, Any]:
+    """What is said of one fiche, and whether API, database and vendor agree."""
+    said = sorted(one["call_id"] for one in told["recordings"] if one["has_transcription"])
+    run, fiche = told["run"], told["fiche_id"]
+    at_the_vendor = sorted(call for call in paid if call.rpartition("-")[0] == fiche)
+    return {
+        "fiche_id": fiche,
+        "status": run["status"],
+        "reason": run["reason"] or next((one["reason"] for one in told["recordings"] if one["reason"]), None),
+        "recordings": told["total"],
+        "transcribed": told["transcribed"],
+        "failed": run["failed"],
+        "in_database": len(stored),
+        "paid": len(at_the_vendor),
+        # What was paid for and could not be stored before a kill would show here.
+        "agree": said == sorted(stored) == at_the_vendor and len(said) == told["transcribed"],
+    }
+
+
+def _print(console: Console, report: dict[str, Any]) -> None:
+    table = Table("fiche", "run", "recordings", "API: transcribed", "database", "paid at vendor", "", box=None)
+    for one in report["fiches"]:
+        agree = "" if one["agree"] else "[red]differs[/]"
+        numbers = [str(one[name]) for name in ("recordings", "transcribed", "in_database", "paid")]
+        table.add_row(one["fiche_id"], one["status"], *numbers, " ".join(filter(None, (agree, one["reason"]))))
+    console.print(table)
+    statuses = ", ".join(f"{count} {status}" for status, count in sorted(report["status"].items()))
+    console.print(f"[bold]{len(report['fiches'])} fiches: {statuses}[/] in {report['seconds']} s")
+    console.print(
+        f"  vendor calls {report['vendor_calls']}, throttled {report['throttled']}, paid twice {report['paid_twice']};"
+        f" one kill -9: work went on {report['took_over_after_s']} s later"
+    )
+    audit = report["verify"]
+    console.print(f"  audited: {audit if audit == 'clean' else f'{len(audit)} violations: {audit}'}")
