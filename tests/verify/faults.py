@@ -423,7 +423,7 @@ def stage_before_the_selection(world: World) -> None:
     run_id = world.runs["chore"]
     world.stage(run_id, 1, stage="find", ended_at=world.now, end_cause="run ended")
     claim = world.claim(run_id, 1, succeeded=1)
-    world.item(run_id, "finder", "succeeded", claim, stage="find")
+    world.item(run_id, "finder", "succeeded", claim, stage="find", target="")
     world.change("finder", "claims", "stage = 'find'")
 
 

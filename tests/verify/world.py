@@ -32,7 +32,7 @@ WHICH = {
     "schedule_slots": "state = %(name)s",
     "dbos.workflow_status": "workflow_uuid = 't/' || %(name)s",
 }
-DRAWN = ("schedules", "runs", "items", "claims", "attempts", "run_log", "lanes")
+DRAWN = ("fiche_cache", "schedules", "runs", "items", "claims", "attempts", "run_log", "lanes")
 
 
 class World:
@@ -214,6 +214,7 @@ def healthy(world: World) -> None:
     scheduled(world)
     _told(world)
     _held(world)
+    _transcribed(world)
     # items.id is drawn before the effects know it
     world.sql("UPDATE effects e SET item_id = i.id FROM items i WHERE i.run_id = e.run_id AND i.key = e.key")
 
@@ -321,3 +322,36 @@ def _held(world: World) -> None:
         world.lease("a", fence, attempt=attempt, acquired_at=at, **end)
     world.lease("a", 5)
     world.lease("of a run", 1, run_id=world.runs["running"], ttl=None, expires_at=None)
+
+
+def _transcribed(world: World) -> None:
+    """A fiche with two recordings: one has its transcript, after the worker had died with it once; the other failed."""
+    now = world.now
+    fiche = world.insert("fiche_cache", tenant_id="default", fiche_id="7", created_at=now, updated_at=now)
+    whole = {"fiche_cache_id": fiche, "created_at": now, "updated_at": now}
+    text = {"has_transcription": True, "transcription_text": "Bonjour", "transcribed_at": now}
+    world.insert("recordings", call_id="7-1", **whole, **text)
+    world.insert("recordings", call_id="7-2", **whole)
+    run_id = world.run("fiche", "transcription", ["queued", "running", "partial"], state="running", selected=2)
+    world.sql(
+        "INSERT INTO transcription_runs (run_id, tenant_id, fiche_id, fiche_cache_id, target_total, processed, cached,"
+        " failed) VALUES (%s, 't', '7', %s, 2, 2, 0, 1)",
+        run_id,
+        fiche,
+    )
+    for stage, expected in (("refresh", 1), ("recordings", 2)):
+        world.stage(run_id, expected, stage=stage, ended_at=now, end_cause="run ended")
+    done = {"replica_id": ALIVE, "run_id": run_id, "lane_id": 1, "taken_at": now}
+    first = world.insert("claims", stage="refresh", taken=1, succeeded=1, **done)
+    world.item(run_id, "fiche 7", "succeeded", first, flow="transcription", stage="refresh", target="")
+    second = world.insert("claims", stage="recordings", taken=2, succeeded=1, failed=1, **done)
+    recording = {"flow": "transcription", "stage": "recordings"}
+    world.item(run_id, "7-1", "succeeded", second, crashes=1, **recording)
+    world.item(run_id, "7-2", "failed", second, failures=1, **recording)
+    world.attempt("7-1", 0)
+    world.sql("UPDATE attempts SET error_code = 'WORKER_CRASHED', maybe_paid = true WHERE execution = 0")
+    world.insert("outcomes", run_id=run_id, target="7-1", outcome="successful")
+    world.insert("outcomes", run_id=run_id, target="7-2", outcome="failed")
+    world.event(f"run:{run_id}", "fiche:fiche/transcribed", "fiche/transcribed", {"run_id": str(run_id)})
+    counts = "successful = 1, failed = 1, ignored = 0, ended_at = clock_timestamp(), end_cause = 'normal'"
+    world.change("fiche", "runs", f"status = 'partial', state = 'partial', {counts}")

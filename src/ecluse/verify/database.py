@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from ecluse.verify import attempts
+from ecluse.verify import attempts, transcriptions
 from ecluse.verify.report import About, Report, Violation
 
 
@@ -50,15 +50,8 @@ I_01_CONSERVATION = Check(
         """
         SELECT format('run %s target %s', i.run_id, i.target) AS subject, i.run_id, i.target,
                'work was done for it, but it was never selected' AS message
-        FROM (SELECT run_id, stage, target, outcome_of IS NOT NULL AS selected,
-                     bool_or(outcome_of IS NOT NULL) OVER (PARTITION BY run_id, stage) AS in_stage,
-                     bool_or(outcome_of IS NOT NULL) OVER (PARTITION BY run_id) AS in_run
-              FROM (SELECT DISTINCT run_id, stage, target FROM items) i
-              LEFT JOIN (SELECT run_id, target, run_id AS outcome_of FROM outcomes) o USING (run_id, target)) i
-        LEFT JOIN runs r ON r.id = i.run_id
-        -- where nobody leads the run, a stage may come before the selection: its items find the targets
-        WHERE NOT i.selected AND (i.in_stage OR r.orchestrated IS NOT FALSE OR (NOT i.in_run AND r.selected > 0))
-        ORDER BY 2, 3
+        FROM (SELECT DISTINCT run_id, target FROM items WHERE target <> '') i
+        LEFT JOIN outcomes o ON o.run_id = i.run_id AND o.target = i.target WHERE o.run_id IS NULL ORDER BY 2, 3
         """,
     ),
 )
@@ -117,6 +110,7 @@ I_04_NO_FALSE_SUCCESS = Check(
         JOIN items i ON i.id = e.item_id AND i.round > e.round
         WHERE o.outcome = 'successful' AND e.state IN ('sending', 'unknown') ORDER BY 2, 3
         """,
+        transcriptions.NO_TRANSCRIPT,
     ),
 )
 
@@ -186,6 +180,7 @@ I_12_COUNTERS = Check(
         FROM items i LEFT JOIN claims c ON c.id = i.claim_id
         WHERE i.claim_id IS NULL AND i.status <> 'open' OR (c.run_id, c.stage) <> (i.run_id, i.stage) ORDER BY i.id
         """,
+        transcriptions.SUMMARY,
     ),
 )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ecluse.verify.database import Check
 from ecluse.verify.stuck import CARE
+from ecluse.verify.transcriptions import TOLD
 
 OF_RUNS = """
 WITH told AS (
@@ -71,4 +72,5 @@ WHERE NOT care.moved AND published_seq IS NULL AND greatest(occurred_at, care.si
 ORDER BY e.id
 """  # noqa: S608 - the fragments above
 
-I_09_OUTBOX = Check("I-09", "SELECT count(*) AS n FROM events_outbox", (HOW_OFTEN, WHAT, NO_SUCH_RUN, ORDER, UNTOLD))
+STATEMENTS = (HOW_OFTEN, WHAT, NO_SUCH_RUN, ORDER, UNTOLD, TOLD)
+I_09_OUTBOX = Check("I-09", "SELECT count(*) AS n FROM events_outbox", STATEMENTS)
