@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -91,7 +92,9 @@ class Server:
     def __init__(self, *arguments: str, **variables: str) -> None:
         self.port = free_port()
         command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port), *arguments]
-        self.process = subprocess.Popen(command, env=environment(**variables), stderr=subprocess.PIPE, text=True)
+        # Not a pipe: one that nobody reads is full after 64 kB, and then the server stands still.
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when the server has ended
+        self.process = subprocess.Popen(command, env=environment(**variables), stderr=self._said)
 
     def get(self, path: str) -> tuple[int, Any]:
         try:
@@ -116,8 +119,10 @@ class Server:
         began = time.monotonic()
         if self.process.poll() is None:
             self.process.send_signal(signum)
-        _, said = self.process.communicate(timeout=30)
-        return self.process.returncode, time.monotonic() - began, said
+        code, seconds = self.process.wait(30), time.monotonic() - began
+        with self._said:
+            self._said.seek(0)
+            return code, seconds, self._said.read()
 
 
 @pytest.fixture
@@ -133,3 +138,4 @@ def serve(dsn) -> Iterator[Callable[..., Server]]:
     for server in servers:
         if server.process.poll() is None:
             server.end(signal.SIGKILL)
+        server._said.close()
