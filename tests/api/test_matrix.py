@@ -4,6 +4,7 @@ permission that the route declares, and a route that declares none must be one o
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import re
 from datetime import timedelta
@@ -17,7 +18,7 @@ from ecluse.access.secrets import Secrets
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.notify.rules import new_secret
-from tests.api.conftest import FLOW, SEALING, add_tenant, new_key
+from tests.api.conftest import FLOW, SEALING, SECRET_KEY, add_tenant, new_key
 
 PUBLIC = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 # What a caller gets here depends on the channel: tests/realtime/test_channel_rights.py has that table.
@@ -76,7 +77,7 @@ ON CONFLICT (run_id) DO UPDATE SET event_key = excluded.event_key
 
 async def seal(dsn, name):
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        await Secrets(bytes(32)).put(connection, "default", name, new_secret())
+        await Secrets(base64.b64decode(SECRET_KEY)).put(connection, "default", name, new_secret())
 
 
 @pytest.fixture(scope="module")
