@@ -24,6 +24,7 @@ COMMANDS = [
     ("doctor",),
     ("demo",),
     ("demo", "hello"),
+    ("demo", "transcription"),
     ("runs",),
     ("runs", "start"),
     ("runs", "end"),

@@ -26,6 +26,7 @@ from ecluse.engine import (
     insert_runs,
     load_runs,
     open_stage,
+    select_targets,
 )
 from tests.engine.flows import PATIENCE, QUICK, Targets, stage, succeed
 
@@ -198,6 +199,7 @@ async def test_what_was_paid_for_is_kept_although_its_run_was_ended(start_kit, a
     asked, answer, saved = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def pay(context, item):
+        await context.pay(item)
         asked.set()
         await answer.wait()
         return Done({"worth": 7})
@@ -242,12 +244,18 @@ async def test_runs_hold_many_leases_until_they_end_and_whoever_comes_second_is_
     one, two = await start(kit, idle, "one", "two")
     wanted = [f"thing:{n}" for n in range(3_000)]
     async with kit.pool.connection() as connection, connection.transaction():
-        assert await hold_for_runs(connection, [(one.run.id, "default", key) for key in wanted]) == {}
+        held = await hold_for_runs(connection, [(one.run.id, "default", key) for key in wanted])
+        assert held == {("default", key): one.run.id for key in wanted}
     async with kit.pool.connection() as connection:
         async with connection.transaction():
-            lost = await hold_for_runs(connection, [(two.run.id, "default", key) for key in ("thing:7", "other")])
-            assert lost == {"thing:7": one.run.id}
-            assert await hold_for_runs(connection, [(two.run.id, "elsewhere", "thing:7")]) == {}
+            keys = [("default", "thing:7"), ("default", "other"), ("elsewhere", "thing:7")]
+            assert await hold_for_runs(connection, [(two.run.id, *key) for key in keys]) == {
+                keys[0]: one.run.id,
+                keys[1]: two.run.id,
+                keys[2]: two.run.id,
+            }
+            both = [(one.run.id, "default", "contended"), (two.run.id, "default", "contended")]
+            assert await hold_for_runs(connection, both) == {("default", "contended"): one.run.id}
         assert await holders(connection, "default", ["thing:8", "other", "free"]) == {
             "thing:8": one.run.id,
             "other": two.run.id,
@@ -255,7 +263,8 @@ async def test_runs_hold_many_leases_until_they_end_and_whoever_comes_second_is_
     kit.by_name["idle"] = idle
     await kit.end_run(one.run.id, "enough")
     async with kit.pool.connection() as connection, connection.transaction():
-        assert await hold_for_runs(connection, [(two.run.id, "default", "thing:7")]) == {}
+        held = await hold_for_runs(connection, [(two.run.id, "default", "thing:7")])
+        assert held == {("default", "thing:7"): two.run.id}
     assert ask("SELECT fence, end_cause FROM leases WHERE tenant_id = 'default' AND key = 'thing:7' ORDER BY 1") == [
         (1, "run ended"),
         (2, None),
@@ -308,3 +317,109 @@ async def test_what_is_large_goes_to_its_own_table_and_work_may_look_before_it_c
     assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "completed"
     assert saved == [({"small": "a"}, {"large": "x" * 10})] * 3
     assert ask("SELECT DISTINCT result FROM items WHERE stage = 'second'") == [({"small": "a"},)]
+
+
+@pytest.mark.req("G-82", "G-89")
+async def test_a_target_that_went_through_a_last_stage_is_done_although_its_run_is_ended(start_kit, ask):
+    """Stages may be alternatives: whoever has been through his one is done."""
+    waiting = asyncio.Event()
+
+    async def never(context, item):
+        await waiting.wait()
+        return Done()
+
+    chain = Chain(never, last=True)
+    other = stage(name="other", lane=Lane("other"), last=True)
+    flow = replace(chain.flow, stages=(chain.first, other, chain.second))
+    chain.flow = flow
+
+    async def both(connection, results):
+        (run,) = await load_runs(connection, [results[0].item.run_id])
+        await select_targets(connection, {run.id: [NewItem("quick"), NewItem("slow")]})
+        await open_stage(connection, other, [(run, [NewItem("quick")])])
+        await open_stage(connection, chain.second, [(run, [NewItem("slow")])])
+
+    first = replace(chain.first, save=both)
+    flow = replace(flow, stages=(first, other, chain.second))
+    kit = await start_kit(flow)
+    (one,) = await start(kit, flow, "a")
+    while not ask("SELECT 1 FROM items WHERE key = 'quick' AND status = 'succeeded'"):
+        await asyncio.sleep(0.02)
+    await kit.end_run(one.run.id, "enough")
+    waiting.set()
+    assert ask("SELECT target, outcome FROM outcomes ORDER BY 1") == [("quick", "successful"), ("slow", "failed")]
+
+
+@pytest.mark.req("G-21")
+async def test_a_run_whose_time_is_up_before_it_selected_has_failed(start_kit, ask):
+    chain = Chain()
+    lane = Lane("shut", max_in_flight=1)
+    first = replace(chain.first, lane=lane, max_wait=timedelta(milliseconds=10))
+    chain.first, chain.flow = first, replace(chain.flow, stages=(first, chain.second))
+    kit = await start_kit(chain.flow)
+    async with kit.pool.connection() as connection:
+        await connection.execute(
+            "UPDATE lanes SET held_until = ecluse_now() + interval '1 hour', held_reason = 'test' WHERE name = 'shut'"
+        )
+    (one,) = await start(kit, chain.flow, "a")
+    ended = await kit.wait_for_run(one.run.id, PATIENCE)
+    assert (ended["status"], ended["selected"], ended["end_cause"]) == ("failed", 0, "catastrophic")
+
+
+async def test_a_run_with_nothing_to_do_ends_where_it_begins(start_kit, ask):
+    chain = Chain()
+
+    async def nothing(connection, runs):
+        await begin_runs(connection, flow, runs)
+        await open_stage(connection, chain.second, [(run, []) for run in runs], select=True)
+
+    flow = replace(chain.flow, begin=nothing)
+    kit = await start_kit(flow)
+    (one,) = await start(kit, flow, "a")
+    assert ask("SELECT status, reason FROM runs WHERE id = %s", one.run.id) == [("completed", "no_targets")]
+
+
+@pytest.mark.req("G-80")
+async def test_a_paid_call_that_a_stop_cuts_off_is_noted_once(start_kit, ask):
+    asked = asyncio.Event()
+
+    async def pay(context, item):
+        await context.pay(item)
+        asked.set()
+        await asyncio.sleep(3600)
+
+    chain = Chain(pay, paid=True)
+    kit = await start_kit(chain.flow)
+    await start(kit, chain.flow, "a")
+    await asyncio.wait_for(asked.wait(), 30)
+    while len(kit.worker.hands.taken) < 3:
+        await asyncio.sleep(0.02)
+    await kit.stop(grace=0.1)
+    noted = ask("SELECT error_code, maybe_paid, count(*) FROM attempts GROUP BY 1, 2")
+    assert noted == [("INTERRUPTED", True, 3)]
+    assert ask("SELECT DISTINCT executions, status FROM items WHERE stage = 'second'") == [(0, "open")]
+
+
+@pytest.mark.req("G-80")
+async def test_one_crash_is_one_note_however_often_it_is_tried_afterwards(start_kit, ask):
+    async def pay(context, item):
+        await context.pay(item)
+        if item.executions < 2:
+            raise TransientError("later", ambiguous=False)
+        return Done()
+
+    chain = Chain(pay, paid=True, lane=Lane("shut", max_in_flight=3))
+    kit = await start_kit(chain.flow)
+    async with kit.pool.connection() as connection:
+        await connection.execute(
+            "UPDATE lanes SET held_until = ecluse_now() + interval '1 hour', held_reason = 'test' WHERE name = 'shut'"
+        )
+    (one,) = await start(kit, chain.flow, "a")
+    while not ask("SELECT 1 FROM items WHERE stage = 'second'"):
+        await asyncio.sleep(0.02)
+    async with kit.pool.connection() as connection:
+        await connection.execute("UPDATE items SET crashes = 1 WHERE stage = 'second'")
+        await connection.execute("UPDATE lanes SET held_until = NULL, held_reason = NULL WHERE name = 'shut'")
+        await connection.execute("SELECT pg_notify('ecluse_lanes', '')")
+    assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "completed"
+    assert ask("SELECT count(*) FROM attempts WHERE error_code = 'WORKER_CRASHED' AND maybe_paid") == [(3,)]

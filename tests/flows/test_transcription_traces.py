@@ -147,7 +147,7 @@ def test_every_knob_reaches_what_it_is_for(monkeypatch):
     config = transcription_config(Settings())
     assert (config.configured, config.requests_per_minute, config.progress_every) == (True, 8, 7)
     assert (config.max_wait.total_seconds(), config.stall.total_seconds()) == (60, 300)
-    (flow,) = load_flows(Settings())
+    flow = next(flow for flow in load_flows(Settings()) if flow.name == "transcription")
     refresh, _, recordings = flow.stages
     assert refresh.lane.max_in_flight == 3
     lane, retry = recordings.lane, recordings.retry

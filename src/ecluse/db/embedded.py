@@ -50,7 +50,7 @@ PAUSES = (0.0, 0.5, 1.0, 2.0)  # before each attempt: a killed postmaster's proc
 SETTINGS = {
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
-    "max_connections": "200",
+    "max_connections": "300",
     "max_wal_size": "4GB",
     "jit": "off",
     "fsync": "on",

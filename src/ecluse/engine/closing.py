@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import psycopg
 import structlog
-from psycopg.rows import class_row
 
 from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import workflow_id
@@ -31,22 +30,15 @@ WHERE s.fanned_out_at IS NOT NULL AND s.ended_at IS NULL AND r.ended_at IS NULL
                     WHERE c.run_id = s.run_id AND c.stage = s.stage)
 """
 
-SELF_CLOSING = """
-SELECT s.run_id, s.stage FROM runs r JOIN stages s ON s.run_id = r.id
-WHERE r.ended_at IS NULL AND NOT r.orchestrated AND s.ended_at IS NULL AND r.flow = ANY(%s)
-"""
+# Some at a time: there may be a hundred thousand of them behind a vendor's cap.
+PAGE = 2_000
+SELF_CLOSING = f"""
+SELECT id FROM runs WHERE ended_at IS NULL AND NOT orchestrated AND flow = ANY(%s) AND id > %s ORDER BY id LIMIT {PAGE}
+"""  # noqa: S608 - our own number
 
 # Nobody waits at their gate; its time is up all the same.
-OVERDUE = SELF_CLOSING + " AND s.deadline_at <= ecluse_now()"
-
-
-ALL_COMPLETE = """
-SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id FROM runs r
-WHERE r.id = ANY(%s) AND r.ended_at IS NULL AND NOT EXISTS (
-    SELECT 1 FROM stages s WHERE s.run_id = r.id AND (s.fanned_out_at IS NULL OR s.expected <> (
-        SELECT coalesce(sum(c.succeeded + c.failed + c.ignored), 0) FROM claims c
-        WHERE c.run_id = s.run_id AND c.stage = s.stage)))
-ORDER BY r.id
+OVERDUE = """
+SELECT run_id, stage FROM stages WHERE run_id = ANY(%s) AND ended_at IS NULL AND deadline_at <= ecluse_now()
 """
 
 
@@ -61,11 +53,16 @@ async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple
             if orchestrated:
                 with _apart(run_id):
                     await _hint(connection, workflow, gate_topic(stage))
-        if self_closing := {row[0] for row in complete if not row[2]}:
-            async with connection.cursor(row_factory=class_row(Run)) as rows:
-                over = await (await rows.execute(ALL_COMPLETE, (list(self_closing),))).fetchall()
-            for name in sorted({run.flow for run in over}):
-                await _end(connection, flows[name], [run for run in over if run.flow == name])
+        await close_complete(connection, flows, {row[0] for row in complete if not row[2]})
+
+
+async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_ids: Collection[int]) -> None:
+    """Those of these self-closing runs of which nothing is open any more."""
+    if not run_ids:
+        return
+    over = await ending.complete(connection, run_ids)
+    for name in sorted({run.flow for run in over}):
+        await _end(connection, flows[name], [run for run in over if run.flow == name])
 
 
 async def _end(connection: Connection, flow: Flow, over: Sequence[Run]) -> None:
@@ -110,16 +107,17 @@ async def end_by_operator(
     return ended
 
 
-async def sweep(pool: Pool, flows: Mapping[str, Flow]) -> None:
+async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
+    """The runs that close themselves, some at a time; returns where to go on."""
     async with pool.connection() as connection:
-        for run_id, stage in await (await connection.execute(OVERDUE, (list(flows),))).fetchall():
+        page = [row[0] for row in await (await connection.execute(SELF_CLOSING, (list(flows), after))).fetchall()]
+        for run_id, stage in await (await connection.execute(OVERDUE, (page,))).fetchall() if page else ():
             with _apart(run_id):
                 run = await runs.load(connection, run_id)
                 await gate.end(connection, run, flows[run.flow].stage(stage), "timeout")
                 await ending.end(connection, flows[run.flow], run)
-        rows = await (await connection.execute(SELF_CLOSING, (list(flows),))).fetchall()
-    if rows:
-        await close(pool, flows, [(run, stage) for run, stage in rows])
+        await close_complete(connection, flows, page)
+    return page[-1] if len(page) == PAGE else 0
 
 
 async def _hint(connection: Connection, workflow: str, topic: str) -> None:

@@ -3,9 +3,11 @@ nothing; the database counts once more."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from psycopg.rows import class_row
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
@@ -18,12 +20,12 @@ EndCause = Literal["normal", "operator", "stale", "catastrophic"]
 
 # In three strokes, the common one cheap: all items succeeded; something did not (failed before ignored, the first one
 # names the reason, an item nobody finished is incomplete); the rest. When a run is ended by force, only those count as
-# finished that have failed, are out, or have been through the last stage.
+# finished that have failed, are out, or have been through a last stage.
 SETTLE = (
     """
 UPDATE outcomes o SET outcome = 'successful'
 FROM (SELECT run_id, target FROM items WHERE run_id = ANY(%(runs)s) GROUP BY run_id, target
-      HAVING bool_and(status = 'succeeded') AND (%(normal)s OR bool_or(stage = %(last_stage)s))) w
+      HAVING bool_and(status = 'succeeded') AND (%(normal)s OR bool_or(stage = ANY(%(last)s)))) w
 WHERE o.run_id = ANY(%(runs)s) AND o.run_id = w.run_id AND o.target = w.target AND o.outcome IS NULL
 """,
     """
@@ -85,6 +87,22 @@ FROM runs r LEFT JOIN outcomes o ON o.run_id = r.id WHERE r.id = ANY(%(runs)s) G
 """
 
 
+ALL_COMPLETE = """
+SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id FROM runs r
+WHERE r.id = ANY(%s) AND r.ended_at IS NULL AND EXISTS (SELECT 1 FROM stages s WHERE s.run_id = r.id) AND NOT EXISTS (
+    SELECT 1 FROM stages s WHERE s.run_id = r.id AND (s.fanned_out_at IS NULL OR s.expected <> (
+        SELECT coalesce(sum(c.succeeded + c.failed + c.ignored), 0) FROM claims c
+        WHERE c.run_id = s.run_id AND c.stage = s.stage)))
+ORDER BY r.id
+"""
+
+
+async def complete(connection: Connection, run_ids: Collection[int]) -> list[Run]:
+    """Of runs that nobody leads: those of which nothing is open any more."""
+    async with connection.cursor(row_factory=class_row(Run)) as rows:
+        return await (await rows.execute(ALL_COMPLETE, (list(run_ids),))).fetchall()
+
+
 @dataclass(frozen=True)
 class Cause:
     """Why a run ends before its work does."""
@@ -139,7 +157,7 @@ async def end_many(
         )
         causes = dict.fromkeys(words, cause)
         unselected = [run for run, (_, unselected) in words.items() if unselected]
-        if cause is NORMAL and unselected:
+        if cause.cause == "normal" and unselected:
             cursor = await connection.execute(BROKEN, {"runs": unselected})
             causes |= {run: Cause("catastrophic", code, error) for run, code, error in await cursor.fetchall()}
         await _settle(connection, flow, list(words), cause)
@@ -172,7 +190,7 @@ async def _settle(connection: Connection, flow: Flow, run_ids: list[int], cause:
     # Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
     await connection.execute("SET LOCAL enable_nestloop = off")
     for stroke in SETTLE:
-        facts = {"runs": run_ids, "normal": cause.cause == "normal", "last_stage": flow.stages[-1].name, **rest}
+        facts = {"runs": run_ids, "normal": cause.cause == "normal", "last": flow.last_stages, **rest}
         await connection.execute(stroke, facts)
     await connection.execute("SET LOCAL enable_nestloop = on")
     for statement in (MAY_EXIST, CLOSE_WORK, leases.END_OF_RUNS):

@@ -8,7 +8,6 @@ from datetime import datetime
 import structlog
 
 from ecluse.base.errors import EcluseError, PermanentError, TransientError, VendorError
-from ecluse.db.connect import Pool
 from ecluse.engine import counts
 from ecluse.engine.claim import Taken
 from ecluse.engine.committer import Finish
@@ -20,12 +19,6 @@ log = structlog.get_logger(__name__)
 
 TOO_MANY_CRASHES = 5
 TOO_MANY_PAID = 4  # the first call and three repetitions
-
-RESENT = """
-INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous,
-                      maybe_paid)
-VALUES (%s, %s, %s, %s, %s, ecluse_now(), %s, 'WORKER_CRASHED', %s, true, true)
-"""
 
 
 def later(stage: Stage, taken: Taken, at: datetime | None = None, effect: Ended | None = None) -> Finish:
@@ -85,12 +78,3 @@ def spent(stage: Stage, item: Item) -> VendorError | None:
             "Sent, not answered for certain, and found not applied", code="NOT_APPLIED", ambiguous=False
         )
     return None
-
-
-async def note_resend(pool: Pool, taken: Taken, replica: str) -> None:
-    """A worker died with it in hand, perhaps after the vendor had done its work: it may be paid for once more."""
-    item, said = taken.item, "A worker died with it in hand; it is sent again"
-    async with pool.connection() as connection:
-        await connection.execute(
-            RESENT, (item.run_id, item.id, item.event_id, item.round, item.executions, replica, said)
-        )

@@ -161,7 +161,14 @@ class WorkContext:
     now: Callable[[], datetime]
     reserve: Callable[[Item, int | None], Awaitable[None]] | None = None
     tell: Tell = lambda _: None  # at once, whatever becomes of the item
+    payer: Callable[[Item], Awaitable[None]] | None = None
     pool: Pool | None = None
+
+    async def pay(self, item: Item) -> None:
+        """Said right before a call that costs money (`Stage.paid`): from here on it is let finish, whatever becomes of
+        its run; if it may have been paid for before, that is noted."""
+        if self.payer is not None:
+            await self.payer(item)
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[Connection]:
@@ -282,6 +289,7 @@ class Stage:
     rounds: int = 0  # deliberate repetitions of what failed, on stall
     incomplete: str = "Not finished in time (timeout/stall)"
     weight: int = 1  # permits that one call takes of its lane's rate
+    last: bool = False  # a target that has been through it is done; unless one says so, it is the last one of the flow
     opens: bool = False  # its `save` opens the next stage of its run, in the same commit
     # A call costs money, and changes nothing outside: one in flight is let finish although its run has ended, and its
     # result goes to `save` whatever becomes of the item; a repetition that may have been paid twice is noted.
@@ -315,6 +323,10 @@ class Flow:
     def stale_after(self) -> timedelta:
         """A gate ends at its `max_wait`: a run that takes longer than all of them together is not one any more."""
         return sum((stage.max_wait for stage in self.stages), GRACE)
+
+    @property
+    def last_stages(self) -> list[str]:
+        return [stage.name for stage in self.stages if stage.last] or [self.stages[-1].name]
 
     def stage(self, name: str) -> Stage:
         return next(stage for stage in self.stages if stage.name == name)

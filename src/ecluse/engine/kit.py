@@ -25,6 +25,7 @@ from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, Tell, WorkContext
 from ecluse.engine.lanes import LANES_CHANNEL, Lanes
 from ecluse.engine.outbox import OUTBOX_CHANNEL, Sink
+from ecluse.engine.paying import Paying
 from ecluse.engine.publisher import Publisher
 from ecluse.engine.replicas import Heart
 from ecluse.engine.roles import ROLES, Role
@@ -111,13 +112,14 @@ class Kit:
 
     async def _start_worker(self, jobs: dict[str, Coroutine[Any, Any, None]], channels: dict[str, Hear]) -> None:
         await self._work_pool.open(wait=True)
-        lanes = Lanes(self.pool, self.flows, self.clock)
+        lanes, paying = Lanes(self.pool, self.flows, self.clock), Paying(self.pool, self.replica)
         contexts = {
             flow.name: WorkContext(
                 vendors=await self._vendors.enter_async_context(flow.vendors(self.clock)),
                 now=self.clock.now,
                 reserve=lanes.reserve,
                 tell=self.live,
+                payer=paying.begin,
                 pool=self.pool,
             )
             for flow in self.flows
@@ -134,6 +136,7 @@ class Kit:
             chance=self.chance,
             alive=lambda: self._heart.beats,
             tell=self.live,
+            paying=paying,
             died=self._loop_ended,
         )
         await lanes.put()

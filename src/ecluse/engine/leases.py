@@ -149,20 +149,20 @@ async def acquire(
     return taken
 
 
-async def hold_for_runs(connection: Connection, wanted: Sequence[tuple[int, str, str]]) -> dict[str, int | None]:
+async def hold_for_runs(
+    connection: Connection, wanted: Sequence[tuple[int, str, str]]
+) -> dict[tuple[str, str], int | None]:
     """Leases (run, tenant, key) that runs hold until they end: of open runs whose rows the caller's transaction has
-    locked or inserted. Returns those that could not be had, with the run that holds each (none: a process)."""
-    left = {(tenant, key): run for run, tenant, key in wanted}
-    taken: dict[str, int | None] = {}
-    while left:
+    locked or inserted. Returns who holds each (tenant, key) now: that run, another one, or (none) a process."""
+    first = {(tenant, key): run for run, tenant, key in reversed(wanted)}
+    held: dict[tuple[str, str], int | None] = {}
+    while left := {pair: run for pair, run in first.items() if pair not in held}:
         rows = [{"run": run, "tenant": tenant, "key": key} for (tenant, key), run in left.items()]
-        had = set(await (await connection.execute(HOLD, (to_json(rows).decode(),))).fetchall())
-        left = {pair: run for pair, run in left.items() if pair not in had}
-        if left:  # one that was freed in between is free again: once more
-            held = await _holders(connection, left)
-            taken |= {pair[1]: run for pair, run in held.items() if run != left[pair]}
-            left = {pair: run for pair, run in left.items() if pair not in held}
-    return taken
+        had = {(tenant, key) for tenant, key in await (await connection.execute(HOLD, (_json(rows),))).fetchall()}
+        held |= {pair: left[pair] for pair in had}
+        # One that was freed in between is free again: once more.
+        held |= await _holders(connection, left.keys() - had)
+    return held
 
 
 async def holders(connection: Connection, tenant: str, keys: Collection[str]) -> dict[str, int | None]:
@@ -233,6 +233,10 @@ async def list_leases(connection: Connection, tenant: str | None, *, limit: int,
 async def _holder(connection: Connection, given: Mapping[str, Any]) -> Lease | None:
     row = await (await connection.execute(HOLDER, given)).fetchone()
     return Lease(*row) if row else None
+
+
+def _json(rows: Sequence[Mapping[str, Any]]) -> str:
+    return to_json(rows).decode()
 
 
 def _mine(lease: Lease) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ commit of the stage before. A handful of statements, however many runs; twice op
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from pydantic_core import to_json
 
@@ -51,6 +51,7 @@ GIVE_UP = """
 WITH late AS (
     SELECT id, run_id, lane_id FROM items
     WHERE run_id = ANY(%(runs)s) AND stage = %(stage)s AND status = 'open' AND claim_id IS NULL
+      AND due_at <= coalesce(%(due_before)s, 'infinity'::timestamptz)
     ORDER BY id FOR UPDATE),
 claim AS (
     INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
@@ -62,11 +63,19 @@ FROM late JOIN claim c ON c.run_id = late.run_id AND c.lane_id = late.lane_id WH
 """
 
 
-async def give_up(connection: Connection, run_ids: Sequence[int], stage: str, code: str, error: str) -> int:
+async def give_up(
+    connection: Connection,
+    run_ids: Sequence[int],
+    stage: str,
+    code: str,
+    error: str,
+    *,
+    due_before: datetime | None = None,
+) -> int:
     """Fail what waits in a stage of these runs, in nobody's hands; a sweep then ends the runs. Returns how many."""
     async with connection.transaction():
         await connection.execute(LOCK_RUNS, (list(run_ids),))
-        facts = {"runs": list(run_ids), "stage": stage, "code": code, "error": error}
+        facts = {"runs": list(run_ids), "stage": stage, "code": code, "error": error, "due_before": due_before}
         given_up = (await connection.execute(GIVE_UP, facts)).rowcount
         await runs.announce(connection)
     return given_up

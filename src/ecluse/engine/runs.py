@@ -63,7 +63,7 @@ WITH r AS (
         orchestrated boolean, status text, state text, input jsonb, correlation text, schedule bigint)
     ORDER BY tenant, key
     ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING RETURNING *),
-{outbox.OF_RUNS}
+{outbox.OF_RUNS}{outbox.WRITTEN_FIRST}
 SELECT id, tenant_id, flow, event_key, input, correlation_id FROM r
 """  # noqa: S608 - our own names
 
@@ -113,8 +113,17 @@ async def insert_many(connection: Connection, starts: Sequence[Start]) -> list[S
             if flow.story is None and flow.begin is not None and not started.deduplicated:
                 by_flow.setdefault(flow.name, (flow, []))[1].append(started.run)
         for flow, begun in by_flow.values():
-            await flow.begin(connection, begun)  # type: ignore[misc]
+            await _begin_items(connection, flow, begun)
     return [found[start.tenant_id, start.event_key] for start in starts]
+
+
+async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run]) -> None:
+    """Those for which there is nothing to do end here, too: no item of theirs will ever be finished."""
+    from ecluse.engine import ending  # which knows how runs begin
+
+    await flow.begin(connection, begun)  # type: ignore[misc]
+    if idle := await ending.complete(connection, [run.id for run in begun]):
+        await ending.end_many(connection, flow, idle)
 
 
 async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:

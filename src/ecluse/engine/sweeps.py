@@ -99,6 +99,7 @@ class Sweeps:
     async def sweep(self) -> None:
         """What a crash, a lost connection or a restart of the database has left lying."""
         suspects: dict[str, float] = {}  # since when
+        place = 0  # among the runs that close themselves
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SUSPECT_SECONDS if suspects else SWEEP_SECONDS):
@@ -109,7 +110,7 @@ class Sweeps:
                 await self._start_unstarted()
                 await self._end_unled()
                 suspects = await self._resume_interrupted(suspects)
-                await closing.sweep(self._pool, self._flows)
+                place = await closing.sweep(self._pool, self._flows, place)
                 await self._end_stale()
                 await leases.end_expired(self._pool)
 

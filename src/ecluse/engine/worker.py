@@ -32,6 +32,7 @@ from ecluse.engine.finishing import TOO_MANY_CRASHES, later
 from ecluse.engine.flow import Done, Flow, Ignored, Item, Postponed, Result, Stage, Tell, WorkContext, Write
 from ecluse.engine.hands import Hand, Hands
 from ecluse.engine.lanes import Closed, Lanes
+from ecluse.engine.paying import Paying
 
 log = structlog.get_logger(__name__)
 
@@ -59,11 +60,13 @@ class Worker:
         chance: random.Random,
         alive: Callable[[], bool],
         tell: Tell,
+        paying: Paying,
         died: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._work_pool = work_pool
         self._pool = pool
         self._flows = flows
+        self._paying = paying
         self._contexts = {name: replace(context, reserve=self._reserve) for name, context in contexts.items()}
         self._tell = tell
         self._stages = {(flow.name, stage.name): stage for flow in flows.values() for stage in flow.stages}
@@ -128,8 +131,7 @@ class Worker:
         return {run for run, _ in self._in_hand}
 
     def drop(self, run_ids: Iterable[int]) -> None:
-        """These runs have ended: what is not started is forgotten, reads are cancelled. A write that is under way, or a
-        call that was paid for, is let finish."""
+        """Runs that have ended: what is not started is forgotten, reads are cancelled; not so writes and paid calls."""
         ended = self.runs_in_hand.intersection(run_ids)
         self._ended = self._ended & self.runs_in_hand | ended
         if ended:
@@ -138,8 +140,7 @@ class Worker:
             self.hands.interrupt(lambda taken: taken.item.run_id in ended and not self._worth_its_answer(taken))
 
     def _worth_its_answer(self, taken: Taken) -> bool:
-        paid = self._stages[taken.item.flow, taken.item.stage].paid
-        return paid or self._performer.phase.get(taken.held) == "sending"
+        return taken.item.id in self._paying.items or self._performer.phase.get(taken.held) == "sending"
 
     async def drain(self, grace: float) -> None:
         """After `run` was cancelled: let what is running finish, for at most `grace` seconds."""
@@ -151,6 +152,7 @@ class Worker:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(grace, FLUSH_SECONDS)):
                 await self.committer.flush()
+                await self._paying.note_cut_off()
                 await (self._closing or asyncio.sleep(0))
 
     async def _sleep(self, seconds: float) -> None:
@@ -261,6 +263,7 @@ class Worker:
                     self._forget([taken])
                     return
                 case _ if hand.told_to_go:
+                    self._paying.cut_off(taken.item)
                     raise
                 case _:
                     cancelled = RuntimeError(f"something inside the work was cancelled: {error!r}")
@@ -280,8 +283,6 @@ class Worker:
         context, effect = self._contexts[item.flow], None
         outcome: Result | VendorError | datetime
         spent = finishing.spent(stage, item) if item.crashes or item.executions else None
-        if stage.paid and item.crashes and spent is None:
-            await finishing.note_resend(self._pool, taken, self._who.replica)
         if spent is not None and (item.crashes > TOO_MANY_CRASHES or not isinstance(stage.work, Write)):
             outcome = spent
         elif isinstance(stage.work, Write):
@@ -297,10 +298,7 @@ class Worker:
                 return Finish(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
             case VendorError() as error:
                 return self._failed(stage, taken, error, effect)
-            case Postponed(until, why):
-                log.debug("postponed", **item.told, until=until, why=why)
-                return later(stage, taken, until)
-            case datetime() as at:
+            case Postponed(at, _) | (datetime() as at):
                 return later(stage, taken, at, effect)
             case other:
                 return self._failed(stage, taken, TypeError(f"work returned {other!r}, not Done or Ignored"))
@@ -328,8 +326,8 @@ class Worker:
         for one in ended:
             if self._performer.phase:
                 self._performer.phase.pop(one.held, None)
-            if self._waiting:
-                self._waiting.discard(one.item.id)
+            self._waiting.discard(one.item.id)
+            self._paying.items.discard(one.item.id)
             pair = (one.item.run_id, one.item.stage)
             self._in_hand[pair] -= 1
             if self._in_hand[pair] == 0:

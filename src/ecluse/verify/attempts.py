@@ -7,7 +7,7 @@ Every send belongs to one execution, and every execution to one claim of its ite
 many executions were interrupted.
 """
 
-EXECUTED = "attempts WHERE (maybe_paid AND error_code = 'WORKER_CRASHED') IS NOT TRUE"
+EXECUTED = "attempts WHERE (maybe_paid AND error_code IN ('WORKER_CRASHED', 'INTERRUPTED')) IS NOT TRUE"
 
 NUMBERED = f"""
 SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,

@@ -73,7 +73,7 @@ class Transcription:
         )
         news = partial(telling.news, progress)
         self.known = Stage(
-            rules.KNOWN, Lane("here"), do[rules.KNOWN], save=saving.save_known, news=news, max_wait=PATIENCE
+            rules.KNOWN, Lane("here"), do[rules.KNOWN], save=saving.save_known, news=news, max_wait=PATIENCE, last=True
         )
         self.recordings = Stage(
             rules.RECORDINGS,
@@ -86,6 +86,7 @@ class Transcription:
             do[rules.RECORDINGS],
             save=saving.save_recordings,
             news=news,
+            last=True,
             paid=True,
             retry=RetryPolicy(config.attempts, base=config.backoff_base, longest=config.backoff_longest),
             time_limit=config.time_limit,
@@ -109,8 +110,10 @@ class Transcription:
         fiches = [run.input["fiche_id"] for run in runs]
         await connection.execute(PUT_RUNS, ([run.id for run in runs], [run.tenant_id for run in runs], fiches))
         locks = [(run.id, run.tenant_id, rules.fiche_lock(run.input["fiche_id"])) for run in runs]
-        for key, holder in (await hold_for_runs(connection, locks)).items():
-            raise Taken(key.rpartition(":")[2], holder)
+        held = await hold_for_runs(connection, locks)
+        for run_id, tenant, key in locks:
+            if held[tenant, key] != run_id:
+                raise Taken(key.rpartition(":")[2], held[tenant, key])
         for run in runs:
             told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
             traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)

@@ -17,16 +17,18 @@ LOOK = """
 SELECT k.item_id, r.id IS NOT NULL, coalesce(r.has_transcription, false), coalesce(r.recording_url, ''), l.run_id
 FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
     AS k(item_id, fiche_cache_id, call_id, tenant_id, key)
-LEFT JOIN recordings r ON r.fiche_cache_id = k.fiche_cache_id AND r.call_id = k.call_id
+LEFT JOIN recordings r ON r.fiche_cache_id = k.fiche_cache_id AND r.call_id = k.call_id AND r.removed_at IS NULL
 LEFT JOIN leases l ON l.tenant_id = k.tenant_id AND l.key = k.key AND l.ended_at IS NULL
 """
+# Whoever ends a run waits for us, or we see that it has ended: nothing is held for it any more.
+OPEN_RUNS = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NULL ORDER BY id FOR SHARE"
 
 
 class Standing(NamedTuple):
     exists: bool
     transcribed: bool
     url: str  # as the CRM told it last: a signed one of this morning may be of no use any more
-    holder: int | None  # the run that has its lock
+    holder: int | None  # the run that has its lock; none: its own run has ended, or a process has it
 
 
 class Looks:
@@ -56,9 +58,12 @@ async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Stand
     free = [item for item in items if found[item.id].holder is None]
     if free:
         async with connection.transaction():
-            held = await hold_for_runs(connection, [(item.run_id, item.tenant_id, _lock(item)) for item in free])
+            cursor = await connection.execute(OPEN_RUNS, (list({item.run_id for item in free}),))
+            open_runs = {row[0] for row in await cursor.fetchall()}
+            locks = [(item.run_id, item.tenant_id, _lock(item)) for item in free if item.run_id in open_runs]
+            held = await hold_for_runs(connection, locks)
         for item in free:
-            found[item.id] = found[item.id]._replace(holder=held.get(_lock(item), item.run_id))
+            found[item.id] = found[item.id]._replace(holder=held.get((item.tenant_id, _lock(item))))
     return found
 
 

@@ -49,6 +49,8 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     tracer, fiche_id, began = traces.worker(item), item.payload["fiche_id"], time.monotonic()
     try:
         standing = await context.vendors.looks.look(context, item)
+        if standing.url.strip() and not standing.transcribed and standing.holder == item.run_id:
+            await context.pay(item)
     except psycopg.Error as error:
         if not is_away(error):
             raise
@@ -62,7 +64,7 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     )
     tracer.done("recording-lock", time.monotonic() - began, holder=standing.holder)
     if not standing.exists:
-        raise PermanentError("The recording is not in the database any more.", code=rules.MISSING)
+        raise PermanentError("The recording is not there any more.", code=rules.MISSING)
     if standing.transcribed:
         return Done({"cached": True})
     if standing.holder != item.run_id:
