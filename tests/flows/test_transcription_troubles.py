@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -16,7 +18,7 @@ from ecluse.engine.lanes import Lanes
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.starting import start
 from tests.flows.fiche_rows import call, details, save
-from tests.flows.transcription_world import Gate, transcription, until
+from tests.flows.transcription_world import FIVE, Gate, World, transcription, until
 
 STALL = timedelta(minutes=10)
 
@@ -319,3 +321,60 @@ async def test_one_fiche_does_not_take_all_hands(world, sandbox, query):
     for fiche_id in ("1002", "1010"):
         at = sorted(when for name, when in calls if name == fiche_id)
         assert all(later - earlier >= 0.39 for earlier, later in itertools.pairwise(at))
+
+
+@pytest.mark.req("TRX-62", "G-80", "G-82")
+async def test_calls_in_flight_of_a_run_that_was_ended_are_waited_for_by_the_next_and_not_paid_twice(world, query):
+    gate = Gate()
+    w = await world(gate=gate)
+    (first,) = await w.start(FIVE)
+    await gate.asked.wait()
+    await until(lambda: len(w.told("recording_started")) == 5)
+    assert await w.kit.end_run(first.run_id, "wrong")
+    # This process has them in hand from now on: who comes next must wait.
+    held = "SELECT count(*) FROM leases WHERE ended_at IS NULL AND run_id IS NULL AND key LIKE '%%recording%%'"
+    await until(lambda: query(held) == [(5,)])
+    (second,) = await w.start(FIVE)
+    assert not second.attached
+    await until(lambda: query("SELECT 1 FROM items WHERE stage = 'recordings' AND run_id = %s", second.run_id))
+    gate.let.set()
+    assert (await w.ended(second))["status"] == "completed"
+    assert sorted(w.paid()) == sorted(set(w.paid()))
+    assert len(w.paid()) == 5
+    await until(lambda: query(held) == [(0,)])
+
+
+@pytest.mark.req("TRX-49", "G-82")
+async def test_a_run_that_ends_before_the_last_look_holds_nothing_and_pays_for_nothing(start_kit, sandbox, query):
+    made, lives = transcription(sandbox), []
+    inner, asked, let, looked = made.flow.vendors, asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Late:
+        def __init__(self, looks):
+            self._looks = looks
+
+        async def look(self, context, item):
+            asked.set()
+            await let.wait()
+            try:
+                return await self._looks.look(context, item)
+            finally:
+                looked.set()
+
+    @asynccontextmanager
+    async def late(clock):
+        async with inner(clock) as vendors:
+            yield vendors._replace(looks=Late(vendors.looks))
+
+    made.flow = replace(made.flow, vendors=late)
+    kit = await start_kit(made.flow, live=lives.extend)
+    kit.worker.drop = lambda _: None  # nobody hears of the end in time
+    w = World(kit, made, sandbox, query, lives)
+    (first,) = await w.start(FIVE)
+    await asked.wait()
+    assert await kit.end_run(first.run_id, "wrong")
+    let.set()
+    await looked.wait()
+    await until(lambda: not kit.worker.hands.busy)
+    assert query("SELECT key FROM leases WHERE ended_at IS NULL") == []
+    assert w.paid() == []

@@ -161,14 +161,15 @@ class WorkContext:
     now: Callable[[], datetime]
     reserve: Callable[[Item, int | None], Awaitable[None]] | None = None
     tell: Tell = lambda _: None  # at once, whatever becomes of the item
-    payer: Callable[[Item], Awaitable[None]] | None = None
+    payer: Callable[[Item, str | None], Awaitable[None]] | None = None
     pool: Pool | None = None
 
-    async def pay(self, item: Item) -> None:
+    async def pay(self, item: Item, lock: str | None = None) -> None:
         """Said right before a call that costs money (`Stage.paid`): from here on it is let finish, whatever becomes of
-        its run; if it may have been paid for before, that is noted."""
+        its run, and `lock`, a lease of that run, is then held by this process until the call is over. If it may have
+        been paid for before, that is noted."""
         if self.payer is not None:
-            await self.payer(item)
+            await self.payer(item, lock)
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[Connection]:

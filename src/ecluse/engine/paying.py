@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
 from ecluse.db.connect import Pool
 from ecluse.engine.flow import Item
+from ecluse.engine.leases import Held, Lease, acquire, release
 
 # At most so many notes of a kind: one per crash, however often it is tried afterwards.
 NOTE = """
@@ -16,23 +21,52 @@ WHERE (SELECT count(*) FROM attempts WHERE item_id = %(item)s AND error_code = %
 DIED = "A worker died with it in hand, perhaps while it was being paid for; it is sent again"
 STOPPED = "The server was stopped while it was being paid for; it is sent again"
 MANY = 1_000
+HELD = timedelta(seconds=30)  # the heartbeat extends it; after a crash it expires
 
 
 class Paying:
     def __init__(self, pool: Pool, replica: str) -> None:
         self._pool = pool
         self._replica = replica
-        self.items: set[int] = set()
+        self._under_way: dict[int, str | None] = {}  # with the lock that keeps others from paying, too
+        self._kept: dict[int, asyncio.Task[Lease | Held]] = {}
+        self._releasing: set[asyncio.Task[None]] = set()
         self._cut_off: list[Item] = []
 
-    async def begin(self, item: Item) -> None:
+    def __contains__(self, item_id: int) -> bool:
+        return item_id in self._under_way
+
+    async def begin(self, item: Item, lock: str | None) -> None:
         if item.crashes:
             await self._note(item, "WORKER_CRASHED", DIED, item.crashes)
-        self.items.add(item.id)
+        self._under_way[item.id] = lock
+
+    def run_ended(self, items: Sequence[Item]) -> None:
+        """Its leases went with it: what is being paid for is held by this process from now on."""
+        for item in items:
+            if (lock := self._under_way.get(item.id)) is not None and item.id not in self._kept:
+                self._kept[item.id] = asyncio.create_task(self._hold(item.tenant_id, lock))
+
+    def forget(self, item_id: int) -> None:
+        self._under_way.pop(item_id, None)
+        if (kept := self._kept.pop(item_id, None)) is not None:
+            task = asyncio.create_task(self._release(kept))
+            self._releasing.add(task)
+            task.add_done_callback(self._releasing.discard)
+
+    async def _hold(self, tenant: str, lock: str) -> Lease | Held:
+        async with self._pool.connection() as connection:
+            return await acquire(connection, tenant, lock, owner=self._replica, ttl=HELD, replica=self._replica)
+
+    async def _release(self, kept: asyncio.Task[Lease | Held]) -> None:
+        lease = await kept
+        if isinstance(lease, Lease):
+            async with self._pool.connection() as connection:
+                await release(connection, lease)
 
     def cut_off(self, item: Item) -> None:
         """By a stop of this process, which waits for nobody long."""
-        if item.id in self.items:
+        if item.id in self._under_way:
             self._cut_off.append(item)
 
     async def note_cut_off(self) -> None:

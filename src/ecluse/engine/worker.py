@@ -138,9 +138,10 @@ class Worker:
             for taken in self.hands.drop(lambda taken: taken.item.run_id in ended):
                 self._forget([taken])
             self.hands.interrupt(lambda taken: taken.item.run_id in ended and not self._worth_its_answer(taken))
+            self._paying.run_ended([taken.item for taken in self.hands.taken if taken.item.run_id in ended])
 
     def _worth_its_answer(self, taken: Taken) -> bool:
-        return taken.item.id in self._paying.items or self._performer.phase.get(taken.held) == "sending"
+        return taken.item.id in self._paying or self._performer.phase.get(taken.held) == "sending"
 
     async def drain(self, grace: float) -> None:
         """After `run` was cancelled: let what is running finish, for at most `grace` seconds."""
@@ -327,7 +328,7 @@ class Worker:
             if self._performer.phase:
                 self._performer.phase.pop(one.held, None)
             self._waiting.discard(one.item.id)
-            self._paying.items.discard(one.item.id)
+            self._paying.forget(one.item.id)
             pair = (one.item.run_id, one.item.stage)
             self._in_hand[pair] -= 1
             if self._in_hand[pair] == 0:

@@ -50,7 +50,7 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     try:
         standing = await context.vendors.looks.look(context, item)
         if standing.url.strip() and not standing.transcribed and standing.holder == item.run_id:
-            await context.pay(item)
+            await context.pay(item, rules.recording_lock(fiche_id, item.key))
     except psycopg.Error as error:
         if not is_away(error):
             raise
