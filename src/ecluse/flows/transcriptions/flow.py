@@ -114,11 +114,8 @@ class Transcription:
         for run_id, tenant, key in locks:
             if held[tenant, key] != run_id:
                 raise Taken(key.rpartition(":")[2], held[tenant, key])
-        for run in runs:
-            told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
-            traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)
         # Without a key the refresh fails at once, and says why; nothing else is tried.
-        later = [run for run in runs if run.input["refresh"] or not self.config.configured]
+        later = [run for run in runs if self._refreshes(run)]
         for priority in sorted({run.input["priority"] for run in later}):
             first = [
                 (run, [NewItem(run.input["fiche_id"], target="", payload=dict(run.input))])
@@ -126,8 +123,15 @@ class Transcription:
                 if run.input["priority"] == priority
             ]
             await open_stage(connection, self.refresh, first, priority=priority)
-        if at_once := [run for run in runs if run not in later]:
+        # Thousands of lines take a while: not before the leases are held, nor between statements that could wait.
+        for run in runs:
+            told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
+            traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)
+        if at_once := [run for run in runs if not self._refreshes(run)]:
             await planning.plan(connection, at_once, self.known, self.recordings, self.config)
+
+    def _refreshes(self, run: Run) -> bool:
+        return run.input["refresh"] or not self.config.configured
 
     async def _plan(self, connection: Connection, saved: Sequence[Saved]) -> None:
         await save_details(connection, [Fetched(one.item.tenant_id, one.item.key, one.kept) for one in saved])

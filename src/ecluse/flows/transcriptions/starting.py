@@ -144,10 +144,11 @@ async def _attach(
             events.append(_asked(one, event_id, run, True))
         lines.append({"run_id": run.id, "event_id": event_id, "message": f"asked for again ({event_id}): attached"})
         answers[fiche_id] = StartedFiche(fiche_id, event_id, run.id, True)
-        traces.orchestrator(run, fiche_id).waiting("active run", event_id=event_id, cached=True)
     await connection.execute(LOG, (to_json(lines).decode(),))
     await write_events(connection, events)
     await wake_workers(connection)
+    for fiche_id, answer in answers.items():
+        traces.orchestrator(runs[answer.run_id], fiche_id).waiting("active run", event_id=answer.event_id, cached=True)
     return answers
 
 
