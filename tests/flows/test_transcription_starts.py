@@ -11,6 +11,7 @@ from ecluse.access.envelope import Refused
 from ecluse.base.errors import InvalidInput
 from ecluse.engine import Start, insert_runs
 from ecluse.flows.transcriptions.flow import FicheTranscribe
+from ecluse.flows.transcriptions.rules import Counts
 from ecluse.flows.transcriptions.waiting import transcribe
 from tests.flows.fiche_rows import call, details, save
 from tests.flows.transcription_world import FIVE, UNKNOWN, World, until
@@ -156,7 +157,7 @@ async def test_who_waits_has_the_transcripts_when_the_wait_is_over(world):
 
 
 @pytest.mark.req("TRX-56", "TRX-57", "G-74", "TRX-28")
-async def test_who_is_attached_waits_for_that_run_and_is_told_when_the_time_is_up(world):
+async def test_who_is_attached_waits_for_that_run_and_is_told_when_the_time_is_up(world, query):
     w = await world()
     await w.pause()
     (first,) = await w.start(FIVE)
@@ -166,6 +167,9 @@ async def test_who_is_attached_waits_for_that_run_and_is_told_when_the_time_is_u
     wanted = FicheTranscribe(fiche_id=FIVE)
     late = await transcribe(w.kit, "default", wanted, max_wait=timedelta(seconds=0.05))
     assert (late.attached, late.timed_out, late.status, late.run_id) == (True, True, None, first.run_id)
+    await until(lambda: query("SELECT 1 FROM items WHERE stage = 'recordings'"))
+    late = await transcribe(w.kit, "default", wanted, max_wait=timedelta(seconds=0.05))
+    assert (late.timed_out, late.counts) == (True, Counts(total_recordings=5, target_total=5).as_dict())
     waiting = asyncio.create_task(transcribe(w.kit, "default", wanted, max_wait=timedelta(seconds=60)))
     await w.resume()
     done = await waiting
