@@ -57,6 +57,23 @@ async def test_a_day_s_event_is_repeated_under_its_next_name_once_its_run_has_en
         await w.ended(one)
 
 
+@pytest.mark.req("ENG-20")
+async def test_an_event_that_is_told_again_is_its_own_run_whoever_has_the_fiche_now(world, query):
+    w = await world()
+    (first,) = await w.start("1000", event_ids=["first"])
+    await w.ended(first)
+    query("DELETE FROM speech_results")
+    query("UPDATE recordings SET has_transcription = false")
+    await w.pause()
+    (second,) = await w.start("1000", event_ids=["second"])
+    assert not second.attached
+    (again,) = await w.start("1000", event_ids=["first"])
+    assert (again.run_id, again.event_id, again.attached) == (first.run_id, "first", True)
+    assert query("SELECT count(*) FROM runs") == [(2,)]
+    await w.resume()
+    await w.ended(second)
+
+
 async def test_a_click_that_meets_a_batch_is_attached_and_the_other_way_round(world):
     w = await world()
     await w.pause()
