@@ -9,7 +9,7 @@ import pytest
 
 from ecluse.engine import pause_lane
 from ecluse.flows.transcriptions.shapes import MOST
-from tests.flows.transcription_world import until
+from tests.flows.transcription_world import NONE, until
 
 FICHES, EACH = 100, 5
 
@@ -66,3 +66,10 @@ async def test_the_largest_batch_is_started_in_one_transaction(world, query):
     assert [one.fiche_id for one in started] == fiches
     assert query("SELECT count(*) FROM runs WHERE status = 'running'") == [(MOST,)]
     assert query("SELECT count(*) FROM items WHERE stage = 'refresh' AND status = 'open'") == [(MOST,)]
+
+
+@pytest.mark.req("TRX-58")
+async def test_a_fiche_with_nothing_to_do_ends_with_the_commit_of_its_refresh(world, statements):
+    w = await world()
+    assert (await w.transcribe(NONE))["status"] == "completed"
+    assert "SELECT pg_notify(%s, '')" not in statements, "no sweep is asked for"

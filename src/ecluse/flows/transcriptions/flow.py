@@ -19,7 +19,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from ecluse.access.envelope import Refused
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Lane, NewItem, RetryPolicy, Run, Saved, Stage, begin_runs, hold_for_runs, open_stage
+from ecluse.engine import (
+    Flow,
+    Lane,
+    NewItem,
+    RetryPolicy,
+    Run,
+    Saved,
+    Stage,
+    announce,
+    begin_runs,
+    hold_for_runs,
+    open_stage,
+)
 from ecluse.flows.fiches.fetching import Fetched, save_details
 from ecluse.flows.transcriptions import planning, rules, saving, stalling, telling, traces, work
 from ecluse.flows.transcriptions.config import Config
@@ -128,7 +140,9 @@ class Transcription:
             told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
             traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)
         if at_once := [run for run in runs if not self._refreshes(run)]:
-            await planning.plan(connection, at_once, self.known, self.recordings, self.config)
+            plans = await planning.plan(connection, at_once, self.known, self.recordings, self.config)
+            if any(not one.targets for one in plans):
+                await announce(connection)  # nobody will commit anything of theirs: a sweep ends them
 
     def _refreshes(self, run: Run) -> bool:
         return run.input["refresh"] or not self.config.configured
