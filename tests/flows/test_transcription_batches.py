@@ -7,7 +7,9 @@ from collections import Counter
 import psycopg
 import pytest
 
-from tests.flows.transcription_world import until
+from ecluse.engine import pause_lane
+from ecluse.flows.transcriptions.shapes import MOST
+from tests.flows.transcription_world import NONE, until
 
 FICHES, EACH = 100, 5
 
@@ -52,3 +54,22 @@ async def test_what_a_batch_costs_hangs_on_its_commits_and_not_on_its_recordings
     commits = sum(count for text, count in statements.items() if text.startswith("WITH inp AS MATERIALIZED"))
     assert commits < FICHES
     assert spent <= 45 * commits, statements.most_common(20)
+
+
+@pytest.mark.req("TRX-09")
+async def test_the_largest_batch_is_started_in_one_transaction(world, query):
+    w = await world()
+    async with w.kit.pool.connection() as connection:
+        await pause_lane(connection, "crm-transcription", reason="a test", by="test")
+    fiches = [str(100_000 + n) for n in range(MOST)]
+    started = await w.start(*fiches)
+    assert [one.fiche_id for one in started] == fiches
+    assert query("SELECT count(*) FROM runs WHERE status = 'running'") == [(MOST,)]
+    assert query("SELECT count(*) FROM items WHERE stage = 'refresh' AND status = 'open'") == [(MOST,)]
+
+
+@pytest.mark.req("TRX-58")
+async def test_a_fiche_with_nothing_to_do_ends_with_the_commit_of_its_refresh(world, statements):
+    w = await world()
+    assert (await w.transcribe(NONE))["status"] == "completed"
+    assert "SELECT pg_notify(%s, '')" not in statements, "no sweep is asked for"

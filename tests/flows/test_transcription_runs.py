@@ -257,3 +257,23 @@ async def test_where_we_fetch_recordings_ourselves_the_provider_gets_the_file(wo
     assert (await w.transcribe("1001"))["status"] == "completed"
     assert sorted(w.calls("audio")) == ["1001-1", "1001-2"]
     assert {entry["value"]["by"] for entry in sandbox.ledger(vendor="elevenlabs", kind="paid")} == {"file"}
+
+
+AUDIO_FAULTS = {
+    "busy": ({"kind": "throttle", "retry_after": 100, "times": 1}, "AUDIO_UNAVAILABLE", "completed"),
+    "broken off": ({"kind": "truncated", "times": 1}, "AUDIO_UNAVAILABLE", "completed"),
+    "gone": ({"kind": "not_found"}, "NOT_FOUND", "failed"),
+    "elsewhere": ({"kind": "redirect", "location": "http://169.254.169.254/"}, "FORBIDDEN_URL", "failed"),
+}
+
+
+@pytest.mark.req("G-80")
+@pytest.mark.parametrize(("fault", "code", "status"), AUDIO_FAULTS.values(), ids=AUDIO_FAULTS)
+async def test_what_is_wrong_where_recordings_are_kept_is_not_the_provider_s_fault(
+    world, sandbox, query, fault, code, status
+):
+    sandbox.set_faults([{**fault, "vendor": "audio"}])
+    w = await world(access={"upload": True, "allowed_networks": ["127.0.0.0/8"]})
+    assert (await w.transcribe("1000"))["status"] == status
+    assert query("SELECT DISTINCT error_code, ambiguous, maybe_paid FROM attempts") == [(code, False, False)]
+    assert query("SELECT held_until FROM lanes WHERE name = 'elevenlabs'") == [(None,)]

@@ -11,6 +11,7 @@ from ecluse.access.envelope import Refused
 from ecluse.base.errors import InvalidInput
 from ecluse.engine import Start, insert_runs
 from ecluse.flows.transcriptions.flow import FicheTranscribe
+from ecluse.flows.transcriptions.rules import Counts
 from ecluse.flows.transcriptions.waiting import transcribe
 from tests.flows.fiche_rows import call, details, save
 from tests.flows.transcription_world import FIVE, UNKNOWN, World, until
@@ -54,6 +55,23 @@ async def test_a_day_s_event_is_repeated_under_its_next_name_once_its_run_has_en
     assert [one.event_id for one in third] == [f"{day[0]}-retry-2", f"{day[1]}-retry-1"]
     for one in third:
         await w.ended(one)
+
+
+@pytest.mark.req("ENG-20")
+async def test_an_event_that_is_told_again_is_its_own_run_whoever_has_the_fiche_now(world, query):
+    w = await world()
+    (first,) = await w.start("1000", event_ids=["first"])
+    await w.ended(first)
+    query("DELETE FROM speech_results")
+    query("UPDATE recordings SET has_transcription = false")
+    await w.pause()
+    (second,) = await w.start("1000", event_ids=["second"])
+    assert not second.attached
+    (again,) = await w.start("1000", event_ids=["first"])
+    assert (again.run_id, again.event_id, again.attached) == (first.run_id, "first", True)
+    assert query("SELECT count(*) FROM runs") == [(2,)]
+    await w.resume()
+    await w.ended(second)
 
 
 async def test_a_click_that_meets_a_batch_is_attached_and_the_other_way_round(world):
@@ -156,7 +174,7 @@ async def test_who_waits_has_the_transcripts_when_the_wait_is_over(world):
 
 
 @pytest.mark.req("TRX-56", "TRX-57", "G-74", "TRX-28")
-async def test_who_is_attached_waits_for_that_run_and_is_told_when_the_time_is_up(world):
+async def test_who_is_attached_waits_for_that_run_and_is_told_when_the_time_is_up(world, query):
     w = await world()
     await w.pause()
     (first,) = await w.start(FIVE)
@@ -166,6 +184,9 @@ async def test_who_is_attached_waits_for_that_run_and_is_told_when_the_time_is_u
     wanted = FicheTranscribe(fiche_id=FIVE)
     late = await transcribe(w.kit, "default", wanted, max_wait=timedelta(seconds=0.05))
     assert (late.attached, late.timed_out, late.status, late.run_id) == (True, True, None, first.run_id)
+    await until(lambda: query("SELECT 1 FROM items WHERE stage = 'recordings'"))
+    late = await transcribe(w.kit, "default", wanted, max_wait=timedelta(seconds=0.05))
+    assert (late.timed_out, late.counts) == (True, Counts(total_recordings=5, target_total=5).as_dict())
     waiting = asyncio.create_task(transcribe(w.kit, "default", wanted, max_wait=timedelta(seconds=60)))
     await w.resume()
     done = await waiting

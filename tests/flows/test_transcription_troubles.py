@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 
 from ecluse.base.clock import Clock
@@ -225,6 +226,51 @@ async def test_what_nobody_takes_up_is_warned_of_and_then_given_up(alone, connec
     assert row == ("failed", 2)
     assert one("SELECT count(*) FROM leases WHERE ended_at IS NULL") == 0, "the fiche can be asked for again"
     assert one("SELECT payload->>'failed' FROM events_outbox WHERE event_type = 'transcription.completed'") == "2"
+
+
+@pytest.mark.req("TRX-79", "TRX-71")
+async def test_only_what_is_due_is_given_up_and_each_recording_is_told_of_once(alone, connection, query):
+    made, _ = alone
+    await save(connection, ("77", details(call("a"), call("b"))))
+    (started,) = await start(connection, made.flow, "default", ["77"], event_ids=["e"], refresh=False)
+    move(query, STALL + timedelta(seconds=1))
+    await made.flow.watch(connection)
+    query("UPDATE items SET due_at = ecluse_now() + %s WHERE key = 'b'", STALL)
+    move(query, STALL + timedelta(seconds=1))
+    for _ in range(2):
+        await made.flow.watch(connection)
+        assert query("SELECT key, status FROM items ORDER BY key") == [("a", "failed"), ("b", "open")]
+    for _ in range(2):
+        move(query, STALL + timedelta(seconds=1))
+        await made.flow.watch(connection)
+    assert query("SELECT DISTINCT status FROM items") == [("failed",)]
+    told = query("SELECT payload FROM events_outbox WHERE event_type = 'transcription.recording_failed' ORDER BY id")
+    facts = ("fiche_id", "run_id", "call_id", "ok", "error_code")
+    assert [tuple(payload[name] for name in facts) for (payload,) in told] == [
+        ("77", str(started.run_id), call_id, False, "STALLED") for call_id in ("a", "b")
+    ]
+
+
+BLOCKED = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+
+
+@pytest.mark.req("TRX-79")
+async def test_who_looks_for_stalls_and_who_ends_runs_do_not_wait_for_each_other(alone, connection, query, dsn):
+    made, _ = alone
+    await save(connection, ("77", details(call("a"))), ("78", details(call("b"))))
+    await start(connection, made.flow, "default", ["77"], event_ids=["e"], refresh=False)
+    move(query, STALL + timedelta(seconds=1))
+    await made.flow.watch(connection)
+    # One to give up, one to warn of; and somebody who ends both.
+    await start(connection, made.flow, "default", ["78"], event_ids=["f"], refresh=False)
+    move(query, STALL + timedelta(seconds=1))
+    async with await psycopg.AsyncConnection.connect(dsn) as other:
+        await other.execute("SELECT 1 FROM runs ORDER BY id FOR NO KEY UPDATE")
+        watching = asyncio.create_task(made.flow.watch(connection))
+        await until(lambda: query(BLOCKED, connection.info.backend_pid))
+        await other.execute("UPDATE transcription_runs SET processed = 0")
+    await watching
+    assert query("SELECT key, status FROM items ORDER BY key") == [("a", "failed"), ("b", "open")]
 
 
 HOLDS = {

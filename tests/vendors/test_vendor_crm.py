@@ -239,10 +239,28 @@ async def test_silence_is_a_time_out(sandbox: SandboxProcess) -> None:
 
 async def test_a_wrong_address_is_not_a_fiche_that_is_gone(sandbox: SandboxProcess) -> None:
     http = VendorHttp("crm", f"{sandbox.url}/nowhere", deadline=30, now=lambda: NOW)
-    error = await error_of(Crm(http, "k").sales(DAY))
+    for call in (Crm(http, "k").sales(DAY), Crm(http, "k").fiche("1001")):
+        error = await error_of(call)
+        assert (type(error), error.code) == (PermanentError, "VENDOR_REFUSED")
+        assert "check CRM_BASE_URL" in error.message
     await http.close()
-    assert (type(error), error.code) == (PermanentError, "VENDOR_REFUSED")
-    assert "check CRM_BASE_URL" in error.message
+
+
+@pytest.mark.req("G-90")
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ({"success": False, "message": "Fiche not_found"}, "NOT_FOUND"),
+        ({"success": False, "message": "no such route"}, "VENDOR_REFUSED"),
+        ({"success": True, "message": "NOT_FOUND"}, "VENDOR_REFUSED"),
+        ({"message": "NOT_FOUND"}, "VENDOR_REFUSED"),
+        ({"detail": "Not Found"}, "VENDOR_REFUSED"),
+        ("NOT_FOUND", "VENDOR_REFUSED"),
+    ],
+)
+async def test_of_a_404_only_the_crm_s_own_says_that_a_fiche_is_gone(answer: Any, code: str) -> None:
+    error = await error_of(fiche_from(answer, status=404))
+    assert (type(error), error.code) == (PermanentError, code)
 
 
 async def test_a_key_of_a_schedule_that_is_refused_is_named(crm: Crm) -> None:

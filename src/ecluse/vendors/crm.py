@@ -91,6 +91,10 @@ class FicheAnswer(BaseModel):
     information: dict[str, Any] | None = None
     recordings: list[Any] | None = None
 
+    @property
+    def is_gone(self) -> bool:
+        return not self.success and NOT_FOUND in (self.message or "").upper()
+
 
 class Crm:
     """`http` is None where no CRM_BASE_URL is set: then each call says so. A key may be given per call: a schedule's
@@ -129,7 +133,7 @@ class Crm:
         message = storable_json(answer.message or "")
         subject = f"{http.name} GET {path}"
         if not answer.success:
-            if NOT_FOUND in message.upper():
+            if answer.is_gone:
                 raise PermanentError(f"{subject}: {message}", code=NOT_FOUND)
             # A read costs nothing: whatever this is, it may be over at the next try.
             raise TransientError(f"{subject}: success is false: {message}", code="CRM_UNSUCCESSFUL", ambiguous=False)
@@ -161,15 +165,23 @@ class Crm:
         return self._http, {"Authorization": f"Bearer {key}"}
 
 
-def explain(error: VendorError, _: bytes, *, own_key: bool, listing: bool) -> VendorError:
+def explain(error: VendorError, answer: bytes, *, own_key: bool, listing: bool) -> VendorError:
     if error.status in (401, 403):
         which = "the API key of this schedule" if own_key else "CRM_API_KEY"
         hint = f"the CRM does not accept {which}, or it has too few rights: set another one"
         return error.explained(f"{error.message}: {hint}")
-    if error.status == 404 and listing:  # not a fiche that is gone
-        hint = "there is no sales list here: check CRM_BASE_URL"
-        return error.explained(f"{error.message}: {hint}", code="VENDOR_REFUSED")
+    # A fiche that is gone is gone for good: only the CRM itself can say so, not whoever answers at a wrong address.
+    if error.status == 404 and (listing or not says_gone(answer)):
+        hint = "there is no sales list here" if listing else "this is not how the CRM says that a fiche is gone"
+        return error.explained(f"{error.message}: {hint}: check CRM_BASE_URL", code="VENDOR_REFUSED")
     return error
+
+
+def says_gone(answer: bytes) -> bool:
+    try:
+        return FicheAnswer.model_validate_json(answer, strict=True).is_gone
+    except ValidationError:
+        return False
 
 
 R = TypeVar("R", bound=BaseModel)

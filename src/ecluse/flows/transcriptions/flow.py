@@ -19,7 +19,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from ecluse.access.envelope import Refused
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Lane, NewItem, RetryPolicy, Run, Saved, Stage, begin_runs, hold_for_runs, open_stage
+from ecluse.engine import (
+    Flow,
+    Lane,
+    NewItem,
+    RetryPolicy,
+    Run,
+    Saved,
+    Stage,
+    announce,
+    begin_runs,
+    hold_for_runs,
+    open_stage,
+)
 from ecluse.flows.fiches.fetching import Fetched, save_details
 from ecluse.flows.transcriptions import planning, rules, saving, stalling, telling, traces, work
 from ecluse.flows.transcriptions.config import Config
@@ -114,11 +126,8 @@ class Transcription:
         for run_id, tenant, key in locks:
             if held[tenant, key] != run_id:
                 raise Taken(key.rpartition(":")[2], held[tenant, key])
-        for run in runs:
-            told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
-            traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)
         # Without a key the refresh fails at once, and says why; nothing else is tried.
-        later = [run for run in runs if run.input["refresh"] or not self.config.configured]
+        later = [run for run in runs if self._refreshes(run)]
         for priority in sorted({run.input["priority"] for run in later}):
             first = [
                 (run, [NewItem(run.input["fiche_id"], target="", payload=dict(run.input))])
@@ -126,8 +135,17 @@ class Transcription:
                 if run.input["priority"] == priority
             ]
             await open_stage(connection, self.refresh, first, priority=priority)
-        if at_once := [run for run in runs if run not in later]:
-            await planning.plan(connection, at_once, self.known, self.recordings, self.config)
+        # Thousands of lines take a while: not before the leases are held, nor between statements that could wait.
+        for run in runs:
+            told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
+            traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)
+        if at_once := [run for run in runs if not self._refreshes(run)]:
+            plans = await planning.plan(connection, at_once, self.known, self.recordings, self.config)
+            if any(not one.targets for one in plans):
+                await announce(connection)  # nobody will commit anything of theirs: a sweep ends them
+
+    def _refreshes(self, run: Run) -> bool:
+        return run.input["refresh"] or not self.config.configured
 
     async def _plan(self, connection: Connection, saved: Sequence[Saved]) -> None:
         await save_details(connection, [Fetched(one.item.tenant_id, one.item.key, one.kept) for one in saved])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic_core import to_json
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Event, NewItem, Run, Stage, announce, hold_for_runs, open_stage, select_targets, write_events
+from ecluse.engine import Event, NewItem, Run, Stage, hold_for_runs, open_stage, select_targets, write_events
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.rules import Counts
@@ -79,7 +79,9 @@ class Plan(NamedTuple):
         return made
 
 
-async def plan(connection: Connection, runs: Sequence[Run], known: Stage, recordings: Stage, config: Config) -> None:
+async def plan(
+    connection: Connection, runs: Sequence[Run], known: Stage, recordings: Stage, config: Config
+) -> list[Plan]:
     plans = await _facts(connection, runs, config)
     paid = await _paid_for(connection, plans)
     rows = [{"run_id": one.run.id, "fiche_cache_id": one.fiche_cache_id, **one.counts.as_dict()} for one in plans]
@@ -98,11 +100,10 @@ async def plan(connection: Connection, runs: Sequence[Run], known: Stage, record
         here = [(one.run, items) for one in some if (items := one.items(paid, True))]
         await open_stage(connection, known, here, priority=priority)
         await open_stage(connection, recordings, [(one.run, one.items(paid, False)) for one in some], priority=priority)
-    if any(not one.targets for one in plans):
-        await announce(connection)  # nobody will commit anything of theirs: a sweep ends them
     await write_events(connection, [event for one in plans for event in _told(one)])
     for one in plans:
         _trace(one, config)
+    return plans
 
 
 def _trace(one: Plan, config: Config) -> None:

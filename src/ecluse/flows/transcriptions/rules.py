@@ -19,6 +19,7 @@ ORCHESTRATOR, WORKER, FINALIZER = "transcribe-fiche", "transcribe-recording", "f
 
 NO_URL = "NO_URL"
 MISSING = "RECORDING_MISSING"
+AUDIO_UNAVAILABLE = "AUDIO_UNAVAILABLE"
 NOT_CONFIGURED = "NOT_CONFIGURED"
 STALLED = "STALLED"
 RUN_ENDED = "RUN_ENDED"  # the engine's word for what the end of a run left undone

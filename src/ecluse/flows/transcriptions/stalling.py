@@ -4,32 +4,42 @@ up and the run ends by itself. A queue that moves, however slowly, is not a stal
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Run, give_up, wake_workers, write_events
+from ecluse.engine import Event, Run, give_up, load_runs, wake_workers, write_events
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.planning import event_of
 
-# Lanes first: while they move, nothing else is read. The newest claims are enough to see that.
-STUCK = """
+# Lanes first: while they move, nothing else is read. The newest claims are enough to see that; those under which items
+# were given up moved nothing.
+WAITING = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now, ecluse_now() - %(stall)s AS since),
 idle AS MATERIALIZED (
     SELECT l.id FROM lanes l, clock
     WHERE l.name = ANY(%(lanes)s) AND l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= since)
       AND l.next_free_at <= since
       AND NOT EXISTS (SELECT 1 FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0)
-      AND NOT EXISTS (SELECT 1 FROM (SELECT lane_id, taken_at FROM claims ORDER BY id DESC LIMIT 5000) c
-                      WHERE c.lane_id = l.id AND c.taken_at > since))
-SELECT i.run_id, i.stage, i.key FROM clock, idle JOIN items i ON i.lane_id = idle.id AND i.claim_id IS NULL
-WHERE i.flow = %(flow)s AND i.status = 'open' AND i.due_at <= since
+      AND NOT EXISTS (SELECT 1 FROM (SELECT lane_id, taken_at, replica_id FROM claims ORDER BY id DESC LIMIT 5000) c
+                      WHERE c.lane_id = l.id AND c.taken_at > since AND c.replica_id <> 'given up')),
+waiting AS MATERIALIZED (
+    SELECT i.run_id, i.stage, i.key, since
+    FROM clock, idle JOIN items i ON i.lane_id = idle.id AND i.claim_id IS NULL
+    WHERE i.flow = %(flow)s AND i.status = 'open' AND i.due_at <= since)
 """
 
-MOVING = """
-UPDATE transcription_runs SET stalled_at = NULL FROM runs r
-WHERE r.id = run_id AND r.ended_at IS NULL AND stalled_at IS NOT NULL AND run_id <> ALL (%s)
-"""
+# Runs before everything else, as those who end them do. Those that were stuck are looked at, too.
+LOCK = f"""{WAITING}
+SELECT id FROM runs WHERE ended_at IS NULL AND id IN (
+    SELECT run_id FROM waiting UNION SELECT run_id FROM transcription_runs WHERE stalled_at IS NOT NULL)
+ORDER BY id FOR NO KEY UPDATE OF runs
+"""  # noqa: S608 - our own names
+
+# Seen again now that nobody can end them.
+STUCK = f"{WAITING} SELECT * FROM waiting WHERE run_id = ANY(%(runs)s)"  # noqa: S608 - our own names
+
+MOVING = "UPDATE transcription_runs SET stalled_at = NULL WHERE run_id = ANY(%s) AND stalled_at IS NOT NULL"
 
 # Whoever comes second finds nothing to warn of.
 WARN = """
@@ -38,32 +48,61 @@ WHERE t.run_id = ANY(%s) AND t.stalled_at IS NULL AND r.id = t.run_id AND r.ende
 RETURNING r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id, t.fiche_id, t.stalled_at
 """
 
-GIVEN_UP = "SELECT run_id FROM transcription_runs WHERE run_id = ANY(%s) AND stalled_at <= ecluse_now() - %s"
+LOST = "SELECT run_id FROM transcription_runs WHERE run_id = ANY(%s) AND stalled_at <= ecluse_now() - %s"
+
+GIVEN_UP = """
+SELECT run_id, key FROM items WHERE run_id = ANY(%s) AND stage <> 'refresh' AND error_code = 'STALLED' ORDER BY id
+"""
+
+
+class Stuck(NamedTuple):
+    """An item that waits."""
+
+    run_id: int
+    stage: str
+    key: str
+    since: datetime  # nobody has taken anything of its lane
 
 
 async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> None:
+    facts: dict[str, Any] = {"stall": stall, "lanes": lanes, "flow": rules.FLOW}
     async with connection.transaction():
-        cursor = await connection.execute(STUCK, {"stall": stall, "lanes": lanes, "flow": rules.FLOW})
-        stuck = await cursor.fetchall()
-        runs = sorted({run_id for run_id, *_ in stuck})
-        await connection.execute(MOVING, (runs,))
-        if not runs:
+        locked = [row[0] for row in await (await connection.execute(LOCK, facts)).fetchall()]
+        if not locked:
             return
-        lost = {row[0] for row in await (await connection.execute(GIVEN_UP, (runs, stall))).fetchall()}
+        cursor = await connection.execute(STUCK, {**facts, "runs": locked})
+        stuck: dict[int, list[Stuck]] = {}
+        for one in await cursor.fetchall():
+            stuck.setdefault(one[0], []).append(Stuck(*one))
+        runs = sorted(stuck)
+        await connection.execute(MOVING, (sorted(set(locked) - set(stuck)),))
+        lost = [row[0] for row in await (await connection.execute(LOST, (runs, stall))).fetchall()]
         warned = await (await connection.execute(WARN, (runs,))).fetchall()
         events = []
         for *columns, fiche_id, at in warned:
             run = Run(*columns)
-            waiting = sorted(key for run_id, _, key in stuck if run_id == run.id)
-            facts: dict[str, Any] = {"waiting": len(waiting), "minutes": stall.total_seconds() / 60}
-            told = {**rules.about(fiche_id, run.id), **facts}
-            events.append(event_of(run, "transcription.stalled", told, suffix=f":{at.isoformat()}"))
-            traces.orchestrator(run, fiche_id).warn("stalled: nothing was taken up", **facts, call_ids=waiting[:20])
+            waiting = sorted(one.key for one in stuck[run.id])
+            told: dict[str, Any] = {"waiting": len(waiting), "minutes": stall.total_seconds() / 60}
+            said = {**rules.about(fiche_id, run.id), **told}
+            events.append(event_of(run, "transcription.stalled", said, suffix=f":{at.isoformat()}"))
+            traces.orchestrator(run, fiche_id).warn("stalled: nothing was taken up", **told, call_ids=waiting[:20])
+        if lost:
+            events += await _give_up(connection, {run_id: stuck[run_id] for run_id in lost}, 2 * stall)
         await write_events(connection, events)
         if warned:
             await wake_workers(connection)
-        if lost:
-            minutes = 2 * stall.total_seconds() / 60
-            why = f"Nobody took it up for {minutes:g} minutes, though nothing held it back."
-            for stage in sorted({stage for run_id, stage, _ in stuck if run_id in lost}):
-                await give_up(connection, sorted(lost), stage, rules.STALLED, why)
+
+
+async def _give_up(connection: Connection, lost: dict[int, list[Stuck]], patience: timedelta) -> list[Event]:
+    """What is due; a retry that is not waits for its time. Nobody's commit tells of them, so it is told here."""
+    why = f"Nobody took it up for {patience.total_seconds() / 60:g} minutes, though nothing held it back."
+    late = {one.stage: one.since for several in lost.values() for one in several}
+    for stage, since in sorted(late.items()):
+        await give_up(connection, sorted(lost), stage, rules.STALLED, why, due_before=since)
+    runs = {run.id: run for run in await load_runs(connection, lost)}
+    events = []
+    for run_id, call_id in await (await connection.execute(GIVEN_UP, (sorted(lost),))).fetchall():
+        run = runs[run_id]
+        told = rules.recording_over(run.input["fiche_id"], run_id, call_id, code=rules.STALLED, error=why)
+        events.append(event_of(run, "transcription.recording_failed", told, suffix=f":{call_id}"))
+    return events

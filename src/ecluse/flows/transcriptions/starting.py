@@ -22,6 +22,8 @@ from ecluse.flows.transcriptions.rules import Counts
 TRIES = 5
 NAMED = 5
 
+OWN = "SELECT event_key, id FROM runs WHERE tenant_id = %s AND event_key = ANY(%s)"
+
 LOG = """
 INSERT INTO run_log (run_id, at, level, message, event_id)
 SELECT run_id, ecluse_now(), 'info', message, event_id
@@ -104,6 +106,10 @@ async def _start(connection: Connection, tenant: str, wanted: Sequence[Start]) -
     locks = {_fiche(one): rules.fiche_lock(_fiche(one)) for one in wanted}
     held = await holders(connection, tenant, list(locks.values()))
     busy = {fiche_id: holder for fiche_id, lock in locks.items() if (holder := held.get(lock)) is not None}
+    # An event that is known has its own run, whoever has the fiche now; a day's is repeated once that has ended.
+    if once := {one.event_key: _fiche(one) for one in wanted if not one.again}:
+        cursor = await connection.execute(OWN, (tenant, list(once)))
+        busy |= {once[event_key]: run_id for event_key, run_id in await cursor.fetchall()}
     free = [one for one in wanted if _fiche(one) not in busy]
     new: dict[str, Run] = {}
     for one, started in zip(free, await insert_runs(connection, free) if free else (), strict=True):
@@ -144,10 +150,11 @@ async def _attach(
             events.append(_asked(one, event_id, run, True))
         lines.append({"run_id": run.id, "event_id": event_id, "message": f"asked for again ({event_id}): attached"})
         answers[fiche_id] = StartedFiche(fiche_id, event_id, run.id, True)
-        traces.orchestrator(run, fiche_id).waiting("active run", event_id=event_id, cached=True)
     await connection.execute(LOG, (to_json(lines).decode(),))
     await write_events(connection, events)
     await wake_workers(connection)
+    for fiche_id, answer in answers.items():
+        traces.orchestrator(runs[answer.run_id], fiche_id).waiting("active run", event_id=answer.event_id, cached=True)
     return answers
 
 

@@ -31,7 +31,8 @@ DONE = """(
             AND i.error_code IS DISTINCT FROM 'RUN_ENDED') each_one)"""
 
 COUNTS = f"""
-SELECT t.run_id, t.fiche_id, t.total_recordings, t.already_transcribed, t.target_total, d.processed, d.cached, d.failed
+SELECT t.run_id, t.fiche_id, t.total_recordings, t.already_transcribed, t.target_total,
+       coalesce(t.processed, d.processed), coalesce(t.cached, d.cached), coalesce(t.failed, d.failed)
 FROM transcription_runs t, LATERAL {DONE} d WHERE t.run_id = ANY(%s) AND t.target_total IS NOT NULL
 """  # noqa: S608 - our own names
 
@@ -65,7 +66,7 @@ class Progress:
 async def news(progress: Progress, connection: Connection, over: Sequence[Over]) -> list[Live]:
     began = time.monotonic()
     said = [_recording(one) for one in over]
-    for run_id, (fiche_id, counts) in (await _counts(connection, {one.item.run_id for one in over})).items():
+    for run_id, (fiche_id, counts) in (await counts_of(connection, {one.item.run_id for one in over})).items():
         one = next(one for one in reversed(over) if one.item.run_id == run_id)
         if counts.remaining:
             left = {"remaining": counts.remaining, "processed": counts.processed}
@@ -90,7 +91,8 @@ def _recording(one: Over) -> Live:
     return Live(item.tenant_id, f"transcription.{name}", told)
 
 
-async def _counts(connection: Connection, runs: set[int]) -> dict[int, tuple[str, Counts]]:
+async def counts_of(connection: Connection, runs: set[int]) -> dict[int, tuple[str, Counts]]:
+    """With their fiches, of those that have a plan: as they ended, or as far as they are."""
     cursor = await connection.execute(COUNTS, (list(runs),))
     return {row[0]: (row[1], Counts(*row[2:])) for row in await cursor.fetchall()}
 

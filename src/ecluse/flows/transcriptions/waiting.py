@@ -11,17 +11,15 @@ from ecluse.engine import Kit
 from ecluse.flows.fiches.cache import states
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.flow import FicheTranscribe
+from ecluse.flows.transcriptions.rules import Counts
 from ecluse.flows.transcriptions.starting import start
-
-SUMMARY = """
-SELECT total_recordings, already_transcribed, target_total, processed, cached, failed FROM transcription_runs
-WHERE run_id = %s
-"""
+from ecluse.flows.transcriptions.telling import counts_of
 
 
 @dataclass(frozen=True)
 class Transcribed:
-    """`status` None: it has not ended. `total` and `transcribed` are what the database says now."""
+    """`status` None: it has not ended. `total` and `transcribed` are what the database says now; `counts` are the
+    run's, as far as it is: all nothing before it has a plan."""
 
     fiche_id: str
     event_id: str
@@ -33,7 +31,7 @@ class Transcribed:
     total: int
     transcribed: int
     pending: int
-    counts: dict[str, int | None]
+    counts: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "run_id": str(self.run_id)}
@@ -82,11 +80,7 @@ async def transcribe(
     )
 
 
-async def _standing(
-    connection: Connection, tenant: str, fiche_id: str, run_id: int
-) -> tuple[int, int, dict[str, int | None]]:
+async def _standing(connection: Connection, tenant: str, fiche_id: str, run_id: int) -> tuple[int, int, dict[str, int]]:
     known = (await states(connection, tenant, [fiche_id])).get(fiche_id)
-    row = await (await connection.execute(SUMMARY, (run_id,))).fetchone()
-    names = ("total_recordings", "already_transcribed", "target_total", "processed", "cached", "failed")
-    counts = dict(zip(names, row or (None,) * len(names), strict=True))
-    return (known.total_recordings, known.transcribed, counts) if known else (0, 0, counts)
+    _, counts = (await counts_of(connection, {run_id})).get(run_id, (fiche_id, Counts()))
+    return known.total_recordings if known else 0, known.transcribed if known else 0, counts.as_dict()

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from ecluse.base.errors import NonRetriableError, PermanentError
+from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
 from ecluse.db.connect import is_away
 from ecluse.engine import Done, Item, Live, Postponed, Result, WorkContext
 from ecluse.flows.fiches.fetching import fetch_fiche
@@ -97,7 +97,15 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
 async def _have_written(vendors: Vendors, url: str) -> Transcript:
     if vendors.audio is None:
         return await vendors.speech.transcribe(source_url=url)
-    return await vendors.speech.transcribe(file=await vendors.audio.download(url))
+    try:
+        file = await vendors.audio.download(url)
+    # Wherever recordings are kept is not the provider, of which nothing was asked yet: its lane goes on, and nothing
+    # was paid for.
+    except TransientError as error:
+        raise TransientError(error.message, code=rules.AUDIO_UNAVAILABLE, ambiguous=False) from error
+    except PermanentError as error:
+        raise PermanentError(error.message, code=error.code, ambiguous=False) from error
+    return await vendors.speech.transcribe(file=file)
 
 
 def bound(config: Config) -> dict[str, Any]:
