@@ -1,5 +1,5 @@
-"""Does a quote stand in a transcript, and where? Blanks, capitals, accents written apart and typographic quotation marks
-make no difference; every word does."""
+"""Does a quote stand in a transcript, and where? Blanks, capitals, accents written apart and typographic quotes make no
+difference; every word does."""
 
 from __future__ import annotations
 
