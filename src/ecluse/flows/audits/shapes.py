@@ -32,7 +32,7 @@ class NewConfig(Body):
 class ChangedConfig(Body):
     """What is left out stays as it is. A changed text, step or model is a new version."""
 
-    name: Name | None = None
+    name: Name | None = Field(None, examples=["Compliance of sales calls"])
     description: Description | None = None
     steps: Steps | None = None
     system_prompt: Prompt | None = None

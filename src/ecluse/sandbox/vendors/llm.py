@@ -64,7 +64,7 @@ class Llm:
             asked = [str(message["content"]) for message in messages if message["role"] == "user"]
             drawn = Drawn(blake2b(f"{self._seed}/".encode() + call.body, digest_size=16).digest())
             content = "Bien sûr."
-            if wanted := (body.get("response_format") or {}).get("json_schema"):
+            if (wanted := (body.get("response_format") or {}).get("json_schema")) is not None:
                 schema = wanted["schema"]
                 value = made(schema, schema.get("$defs", {}), drawn, asked[-1] if asked else "", "")
                 content = json.dumps(value, ensure_ascii=False)
