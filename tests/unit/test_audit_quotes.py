@@ -62,3 +62,12 @@ def test_a_passage_is_found_in_capitals_and_with_other_blanks_too(text, start, l
 def test_a_longer_beginning_never_has_a_shorter_plain_form(text):
     lengths = [len(plain(text[:n])) for n in range(len(text) + 1)]
     assert lengths == sorted(lengths)
+
+
+def test_a_quote_is_found_anywhere_in_a_very_long_text():
+    # The first half shrinks in its plain form, the second grows: no guess by proportion hits.
+    text = "Eh   bien, \n\n  oui.    " * 5_000 + "ici l’on dit « voilà »" + "groß…" * 20_000 + "et c'est la FIN"
+    for quote, begins in ((' ICI l\'on dit "voilà"', "ici l’on dit"), ("C’EST la fin", "c'est la FIN")):
+        found = find(quote, [Spoken("a", text)])
+        assert found is not None
+        assert text[found.position :].startswith(begins)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 # After NFKD, in which no-break blanks are blanks and an ellipsis is three dots.
 ALIKE = {"'": "‘’‚‛′´`", '"': "“”„‟″«»", "-": "‐‑‒–—―−"}  # noqa: RUF001
 
+NEAR = 1_000  # characters
+
 
 class Found(NamedTuple):
     call_id: str
@@ -32,7 +34,16 @@ class Spoken:
         if (at := self.text.find(quote)) >= 0:
             return at
         at = self._plain.find(wanted)
-        return None if at < 0 else _origin(self.text, at)
+        if at < 0:
+            return None
+        # About as far into the text as into its plain form: a part around there is searched again, and mapped back.
+        middle, reach = len(self.text) * at // len(self._plain), NEAR + 2 * len(wanted)
+        while True:
+            start = max(0, middle - reach)
+            part = self.text[start : middle + reach]
+            if (at := plain(part).find(wanted)) >= 0:
+                return start + _origin(part, at)
+            reach *= 4
 
 
 def find(quote: str, recordings: Sequence[Spoken]) -> Found | None:
