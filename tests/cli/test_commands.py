@@ -56,6 +56,8 @@ COMMANDS = [
     *(("transcriptions", name) for name in ("start", "batch", "status", "logs")),
     ("realtime",),
     ("realtime", "show"),
+    ("audits",),
+    *(("audits", name) for name in ("configs", "list", "show", "run")),
     ("vendors",),
     ("vendors", "list"),
     ("vendors", "pause"),
@@ -73,7 +75,7 @@ def test_every_command_explains_itself_without_a_database(bare, command):
 
 def test_the_list_of_commands_here_is_complete(bare):
     groups = ("runs", "demo", "tenants", "keys", "leases", "schedules", "fiches", "transcriptions", "vendors")
-    groups += ("realtime", "notifications")
+    groups += ("audits", "realtime", "notifications")
     shown = bare("--help").out + "".join(bare(group, "--help").out for group in groups)
     listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
     assert listed == {command[-1] for command in COMMANDS if command}

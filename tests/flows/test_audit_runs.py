@@ -22,7 +22,7 @@ from tests.flows.waiting import until
 TOO_LONG = "TRANSCRIPT_TOO_LONG"
 
 
-@pytest.mark.req("G-91", "G-40", "AUT-55", "G-81")
+@pytest.mark.req("G-91", "G-40", "AUT-55")
 async def test_one_call_answers_all_steps_of_a_config_for_a_fiche(auditing, one):
     w = await auditing(vendor={"prices": Prices(Decimal(1_000_000), Decimal(2_000_000))})
     number = await w.fiche("1000", SAID, ("Et la cotisation ?", "Trente euros par mois."))
@@ -163,7 +163,7 @@ async def test_an_answer_that_got_lost_is_asked_for_again_and_counted_as_maybe_p
     assert one("SELECT maybe_paid, ambiguous FROM attempts") == (True, True)
 
 
-@pytest.mark.req("G-80", "G-82")
+@pytest.mark.req("G-80", "G-82", "G-92")
 async def test_what_was_paid_for_is_kept_although_its_run_was_ended(auditing, sandbox, query):
     w = await auditing()
     await w.fiche("1000", SAID)

@@ -36,8 +36,8 @@ async def llm_http(sandbox: SandboxProcess) -> AsyncIterator[VendorHttp]:
     await http.close()
 
 
-async def ask(llm: Llm, **more: Any) -> Completion[float]:
-    return await llm.ask(system="Judge.", user="Yes, I agree.", schema=SCHEMA, read=read, name="audit-1", **more)
+async def ask(llm: Llm, name: str = "audit-1", **more: Any) -> Completion[float]:
+    return await llm.ask(system="Judge.", user="Yes, I agree.", schema=SCHEMA, read=read, name=name, **more)
 
 
 async def error_of(llm: Llm) -> VendorError:
@@ -153,7 +153,7 @@ def wrong(code: str | None, kind: str = "invalid_request_error", message: str = 
     return {"error": {"message": message, "type": kind, "code": code, "param": None}}
 
 
-@pytest.mark.req("G-83", "G-92")
+@pytest.mark.req("G-83")
 @pytest.mark.parametrize(
     ("status", "body", "headers", "code", "retry_after"),
     [
@@ -184,3 +184,9 @@ async def test_refusals_of_the_server(status: int, body: Any, headers: Any, code
 async def test_a_refused_key_names_its_knob_and_is_not_shown() -> None:
     error = await refused_with(401, wrong("invalid_api_key", message="Incorrect API key provided."))
     assert error.message == "llm: 401 invalid_api_key: Incorrect API key provided. (check LLM_API_KEY)"
+
+
+async def test_a_call_can_be_found_by_its_name_whatever_that_is(llm_http: VendorHttp, sandbox: SandboxProcess) -> None:
+    await ask(Llm(llm_http, "k", model="m"), name="audit-7-été\r\nX: " + "y" * 600)
+    [call] = sandbox.ledger(vendor="llm", kind="call")
+    assert (call["ref"][:27], len(call["ref"])) == ("audit-7-%C3%A9t%C3%A9%0D%0A", 512)

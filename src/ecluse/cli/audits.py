@@ -16,7 +16,6 @@ from ecluse.cli.database import with_connection
 from ecluse.db.connect import Connection
 from ecluse.engine import Start, insert_run
 from ecluse.flows.audits import configs, reading
-from ecluse.flows.audits.flow import FLOW
 
 app = typer.Typer(no_args_is_help=True, help="Look at audits and their configs, and make one.")
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
@@ -104,6 +103,8 @@ def run(
     use_rlm: Annotated[bool, typer.Option("--use-rlm", help="Kept with the audit.")] = False,
 ) -> None:
     """Audit one fiche with one config. A running server takes it up at once; it waits for one otherwise."""
+    from ecluse.flows.audits.flow import FLOW  # brings the vendor along: who only looks need not wait for it
+
     flow = next(one for one in bootstrap.load_flows(settings.load()) if one.name == FLOW)
     given = {"fiche_id": fiche, "audit_config_id": str(config), "use_rlm": use_rlm}
     start = Start(flow, f"audit-{fiche}-{config}-{uuid.uuid4().hex}", tenant_id=tenant, input=given)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel
 
@@ -21,6 +22,7 @@ R = TypeVar("R")
 
 PATH = "/chat/completions"
 NAME = "answer"  # of the schema; the API wants one
+LONGEST_NAME = 512  # of a call: ASCII, the API wants
 # What their codes mean here: ours, and what is to be done about it.
 CODES = {
     "insufficient_quota": ("QUOTA_EXCEEDED", "the account's quota is used up"),
@@ -108,7 +110,7 @@ class Llm:
                 "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
                 "response_format": wanted,
             },
-            headers={"Authorization": f"Bearer {key}", "X-Client-Request-Id": name},
+            headers={"Authorization": f"Bearer {key}", "X-Client-Request-Id": quote(name)[:LONGEST_NAME]},
             explain=explain,
         )
         found, usage = self._content(answer, read), answer.usage or Usage()
