@@ -17,7 +17,7 @@ from ecluse.flows.audits.transcripts import SAID as READ
 from ecluse.flows.audits.transcripts import Recording
 from ecluse.vendors.llm import Prices
 from tests.flows.audit_world import SAID, STEPS
-from tests.flows.waiting import until
+from tests.flows.transcription_world import until
 
 TOO_LONG = "TRANSCRIPT_TOO_LONG"
 
