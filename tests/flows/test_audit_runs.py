@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -16,7 +17,7 @@ from ecluse.flows.audits.flow import Audit, Config
 from ecluse.flows.audits.transcripts import SAID as READ
 from ecluse.flows.audits.transcripts import Recording
 from ecluse.vendors.llm import Prices
-from tests.flows.audit_world import SAID, STEPS
+from tests.flows.audit_world import SAID, STEPS, by_hand
 from tests.flows.transcription_world import until
 
 TOO_LONG = "TRANSCRIPT_TOO_LONG"
@@ -165,14 +166,23 @@ async def test_an_answer_that_got_lost_is_asked_for_again_and_counted_as_maybe_p
 
 @pytest.mark.req("G-80", "G-82", "G-92")
 async def test_what_was_paid_for_is_kept_although_its_run_was_ended(auditing, sandbox, query):
-    w = await auditing()
+    made, answered, release = by_hand(sandbox), asyncio.Event(), asyncio.Event()
+
+    async def held(context, item):
+        result = await made.stage.work(context, item)
+        answered.set()
+        await release.wait()
+        return result
+
+    w = await auditing(replace(made.flow, stages=(replace(made.stage, work=held),)))
     await w.fiche("1000", SAID)
-    sandbox.set_faults([{"kind": "latency", "seconds": 1.5, "vendor": "llm"}])
     config = await w.config()
     run_id = await w.start(fiche_id="1000", audit_config_id=str(config.id))
-    await until(lambda: w.calls())
+    async with asyncio.timeout(60):
+        await answered.wait()
     await w.kit.end_run(run_id, "enough")
     assert query("SELECT status, error_code, is_latest FROM audits") == [("failed", "RUN_ENDED", True)]
+    release.set()
     await until(lambda: query("SELECT 1 FROM audits WHERE status = 'completed' AND is_latest AND error IS NULL"))
     assert query("SELECT outcome, error_code FROM outcomes") == [("failed", "RUN_ENDED")]
 

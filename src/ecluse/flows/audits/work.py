@@ -66,6 +66,10 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
     auditor = auditor_of(context.vendors)
     try:
         standing = await auditor.looks.look(context, item)
+        said = [recording for recording in standing.recordings if recording.text.strip()]
+        text = prompts.transcript(said)
+        if standing.done is None and 0 < len(text) <= max_input_chars:
+            await context.pay(item)
     except psycopg.Error as error:
         if not is_away(error):
             raise
@@ -73,10 +77,8 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
     told = {"audit_id": item.payload["audit_id"]}
     if standing.done is not None:
         return Done({**told, "score": float(standing.done)})
-    said = [recording for recording in standing.recordings if recording.text.strip()]
-    if not said:
+    if not text:
         raise PermanentError(f"Fiche {item.target} has no transcript: transcribe it first.", code="NO_TRANSCRIPT")
-    text = prompts.transcript(said)
     if len(text) > max_input_chars:
         raise PermanentError(
             f"The transcript of fiche {item.target} has {len(text)} characters, and AUDIT_MAX_INPUT_CHARS is"
