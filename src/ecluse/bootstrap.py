@@ -26,6 +26,8 @@ from ecluse.settings import Settings
 if TYPE_CHECKING:
     from ecluse.access.secrets import Secrets
     from ecluse.engine import Kit
+    from ecluse.flows.audits.flow import Config as AuditConfig
+    from ecluse.flows.audits.work import Access as AuditAccess
     from ecluse.flows.transcriptions.config import Config
     from ecluse.notify.work import Setup
     from ecluse.realtime.room import Realtime
@@ -97,6 +99,37 @@ def _transcription(settings: Settings) -> Flow:
     return Transcription(transcription_config(settings), partial(connected, access)).flow
 
 
+def audit_config(settings: Settings) -> AuditConfig:
+    from ecluse.flows.audits.flow import Config
+
+    return Config(
+        concurrency=settings.LLM_CONCURRENCY,
+        per_minute=settings.LLM_RATE_LIMIT_PER_MINUTE,
+        call_seconds=settings.LLM_TIMEOUT_SECONDS,
+        max_input_chars=settings.AUDIT_MAX_INPUT_CHARS,
+    )
+
+
+def audit_access(settings: Settings) -> AuditAccess:
+    from ecluse.flows.audits.work import Access
+    from ecluse.vendors.llm import Prices
+
+    return Access(
+        url=settings.LLM_BASE_URL,
+        key=_secret(settings.LLM_API_KEY),
+        model=settings.LLM_MODEL,
+        deadline=settings.LLM_TIMEOUT_SECONDS,
+        connections=settings.ECLUSE_HANDS,
+        prices=Prices(settings.LLM_PRICE_INPUT_PER_MILLION, settings.LLM_PRICE_OUTPUT_PER_MILLION),
+    )
+
+
+def _audit(settings: Settings) -> Flow:
+    from ecluse.flows.audits.flow import Audit, connected
+
+    return Audit(audit_config(settings), partial(connected, audit_access(settings))).flow
+
+
 def _secret(given: SecretStr | None) -> str | None:
     return given.get_secret_value().strip() or None if given is not None else None
 
@@ -118,7 +151,10 @@ class Lacking:
 
 
 def lacking(settings: Settings) -> list[Lacking]:
-    wanted = {"transcription": ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY")}
+    wanted = {
+        "transcription": ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY"),
+        "audit": ("LLM_API_KEY", "LLM_MODEL"),
+    }
     found = []
     for flow, knobs in wanted.items():
         values = {name: getattr(settings, name) for name in knobs}
@@ -132,7 +168,7 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
     """Those in the box, then the others."""
     names = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
     flows = {name: _load_flow(name) for name in (*names, *extra)}
-    box = [_transcription(settings), _notifications()]
+    box = [_transcription(settings), _audit(settings), _notifications()]
     known = Counter(flow.name for flow in (*box, *flows.values()))
     if twice := sorted(name for name, count in known.items() if count > 1):
         raise SetUpError(f"Two flows are called {', '.join(twice)}: load only one of them ({', '.join(flows)}).")

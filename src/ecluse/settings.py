@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from decimal import Decimal
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -146,6 +147,29 @@ class Settings(BaseSettings):
     ELEVENLABS_MODEL: str = Field("scribe_v1", description="The model that transcribes.")
     ELEVENLABS_TIMEOUT_SECONDS: Annotated[float, _at_least(0.1)] = Field(
         600, description="How long the transcription of one recording may take. Minimum 0.1."
+    )
+    LLM_BASE_URL: str = Field(
+        "https://api.openai.com/v1", description="Where the language model of audits answers, as OpenAI's API does."
+    )
+    LLM_API_KEY: SecretStr | None = Field(None, description="Key for it. Unset: audits fail and say so.")
+    LLM_MODEL: str | None = Field(None, description="The model that audits, unless its config names another.")
+    LLM_TIMEOUT_SECONDS: Annotated[float, _at_least(0.1)] = Field(
+        120, description="How long one answer of the model may take. Minimum 0.1."
+    )
+    LLM_CONCURRENCY: Annotated[int, _at_least(1)] = Field(
+        20, description="Audits at the model at once, over all replicas. Minimum 1."
+    )
+    LLM_RATE_LIMIT_PER_MINUTE: Annotated[float, _at_least(0.01)] | None = Field(
+        None, description="Calls that start at the model per minute, over all replicas. Unset: no limit. Minimum 0.01."
+    )
+    LLM_PRICE_INPUT_PER_MILLION: Annotated[Decimal, _at_least(0)] | None = Field(
+        None, description="What a million tokens of input cost. Unset, this or the next: the cost of audits is null."
+    )
+    LLM_PRICE_OUTPUT_PER_MILLION: Annotated[Decimal, _at_least(0)] | None = Field(
+        None, description="What a million tokens of output cost."
+    )
+    AUDIT_MAX_INPUT_CHARS: Annotated[int, _at_least(1_000)] = Field(
+        400_000, description="A fiche with a longer transcript fails `TRANSCRIPT_TOO_LONG`. Minimum 1000."
     )
     STT_UPLOAD: Literal["url", "file"] = Field(
         "url", description="Whether the vendor fetches a recording by its URL, or we download it and send it the file."

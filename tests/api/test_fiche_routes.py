@@ -12,6 +12,7 @@ import pytest
 from ecluse.flows.fiches.cache import cache_sales
 from ecluse.flows.fiches.shapes import FicheInFull, FichePage
 from tests.api.conftest import add_tenant, new_key
+from tests.api.narrow import narrow
 from tests.flows.fiche_rows import call, details, save
 
 NOW = datetime(2026, 3, 9, tzinfo=UTC)
@@ -45,17 +46,6 @@ def fiches(shared_dsn):
             await cache_sales(c, "default", date(2026, 3, 1), [{"id": "30", "groupe": None, "data": legacy}], NOW)
 
     asyncio.run(fill())
-
-
-def narrow(client, dsn, scope, groupes=(), user=None):
-    """The same client with a key of this scope."""
-    key = new_key(dsn, "viewer")
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(
-            "UPDATE api_keys SET scope = %s, groupes = %s, crm_user_id = %s WHERE hint = %s",
-            (scope, list(groupes), user, key[:8]),
-        )
-    return client.with_key(key)
 
 
 def listed(client, query=""):

@@ -40,12 +40,16 @@ BODIES = {
     "/api/runs": {"flow": "test"},
     "/api/runs/{run_id}/end": {"reason": "matrix"},
     "/api/leases/release": {"key": "fiche:7", "reason": "matrix"},
+    "/api/audit-configs": {"name": "matrix", "steps": [{"name": "a", "criteria": "b"}]},
+    "/api/audit-configs/{config_id}": {"description": "matrix"},
     "/api/transcriptions/batch": {"fiche_ids": ["100000001"]},
     "/api/notifications/endpoints": {"kind": "webhook", "url": "https://8.8.8.8/", "events": ["*"]},
     "/api/notifications/endpoints/{endpoint_id}": {"description": "matrix"},
 }
 # A number that one tenant has may be another's, too: whoever asks for it gets a run of his own.
 EVERYBODYS = {"/api/transcriptions/{fiche_id}": "/api/transcriptions/100000001"}
+# What they are about is named in the body.
+NAMED = ("/api/leases/release", "/api/audits")
 HOLD = """
 INSERT INTO leases (tenant_id, key, fence, owner, ttl, acquired_at, expires_at)
 VALUES ('default', 'fiche:7', %s, 'somebody', '2 hours', ecluse_now(), ecluse_now() + interval '2 hours')
@@ -62,6 +66,20 @@ r AS (
     SELECT id, %(id)s, true, 'said', ecluse_now(), ecluse_now(), ecluse_now() FROM f)
 INSERT INTO fiche_cache_information (fiche_cache_id, attribution_user_id, updated_at)
 SELECT id, '7', ecluse_now() FROM f
+"""
+# Under that number, too, with a version and an audit of that fiche.
+AUDIT = """
+WITH config AS (
+    INSERT INTO audit_configs (id, tenant_id, name, steps, created_at, updated_at) OVERRIDING SYSTEM VALUE
+    VALUES (%(id)s, 'default', 'matrix', '[]', ecluse_now(), ecluse_now())
+    ON CONFLICT (id) DO UPDATE SET deleted_at = NULL),
+version AS (
+    INSERT INTO audit_config_versions (audit_config_id, version, snapshot, created_at)
+    VALUES (%(id)s, 1, '{"name": "matrix", "steps": []}', ecluse_now()) ON CONFLICT DO NOTHING)
+INSERT INTO audits (id, tenant_id, run_id, fiche_cache_id, fiche_id, audit_config_id, config_version, trigger_source,
+                    created_at) OVERRIDING SYSTEM VALUE
+SELECT %(id)s, 'default', %(id)s, id, fiche_id, %(id)s, 1, 'api', ecluse_now() FROM fiche_cache
+WHERE tenant_id = 'default' AND fiche_id = %(id)s::text ON CONFLICT DO NOTHING
 """
 # One number for all of them: whatever a path asks for is there.
 TOLD = """
@@ -103,10 +121,11 @@ def callers(shared_dsn):
 
 @pytest.fixture
 def something(shared_api, shared_dsn):
-    """An open run, a fiche, a held lease, an endpoint and a delivery, whatever was ended and deleted before."""
+    """An open run, a fiche with an audit, a held lease, an endpoint and a delivery, whatever was ended and deleted."""
     fences = itertools.count(1)
     with psycopg.connect(shared_dsn, autocommit=True) as connection:
-        connection.execute("ALTER SEQUENCE notification_endpoints_id_seq RESTART 1000000")  # ours are runs' numbers
+        for table in ("audits", "audit_configs", "notification_endpoints"):  # ours are runs' numbers
+            connection.execute(f"ALTER SEQUENCE {table}_id_seq RESTART 1000000")
 
         def make() -> str:
             if connection.execute("SELECT 1 WHERE NOT EXISTS (SELECT FROM leases WHERE ended_at IS NULL)").fetchone():
@@ -116,6 +135,7 @@ def something(shared_api, shared_dsn):
             if not connection.execute("SELECT 1 FROM secrets WHERE name = %s", (f"webhook:{run}",)).fetchone():
                 asyncio.run(seal(shared_dsn, f"webhook:{run}"))
             connection.execute(FICHE, {"id": run})
+            connection.execute(AUDIT, {"id": int(run)})
             return run
 
         yield make
@@ -139,20 +159,25 @@ def expected(who, path, route):
     role = who if who in ROLES else "admin"
     if declared["x-permission"] not in ROLES[role]:
         return {403}
-    theirs = who == "other tenant's admin" and ("{" in path or path == "/api/leases/release") and path not in EVERYBODYS
+    named = "{" in path or (path in NAMED and "POST" in route.methods)
+    theirs = who == "other tenant's admin" and named and path not in EVERYBODYS
     return {404} if theirs else {200, 201}
 
 
 @pytest.mark.req("ENG-102", "G-33")
 def test_every_route_answers_every_caller_as_its_permission_says(shared_api, callers, something):
-    wrong, cells = [], 0
+    wrong, cells, number = [], 0, something()
     for method, path, route in table(shared_api.app):
         if path in PUBLIC | SIGNED | BY_CHANNEL:
             continue
         for who in CALLERS:
-            address = EVERYBODYS.get(path, re.sub(r"\{\w+\}", something(), path))
-            body = BODIES.get(path, {}) if method in ("POST", "PATCH") else None
+            address, body = EVERYBODYS.get(path, re.sub(r"\{\w+\}", number, path)), None
+            if method in ("POST", "PATCH"):
+                about = {"fiche_id": number, "audit_config_id": number}
+                body = about if path == "/api/audits" else BODIES.get(path, {})
             answer = shared_api.with_key(callers[who]).ask(method, address, body)
+            if method != "GET" and answer.status < 300:
+                number = something()
             wanted = {405} if route is None else expected(who, path, route)
             cells += 1
             if answer.status not in wanted:

@@ -56,6 +56,8 @@ COMMANDS = [
     *(("transcriptions", name) for name in ("start", "batch", "status", "logs")),
     ("realtime",),
     ("realtime", "show"),
+    ("audits",),
+    *(("audits", name) for name in ("configs", "list", "show", "run")),
     ("vendors",),
     ("vendors", "list"),
     ("vendors", "pause"),
@@ -73,7 +75,7 @@ def test_every_command_explains_itself_without_a_database(bare, command):
 
 def test_the_list_of_commands_here_is_complete(bare):
     groups = ("runs", "demo", "tenants", "keys", "leases", "schedules", "fiches", "transcriptions", "vendors")
-    groups += ("realtime", "notifications")
+    groups += ("audits", "realtime", "notifications")
     shown = bare("--help").out + "".join(bare(group, "--help").out for group in groups)
     listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
     assert listed == {command[-1] for command in COMMANDS if command}
@@ -92,13 +94,13 @@ def test_commands_that_only_look_do_not_wait_for_what_they_do_not_use():
 def test_the_installed_module_is_the_same_program(dsn):
     command = [sys.executable, "-m", "ecluse", "migrate"]
     done = subprocess.run(command, env=environment(DATABASE_URL=dsn), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "schema 0010\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "schema 0011\n", "")
 
 
 def test_migrate_makes_the_schema_and_the_tables_of_the_flows_named(bare, empty_dsn):
     for _ in range(2):
         answer = bare("migrate", "--flow", FLOW, DATABASE_URL=empty_dsn)
-        assert (answer.code, answer.out, answer.err) == (0, "schema 0010\n", "")
+        assert (answer.code, answer.out, answer.err) == (0, "schema 0011\n", "")
     with psycopg.connect(empty_dsn) as connection:
         assert connection.execute("SELECT count(*) FROM hello_prices").fetchone() == (0,)
 

@@ -14,12 +14,15 @@ from ecluse.base.errors import SetUpError
 from ecluse.migrations.runner import LOCK, upgrade
 from tests.engine.flows import flow, stage
 
-HEAD = "0010"
+HEAD = "0011"
 TABLES = {
     "alembic_version",
     "api_keys",
     "attempts",
+    "audit_config_versions",
+    "audit_configs",
     "audit_trail",
+    "audits",
     "claims",
     "clock_offset",
     "deliveries",

@@ -1,4 +1,4 @@
-"""A connection of the test's own; an engine that transcribes."""
+"""A connection of the test's own; engines that transcribe, engines that audit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.flows.audit_world import World as AuditWorld
+from tests.flows.audit_world import by_hand
 from tests.flows.transcription_world import Gate, World, transcription
 
 
@@ -32,5 +34,16 @@ def world(start_kit, sandbox, query) -> Callable[..., Awaitable[World]]:
         if gate is not None:
             gate.before(made)
         return World(await start_kit(made.flow, live=lives.extend, **(kit or {})), made, sandbox, query, lives)
+
+    return make
+
+
+@pytest.fixture
+def auditing(start_kit, sandbox, query):
+    """Make an engine that audits: by hand, or in the flow given."""
+
+    async def make(flow=None, **options):
+        made, lives = flow or by_hand(sandbox, **options).flow, []
+        return AuditWorld(await start_kit(made, live=lives.extend), made, sandbox, query, lives)
 
     return make

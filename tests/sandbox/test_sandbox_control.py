@@ -182,7 +182,7 @@ async def test_a_body_that_is_not_json_is_refused(http: Client) -> None:
 
 async def test_health_and_unknown_routes(http: Client) -> None:
     health = (await http.get("_sandbox/health")).json()
-    assert health == {"ok": True, "seed": 1, "vendors": ["audio", "crm", "elevenlabs", "price_list"]}
+    assert health == {"ok": True, "seed": 1, "vendors": ["audio", "crm", "elevenlabs", "llm", "price_list"]}
     assert (await http.get("_sandbox/nothing")).status == 404
 
 

@@ -12,6 +12,7 @@ WORKED_ON = (
     "schedules",
     "fiches",
     "transcriptions",
+    "audits",
     "automation",
     "notifications",
     "jobs",

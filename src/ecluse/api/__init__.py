@@ -15,6 +15,7 @@ from ecluse.api import events, leases, me, notifications, outcomes, pusher, real
 from ecluse.db.connect import pool
 from ecluse.db.reads import READ_OPTIONS, Reads
 from ecluse.engine import Kit
+from ecluse.flows.audits import routes as audits
 from ecluse.flows.fiches import routes as fiches
 from ecluse.flows.transcriptions import routes as transcriptions
 
@@ -22,7 +23,7 @@ READERS = 4
 
 
 def mount(app: FastAPI) -> None:
-    parts = (me, runs, outcomes, leases, fiches, transcriptions, notifications, realtime, events, pusher)
+    parts = (me, runs, outcomes, leases, fiches, transcriptions, audits, notifications, realtime, events, pusher)
     for part in parts:
         app.router.routes += part.routes.routes  # flat: an included router would be looked through per request
 

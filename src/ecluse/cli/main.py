@@ -22,6 +22,7 @@ from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import EcluseError, SetUpError
 from ecluse.cli import (
+    audits,
     fiches,
     keys,
     leases,
@@ -49,6 +50,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(leases.app, name="leases")
 app.add_typer(notifications.app, name="notifications")
 app.add_typer(fiches.app, name="fiches")
+app.add_typer(audits.app, name="audits")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(vendors.app, name="vendors")
 app.add_typer(transcriptions.app, name="transcriptions")

@@ -92,6 +92,11 @@ KINDS: dict[str, dict[str, Field]] = {
     "not_found": {},
     "unauthorized": {},
     "redirect": {"location": Field(REQUIRED, "a location", is_header)},
+    "chat_refusal": {},
+    "chat_length": {},
+    "chat_filtered": {},
+    "chat_broken": {},
+    "chat_empty": {},
     "latency": {"seconds": seconds(REQUIRED)},
 }
 

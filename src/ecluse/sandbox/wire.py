@@ -18,6 +18,7 @@ from email.utils import formatdate, parsedate_to_datetime
 
 from aiohttp import web
 
+from ecluse.sandbox.chat import SPOILED, spoil
 from ecluse.sandbox.faults import Rule
 from ecluse.sandbox.vendor import Answer, json_answer
 
@@ -116,6 +117,8 @@ async def respond(
     answer = REFUSALS[kind](rule, error) if kind in REFUSALS else apply()
     if kind in REWRITES:
         answer = REWRITES[kind](answer)
+    elif kind in SPOILED:
+        answer = spoil(kind, answer)
     elif kind == "applied_then_error":
         answer = server_error(rule, error)
     if latency:

@@ -194,10 +194,18 @@ def _refusal(
     if status != 429 and 400 <= status < 500 and status not in WORTH_REPEATING:
         # What changed the record meanwhile may have been an earlier try of the same write.
         return PermanentError(message, code=REFUSALS.get(status, "VENDOR_REFUSED"), ambiguous=status == 412)
-    retry_after = parse_retry_after(headers.get(hdrs.RETRY_AFTER), vendor_clock(headers.get(hdrs.DATE)) or now)
+    retry_after = asked_to_wait(headers, now)
     if status == 429:
         return TransientError(message, code="THROTTLED", retry_after=retry_after, ambiguous=False)
     return TransientError(message, code=f"VENDOR_ERROR_{status}", retry_after=retry_after)
+
+
+def asked_to_wait(headers: Mapping[str, str], now: datetime) -> float | None:
+    """Some say it more exactly, beside the standard header or instead of it."""
+    milliseconds = headers.get("Retry-After-Ms", "").strip()
+    if milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) < 20:
+        return int(milliseconds) / 1000
+    return parse_retry_after(headers.get(hdrs.RETRY_AFTER), vendor_clock(headers.get(hdrs.DATE)) or now)
 
 
 def multipart(form: Mapping[str, str | FilePart]) -> FormData:

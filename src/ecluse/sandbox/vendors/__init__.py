@@ -6,11 +6,13 @@ from ecluse.sandbox.vendor import Vendor
 from ecluse.sandbox.vendors.audio import Audio
 from ecluse.sandbox.vendors.crm import Crm
 from ecluse.sandbox.vendors.elevenlabs import ElevenLabs
+from ecluse.sandbox.vendors.llm import Llm
 from ecluse.sandbox.vendors.price_list import PriceList
 
 VENDORS: dict[str, type[Vendor]] = {
     "audio": Audio,
     "crm": Crm,
     "elevenlabs": ElevenLabs,
+    "llm": Llm,
     "price_list": PriceList,
 }

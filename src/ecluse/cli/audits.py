@@ -1,0 +1,120 @@
+"""`ecluse audits …`: what is asked of transcripts, what was answered, and one more by hand."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from ecluse import bootstrap, settings
+from ecluse.access import tenants
+from ecluse.base.logging import harmless
+from ecluse.cli.database import with_connection
+from ecluse.db.connect import Connection
+from ecluse.engine import Start, insert_run
+from ecluse.flows.audits import configs, reading
+
+app = typer.Typer(no_args_is_help=True, help="Look at audits and their configs, and make one.")
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+TenantOption = Annotated[str | None, typer.Option(help="Only of this one.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=200)]
+OffsetOption = Annotated[int, typer.Option(min=0)]
+
+
+class StatusName(StrEnum):
+    pending = "pending"
+    running = "running"
+    completed = "completed"
+    failed = "failed"
+
+
+@app.command("configs")
+def list_configs(
+    tenant: TenantOption = None, limit: LimitOption = 50, offset: OffsetOption = 0, as_json: JsonOption = False
+) -> None:
+    """The configs, by id."""
+    rows = with_connection(lambda c: configs.listed(c, tenant, limit=limit, offset=offset))
+    if as_json:
+        typer.echo(json.dumps({"configs": rows}, default=str))
+        return
+    if not rows:
+        typer.echo("no such configs" if tenant or offset else "no configs yet: POST /api/audit-configs adds one")
+    for row in rows:
+        state = "automatic" if row["run_automatically"] else "on demand"
+        told = f"v{row['version']}, {len(row['steps'])} steps, {state if row['is_active'] else 'not active'}"
+        typer.echo(harmless(f"{row['tenant_id']:<12} {row['id']:>6}  {told:<28} {row['name']}"))
+
+
+@app.command("list")
+def list_audits(
+    tenant: TenantOption = None,
+    fiche: Annotated[str | None, typer.Option(help="Only of this fiche.")] = None,
+    config: Annotated[int | None, typer.Option(help="Only with this config.")] = None,
+    automation_run: Annotated[int | None, typer.Option(help="Only of this automation run.")] = None,
+    status: Annotated[StatusName | None, typer.Option(help="Only in this status.")] = None,
+    latest: Annotated[bool, typer.Option("--latest", help="Only the latest of each fiche and config.")] = False,
+    limit: LimitOption = 50,
+    offset: OffsetOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """The newest audits first."""
+    wanted = reading.Wanted(fiche, config, automation_run, status.value if status else None, latest or None)
+    rows = with_connection(lambda c: reading.list_audits(c, tenant, wanted, limit=limit, offset=offset))
+    if as_json:
+        typer.echo(json.dumps({"audits": rows}, default=str))
+        return
+    if not rows:
+        typer.echo("no such audits")
+    for row in rows:
+        worth = row["error_code"] or ("" if row["score"] is None else f"{row['score']} / 100")
+        line = f"{row['tenant_id']:<12} {row['id']:>8}  {row['fiche_id']:>10}  {row['status']:<9} {worth:<20}"
+        typer.echo(harmless(f"{line} {row['config_name']} v{row['config_version']}"))
+
+
+@app.command()
+def show(
+    audit_id: Annotated[int, typer.Argument(help="The audit's id.")],
+    as_json: JsonOption = False,
+) -> None:
+    """One audit: how each step was judged, and where its quotes stand."""
+    audit = with_connection(lambda c: reading.show_audit(c, None, audit_id))
+    if as_json:
+        typer.echo(json.dumps(audit, default=str))
+        return
+    result = audit.pop("result")
+    audit.pop("config")
+    for name, value in audit.items():
+        typer.echo(harmless(f"{name:<24} {'' if value is None else value}".rstrip()))
+    for step in (result or {"steps": ()})["steps"]:
+        typer.echo(harmless(f"  {step['score']:g}/{step['max']}  {step['name']}: {step['comment']}"))
+        for one in step["evidence"]:
+            where = f"{one['call_id']} at {one['position']}" if one["verified"] else "NOT IN ANY TRANSCRIPT"
+            typer.echo(harmless(f"        « {one['quote']} » ({where})"))
+
+
+@app.command()
+def run(
+    fiche: Annotated[str, typer.Argument(help="The fiche's id, as the CRM numbers it.")],
+    config: Annotated[int, typer.Argument(help="The config's id.")],
+    tenant: Annotated[str, typer.Option(help="Whose.")] = "default",
+    use_rlm: Annotated[bool, typer.Option("--use-rlm", help="Kept with the audit.")] = False,
+) -> None:
+    """Audit one fiche with one config. A running server takes it up at once; it waits for one otherwise."""
+    from ecluse.flows.audits.flow import FLOW  # brings the vendor along: who only looks need not wait for it
+
+    flow = next(one for one in bootstrap.load_flows(settings.load()) if one.name == FLOW)
+    given = {"fiche_id": fiche, "audit_config_id": str(config), "use_rlm": use_rlm}
+    start = Start(flow, f"audit-{fiche}-{config}-{uuid.uuid4().hex}", tenant_id=tenant, input=given)
+
+    async def ask(connection: Connection) -> dict[str, Any]:
+        await tenants.require(connection, tenant, enabled=True)
+        async with connection.transaction():
+            started = await insert_run(connection, start)
+            cursor = await connection.execute("SELECT id FROM audits WHERE run_id = %s", (started.run.id,))
+            (audit_id,) = await cursor.fetchone() or (0,)
+        return {"audit_id": str(audit_id), "run_id": str(started.run.id)}
+
+    typer.echo(json.dumps(with_connection(ask)))

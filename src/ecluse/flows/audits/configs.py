@@ -1,0 +1,161 @@
+"""The configs of a tenant, and their versions: a version is never changed, so that an audit can say what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from psycopg.rows import class_row, dict_row
+from psycopg.types.json import Jsonb
+
+from ecluse.base.errors import NotFound
+from ecluse.db.connect import Connection
+
+Row = dict[str, Any]
+
+ASKED = ("name", "description", "steps", "system_prompt", "model")  # what a version is made of
+SWITCHES = ("run_automatically", "is_active")
+
+COLUMNS = """id, tenant_id, name, description, steps, system_prompt, model, run_automatically, is_active, version,
+    created_at, updated_at"""
+
+SNAPSHOT = """
+INSERT INTO audit_config_versions (audit_config_id, version, snapshot, created_at)
+SELECT id, version, jsonb_build_object('name', name, 'description', description, 'steps', steps, 'system_prompt',
+       system_prompt, 'model', model), ecluse_now()
+FROM audit_configs WHERE id = %s
+"""
+
+RESOLVE = """
+SELECT id, version, name, is_active, run_automatically AND is_active AS automatic FROM audit_configs
+WHERE tenant_id = %(tenant)s AND deleted_at IS NULL
+  AND (id = ANY(%(specific)s::bigint[]) OR (%(automatic)s AND run_automatically AND is_active))
+ORDER BY id
+"""
+
+
+class ConfigVersion(NamedTuple):
+    """A config as it stands: what an audit made now will point at."""
+
+    id: int
+    version: int
+    name: str
+
+
+class Resolved(NamedTuple):
+    """`unknown` and `inactive` are among those asked for by id: none of them is in `configs`."""
+
+    configs: list[ConfigVersion]
+    unknown: list[int]
+    inactive: list[int]
+
+
+async def resolve_configs(
+    connection: Connection, tenant: str, specific_ids: Sequence[int], use_automatic: bool
+) -> Resolved:
+    """Those asked for by id and, if wanted, all that run automatically: each once, by id."""
+    given = {"tenant": tenant, "specific": list(specific_ids), "automatic": use_automatic}
+    rows = await (await connection.execute(RESOLVE, given)).fetchall()
+    active = [ConfigVersion(*row[:3]) for row in rows if row[3]]
+    known = {row[0] for row in rows}
+    asked = list(dict.fromkeys(specific_ids))
+    return Resolved(
+        active,
+        [one for one in asked if one not in known],
+        [one for one in asked if one in known - {config.id for config in active}],
+    )
+
+
+async def create(connection: Connection, tenant: str, given: Mapping[str, Any]) -> Row:
+    """Its first version with it, in the caller's transaction."""
+    names = [name for name in (*ASKED, *SWITCHES) if name in given]
+    sql = (
+        f"INSERT INTO audit_configs (tenant_id, {', '.join(names)}, created_at, updated_at)"  # noqa: S608 - our names
+        f" VALUES (%s, {', '.join(['%s'] * len(names))}, ecluse_now(), ecluse_now()) RETURNING {COLUMNS}"
+    )
+    row = await _one(connection, sql, [tenant, *(_stored(given[name]) for name in names)])
+    assert row is not None  # noqa: S101 - RETURNING
+    await connection.execute(SNAPSHOT, (row["id"],))
+    return row
+
+
+async def update(connection: Connection, tenant: str, config_id: int, given: Mapping[str, Any]) -> Row:
+    """A new version if what is asked has changed; switching it on or off, or what is as it was, makes none."""
+    known = await show(connection, tenant, config_id, lock=True)
+    changed = {name: value for name, value in given.items() if value != known[name]}
+    if not changed:
+        return known
+    bump = any(name in ASKED for name in changed)
+    sets = ", ".join(f"{name} = %s" for name in changed)
+    sql = (
+        f"UPDATE audit_configs SET {sets}, version = version + {int(bump)}, updated_at = ecluse_now()"  # noqa: S608
+        f" WHERE id = %s RETURNING {COLUMNS}"
+    )
+    row = await _one(connection, sql, [*map(_stored, changed.values()), config_id])
+    assert row is not None  # noqa: S101 - locked above
+    if bump:
+        await connection.execute(SNAPSHOT, (config_id,))
+    return row
+
+
+async def delete(connection: Connection, tenant: str, config_id: int) -> None:
+    """Asked for no more; audits that were made with it still point at their version."""
+    cursor = await connection.execute(
+        "UPDATE audit_configs SET deleted_at = ecluse_now(), updated_at = ecluse_now()"
+        " WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL",
+        (tenant, config_id),
+    )
+    if not cursor.rowcount:
+        raise _missing(config_id)
+
+
+async def show(connection: Connection, tenant: str, config_id: int, *, lock: bool = False) -> Row:
+    sql = f"SELECT {COLUMNS} FROM audit_configs WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL"  # noqa: S608
+    row = await _one(connection, sql + (" FOR NO KEY UPDATE" if lock else ""), [tenant, config_id])
+    if row is None:
+        raise _missing(config_id)
+    return row
+
+
+async def listed(
+    connection: Connection, tenant: str | None, *, active: bool | None = None, limit: int, offset: int
+) -> list[Row]:
+    """By id. `tenant` None is anybody's, which only the command line may ask for."""
+    conditions = ["deleted_at IS NULL"]
+    conditions += ["tenant_id = %(tenant)s"] if tenant is not None else []
+    conditions += ["is_active = %(active)s"] if active is not None else []
+    sql = f"SELECT {COLUMNS} FROM audit_configs WHERE {' AND '.join(conditions)}"  # noqa: S608 - our own words
+    given = {"tenant": tenant, "active": active, "limit": limit, "offset": offset}
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(f"{sql} ORDER BY id LIMIT %(limit)s OFFSET %(offset)s", given)
+        return await cursor.fetchall()
+
+
+class Snapshot(NamedTuple):
+    audit_config_id: int
+    version: int
+    snapshot: Row
+
+
+async def snapshots(connection: Connection, wanted: Sequence[tuple[int, int]]) -> list[Snapshot]:
+    async with connection.cursor(row_factory=class_row(Snapshot)) as cursor:
+        await cursor.execute(
+            "SELECT v.audit_config_id, v.version, v.snapshot FROM unnest(%s::bigint[], %s::int[]) AS k(id, version)"
+            " JOIN audit_config_versions v ON v.audit_config_id = k.id AND v.version = k.version",
+            [list(column) for column in zip(*wanted, strict=True)],
+        )
+        return await cursor.fetchall()
+
+
+async def _one(connection: Connection, sql: str, parameters: Sequence[Any]) -> Row | None:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(sql, parameters)
+        return await cursor.fetchone()
+
+
+def _stored(value: Any) -> Any:
+    return Jsonb(value) if isinstance(value, list) else value
+
+
+def _missing(config_id: int) -> NotFound:
+    return NotFound(f"there is no audit config {config_id}")

@@ -1,0 +1,132 @@
+"""The stage that audits, for whatever flow has items for it, and the flow of one audit asked for by hand: a run that
+nobody leads, of one item."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ecluse.access.envelope import Refused
+from ecluse.base.clock import Clock
+from ecluse.base.errors import NotFound
+from ecluse.db.connect import Connection
+from ecluse.engine import Event, Flow, Lane, RetryPolicy, Run, Stage, begin_runs, open_stage
+from ecluse.flows.audits import planning, saving, work
+from ecluse.flows.audits.saving import STAGE
+from ecluse.flows.audits.work import Access, Auditor, connected_auditor
+
+FLOW = "audit"
+# A queue behind the vendor's pace is no stall: days may pass.
+PATIENCE = timedelta(days=14)
+# LLM calls: three, a second and four seconds apart.
+LLM_CALLS = RetryPolicy(executions=3, base=1.0, multiplier=4.0)
+HANDLING = timedelta(seconds=60)  # besides the call itself
+
+LOOK_UP = """
+SELECT k.run_id, f.id, c.id, c.version, c.is_active
+FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[]) AS k(run_id, tenant_id, fiche_id, config_id)
+LEFT JOIN fiche_cache f ON f.tenant_id = k.tenant_id AND f.fiche_id = k.fiche_id
+LEFT JOIN audit_configs c ON c.tenant_id = k.tenant_id AND c.id = k.config_id AND c.deleted_at IS NULL
+"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the knobs say about audits, wherever they run."""
+
+    concurrency: int = 20
+    per_minute: float | None = None
+    call_seconds: float = 120
+    max_input_chars: int = 400_000
+
+
+def audit_stage(
+    config: Config,
+    *,
+    auditor: Callable[[Any], Auditor] = attrgetter("auditor"),
+    max_wait: timedelta = PATIENCE,
+    poll: timedelta = timedelta(seconds=20),
+    rounds: int = 0,
+    incomplete: str = "Audit not finished in time (timeout/stall)",
+) -> Stage:
+    """For items of `plan_audits`. `auditor` finds the flow's own among its vendors (see `connected_auditor`). The flow
+    calls `record_failures` where its runs end."""
+    return Stage(
+        STAGE,
+        Lane(
+            "llm",
+            max_in_flight=config.concurrency,
+            per_second=None if config.per_minute is None else Lane.per_minute(config.per_minute),
+        ),
+        partial(work.audit, config.max_input_chars, auditor),
+        save=saving.save_audits,
+        news=saving.news,
+        paid=True,
+        retry=LLM_CALLS,
+        time_limit=timedelta(seconds=config.call_seconds) + HANDLING,
+        max_wait=max_wait,
+        poll=poll,
+        rounds=rounds,
+        incomplete=incomplete,
+    )
+
+
+class AuditRun(BaseModel):
+    """The event `audit/run`, by hand."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fiche_id: str = Field(pattern=r"^[0-9]{1,20}$", examples=["171234"])
+    audit_config_id: str = Field(pattern=r"^[1-9][0-9]{0,17}$", examples=["3"])
+    use_rlm: bool = False
+
+
+class Vendors(NamedTuple):
+    auditor: Auditor
+
+
+@asynccontextmanager
+async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
+    async with connected_auditor(access, clock) as auditor:
+        yield Vendors(auditor)
+
+
+class Audit:
+    def __init__(self, config: Config, vendors: Callable[[Clock], AbstractAsyncContextManager[Any]]) -> None:
+        self.stage = audit_stage(config)
+        self.flow = Flow(FLOW, (self.stage,), None, AuditRun, vendors=vendors, begin=self._begin, ended=_ended)
+
+    async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
+        await begin_runs(connection, self.flow, runs)
+        by_id = {run.id: run for run in runs}
+        columns = [(run.id, run.tenant_id, run.input["fiche_id"], int(run.input["audit_config_id"])) for run in runs]
+        cursor = await connection.execute(LOOK_UP, [list(column) for column in zip(*columns, strict=True)])
+        wanted = []
+        for run_id, fiche, config, version, active in await cursor.fetchall():
+            run = by_id[run_id]
+            _require(run, fiche, config, active)
+            wanted.append(planning.asked(run, run.input["fiche_id"], config, version, run.input["use_rlm"], "api"))
+        items = await planning.plan(connection, wanted)
+        await open_stage(connection, self.stage, [(run, items[run.id]) for run in runs], select=True)
+
+
+def _require(run: Run, fiche: int | None, config: int | None, active: bool | None) -> None:
+    if fiche is None:
+        raise NotFound(f"there is no fiche {run.input['fiche_id']}: it has to be fetched and transcribed first")
+    if config is None:
+        raise NotFound(f"there is no audit config {run.input['audit_config_id']}")
+    if not active:
+        message = f"Audit config {config} is not active: switch it on, or choose another."
+        raise Refused(409, "CONFIG_INACTIVE", message)
+
+
+async def _ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
+    await saving.record_failures(connection, [run.id for run in runs])
+    return ()

@@ -1,0 +1,105 @@
+"""Which audits a run makes: a row each, and an item each. The row is there before anybody works on it, so that nobody
+has to guess what was asked for; the same plan made twice adds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from psycopg.rows import dict_row
+from pydantic_core import to_json
+
+from ecluse.db.connect import Connection
+from ecluse.engine import NewItem, Run
+from ecluse.flows.audits.configs import ConfigVersion
+
+Trigger = Literal["automation", "api"]
+Row = dict[str, Any]
+CHUNK = 1_000
+
+PLAN = """
+INSERT INTO audits (tenant_id, run_id, fiche_cache_id, fiche_id, audit_config_id, config_version, automation_run_id,
+                    automation_schedule_id, trigger_source, use_rlm, created_at)
+SELECT f.tenant_id, t.run, f.id, f.fiche_id, t.config, t.version, CASE t.source WHEN 'automation' THEN t.run END,
+       t.schedule, t.source, t.rlm, ecluse_now()
+FROM jsonb_to_recordset(%s::jsonb) AS t(tenant text, run bigint, fiche text, config bigint, version integer,
+    schedule bigint, source text, rlm boolean)
+JOIN fiche_cache f ON f.tenant_id = t.tenant AND f.fiche_id = t.fiche
+ORDER BY t.run, f.id, t.config
+ON CONFLICT ON CONSTRAINT audits_once DO NOTHING
+"""
+
+PLANNED = """
+SELECT id, run_id, fiche_id, fiche_cache_id, audit_config_id, config_version, use_rlm FROM audits
+WHERE run_id = ANY(%s) ORDER BY run_id, fiche_cache_id, audit_config_id
+"""
+
+
+async def plan_audits(
+    connection: Connection,
+    run: Run,
+    fiche_ids: Sequence[str],
+    configs: Sequence[ConfigVersion],
+    *,
+    use_rlm: bool = False,
+    schedule_id: int | None = None,
+    trigger_source: Trigger = "automation",
+) -> list[NewItem]:
+    """Every fiche with every config: items for a stage made by `audit_stage`, each with its row. A fiche that is not in
+    the cache has none."""
+    wanted = [
+        asked(run, fiche_id, config.id, config.version, use_rlm, trigger_source, schedule_id)
+        for fiche_id in fiche_ids
+        for config in configs
+    ]
+    return (await plan(connection, wanted)).get(run.id, [])
+
+
+def asked(
+    run: Run,
+    fiche_id: str,
+    config_id: int,
+    version: int,
+    use_rlm: bool,
+    source: Trigger,
+    schedule_id: int | None = None,
+) -> Row:
+    return {
+        "tenant": run.tenant_id,
+        "run": run.id,
+        "fiche": fiche_id,
+        "config": config_id,
+        "version": version,
+        "schedule": schedule_id,
+        "source": source,
+        "rlm": use_rlm,
+    }
+
+
+async def plan(connection: Connection, wanted: Sequence[Row]) -> dict[int, list[NewItem]]:
+    """Of many runs; the items of each by its id."""
+    async with connection.transaction():
+        for start in range(0, len(wanted), CHUNK):
+            await connection.execute(PLAN, (to_json(wanted[start : start + CHUNK]).decode(),))
+        async with connection.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(PLANNED, (sorted({one["run"] for one in wanted}),))
+            rows = await cursor.fetchall()
+    items: dict[int, list[NewItem]] = {}
+    for row in rows:
+        items.setdefault(row["run_id"], []).append(_item(row))
+    return items
+
+
+def item_key(fiche_id: str, config_id: int) -> str:
+    return f"{fiche_id}-{config_id}"
+
+
+def _item(row: Row) -> NewItem:
+    payload = {
+        "audit_id": str(row["id"]),
+        "fiche_cache_id": str(row["fiche_cache_id"]),
+        "audit_config_id": str(row["audit_config_id"]),
+        "config_version": row["config_version"],
+        "use_rlm": row["use_rlm"],
+    }
+    return NewItem(item_key(row["fiche_id"], row["audit_config_id"]), target=row["fiche_id"], payload=payload)

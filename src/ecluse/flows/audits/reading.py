@@ -1,0 +1,94 @@
+"""The one read side of audits: what API and command line say about them, to whom their fiches concern."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from psycopg.rows import dict_row
+
+from ecluse.base.errors import NotFound
+from ecluse.db.connect import Connection
+from ecluse.flows.audits.saving import STAGE
+from ecluse.flows.fiches import cache
+from ecluse.flows.fiches.reading import EVERYTHING, Visible
+
+Row = dict[str, Any]
+Status = Literal["pending", "running", "completed", "failed"]
+
+COLUMNS = """a.id, a.tenant_id, a.fiche_id, a.fiche_cache_id, a.audit_config_id, a.config_version, a.status, a.score,
+    a.is_latest, a.use_rlm, a.trigger_source, a.run_id, a.automation_run_id, a.automation_schedule_id, a.error_code,
+    a.error, a.model, a.input_tokens, a.output_tokens, a.cost, a.created_at, a.started_at, a.finished_at"""
+FROM = f"audits a JOIN ({cache.FROM}) ON f.id = a.fiche_cache_id"
+
+# The page first, then the names of its configs.
+LIST = f"""
+SELECT a.*, v.snapshot ->> 'name' AS config_name
+FROM (SELECT {COLUMNS} FROM {FROM} WHERE {{where}} ORDER BY a.id DESC LIMIT %(limit)s OFFSET %(offset)s) a
+JOIN audit_config_versions v ON v.audit_config_id = a.audit_config_id AND v.version = a.config_version
+ORDER BY a.id DESC
+"""  # noqa: S608 - made of our own words
+
+# A repetition that may have been paid twice is an attempt of its item.
+SHOW = f"""
+SELECT {COLUMNS}, v.snapshot ->> 'name' AS config_name, a.result, v.snapshot AS config,
+       (SELECT count(*) FROM items i JOIN attempts t ON t.item_id = i.id AND t.maybe_paid
+        WHERE i.run_id = a.run_id AND i.stage = '{STAGE}' AND i.key = a.fiche_id || '-' || a.audit_config_id)
+           AS maybe_paid
+FROM {FROM} JOIN audit_config_versions v ON v.audit_config_id = a.audit_config_id AND v.version = a.config_version
+WHERE {{where}}
+"""  # noqa: S608 - made of our own words
+
+FILTERS = {
+    "tenant": "a.tenant_id = %(tenant)s",
+    "id": "a.id = %(id)s",
+    "fiche_id": "a.fiche_id = %(fiche_id)s",
+    "audit_config_id": "a.audit_config_id = %(audit_config_id)s",
+    "automation_run_id": "a.automation_run_id = %(automation_run_id)s",
+    "status": "a.status = %(status)s",
+    "latest": "a.is_latest = %(latest)s",
+}
+
+
+class Wanted(NamedTuple):
+    """Which audits; what is None does not matter."""
+
+    fiche_id: str | None = None
+    audit_config_id: int | None = None
+    automation_run_id: int | None = None
+    status: Status | None = None
+    latest: bool | None = None
+
+
+async def list_audits(
+    connection: Connection,
+    tenant: str | None,
+    wanted: Wanted,
+    *,
+    visible: Visible = EVERYTHING,
+    limit: int,
+    offset: int,
+) -> list[Row]:
+    """The newest first. `tenant` None is anybody's, which only the command line may ask for."""
+    given = {"tenant": tenant, **wanted._asdict()}
+    parameters = {**given, **visible.parameters, "limit": limit, "offset": offset}
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(LIST.format(where=_where(given, visible)), parameters)
+        return await cursor.fetchall()
+
+
+async def show_audit(
+    connection: Connection, tenant: str | None, audit_id: int, *, visible: Visible = EVERYTHING
+) -> Row:
+    """With its result, and the version of the config that was asked. What a caller may not see does not exist."""
+    given = {"tenant": tenant, "id": audit_id}
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(SHOW.format(where=_where(given, visible)), {**given, **visible.parameters})
+        audit = await cursor.fetchone()
+    if audit is None:
+        raise NotFound(f"there is no audit {audit_id}")
+    return audit
+
+
+def _where(given: Row, visible: Visible) -> str:
+    conditions = [text for name, text in FILTERS.items() if given.get(name) is not None]
+    return " AND ".join([*conditions, visible.condition])

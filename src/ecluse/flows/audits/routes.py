@@ -1,0 +1,163 @@
+"""Audits over HTTP: the configs, what was made with them, and one more by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+from pydantic_core import to_jsonable_python
+
+from ecluse.access import audit_trail, door, idempotency
+from ecluse.access.door import caller_of, needs
+from ecluse.access.envelope import as_json, request_id
+from ecluse.access.idempotency import Answer
+from ecluse.access.wire import Limit, Offset, Row, kit_of, number, reads_of, with_ids_as_text
+from ecluse.db.connect import Connection
+from ecluse.engine import Start, insert_run
+from ecluse.flows.audits import configs, reading, shapes
+from ecluse.flows.audits.flow import FLOW
+from ecluse.flows.audits.reading import Status, Wanted
+from ecluse.flows.fiches.scopes import require_visible, visible
+
+routes = door.routes("audits")
+
+FicheNumber = Annotated[str | None, Query(pattern=r"^[0-9]{1,20}$", examples=["171234"])]
+Id = Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,17}$", examples=["3"])]
+
+
+@routes.get("/api/audit-configs", openapi_extra=needs("audits.read", narrowed=True), response_model=shapes.ConfigPage)
+async def list_configs(request: Request, limit: Limit = 50, offset: Offset = 0, active: bool | None = None) -> Response:
+    """The configs there are, by id: the same for callers of every scope."""
+    tenant = caller_of(request).tenant
+    rows = await reads_of(request)(lambda c: configs.listed(c, tenant, active=active, limit=limit, offset=offset))
+    return as_json({"configs": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.post(
+    "/api/audit-configs", openapi_extra=needs("audits.write"), status_code=201, response_model=shapes.ConfigRow
+)
+async def create_config(request: Request, body: shapes.NewConfig) -> Response:
+    """Add a config, in its first version."""
+
+    async def ask(connection: Connection) -> Answer:
+        row = await configs.create(connection, caller_of(request).tenant, body.model_dump(mode="json"))
+        await _record(connection, request, "audit_config.create", row["id"])
+        return Answer(201, to_jsonable_python(_told(row)))
+
+    return await idempotency.once(request, kit_of(request).pool, ask)
+
+
+@routes.get(
+    "/api/audit-configs/{config_id}",
+    openapi_extra=needs("audits.read", narrowed=True),
+    response_model=shapes.ConfigRow,
+)
+async def show_config(request: Request, config_id: str) -> Response:
+    """One config, as it stands."""
+    tenant, wanted = caller_of(request).tenant, number("audit config", config_id)
+    return as_json(_told(await reads_of(request)(lambda c: configs.show(c, tenant, wanted))))
+
+
+@routes.patch("/api/audit-configs/{config_id}", openapi_extra=needs("audits.write"), response_model=shapes.ConfigRow)
+async def change_config(request: Request, config_id: str, body: shapes.ChangedConfig) -> Response:
+    """Change a config. Audits already made keep the version that they were made with."""
+    tenant, wanted = caller_of(request).tenant, number("audit config", config_id)
+    given = body.model_dump(mode="json", exclude_unset=True)
+    given = {name: value for name, value in given.items() if value is not None or name == "model"}
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        row = await configs.update(connection, tenant, wanted, given)
+        await _record(connection, request, "audit_config.update", wanted)
+    return as_json(_told(row))
+
+
+@routes.delete("/api/audit-configs/{config_id}", openapi_extra=needs("audits.write"), response_model=shapes.Deleted)
+async def delete_config(request: Request, config_id: str) -> Response:
+    """Take a config out of use, for good. Audits made with it stay."""
+    tenant, wanted = caller_of(request).tenant, number("audit config", config_id)
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        await configs.delete(connection, tenant, wanted)
+        await _record(connection, request, "audit_config.delete", wanted)
+    return as_json({"id": config_id, "deleted": True})
+
+
+@routes.get("/api/audits", openapi_extra=needs("audits.read", narrowed=True), response_model=shapes.AuditPage)
+async def list_audits(
+    request: Request,
+    limit: Limit = 50,
+    offset: Offset = 0,
+    fiche_id: FicheNumber = None,
+    audit_config_id: Id = None,
+    automation_run_id: Id = None,
+    status: Status | None = None,
+    latest: bool | None = None,
+) -> Response:
+    """The newest first, without their results. A caller of a narrow scope sees those of its fiches."""
+    caller = caller_of(request)
+    wanted = Wanted(fiche_id, _number(audit_config_id), _number(automation_run_id), status, latest)
+    rows = await reads_of(request)(
+        lambda c: reading.list_audits(c, caller.tenant, wanted, visible=visible(caller), limit=limit, offset=offset)
+    )
+    return as_json({"audits": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.get(
+    "/api/audits/{audit_id}", openapi_extra=needs("audits.read", narrowed=True), response_model=shapes.AuditInFull
+)
+async def show_audit(request: Request, audit_id: str) -> Response:
+    """One audit in full: what was asked, how each step was judged, and where its quotes stand."""
+    caller, wanted = caller_of(request), number("audit", audit_id)
+    audit = await reads_of(request)(lambda c: reading.show_audit(c, caller.tenant, wanted, visible=visible(caller)))
+    return as_json(_told(audit))
+
+
+@routes.post(
+    "/api/audits",
+    openapi_extra=needs("audits.write", narrowed=True),
+    status_code=201,
+    response_model=shapes.StartedAudit,
+    responses={200: {"model": shapes.StartedAudit, "description": "The key was known; nothing new was started"}},
+)
+async def start_audit(request: Request, body: shapes.NewAudit) -> Response:
+    """Audit one fiche with one config, now. With an `Idempotency-Key`, a repetition gets the same answer."""
+    kit, caller = kit_of(request), caller_of(request)
+    start = Start(
+        kit.flow(FLOW),
+        f"audit-{body.fiche_id}-{body.audit_config_id}-{_name(request)}",
+        tenant_id=caller.tenant,
+        input=body.model_dump(),
+        correlation_id=request_id(request),
+    )
+
+    async def ask(connection: Connection) -> Answer:
+        await require_visible(connection, caller, [body.fiche_id])
+        started = await insert_run(connection, start)
+        run = started.run
+        cursor = await connection.execute("SELECT id FROM audits WHERE run_id = %s", (run.id,))
+        (audit_id,) = await cursor.fetchone() or (0,)
+        told = {"audit_id": str(audit_id), "run_id": str(run.id), "event_key": run.event_key}
+        return Answer(200 if started.deduplicated else 201, told)
+
+    return await idempotency.once(request, kit.pool, ask)
+
+
+def _name(request: Request) -> str:
+    """A repetition that has outlived its stored answer still meets the first one's run under this name."""
+    key = idempotency.key_of(request)
+    return uuid.uuid4().hex if key is None else hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+async def _record(connection: Connection, request: Request, action: str, config_id: int) -> None:
+    caller = caller_of(request)
+    subject = f"audit_config:{config_id}"
+    await audit_trail.record(connection, caller.tenant, caller.actor, action, subject, None, request_id(request))
+
+
+def _number(given: str | None) -> int | None:
+    return None if given is None else int(given)
+
+
+def _told(row: Row) -> Row:
+    with_ids_as_text([row])
+    return row

@@ -1,0 +1,113 @@
+"""How audits end in their table, set-based, and which of a fiche and config is the latest: the one that ended last.
+
+A success is written in the commit that makes its item done. A failure is written twice if need be: at once, when it is
+news, so that whoever hears of it finds it; and for certain, in the transaction that ends its run. What was paid for
+comes in whenever it comes, over a failure too; a completed audit is never written again.
+
+Whoever ends audits locks their fiches first, by (tenant, fiche id), like everybody who locks fiches: two of one fiche
+and config wait for each other, and cannot both be the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from pydantic_core import to_json
+
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection
+from ecluse.engine import Live, Over, Saved
+
+STAGE = "audit"
+Row = dict[str, Any]
+
+LOCK_FICHES = """
+SELECT 1 FROM fiche_cache WHERE id = ANY(%s) ORDER BY tenant_id, fiche_id FOR NO KEY UPDATE
+"""
+# Of `a`, a row, and `t`, what is told of it.
+CHANGES = "a.status <> 'completed' AND (t.status = 'completed' OR a.status <> 'failed')"
+TOLD = """
+told AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(%s::jsonb) AS t(id bigint, status text, score numeric, result jsonb, model text,
+        input_tokens integer, output_tokens integer, cost numeric, error_code text, error text))"""
+# Before the next: a unique index looks at each row at once.
+UNSET = f"""
+WITH {TOLD}
+UPDATE audits former SET is_latest = false FROM told t JOIN audits a ON a.id = t.id
+WHERE {CHANGES} AND former.is_latest AND former.id <> a.id
+  AND former.fiche_cache_id = a.fiche_cache_id AND former.audit_config_id = a.audit_config_id
+"""  # noqa: S608 - our own names
+FINISH = f"""
+WITH {TOLD},
+mine AS MATERIALIZED (
+    SELECT t.*, a.id = max(a.id) OVER (PARTITION BY a.fiche_cache_id, a.audit_config_id) AS is_latest
+    FROM told t JOIN audits a ON a.id = t.id WHERE {CHANGES})
+UPDATE audits a SET status = m.status, is_latest = m.is_latest, score = m.score, result = m.result, model = m.model,
+    input_tokens = m.input_tokens, output_tokens = m.output_tokens, cost = m.cost, error_code = m.error_code,
+    error = m.error, finished_at = now
+FROM mine m, (SELECT ecluse_now() AS now) clock WHERE a.id = m.id
+"""  # noqa: S608 - our own names
+
+# Of a run that has ended, whatever was not dispatched will not be.
+FAILED = """
+SELECT a.id, a.fiche_cache_id, coalesce(i.error_code, 'NOT_DISPATCHED'),
+       coalesce(i.error, 'The run ended before it was dispatched')
+FROM audits a JOIN runs r ON r.id = a.run_id
+LEFT JOIN items i ON i.run_id = a.run_id AND i.stage = %(stage)s AND i.key = a.fiche_id || '-' || a.audit_config_id
+WHERE a.run_id = ANY(%(runs)s) AND a.status IN ('pending', 'running')
+  AND (i.status = 'failed' OR (i.id IS NULL AND r.ended_at IS NOT NULL))
+"""
+
+
+async def save_audits(connection: Connection, saved: Sequence[Saved]) -> None:
+    rows = [_told(one.item.payload, "completed", **one.kept) for one in saved if one.kept is not None]
+    await _finish(connection, rows)
+
+
+async def record_failures(connection: Connection, run_ids: Collection[int]) -> None:
+    """Every audit of these runs whose item has failed says so. For `Flow.ended` of whatever flow has an audit stage,
+    and for a gate, before it counts; twice is harmless."""
+    cursor = await connection.execute(FAILED, {"runs": list(run_ids), "stage": STAGE})
+    found = [
+        _told({"audit_id": audit, "fiche_cache_id": fiche}, "failed", error_code=code, error=error)
+        for audit, fiche, code, error in await cursor.fetchall()
+    ]
+    await _finish(connection, found)
+
+
+async def news(connection: Connection, over: Sequence[Over]) -> list[Live]:
+    failed = [
+        _told(one.item.payload, "failed", error_code=one.error_code or "FAILED", error=storable(one.error or ""))
+        for one in over
+        if one.status != "succeeded"
+    ]
+    await _finish(connection, failed)
+    return [_live(one) for one in over]
+
+
+async def _finish(connection: Connection, rows: Sequence[Row]) -> None:
+    if not rows:
+        return
+    given = to_json(rows).decode()
+    async with connection.transaction():
+        await connection.execute(LOCK_FICHES, (sorted({int(row["fiche_cache_id"]) for row in rows}),))
+        await connection.execute(UNSET, (given,))
+        await connection.execute(FINISH, (given,))
+
+
+def _told(payload: Row, status: str, **facts: Any) -> Row:
+    return {"id": payload["audit_id"], "fiche_cache_id": payload["fiche_cache_id"], "status": status, **facts}
+
+
+def _live(one: Over) -> Live:
+    item = one.item
+    about = {
+        "fiche_id": item.target,
+        "audit_id": item.payload["audit_id"],
+        "audit_config_id": item.payload["audit_config_id"],
+        "run_id": str(item.run_id),
+    }
+    if one.status == "succeeded":
+        return Live(item.tenant_id, "audit.completed", {**about, "score": one.result["score"]})
+    return Live(item.tenant_id, "audit.failed", {**about, "error_code": one.error_code, "error": one.error})

@@ -1,0 +1,131 @@
+"""A fiche's transcripts as a model is given them. Those who begin at about the same moment share the questions to the
+database: what was said, what is asked, and a note that they have begun."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from ecluse.db.connect import Connection
+from ecluse.engine import Item, WorkContext
+from ecluse.flows.audits.configs import snapshots
+from ecluse.flows.audits.steps import Step
+
+GATHER_SECONDS = 0.005
+REMEMBERED = 1_000  # versions of configs
+
+# A failed one may be repeated by its run, while that is open. What is there already is only read.
+BEGIN = """
+WITH mine AS MATERIALIZED (
+    SELECT a.id FROM audits a JOIN runs r ON r.id = a.run_id
+    WHERE a.id = ANY(%s) AND a.status IN ('pending', 'failed') AND r.ended_at IS NULL
+    ORDER BY a.fiche_cache_id, a.audit_config_id, a.id FOR NO KEY UPDATE OF a)
+UPDATE audits a SET status = 'running', started_at = ecluse_now(), finished_at = NULL, error_code = NULL, error = NULL
+FROM mine WHERE a.id = mine.id
+"""
+
+DONE = "SELECT id, score FROM audits WHERE id = ANY(%s) AND status = 'completed'"
+
+# A recording that is gone upstream counts nowhere. Where there are chunks, they are the text, and say who spoke.
+SAID = """
+SELECT r.fiche_cache_id, r.call_id, r.start_time, coalesce(c.speakers, ARRAY[NULL]::text[]),
+       coalesce(c.texts, ARRAY[r.transcription_text])
+FROM recordings r
+LEFT JOIN LATERAL (
+    SELECT array_agg(speaker ORDER BY position) AS speakers, array_agg(text ORDER BY position) AS texts
+    FROM recording_transcription_chunks WHERE recording_id = r.id) c ON true
+WHERE r.fiche_cache_id = ANY(%s) AND r.has_transcription AND r.removed_at IS NULL
+ORDER BY r.fiche_cache_id, r.start_time NULLS LAST, r.call_id
+"""
+
+
+class Asked(NamedTuple):
+    """A version of a config."""
+
+    name: str
+    description: str
+    system_prompt: str
+    model: str | None
+    steps: list[Step]
+
+
+class Recording(NamedTuple):
+    call_id: str
+    start_time: datetime | None
+    speakers: Sequence[str | None]
+    texts: Sequence[str]
+
+    @property
+    def text(self) -> str:
+        """What positions are counted in."""
+        return " ".join(self.texts)
+
+
+class Standing(NamedTuple):
+    asked: Asked
+    recordings: Sequence[Recording]
+    done: Decimal | None  # the score, where somebody has paid for it already
+
+
+class Looks:
+    def __init__(self) -> None:
+        self._gathering: list[Item] | None = None
+        self._asking: asyncio.Task[dict[int, Standing]] | None = None
+        self._versions: OrderedDict[tuple[int, int], Asked] = OrderedDict()
+
+    async def look(self, context: WorkContext, item: Item) -> Standing:
+        if self._gathering is None or self._asking is None:
+            self._gathering = []
+            self._asking = asyncio.create_task(self._answer(context, self._gathering))
+        self._gathering.append(item)
+        answers = await asyncio.shield(self._asking)  # whoever is interrupted does not interrupt the others
+        return answers[item.id]
+
+    async def _answer(self, context: WorkContext, gathered: list[Item]) -> dict[int, Standing]:
+        await asyncio.sleep(GATHER_SECONDS)
+        self._gathering = None
+        async with context.database() as connection:
+            await self._learn(connection, {_version(item) for item in gathered})
+            return await self._look(connection, gathered)
+
+    async def _look(self, connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
+        audits = [_audit(item) for item in items]
+        await connection.execute(BEGIN, (audits,))
+        done: dict[int, Decimal] = dict(await (await connection.execute(DONE, (audits,))).fetchall())
+        fiches = sorted({_fiche(item) for item in items if _audit(item) not in done})
+        said: dict[int, list[Recording]] = {}
+        for fiche, *recording in await (await connection.execute(SAID, (fiches,))).fetchall():
+            said.setdefault(fiche, []).append(Recording(*recording))
+        return {
+            item.id: Standing(self._versions[_version(item)], said.get(_fiche(item), ()), done.get(_audit(item)))
+            for item in items
+        }
+
+    async def _learn(self, connection: Connection, wanted: set[tuple[int, int]]) -> None:
+        """Versions never change: each is read once."""
+        while len(self._versions) > REMEMBERED:
+            self._versions.popitem(last=False)
+        if new := [version for version in wanted if version not in self._versions]:
+            for config_id, version, given in await snapshots(connection, new):
+                self._versions[config_id, version] = asked(given)
+
+
+def asked(snapshot: dict[str, Any]) -> Asked:
+    steps = [Step.model_validate(step) for step in snapshot["steps"]]
+    return Asked(snapshot["name"], snapshot["description"], snapshot["system_prompt"], snapshot["model"], steps)
+
+
+def _audit(item: Item) -> int:
+    return int(item.payload["audit_id"])
+
+
+def _fiche(item: Item) -> int:
+    return int(item.payload["fiche_cache_id"])
+
+
+def _version(item: Item) -> tuple[int, int]:
+    return int(item.payload["audit_config_id"]), int(item.payload["config_version"])

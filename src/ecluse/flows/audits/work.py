@@ -1,0 +1,133 @@
+"""What an item does: one call answers all steps of a config for a fiche. No retry, no sleep, no status, no commit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from decimal import Decimal
+from functools import partial
+from typing import Any, NamedTuple
+
+import psycopg
+
+from ecluse.base.clock import Clock
+from ecluse.base.errors import PermanentError
+from ecluse.db.connect import is_away
+from ecluse.engine import Done, Item, Postponed, Result, WorkContext
+from ecluse.flows.audits import prompts, quotes, steps
+from ecluse.flows.audits.quotes import Spoken
+from ecluse.flows.audits.steps import Answered, Step
+from ecluse.flows.audits.transcripts import Looks, Recording
+from ecluse.vendors.http import VendorHttp
+from ecluse.vendors.llm import Llm, Prices
+
+AWAY_SECONDS = 1.0
+LARGEST_ANSWER = 5_000_000  # bytes
+
+
+@dataclass(frozen=True)
+class Access:
+    """What the knobs say about the vendor. No key or no model: each call says so."""
+
+    url: str = "https://api.openai.com/v1"
+    key: str | None = field(default=None, repr=False)
+    model: str | None = None
+    deadline: float = 120
+    connections: int = 200
+    prices: Prices | None = None
+
+
+class Auditor(NamedTuple):
+    """What an audit needs of its process; one per flow is enough."""
+
+    llm: Llm
+    looks: Looks
+
+
+@asynccontextmanager
+async def connected_auditor(access: Access, clock: Clock) -> AsyncIterator[Auditor]:
+    http = VendorHttp(
+        "llm",
+        access.url,
+        deadline=access.deadline,
+        largest_body=LARGEST_ANSWER,
+        connections=access.connections,
+        now=clock.now,
+    )
+    try:
+        yield Auditor(Llm(http, access.key, model=access.model, prices=access.prices), Looks())
+    finally:
+        await http.close()
+
+
+async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], context: WorkContext, item: Item) -> Result:
+    auditor = auditor_of(context.vendors)
+    try:
+        standing = await auditor.looks.look(context, item)
+        said = [recording for recording in standing.recordings if recording.text.strip()]
+        text = prompts.transcript(said)
+        if standing.done is None and 0 < len(text) <= max_input_chars:
+            await context.pay(item)
+    except psycopg.Error as error:
+        if not is_away(error):
+            raise
+        return Postponed(context.now() + timedelta(seconds=AWAY_SECONDS), "the database is away")
+    told = {"audit_id": item.payload["audit_id"]}
+    if standing.done is not None:
+        return Done({**told, "score": float(standing.done)})
+    if not text:
+        raise PermanentError(f"Fiche {item.target} has no transcript: transcribe it first.", code="NO_TRANSCRIPT")
+    if len(text) > max_input_chars:
+        raise PermanentError(
+            f"The transcript of fiche {item.target} has {len(text)} characters, and AUDIT_MAX_INPUT_CHARS is"
+            f" {max_input_chars}.",
+            code="TRANSCRIPT_TOO_LONG",
+        )
+    asked = standing.asked
+    answer = await auditor.llm.ask(
+        system=prompts.system(asked),
+        user=text,
+        schema=steps.schema(asked.steps),
+        read=partial(steps.read, asked.steps),
+        name=item.event_id,
+        model=asked.model,
+    )
+    score = steps.score(asked.steps, [one.score for one in answer.answer])
+    kept = {
+        "score": score,
+        "result": {"steps": judged(asked.steps, answer.answer, said)},
+        "model": answer.model,
+        "input_tokens": answer.input_tokens,
+        "output_tokens": answer.output_tokens,
+        "cost": _plain(answer.cost),
+    }
+    return Done({**told, "score": score}, kept=kept)
+
+
+def judged(asked: list[Step], answers: list[Answered], said: list[Recording]) -> list[dict[str, Any]]:
+    """Each step with what its quotes are worth: found where, or not at all."""
+    spoken = [Spoken(recording.call_id, recording.text) for recording in said]
+    return [
+        {
+            "name": step.name,
+            "score": answer.score,
+            "max": step.max_score,
+            "weight": step.weight,
+            "comment": answer.comment,
+            "evidence": [_evidence(quote, spoken) for quote in answer.quotes],
+        }
+        for step, answer in zip(asked, answers, strict=True)
+    ]
+
+
+def _evidence(quote: str, spoken: list[Spoken]) -> dict[str, Any]:
+    found = quotes.find(quote, spoken)
+    if found is None:
+        return {"quote": quote, "call_id": None, "position": None, "verified": False}
+    return {"quote": quote, "call_id": found.call_id, "position": found.position, "verified": True}
+
+
+def _plain(cost: Decimal | None) -> str | None:
+    return None if cost is None else f"{cost:f}"

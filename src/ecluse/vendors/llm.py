@@ -1,0 +1,163 @@
+"""A large language model behind an OpenAI-compatible API: a question in, an answer of a given JSON schema out.
+
+Every answer is paid for, the useless ones too. Those that another try may mend (cut off, empty, not of the schema) are
+transient; what the model or its filter will not say is permanent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from urllib.parse import quote
+
+from pydantic import AfterValidator, BaseModel
+
+from ecluse.base.errors import PermanentError, TransientError, VendorError
+from ecluse.base.text import storable, storable_json
+from ecluse.vendors.http import VendorHttp
+
+R = TypeVar("R")
+
+PATH = "/chat/completions"
+NAME = "answer"  # of the schema; the API wants one
+LONGEST_NAME = 512  # of a call: ASCII, the API wants
+# What their codes mean here: ours, and what is to be done about it.
+CODES = {
+    "insufficient_quota": ("QUOTA_EXCEEDED", "the account's quota is used up"),
+    "context_length_exceeded": ("INPUT_TOO_LONG", "shorten it, or use a model with a larger context"),
+    "model_not_found": ("MODEL_NOT_FOUND", "check the config's model and LLM_MODEL"),
+    "content_filter": ("CONTENT_FILTERED", "the vendor's filter refused the input"),
+}
+
+Text = Annotated[str, AfterValidator(storable_json)]
+
+
+class Message(BaseModel):
+    content: Text | None = None
+    refusal: Text | None = None
+
+
+class Choice(BaseModel):
+    message: Message
+    finish_reason: Text | None = None
+
+
+class Usage(BaseModel):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class ChatAnswer(BaseModel):
+    model: Text
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class Prices(NamedTuple):
+    """Per million tokens. None: nobody has told."""
+
+    input: Decimal | None = None
+    output: Decimal | None = None
+
+    def cost(self, input_tokens: int, output_tokens: int) -> Decimal | None:
+        if self.input is None or self.output is None:
+            return None
+        return (input_tokens * self.input + output_tokens * self.output) / 1_000_000
+
+
+class Completion(NamedTuple, Generic[R]):
+    answer: R
+    model: str  # as the vendor names the one that answered
+    input_tokens: int
+    output_tokens: int
+    cost: Decimal | None
+
+
+class Llm:
+    def __init__(
+        self, http: VendorHttp, api_key: str | None, *, model: str | None = None, prices: Prices | None = None
+    ) -> None:
+        self._http = http
+        self._api_key = api_key
+        self._model = model
+        self._prices = prices or Prices()
+
+    async def ask(
+        self,
+        *,
+        system: str,
+        user: str,
+        schema: Mapping[str, Any],
+        read: Callable[[Any], R],
+        name: str,
+        model: str | None = None,
+    ) -> Completion[R]:
+        """`read` makes of the JSON what is wanted, and raises ValueError where the JSON is not of the schema. `name`
+        is what the vendor's support can find this call by."""
+        key, chosen = (self._api_key or "").strip(), model or self._model
+        if not key or not chosen:
+            missing = " and ".join(knob for knob, value in (("LLM_API_KEY", key), ("LLM_MODEL", chosen)) if not value)
+            raise PermanentError(f"The language model is not configured: set {missing}.", code="NOT_CONFIGURED")
+        wanted = {"type": "json_schema", "json_schema": {"name": NAME, "strict": True, "schema": schema}}
+        answer = await self._http.call(
+            "POST",
+            PATH,
+            ChatAnswer,
+            json={
+                "model": chosen,
+                "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+                "response_format": wanted,
+            },
+            headers={"Authorization": f"Bearer {key}", "X-Client-Request-Id": quote(name)[:LONGEST_NAME]},
+            explain=explain,
+        )
+        found, usage = self._content(answer, read), answer.usage or Usage()
+        cost = self._prices.cost(usage.prompt_tokens, usage.completion_tokens) if answer.usage else None
+        return Completion(found, answer.model, usage.prompt_tokens, usage.completion_tokens, cost)
+
+    def _content(self, answer: ChatAnswer, read: Callable[[Any], R]) -> R:
+        said = f"{self._http.name}: {answer.model}"
+        if not answer.choices:
+            raise TransientError(f"{said} gave no answer", code="EMPTY_ANSWER")
+        message, why = answer.choices[0].message, answer.choices[0].finish_reason
+        if message.refusal:
+            raise PermanentError(storable(f"{said} refused: {message.refusal}"), code="REFUSED")
+        if why == "content_filter":
+            raise PermanentError(f"{said}: the answer was withheld by the vendor's filter", code="CONTENT_FILTERED")
+        if why == "length":
+            raise TransientError(f"{said}: the answer was cut off at the model's longest", code="TRUNCATED")
+        if not (message.content or "").strip():
+            raise TransientError(f"{said} gave an empty answer", code="EMPTY_ANSWER")
+        try:
+            return read(json.loads(message.content or ""))
+        except ValueError as error:  # of JSON, of its values, or of `read`
+            told = storable(f"{said}: the answer is not of the schema: {error}: {message.content}", 1_000)
+            raise TransientError(told, code="SCHEMA_BROKEN") from error
+
+
+def explain(error: VendorError, answer: bytes) -> VendorError:
+    code, kind, said = detail(answer)
+    message = storable(f"llm: {error.status} {code or kind}: {said}" if said else error.message)
+    known = CODES.get(code) or CODES.get(kind)
+    if known is not None:
+        ours, advice = known
+        # No retry helps against an empty account, although the status is that of a rate limit.
+        refused = PermanentError(f"{message} ({advice})", code=ours)
+        refused.status = error.status
+        return refused
+    if error.status == 401:
+        return error.explained(f"{message} (check LLM_API_KEY)")
+    return error.explained(message)
+
+
+def detail(answer: bytes) -> tuple[str, str, str]:
+    """Code, type and text of a refusal, as far as it has them."""
+    try:
+        given: Any = json.loads(answer)["error"]
+    except (ValueError, KeyError, TypeError):
+        return "", "", ""
+    if not isinstance(given, dict):
+        return "", "", str(given)
+    return tuple(str(given.get(name) or "") for name in ("code", "type", "message"))  # type: ignore[return-value]
