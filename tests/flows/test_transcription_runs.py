@@ -277,3 +277,25 @@ async def test_what_is_wrong_where_recordings_are_kept_is_not_the_provider_s_fau
     assert (await w.transcribe("1000"))["status"] == status
     assert query("SELECT DISTINCT error_code, ambiguous, maybe_paid FROM attempts") == [(code, False, False)]
     assert query("SELECT held_until FROM lanes WHERE name = 'elevenlabs'") == [(None,)]
+
+
+@pytest.mark.req("ENG-74", "TRX-87")
+async def test_every_fact_of_an_event_can_be_read_again_by_whoever_missed_it(world):
+    w = await world()
+    (started,) = await w.start("9200")  # one of three recordings has no URL
+    await w.ended(started)
+    status = await w.status("9200")
+    run, recordings = status["run"], {one["call_id"]: one for one in status["recordings"]}
+    told = {name: payload for name, payload in w.events(started.run_id) if "." in name}
+    assert set(told) == {"transcription.status_check", "transcription.started", "transcription.completed"}
+    for payload in told.values():
+        assert (payload["run_id"], payload["fiche_id"]) == (str(run["id"]), status["fiche_id"])
+        for fact in ("total_recordings", "already_transcribed", "target_total"):
+            assert payload.get(fact, run[fact]) == run[fact]
+    for fact in ("processed", "cached", "failed", "status"):
+        assert told["transcription.completed"][fact] == run[fact]
+    for name, state in (("recording_completed", "transcribed"), ("recording_failed", "failed")):
+        for payload in w.told(name):
+            assert recordings[payload["call_id"]]["state"] == state
+            assert (payload.get("error") or "") in (recordings[payload["call_id"]]["reason"] or "")
+    assert {len(w.told(name)) for name in ("recording_completed", "recording_failed")} == {2, 1}
