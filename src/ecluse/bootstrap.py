@@ -57,13 +57,13 @@ def open_database(settings: Settings) -> Database:
 
 def transcription_config(settings: Settings) -> Config:
     from ecluse.flows.transcriptions.config import Config
+    from ecluse.vendors.elevenlabs import Speech
 
     per_server = settings.INNGEST_PARALLELISM_PER_SERVER
     everywhere = settings.default_global_concurrency
     return Config(
         configured=bool(_secret(settings.ELEVENLABS_API_KEY)),
-        model=settings.ELEVENLABS_MODEL,
-        parameters={"diarize": True, "language": None},
+        speech=Speech(model=settings.ELEVENLABS_MODEL),
         fiche_concurrency=settings.TRANSCRIPTION_FICHE_CONCURRENCY or everywhere,
         recording_concurrency=settings.TRANSCRIPTION_RECORDING_WORKER_CONCURRENCY or everywhere,
         per_fiche=settings.TRANSCRIPTION_RECORDING_PER_FICHE_CONCURRENCY or per_server,
@@ -84,6 +84,7 @@ def _transcription(settings: Settings) -> Flow:
     from ecluse.flows.transcriptions.flow import Transcription
     from ecluse.flows.transcriptions.vendors import Access, connected
 
+    config = transcription_config(settings)
     access = Access(
         crm_url=settings.CRM_BASE_URL,
         crm_key=_secret(settings.CRM_API_KEY),
@@ -91,12 +92,12 @@ def _transcription(settings: Settings) -> Flow:
         speech_url=settings.ELEVENLABS_BASE_URL,
         speech_key=_secret(settings.ELEVENLABS_API_KEY),
         speech_deadline=settings.ELEVENLABS_TIMEOUT_SECONDS,
-        model=settings.ELEVENLABS_MODEL,
+        speech=config.speech,
         connections=settings.ECLUSE_HANDS,
         upload=settings.STT_UPLOAD == "file",
         allowed_networks=settings.allowed_networks,
     )
-    return Transcription(transcription_config(settings), partial(connected, access)).flow
+    return Transcription(config, partial(connected, access)).flow
 
 
 def audit_config(settings: Settings) -> AuditConfig:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
 from ecluse.flows.fiches.cache import cache_sales
-from ecluse.flows.fiches.scopes import FicheId, check_visible, fiche_number, require_visible
+from ecluse.flows.fiches.scopes import FicheId, check_visible, fiche_number, is_fiche_id, require_visible
 from tests.flows.fiche_rows import caller, details, save
 
 DAY, NOW = date(2026, 3, 2), datetime(2026, 3, 3, tzinfo=UTC)
@@ -97,6 +97,7 @@ NO_IDS = ["", "a", "-1", "1.0", " 1", "1\n", "\uff11", "1" * 21, "1/2", "\x00", 
 @pytest.mark.req("TRX-07")
 @pytest.mark.parametrize("text", NO_IDS)
 def test_what_is_not_a_number_is_no_fiche_id(text):
+    assert not is_fiche_id(text)
     with pytest.raises(NotFound):
         fiche_number(text)
     with pytest.raises(ValidationError):

@@ -9,10 +9,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from ecluse.base import trace
+from ecluse.base.clock import Clock
 from ecluse.base.trace_files import TraceFiles
 from ecluse.bootstrap import Lacking, lacking, load_flows, trace_files, transcription_config
 from ecluse.flows.transcriptions import reading
 from ecluse.settings import Settings
+from ecluse.vendors.elevenlabs import Speech
 from tests.flows.transcription_world import until
 
 
@@ -115,8 +117,6 @@ def test_a_run_has_a_file_of_its_own_where_that_is_wanted(tmp_path, monkeypatch)
 
 @pytest.mark.req("ENG-87", "TRX-40")
 def test_no_file_is_written_unless_it_is_switched_on(tmp_path, monkeypatch):
-    from ecluse.base.clock import Clock
-
     monkeypatch.setenv("ECLUSE_DATA_DIR", str(tmp_path))
     assert trace_files(Settings(), Clock()) == []
     assert list(tmp_path.iterdir()) == []
@@ -137,6 +137,7 @@ KNOBS = {
     "TRANSCRIPTION_STALL_MINUTES": "5",
     "RATE_LIMITS_TRANSCRIPTION": "8",
     "ELEVENLABS_API_KEY": "key",
+    "ELEVENLABS_MODEL": "scribe_v2",
 }
 
 
@@ -153,6 +154,14 @@ def test_every_knob_reaches_what_it_is_for(monkeypatch):
     lane, retry = recordings.lane, recordings.retry
     assert (lane.max_in_flight, lane.max_per_key, lane.per_second) == (4, 2, 0.5)
     assert (retry.executions, retry.base, retry.longest) == (5, 1, 9)
+
+
+async def test_what_the_provider_is_asked_for_is_what_a_result_is_known_by(monkeypatch):
+    for name, value in KNOBS.items():
+        monkeypatch.setenv(name, value)
+    flow = next(flow for flow in load_flows(Settings()) if flow.name == "transcription")
+    async with flow.vendors(Clock()) as vendors:
+        assert vendors.speech.wanted == transcription_config(Settings()).speech == Speech(model="scribe_v2")
 
 
 @pytest.mark.req("TRX-27", "TRX-28", "TRX-29", "TRX-30", "TRX-31", "TRX-33", "TRX-34", "TRX-38", "TRX-40", "G-87")

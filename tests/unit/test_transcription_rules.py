@@ -9,6 +9,7 @@ import pytest
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.reading import assembled, functions
 from ecluse.flows.transcriptions.rules import Attempt, Counts, End
+from ecluse.vendors.elevenlabs import Speech
 
 DONE = Counts(total_recordings=5, already_transcribed=2, target_total=3, processed=3, cached=1, failed=1)
 
@@ -34,14 +35,14 @@ def test_a_percentage_is_rounded_down_and_full_only_where_nothing_is_pending(tot
 
 
 def test_a_result_is_paid_for_once_whatever_signs_its_url():
-    key = rules.speech_key("c1", "https://calls.test/a.mp3?sig=1", "scribe", {"diarize": True})
-    assert key == rules.speech_key("c1", "https://calls.test/a.mp3?sig=2&x=3", "scribe", {"diarize": True})
+    key = rules.speech_key("c1", "https://calls.test/a.mp3?sig=1", Speech())
+    assert key == rules.speech_key("c1", "https://calls.test/a.mp3?sig=2&x=3", Speech())
     others = [
-        ("c2", "https://calls.test/a.mp3", "scribe", {"diarize": True}),
-        ("c1", "https://calls.test/b.mp3", "scribe", {"diarize": True}),
-        ("c1", "https://other.test/a.mp3", "scribe", {"diarize": True}),
-        ("c1", "https://calls.test/a.mp3", "scribe_v2", {"diarize": True}),
-        ("c1", "https://calls.test/a.mp3", "scribe", {"diarize": False}),
+        ("c2", "https://calls.test/a.mp3", Speech()),
+        ("c1", "https://calls.test/b.mp3", Speech()),
+        ("c1", "https://other.test/a.mp3", Speech()),
+        ("c1", "https://calls.test/a.mp3", Speech(model="scribe_v2")),
+        ("c1", "https://calls.test/a.mp3", Speech(diarize=False)),
     ]
     assert len({key, *(rules.speech_key(*other) for other in others)}) == 6
 
@@ -198,6 +199,5 @@ def test_coverage_counts_the_recordings_there_are_now():
     assert (shown["activeRun"], shown["run"], shown["processed"]) == (None, None, None)
 
 
-def test_wrong_and_repeated_ids_are_found():
+def test_repeated_ids_are_found():
     assert rules.twice(["1", "2", "1", "3", "3", "1"]) == ["1", "3"]
-    assert [one for one in ("12", "007", "", "1a", "\u0661", "1" * 21, " 1") if rules.is_fiche_id(one)] == ["12", "007"]

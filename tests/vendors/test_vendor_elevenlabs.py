@@ -10,7 +10,7 @@ import pytest
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.vendors.audio import Audio
-from ecluse.vendors.elevenlabs import ElevenLabs, Transcript
+from ecluse.vendors.elevenlabs import ElevenLabs, Speech, Transcript
 from ecluse.vendors.http import VendorHttp
 from tests.sandbox_process import SandboxProcess
 from tests.vendors.raw_server import NOW, answers, client_of, raw_server, response
@@ -27,7 +27,7 @@ async def speech_http(sandbox: SandboxProcess) -> AsyncIterator[VendorHttp]:
 
 @pytest.fixture
 def speech(speech_http: VendorHttp) -> ElevenLabs:
-    return ElevenLabs(speech_http, "k")
+    return ElevenLabs(speech_http, "k", Speech())
 
 
 async def error_of(call: Any) -> VendorError:
@@ -39,13 +39,13 @@ async def error_of(call: Any) -> VendorError:
 async def transcript_from(answer: Any) -> Transcript:
     script = answers(response(json.dumps(answer).encode()))
     async with raw_server(script) as server, client_of(server.port, deadline=30) as http:
-        return await ElevenLabs(http, "k").transcribe(source_url=URL)
+        return await ElevenLabs(http, "k", Speech()).transcribe(source_url=URL)
 
 
 async def refused_with(status: int, body: bytes, headers: dict[str, str] | None = None) -> VendorError:
     async with raw_server(answers(response(body, status=status, headers=headers))) as server:
         async with client_of(server.port, deadline=30) as http:
-            error = await error_of(ElevenLabs(http, "k").transcribe(source_url=URL))
+            error = await error_of(ElevenLabs(http, "k", Speech()).transcribe(source_url=URL))
         assert len(server.requests) == 1
     return error
 
@@ -71,8 +71,7 @@ async def test_a_recording_is_transcribed_as_a_file(speech: ElevenLabs, sandbox:
 
 
 async def test_what_is_asked_for_is_what_identifies_a_result(speech_http: VendorHttp, sandbox: SandboxProcess) -> None:
-    speech = ElevenLabs(speech_http, "k", model="scribe_v2", language="fr", diarize=False)
-    assert speech.parameters == {"model": "scribe_v2", "language": "fr", "diarize": False}
+    speech = ElevenLabs(speech_http, "k", Speech(model="scribe_v2", language="fr", diarize=False))
     transcript = await speech.transcribe(source_url=URL)
     assert transcript.language_code == "fr"
     assert {word.speaker_id for word in transcript.words} == {None}
@@ -84,7 +83,7 @@ async def test_what_is_asked_for_is_what_identifies_a_result(speech_http: Vendor
 async def test_without_a_key_a_call_fails_for_good_before_it_is_sent(
     speech_http: VendorHttp, sandbox: SandboxProcess, key: str | None
 ) -> None:
-    error = await error_of(ElevenLabs(speech_http, key).transcribe(source_url=URL))
+    error = await error_of(ElevenLabs(speech_http, key, Speech()).transcribe(source_url=URL))
     assert (type(error), error.code, error.ambiguous) == (PermanentError, "NOT_CONFIGURED", False)
     assert "ELEVENLABS_API_KEY" in error.message
     assert sandbox.ledger() == []
@@ -265,6 +264,6 @@ async def test_silence_in_a_recording_is_an_answer_and_nul_bytes_can_be_stored()
 async def test_silence_of_the_vendor_is_a_time_out(sandbox: SandboxProcess) -> None:
     sandbox.set_faults([{"kind": "timeout", "seconds": 60}])
     http = VendorHttp("elevenlabs", f"{sandbox.url}/elevenlabs", deadline=1, now=lambda: NOW)
-    error = await error_of(ElevenLabs(http, "k").transcribe(source_url=URL))
+    error = await error_of(ElevenLabs(http, "k", Speech()).transcribe(source_url=URL))
     await http.close()
     assert (type(error), error.code, error.ambiguous) == (TransientError, "TIMEOUT", True)

@@ -29,9 +29,10 @@ class Priority(StrEnum):
 
 
 def _queue(tenant: str, fiche_ids: list[str], priority: Priority, *, daily: bool) -> list[dict[str, Any]]:
+    from ecluse.flows.fiches.scopes import is_fiche_id
     from ecluse.flows.transcriptions.starting import start as start_fiches  # those who only look need not wait for it
 
-    if wrong := [one for one in fiche_ids if not rules.is_fiche_id(one)] or rules.twice(fiche_ids):
+    if wrong := [one for one in fiche_ids if not is_fiche_id(one)] or rules.twice(fiche_ids):
         raise InvalidInput(f"Fiche ids are numbers, each of them once: {', '.join(wrong[:5])}. Nothing was queued.")
     flow = flow_named(rules.FLOW)
 

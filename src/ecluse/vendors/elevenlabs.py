@@ -7,6 +7,7 @@ our own calls are still running over there.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -53,26 +54,20 @@ class SpeechAnswer(RootModel[Transcript | Channels]):
     pass
 
 
+@dataclass(frozen=True)
+class Speech:
+    """What is asked for, and so what a result hangs on besides its recording."""
+
+    model: str = "scribe_v1"
+    language: str | None = None
+    diarize: bool = True
+
+
 class ElevenLabs:
-    def __init__(
-        self,
-        http: VendorHttp,
-        api_key: str | None,
-        *,
-        model: str = "scribe_v1",
-        language: str | None = None,
-        diarize: bool = True,
-    ) -> None:
+    def __init__(self, http: VendorHttp, api_key: str | None, wanted: Speech) -> None:
+        self.wanted = wanted
         self._http = http
         self._api_key = api_key
-        self._model = model
-        self._language = language
-        self._diarize = diarize
-
-    @property
-    def parameters(self) -> dict[str, str | bool | None]:
-        """What a result hangs on besides its recording."""
-        return {"model": self._model, "language": self._language, "diarize": self._diarize}
 
     async def transcribe(self, *, source_url: str | None = None, file: Audio | None = None) -> Transcript:
         """Of a recording that the vendor fetches, or of a file that we send it: one of the two."""
@@ -80,12 +75,12 @@ class ElevenLabs:
             message = "Speech to text is not configured: set ELEVENLABS_API_KEY."
             raise PermanentError(message, code="NOT_CONFIGURED")
         form: dict[str, str | Audio] = {
-            "model_id": self._model,
-            "diarize": "true" if self._diarize else "false",
+            "model_id": self.wanted.model,
+            "diarize": "true" if self.wanted.diarize else "false",
             "timestamps_granularity": "word",
         }
-        if self._language:
-            form["language_code"] = self._language
+        if self.wanted.language:
+            form["language_code"] = self.wanted.language
         if file is not None:
             form["file"] = file
         elif source_url is not None:

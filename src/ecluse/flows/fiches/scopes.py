@@ -22,8 +22,9 @@ from ecluse.flows.fiches.reading import EVERYTHING, Visible
 
 NAMED = 5  # of those refused, in the message
 
+DIGITS = "[0-9]{1,20}"
 # In a body; in a path, `fiche_number`.
-FicheId = Annotated[str, Field(pattern=r"^[0-9]{1,20}$", examples=["171234"])]
+FicheId = Annotated[str, Field(pattern=f"^{DIGITS}$", examples=["171234"])]
 
 
 def visible(caller: Caller) -> Visible:
@@ -59,8 +60,12 @@ async def require_visible(connection: Connection, caller: Caller, fiche_ids: Seq
         raise Refused(403, "SCOPE", f"This key is limited to {caller.scope}, which does not include fiche {named}.")
 
 
+def is_fiche_id(text: str) -> bool:
+    return re.fullmatch(DIGITS, text) is not None
+
+
 def fiche_number(text: str) -> str:
     """A fiche id from a path. What cannot be one does not exist, like any other that does not."""
-    if re.fullmatch(r"[0-9]{1,20}", text, re.ASCII):
+    if is_fiche_id(text):
         return text
     raise NotFound(f"there is no fiche {storable(text, 50)}")

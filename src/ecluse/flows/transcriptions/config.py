@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+
+from ecluse.vendors.elevenlabs import Speech
 
 
 @dataclass(frozen=True)
 class Config:
     configured: bool = False  # there is a key for speech-to-text
-    model: str = "scribe_v1"
-    parameters: dict[str, Any] = field(default_factory=dict)  # sent along, and part of what a result was paid for
+    speech: Speech = field(default_factory=Speech)
     fiche_concurrency: int = 10
     recording_concurrency: int = 10
     per_fiche: int = 10

@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from ecluse.access.envelope import Refused
 from ecluse.base.clock import Clock
@@ -33,6 +33,7 @@ from ecluse.engine import (
     open_stage,
 )
 from ecluse.flows.fiches.fetching import Fetched, save_details
+from ecluse.flows.fiches.scopes import FicheId
 from ecluse.flows.transcriptions import planning, rules, saving, stalling, telling, traces, work
 from ecluse.flows.transcriptions.config import Config
 
@@ -60,7 +61,7 @@ class FicheTranscribe(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    fiche_id: str = Field(pattern=r"^[0-9]{1,20}$", examples=["171234"])
+    fiche_id: FicheId
     priority: Literal["high", "normal", "low"] = "normal"
     wait_for_completion: bool = True
     refresh: bool = True

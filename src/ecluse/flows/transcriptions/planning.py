@@ -130,9 +130,7 @@ async def _facts(connection: Connection, runs: Sequence[Run], config: Config) ->
             cache_id,
             Counts(total, already, len(open_)),
             [
-                Target(
-                    one["call"], one["url"], rules.speech_key(one["call"], one["url"], config.model, config.parameters)
-                )
+                Target(one["call"], one["url"], rules.speech_key(one["call"], one["url"], config.speech))
                 for one in open_
             ],
             seconds,

@@ -16,7 +16,7 @@ from ecluse.access.idempotency import Answer
 from ecluse.access.wire import Filter, Limit, Offset, Row, kit_of, reads_of, with_ids_as_text
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
-from ecluse.flows.fiches.scopes import fiche_number, require_visible
+from ecluse.flows.fiches.scopes import fiche_number, is_fiche_id, require_visible
 from ecluse.flows.transcriptions import reading, rules, shapes
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.starting import count_requests, start
@@ -173,7 +173,7 @@ def _priority(given: str) -> str:
 
 def _checked(fiche_ids: list[str]) -> list[str]:
     """All of them or none: what is wrong is named."""
-    wrong = [fiche_id for fiche_id in fiche_ids if not rules.is_fiche_id(fiche_id)]
+    wrong = [fiche_id for fiche_id in fiche_ids if not is_fiche_id(fiche_id)]
     twice = rules.twice(fiche_ids)
     if wrong:
         raise InvalidInput(f"A fiche id is 1 to 20 digits; these are not: {_named(wrong)}. Nothing was queued.")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import date
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from ecluse.vendors.elevenlabs import Speech
 
 FLOW = "transcription"
 REFRESH, KNOWN, RECORDINGS = "refresh", "known", "recordings"
@@ -47,11 +49,11 @@ def day_id(fiche_id: str, day: date) -> str:
     return f"transcribe-{fiche_id}-{day.isoformat()}"
 
 
-def speech_key(call_id: str, url: str, model: str, parameters: Mapping[str, Any]) -> bytes:
+def speech_key(call_id: str, url: str, wanted: Speech) -> bytes:
     """What was paid for: signatures in the query change with every fetch, the recording does not."""
     parts = urlsplit(url.strip())
-    said = [call_id, parts.scheme, parts.netloc, parts.path, model, dict(sorted(parameters.items()))]
-    return hashlib.sha256(json.dumps(said).encode()).digest()
+    said = [call_id, parts.scheme, parts.netloc, parts.path, asdict(wanted)]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 
 
 def without_query(url: str) -> str:
@@ -212,10 +214,6 @@ def state_of(has_transcription: bool, attempt: Attempt | None, waiting: tuple[st
 def minutes_needed(recordings: int, per_minute: float) -> int:
     """At least, at the provider's cap."""
     return -int(-recordings // per_minute)
-
-
-def is_fiche_id(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,20}", text) is not None
 
 
 def twice(names: Sequence[str]) -> list[str]:

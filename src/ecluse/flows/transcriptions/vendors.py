@@ -11,7 +11,7 @@ from ecluse.base.clock import Clock
 from ecluse.flows.transcriptions.looking import Looks
 from ecluse.vendors.audio import AudioSource
 from ecluse.vendors.crm import Crm
-from ecluse.vendors.elevenlabs import ElevenLabs
+from ecluse.vendors.elevenlabs import ElevenLabs, Speech
 from ecluse.vendors.guarded import GuardedHttp
 from ecluse.vendors.http import VendorHttp
 
@@ -28,7 +28,7 @@ class Access:
     speech_url: str = ""
     speech_key: str | None = field(default=None, repr=False)
     speech_deadline: float = 600
-    model: str = "scribe_v1"
+    speech: Speech = field(default_factory=Speech)
     connections: int = 200
     upload: bool = False  # we download recordings, and send them
     allowed_networks: Sequence[str] = ()
@@ -64,6 +64,4 @@ async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
             guarded = GuardedHttp(access.allowed_networks, deadline=access.speech_deadline)
             open_.push_async_callback(guarded.close)
             audio = AudioSource(guarded, now=clock.now)
-        yield Vendors(
-            Crm(crm, access.crm_key), ElevenLabs(speech, access.speech_key, model=access.model), audio, Looks()
-        )
+        yield Vendors(Crm(crm, access.crm_key), ElevenLabs(speech, access.speech_key, access.speech), audio, Looks())

@@ -88,8 +88,8 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
             "text": speech.text,
             "chunks": None if chunks is None else [chunk._asdict() for chunk in chunks],
             "data": speech.model_dump(include={"text", "words"}) if chunks is None else None,
-            "key": rules.speech_key(item.key, standing.url, config.model, config.parameters).hex(),
-            "model": config.model,
+            "key": rules.speech_key(item.key, standing.url, config.speech).hex(),
+            "model": config.speech.model,
         },
     )
 

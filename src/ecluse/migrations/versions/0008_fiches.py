@@ -39,7 +39,6 @@ CREATE TABLE fiche_cache_information (
     updated_at          timestamptz NOT NULL
 );
 COMMENT ON TABLE fiche_cache_information IS 'there is a row exactly when the details are known in full';
-CREATE INDEX fiche_cache_information_user ON fiche_cache_information (attribution_user_id);
 
 CREATE TABLE recordings (
     id                 bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
