@@ -46,10 +46,12 @@ def stand_in(status=200, never=False):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", taken
-        hold.set()
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", taken
+        finally:
+            hold.set()
+            server.shutdown()
+            thread.join()
 
 
 def told(taken):

@@ -13,7 +13,7 @@ from ecluse.realtime import room
 from ecluse.realtime.pusher_server import Limits
 from tests.api.conftest import FLOW, new_key, serving
 from tests.realtime.clients import hear, raw_socket, say, wait_for
-from tests.realtime.conftest import app_of, tell
+from tests.realtime.conftest import app_of, on_its_loop, tell
 
 
 def greeted(socket):
@@ -135,6 +135,8 @@ def test_client_events_need_a_private_channel_that_the_socket_is_in_and_have_a_l
 
 
 def test_a_socket_has_so_many_channels_and_a_tenant_so_many_sockets(live, limited, rival):
+    hub, pusher = live.app.state.realtime.hub, live.app.state.realtime.pusher
+    wait_for(lambda: not on_its_loop(live, lambda: hub.listeners))  # those of other tests have gone
     limited(subscriptions=2, connections=1)
     key = app_of(live)["key"]
     with raw_socket(live, key) as socket:
@@ -150,7 +152,7 @@ def test_a_socket_has_so_many_channels_and_a_tenant_so_many_sockets(live, limite
             assert closed(second) == 4004
         with raw_socket(live, app_of(rival)["key"]) as theirs:
             greeted(theirs)
-    wait_for(lambda: not live.app.state.realtime.pusher.full("default"))
+    wait_for(lambda: not on_its_loop(live, lambda: pusher.full("default")))
 
 
 def test_a_message_that_is_too_large_ends_the_connection(live, limited):
