@@ -244,7 +244,10 @@ def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup
             settings.MAIL_FROM,
             username=settings.SMTP_USERNAME,
             password=settings.SMTP_PASSWORD.get_secret_value() if settings.SMTP_PASSWORD else None,
-            starttls={"auto": None, "always": True, "never": False}[settings.SMTP_STARTTLS],
+            # A password goes nowhere in the clear because somebody on the way hid the offer to encrypt.
+            starttls={"auto": True if settings.SMTP_USERNAME else None, "always": True, "never": False}[
+                settings.SMTP_STARTTLS
+            ],
             tls=settings.SMTP_TLS,
             timeout=settings.SMTP_TIMEOUT_SECONDS,
         )

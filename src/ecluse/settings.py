@@ -116,7 +116,8 @@ class Settings(BaseSettings):
         9000, description="A larger event is shrunk to this, ids and statuses last. Minimum 200."
     )
     PUSHER_DRY_RUN: bool = Field(
-        False, description="1/true: no event reaches anybody by the Pusher protocol; everything else goes on."
+        False,
+        description="1/true: no event reaches anybody by the Pusher protocol; `GET /api/events` and all else goes on.",
     )
     AUTOMATION_SEND_EVENT_CHUNK_SIZE: Annotated[int, _at_least(1)] = Field(
         200, description="Rows of one dispatch statement at most, whatever the flow. Minimum 1."
@@ -193,7 +194,9 @@ class Settings(BaseSettings):
     SMTP_USERNAME: str | None = Field(None, description="To log in with. Unset: no log-in.")
     SMTP_PASSWORD: SecretStr | None = Field(None, description="The password of that user.")
     SMTP_STARTTLS: Literal["auto", "always", "never"] = Field(
-        "auto", description="Encrypt once connected: where the server offers it, or not without it, or never."
+        "auto",
+        description="Encrypt once connected: where the server offers it (with `SMTP_USERNAME`: always), or not without "
+        "it, or never.",
     )
     SMTP_TLS: bool = Field(False, description="Encrypt from the first byte (port 465) instead.")
     SMTP_TIMEOUT_SECONDS: Annotated[float, _at_least(1)] = Field(

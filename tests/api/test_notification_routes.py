@@ -52,7 +52,8 @@ def test_a_webhook_is_made_shown_without_its_secret_changed_and_deleted(api, one
     changed = api.ask("PATCH", f"{PATH}/{number}", {"events": ["*"], "description": None, "is_active": False})
     assert changed.status == 200
     assert (changed.json["events"], changed.json["description"], changed.json["is_active"]) == (["*"], None, False)
-    assert changed.json["url"] == WEBHOOK["url"]
+    assert changed.json["url"] == "https://93.184.216.34/…"
+    assert one("SELECT url FROM notification_endpoints") == WEBHOOK["url"]
     rotated = api.post(f"{PATH}/{number}/rotate-secret")
     assert rotated.json["secret"] not in ("", secret)
     assert one("SELECT count(*) FROM secrets") == 2
@@ -107,7 +108,7 @@ def test_an_endpoint_cannot_be_moved_to_where_it_could_not_be_made(shared_api):
     answer = shared_api.ask("PATCH", f"{PATH}/{number}", {"url": "http://127.0.0.1/", "is_active": False})
     assert (answer.status, answer.code) == (422, "INVALID_INPUT")
     shown = shared_api.get(f"{PATH}/{number}").json
-    assert (shown["url"], shown["is_active"]) == (WEBHOOK["url"], True)
+    assert (shown["url"], shown["is_active"]) == ("https://93.184.216.34/…", True)
     other = shared_api.ask("PATCH", f"{PATH}/{number}", {"addresses": ["ops@example.com"]})
     assert (other.status, other.code) == (422, "INVALID_INPUT")
 
@@ -198,6 +199,45 @@ def test_a_test_message_is_a_delivery_that_can_be_looked_at_and_repeated(api, qu
     assert api.get("/api/notifications/deliveries?state=lost").status == 422
 
 
+@pytest.mark.req("ENG-88")
+def test_a_url_that_is_itself_the_secret_is_never_shown(api, query, capsys):
+    url = "https://hooks.slack.com/services/T0AAAAAAA/B0BBBBBBB/xyzzyXYZZYxyzzyXYZZY"
+    made = api.post(PATH, WEBHOOK | {"url": url})
+    assert (made.status, made.json["url"]) == (201, "https://hooks.slack.com/…")
+    number = made.json["id"]
+    (delivery,) = api.post(f"{PATH}/{number}/test").json["deliveries"]
+    shown = [
+        api.get(path).body
+        for path in (
+            PATH,
+            f"{PATH}/{number}",
+            "/api/notifications/deliveries",
+            f"/api/notifications/deliveries/{delivery}",
+            f"/api/runs/{delivery}",
+        )
+    ]
+    shown.append(api.ask("PATCH", f"{PATH}/{number}", {"description": "x"}).body)
+    assert "hooks.slack.com" in str(shown[2])
+    assert "xyzzy" not in str(shown) + capsys.readouterr().out
+    back = api.ask("PATCH", f"{PATH}/{number}", {"url": made.json["url"]})
+    assert (back.status, back.code) == (422, "INVALID_INPUT")
+    assert query("SELECT url FROM notification_endpoints") == [(url,)]
+
+
+def test_a_tenant_has_so_many_endpoints_and_no_more(api, dsn, query):
+    query(
+        "INSERT INTO notification_endpoints (tenant_id, kind, url, addresses, events, is_active,"
+        " created_at, updated_at)"
+        " SELECT 'default', 'webhook', 'https://example.com/', '{}', '{*}', true, ecluse_now(), ecluse_now()"
+        " FROM generate_series(1, 49)"
+    )
+    assert api.post(PATH, WEBHOOK).status == 201
+    refused = api.post(PATH, WEBHOOK)
+    assert (refused.status, refused.code) == (409, "TOO_MANY_ENDPOINTS")
+    add_tenant(dsn, "rival")
+    assert api.with_key(new_key(dsn, tenant="rival")).post(PATH, WEBHOOK).status == 201
+
+
 class Hook(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.server.got.append((dict(self.headers), self.rfile.read(int(self.headers["Content-Length"]))))  # type: ignore[attr-defined]
@@ -214,9 +254,11 @@ def hook():
         server.got = []
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.req("AUT-127")

@@ -8,9 +8,11 @@ from html import unescape
 import pytest
 
 from ecluse.base.errors import PermanentError
+from ecluse.bootstrap import notify_setup
 from ecluse.engine import Done, Item, Result, WorkContext, pause_lane, resume_lane
 from ecluse.notify.mail import compose
 from ecluse.notify.work import Delivery
+from ecluse.settings import Settings
 from tests.engine.flows import TAKE_OVER, flow, run_to_end, stage, until
 from tests.notify.world import SENDER, mail_server, smtp_of
 
@@ -207,3 +209,20 @@ def test_a_mail_has_one_name_and_hides_what_looks_secret():
         delivery(message={"timestamp": "x", "data": {"api_key": "hunter2", "u": "https://x/?sig=hunter2"}})
     )
     assert "hunter2" not in str(secret)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "starttls"),
+    [
+        ({}, None),
+        ({"SMTP_USERNAME": "us"}, True),
+        ({"SMTP_USERNAME": "us", "SMTP_STARTTLS": "never"}, False),
+        ({"SMTP_STARTTLS": "always"}, True),
+    ],
+    ids=str,
+)
+def test_a_password_is_not_sent_in_the_clear_unless_somebody_says_so(knobs, starttls):
+    settings = Settings(SMTP_HOST="mail.example.com", MAIL_FROM=SENDER, **knobs)
+    smtp = notify_setup(settings, "", None).smtp
+    assert smtp is not None
+    assert smtp.starttls is starttls

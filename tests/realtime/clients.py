@@ -59,6 +59,10 @@ class PusherJs:
         self.do(do="connect", client=client.name, key=key, port=server.port, bearer=bearer or server.key)
         return client
 
+    def disconnect(self) -> None:
+        """All of them."""
+        self.do(do="disconnect")
+
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()

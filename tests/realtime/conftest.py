@@ -94,10 +94,21 @@ def replica(live, live_dsn) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="session")
-def node() -> Iterator[PusherJs]:
+def node_process() -> Iterator[PusherJs]:
     process = PusherJs()
-    yield process
-    process.close()
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+@pytest.fixture
+def node(node_process) -> Iterator[PusherJs]:
+    """Its clients are a test's own: one that is left alone would knock for ever at a server that has gone."""
+    try:
+        yield node_process
+    finally:
+        node_process.disconnect()
 
 
 @pytest.fixture

@@ -37,8 +37,11 @@ const commands = {
   ping({ client }) {
     clients[client].connection.connection.ping();
   },
-  disconnect({ client }) {
-    clients[client].disconnect();
+  disconnect() {
+    for (const client of Object.keys(clients)) {
+      clients[client].disconnect();
+      delete clients[client];
+    }
   },
 };
 

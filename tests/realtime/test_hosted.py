@@ -8,15 +8,19 @@ import json
 import threading
 import urllib.parse
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import pusher
 import pytest
 from pusher.signature import verify
 
-from ecluse.engine import Event, write_events
-from ecluse.realtime.hosted import HostedApp
+from ecluse.base.tasks import stopped
+from ecluse.engine import Event, Live, write_events
+from ecluse.realtime.hosted import Hosted, HostedApp
+from ecluse.realtime.hub import Hub
 from tests.api.conftest import FLOW, add_tenant, new_key, serving
 from tests.conftest import new_database
+from tests.engine.flows import until
 from tests.realtime.clients import raw_socket, wait_for
 from tests.realtime.conftest import app_of, publish, secret_of, tell
 from tests.realtime.test_sockets import closed
@@ -46,10 +50,12 @@ def stand_in(status=200, never=False):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", taken
-        hold.set()
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", taken
+        finally:
+            hold.set()
+            server.shutdown()
+            thread.join()
 
 
 def told(taken):
@@ -126,6 +132,22 @@ def test_its_troubles_are_nobody_elses(dsn, trouble):
         hub = client.app.state.realtime.hub
         wait_for(lambda: hub.dropped["hosted refused"] or hub.dropped["hosted full"])
         assert hub.delivered["hosted"] == 0
+
+
+async def test_after_a_failure_it_goes_on():
+    """Whoever runs it begins anew with the same one."""
+    with stand_in() as (url, taken):
+        hub = Hub()
+        hosted = Hosted(HostedApp("1", "k", "s", host=url), hub, lambda: datetime.now(UTC))
+        try:
+            for n in range(2):
+                running = asyncio.create_task(hosted.run())
+                hub.tell([Live("default", "x.y", {"fiche_id": "1", "n": n})])
+                await until(lambda n=n: hub.delivered["hosted"] == n + 1)
+                await stopped([running])
+        finally:
+            await hosted.close()
+        assert [json.loads(one["data"])["n"] for one in told(taken)] == [0, 1]
 
 
 def test_a_part_of_its_settings_is_as_good_as_none(dsn):

@@ -9,8 +9,11 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
+from ecluse.db.connect import is_away
 from ecluse.engine import Live, PublishedEvent
+from ecluse.realtime import apps, pusher_server
 from ecluse.realtime import hub as hubs
+from ecluse.realtime.apps import App
 from ecluse.realtime.hub import Hub, Listener, Message
 from ecluse.realtime.relay import LARGEST_NOTICE, WRAPPING, in_a_notice
 
@@ -53,6 +56,49 @@ async def test_a_listener_that_would_lose_what_is_durable_is_sent_away_to_come_b
         assert slow.leave is not None
         assert slow.leave[0] == 4100
         assert [message.seq for message in taken(slow)] == [1, 2, 3], "without a gap"
+
+
+async def test_what_comes_after_what_was_lost_is_not_taken_even_if_there_is_room_again(small):
+    hub = Hub()
+    with hub.listening(Listener("t", "sse")) as slow:
+        hub.subscribe(slow, "private-fiche-1")
+        for seq in range(1, 5):
+            hub.tell_durable(event(seq, fiche_id="1"))
+        assert [message.seq for message in taken(slow)] == [1, 2, 3]
+        hub.tell_durable(event(5, fiche_id="1"))
+        assert taken(slow) == []
+
+
+async def test_a_socket_that_cannot_be_written_to_is_closed_as_too_slow(monkeypatch):
+    monkeypatch.setattr(pusher_server, "SEND_SECONDS", 0.01)
+
+    class Stuck:
+        async def send_text(self, _):
+            await asyncio.Event().wait()
+
+        async def receive(self):
+            await asyncio.Event().wait()
+
+    connection = pusher_server.Connection(Hub(), App("t", "1", "k", "s"), Stuck(), pusher_server.Limits())
+    assert await asyncio.wait_for(connection.run(), 30) == hubs.TOO_SLOW
+
+
+async def test_those_who_wait_in_line_for_a_database_that_is_away_do_not_each_wait_for_it(monkeypatch):
+    monkeypatch.setattr(apps, "FRESH_SECONDS", 600)
+
+    class Away:
+        asked = 0
+
+        def connection(self):
+            self.asked += 1
+            raise psycopg.OperationalError("connection refused")
+
+    pool, known = Away(), apps.Apps(None)
+    waiting = [known.with_key(pool, f"{n % 2}") for n in range(20)]
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {str(error) for error in ended} == {"connection refused"}
+    assert all(is_away(error) for error in ended)
+    assert pool.asked == 1
 
 
 async def test_after_leaving_nothing_of_a_listener_is_left():

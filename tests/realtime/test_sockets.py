@@ -13,7 +13,7 @@ from ecluse.realtime import room
 from ecluse.realtime.pusher_server import Limits
 from tests.api.conftest import FLOW, new_key, serving
 from tests.realtime.clients import hear, raw_socket, say, wait_for
-from tests.realtime.conftest import app_of, tell
+from tests.realtime.conftest import app_of, on_its_loop, tell
 
 
 def greeted(socket):
@@ -72,6 +72,12 @@ def test_data_is_text_within_json_and_a_ping_is_answered(live):
         assert hear(socket) == {"event": "pusher:pong", "data": {}}
 
 
+@pytest.mark.parametrize("key", ["%00", "0123456789abcdef0123", "x" * 20, "%ff"])
+def test_a_key_that_no_app_has_is_refused(live, key):
+    with raw_socket(live, key) as socket:
+        assert closed(socket) == 4001
+
+
 @pytest.mark.req("ENG-78")
 def test_a_signature_is_good_for_its_own_socket_only(live, rival):
     key, channel = app_of(live)["key"], "private-fiche-201"
@@ -95,7 +101,7 @@ def test_a_signature_is_good_for_its_own_socket_only(live, rival):
         join(live, one, one_id, channel)
 
 
-@pytest.mark.parametrize("channel", ["presence-room", "private-encrypted-x", "a b", "", "x" * 201, "*"])
+@pytest.mark.parametrize("channel", ["presence-room", "private-encrypted-x", "a b", "", "x" * 201, "*", "made-up"])
 def test_channels_of_other_kinds_and_names_are_refused(live, channel):
     with raw_socket(live, app_of(live)["key"]) as socket:
         greeted(socket)
@@ -121,10 +127,10 @@ def test_client_events_need_a_private_channel_that_the_socket_is_in_and_have_a_l
     key = app_of(live)["key"]
     with raw_socket(live, key) as sender, raw_socket(live, key) as receiver:
         mine, theirs = greeted(sender), greeted(receiver)
-        say(sender, "pusher:subscribe", data={"channel": "public-203", "auth": ""})
+        say(sender, "pusher:subscribe", data={"channel": "fiche-203", "auth": ""})
         hear(sender)
         join(live, receiver, theirs, "private-fiche-203")
-        for channel in ("private-fiche-203", "public-203"):
+        for channel in ("private-fiche-203", "fiche-203"):
             say(sender, "client-x", channel=channel, data={})
             assert hear(sender)["data"]["code"] == 4301
         join(live, sender, mine, "private-fiche-203")
@@ -134,23 +140,28 @@ def test_client_events_need_a_private_channel_that_the_socket_is_in_and_have_a_l
         assert hear(sender)["data"]["code"] == 4301
 
 
-def test_a_socket_has_so_many_channels_and_a_tenant_so_many_sockets(live, limited, rival):
-    limited(subscriptions=2, connections=1)
+def test_a_socket_has_so_many_channels_and_a_tenant_so_many_sockets(live, limited, rival, stream):
+    hub, pusher = live.app.state.realtime.hub, live.app.state.realtime.pusher
+    wait_for(lambda: not on_its_loop(live, lambda: hub.listeners))  # those of other tests have gone
+    limited(subscriptions=2, sockets=1)
     key = app_of(live)["key"]
     with raw_socket(live, key) as socket:
         greeted(socket)
-        for channel in ("one", "two"):
+        for channel in ("fiche-1", "fiche-2"):
             say(socket, "pusher:subscribe", data={"channel": channel, "auth": ""})
             assert hear(socket)["event"] == "pusher_internal:subscription_succeeded"
-        say(socket, "pusher:subscribe", data={"channel": "three", "auth": ""})
+        say(socket, "pusher:subscribe", data={"channel": "fiche-3", "auth": ""})
         assert hear(socket)["data"]["type"] == "LimitReached"
-        say(socket, "pusher:subscribe", data={"channel": "two", "auth": ""})
+        say(socket, "pusher:subscribe", data={"channel": "fiche-2", "auth": ""})
         assert hear(socket)["event"] == "pusher:error"
         with raw_socket(live, key) as second:
             assert closed(second) == 4004
+        assert stream(live).status == 200, "sockets take no place of a stream"
+        limited(streams=1)
+        assert stream(live).status == 429
         with raw_socket(live, app_of(rival)["key"]) as theirs:
             greeted(theirs)
-    wait_for(lambda: not live.app.state.realtime.pusher.full("default"))
+    wait_for(lambda: not on_its_loop(live, lambda: pusher.full("default", "websocket")))
 
 
 def test_a_message_that_is_too_large_ends_the_connection(live, limited):
@@ -207,6 +218,7 @@ def test_where_it_is_off_everybody_is_told_and_nothing_fails(dsn, knobs):
         told = server.get("/api/realtime").json
         assert (told["enabled"], told["key"]) == (False, None)
         assert next(iter(knobs)) in told["why_not"]
+        assert ("/api/events" in told["why_not"]) == ("PUSHER_DRY_RUN" in knobs), "of streams, which go on"
         form = b"socket_id=1.2&channel_name=private-fiche-1"
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         refused = server.post("/pusher/auth", raw=form, headers=headers)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import socket
+
 import psycopg
 import pytest
+from fastapi import Request
 
+from ecluse.access.keys import Caller
 from ecluse.api import events
+from ecluse.realtime.channels import Subject
+from ecluse.realtime.hub import RECONNECT
 from tests.api.conftest import FLOW, new_key, serving
 from tests.realtime.clients import wait_for
-from tests.realtime.conftest import publish, tell
+from tests.realtime.conftest import on_its_loop, publish, tell
 
 
 @pytest.mark.req("ENG-71")
@@ -68,6 +76,61 @@ def test_whoever_comes_back_gets_what_was_missed_once_and_in_order(live, live_ds
     assert sorted(told["payload"]["n"] for told in again.heard(2)) == [11, 12]
 
 
+def test_a_stream_that_ends_while_it_catches_up_leaves_no_gap_behind(live, live_dsn, monkeypatch):
+    """A slow reader: as it takes a page more is published, it is told live of still more, and the server stops."""
+    monkeypatch.setattr(events, "PAGE", 3)
+    loop = live.app.state.kit._background[0].get_loop()
+    hub = live.app.state.realtime.hub
+    caller = Caller(1, "default", "operator", "ALL", (), None, disabled=False)
+    request = Request({"type": "http", "app": live.app, "headers": [], "state": {"caller": caller}})
+
+    def published(count):
+        return [publish(live_dsn, "transcription.progress", {"fiche_id": "408"}) for _ in range(count)]
+
+    def read():
+        async def next_one():
+            return await anext(told, None)
+
+        return asyncio.run_coroutine_threadsafe(next_one(), loop).result(30)
+
+    def ids(page):
+        return [int(number) for number in re.findall(rb"^id: (\d+)$", page, re.MULTILINE)]
+
+    seqs = published(2)
+    stream = events._Stream(request, [Subject("fiche", "408")], seqs[0])
+    told = stream.run()
+    assert read().startswith(b"retry")
+    heard = ids(read())
+    seqs += published(7)
+    heard += ids(read())
+    (listener,) = on_its_loop(live, lambda: [one for one in hub.listeners if "private-fiche-408" in one.channels])
+    seqs += published(1)
+    wait_for(lambda: on_its_loop(live, lambda: len(listener._queue)))
+    on_its_loop(live, lambda: listener.send_away(*RECONNECT))
+    while page := read():
+        heard += ids(page)
+    assert heard == seqs[1 : 1 + len(heard)]
+    assert len(heard) == 4
+
+
+def test_a_client_that_never_reads_is_let_go(dsn, monkeypatch):
+    monkeypatch.setattr(events, "SEND_SECONDS", 0.2)
+    with serving(dsn, FLOW) as client, socket.socket() as deaf:
+        server = client.with_key(new_key(dsn))
+        hub = server.app.state.realtime.hub
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", server.port))
+        deaf.sendall(f"GET /api/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n\r\n".encode())
+        wait_for(lambda: on_its_loop(server, hub.counts))
+
+        def gone():
+            for _ in range(100):
+                tell(server, "transcription.progress", {"text": "x" * 8_000})
+            return not on_its_loop(server, lambda: hub.listeners)
+
+        wait_for(gone)
+
+
 def test_whoever_was_cut_off_before_the_first_event_comes_back_to_it(live, live_dsn, stream):
     one = stream(live, "private-fiche-406")
     one.close()
@@ -110,6 +173,22 @@ def test_a_key_that_is_revoked_loses_its_stream(dsn, stream, monkeypatch):
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("UPDATE api_keys SET revoked_at = ecluse_now()")
         wait_for(lambda: one.ended)
+
+
+@pytest.mark.req("ENG-78")
+@pytest.mark.parametrize("channels", [(), ("private-fiche-1",), ("private-job-1",)], ids=str)
+def test_a_key_that_is_narrowed_loses_the_streams_that_it_may_not_have_any_more(dsn, stream, monkeypatch, channels):
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
+    with serving(dsn, FLOW) as client:
+        one = stream(client.with_key(new_key(dsn)), *channels)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("UPDATE api_keys SET scope = 'SELF', crm_user_id = '7'")
+        wait_for(lambda: one.ended)
+
+
+def test_where_to_go_on_is_in_the_document(live):
+    operation = live.get("/openapi.json").json["paths"]["/api/events"]["get"]
+    assert ("Last-Event-ID", "header") in {(one["name"], one["in"]) for one in operation["parameters"]}
 
 
 def test_a_dry_run_leaves_what_is_read_by_http_alone(dsn, stream):

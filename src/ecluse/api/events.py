@@ -3,26 +3,33 @@ back with `Last-Event-ID` first gets what was published meanwhile. An ephemeral 
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Annotated
 
-from fastapi import Query, Request, Response
+import structlog
+from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Message, Send
 
 from ecluse.access import door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused
+from ecluse.access.keys import Caller
 from ecluse.access.wire import LARGEST_ID, reads_of
-from ecluse.api.realtime import EVENTS_PATH, realtime_of, require_right
+from ecluse.api.realtime import EVENTS_PATH, has_right, realtime_of, require_right
 from ecluse.base.errors import InvalidInput
 from ecluse.engine import PublishedEvent, read_published
-from ecluse.realtime.channels import WHOLE_TENANT, channel_name, channels_of, subject_of
+from ecluse.realtime.channels import WHOLE_TENANT, Subject, channel_name, channels_of, subject_of
 from ecluse.realtime.hub import Listener, durable, is_told_live
 from ecluse.realtime.tail import Tail
 
+log = structlog.get_logger(__name__)
 routes = door.routes("realtime")
 KEEP_ALIVE_SECONDS = 15.0
+SEND_SECONDS = 30.0
 MOST_CHANNELS = 50
 PAGE = 500
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -37,28 +44,34 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 async def stream_events(
     request: Request,
     channel: Annotated[list[str], Query(max_length=MOST_CHANNELS, examples=[["private-fiche-171234"]])] = [],  # noqa: B006
+    last_event_id: Annotated[
+        str,
+        Header(alias="Last-Event-ID", description="The id of the last event received here.", examples=["171234"]),
+    ] = "",
 ) -> Response:
     """Events of these channels, or of the whole tenant (for `runs.read`, scope ALL) if none is given."""
     realtime, caller = realtime_of(request), caller_of(request)
-    last = _last_event_id(request)
-    wanted = []
+    last = _place(last_event_id)
+    subjects = []
     for name in channel:
         subject = subject_of(name)
         await require_right(request, subject, name)
         assert subject is not None  # noqa: S101 - or it would have been refused
-        wanted.append(channel_name(subject, realtime.hub.private))
-    if not channel and not (caller.may("runs.read") and caller.scope == "ALL"):
+        subjects.append(subject)
+    if not channel and not _may_hear_all(caller):
         raise Refused(403, "FORBIDDEN", "This key may not listen to everything of its tenant: name the channels.")
     if realtime.hub.stopping:
         raise Refused(503, "STOPPING", "This server stops: ask again.", {"Retry-After": "1"})
-    if realtime.pusher.full(caller.tenant):
+    if realtime.pusher.full(caller.tenant, "sse"):
         raise Refused(429, "TOO_MANY_CONNECTIONS", "Too many listen for this tenant already.", {"Retry-After": "10"})
-    stream = _Stream(request, wanted or [WHOLE_TENANT], last)
-    return StreamingResponse(stream.run(), media_type="text/event-stream", headers=HEADERS)
+    return _Answer(_Stream(request, subjects, last).run())
 
 
-def _last_event_id(request: Request) -> int | None:
-    given = request.headers.get("last-event-id", "")
+def _may_hear_all(caller: Caller) -> bool:
+    return caller.may("runs.read") and caller.scope == "ALL"
+
+
+def _place(given: str) -> int | None:
     if not given:
         return None
     if given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= LARGEST_ID:
@@ -66,14 +79,36 @@ def _last_event_id(request: Request) -> int | None:
     raise InvalidInput("Last-Event-ID is the id of an event received here, or left out")
 
 
+class _Answer(StreamingResponse):
+    """A client that does not read is not waited for, or it would hold its place for ever."""
+
+    def __init__(self, told: AsyncGenerator[bytes]) -> None:
+        super().__init__(told, media_type="text/event-stream", headers=HEADERS)
+        self._told = told
+
+    async def stream_response(self, send: Send) -> None:
+        async def in_time(message: Message) -> None:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send(message)
+
+        async with aclosing(self._told):
+            try:
+                await super().stream_response(in_time)
+            except TimeoutError:
+                log.warning("a stream was cut off: its client does not read")
+
+
 class _Stream:
-    def __init__(self, request: Request, channels: Sequence[str], last: int | None) -> None:
-        self._request, self._channels = request, frozenset(channels)
+    def __init__(self, request: Request, subjects: Sequence[Subject], last: int | None) -> None:
+        """Without subjects: of everything."""
+        self._request, self._subjects = request, subjects
         self._hub, self._tail = realtime_of(request).hub, realtime_of(request).tail
+        names = {channel_name(subject, self._hub.private) for subject in subjects}
+        self._channels = frozenset(names or {WHOLE_TENANT})
         self._listener = Listener(caller_of(request).tenant, "sse")
         self._sent = last  # the place of the last durable event
 
-    async def run(self) -> AsyncIterator[bytes]:
+    async def run(self) -> AsyncGenerator[bytes]:
         assert isinstance(self._tail, Tail)  # noqa: S101 - there is one where requests are answered
         with self._hub.listening(self._listener) as listener:
             yield b"retry: 1000\n\n"
@@ -87,10 +122,12 @@ class _Stream:
                 yield b"id: %d\n\n" % self._sent  # for whoever is cut off before the first event
             async for missed in self._missed():  # while we were reading
                 yield missed
+            if listener.leave is not None:  # what was not read is before what waits: the next stream begins there
+                return
             async for live in self._live():
                 yield live
 
-    async def _missed(self) -> AsyncIterator[bytes]:
+    async def _missed(self) -> AsyncGenerator[bytes]:
         """Page by page, until there is no more."""
         reads, tenant, page = reads_of(self._request), self._listener.tenant, PAGE
         while page == PAGE and self._listener.leave is None:
@@ -108,7 +145,7 @@ class _Stream:
             return durable(event, channels, self._hub.largest).text
         return b""
 
-    async def _live(self) -> AsyncIterator[bytes]:
+    async def _live(self) -> AsyncGenerator[bytes]:
         checked_at = time.monotonic()
         while True:
             if told := b"".join(self._not_sent()):
@@ -135,4 +172,8 @@ class _Stream:
     async def _still_welcome(self) -> bool:
         _, _, key = self._request.headers["authorization"].partition(" ")
         caller = await self._request.app.state.keys.find(key)
-        return caller is not None and not caller.disabled
+        if caller is None or caller.disabled:
+            return False
+        if not self._subjects:
+            return _may_hear_all(caller)
+        return await reads_of(self._request)(lambda c: has_right(c, caller, self._subjects))

@@ -75,7 +75,7 @@ class EndpointRow(Shape):
     id: Id
     tenant_id: str
     kind: Literal["webhook", "mail"]
-    url: str | None = Field(description="What looks like a secret in it is hidden.")
+    url: str | None = Field(description="Where it goes; its path and query, which may be secret, are hidden.")
     addresses: list[str]
     events: list[str]
     description: str | None

@@ -31,7 +31,7 @@ from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
 from ecluse.notify import dispatch, endpoints, log
 from ecluse.notify.endpoints import old_secret_name, secret_name
-from ecluse.notify.rules import new_secret
+from ecluse.notify.rules import HIDDEN, new_secret
 from ecluse.notify.work import Setup
 from ecluse.vendors.guarded import GuardedHttp
 
@@ -73,7 +73,12 @@ async def create_endpoint(
     else:
         _check_mail(request)
     async with kit_of(request).pool.connection() as connection, connection.transaction():
-        row = await endpoints.create(connection, caller_of(request).tenant, body.kind, **given)
+        try:
+            row = await endpoints.create(connection, caller_of(request).tenant, body.kind, **given)
+        except endpoints.TooManyEndpoints as error:
+            raise Refused(
+                409, "TOO_MANY_ENDPOINTS", f"A tenant has {endpoints.MOST} endpoints at most: delete one first."
+            ) from error
         if secret is not None:
             await keys.put(connection, row["tenant_id"], secret_name(row["id"]), secret)
         await _record(request, connection, "endpoint.create", f"endpoint:{row['id']}")
@@ -194,6 +199,8 @@ async def redeliver(request: Request, delivery_id: str) -> Response:
 
 def _check(request: Request, given: dict[str, Any]) -> None:
     guard: GuardedHttp = request.app.state.guard
+    if given.get("url", "").endswith(f"/{HIDDEN}"):
+        raise InvalidInput("url: this is how it is shown, not what it is; give it in full, or leave it out")
     if "url" in given and (why := guard.refuse_reason(given["url"])) is not None:
         raise InvalidInput(f"url: {why}")
 

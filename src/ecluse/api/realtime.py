@@ -3,6 +3,7 @@ same by HTTP: permission, scope and tenant."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Form, Request, Response
@@ -24,7 +25,7 @@ from ecluse.realtime.signatures import channel_auth
 
 routes = door.routes("realtime")
 AUTH_PATH, EVENTS_PATH = "/pusher/auth", "/api/events"
-RUN = "SELECT EXISTS (SELECT FROM runs WHERE tenant_id = %s AND id = %s)"
+RUNS = "SELECT count(*) FROM runs WHERE tenant_id = %s AND id = ANY(%s)"
 
 
 def realtime_of(request: Request) -> Realtime:
@@ -82,25 +83,30 @@ async def authorise(
 
 async def require_right(request: Request, subject: Subject | None, channel: str) -> None:
     caller = caller_of(request)
-    if subject is None or not await reads_of(request)(lambda c: _has_right(c, caller, subject)):
+    if subject is None or not await reads_of(request)(lambda c: has_right(c, caller, [subject])):
         raise Refused(403, "FORBIDDEN", f"This key may not listen to {channel[:200]!r}.")
 
 
-async def _has_right(connection: Connection, caller: Caller, subject: Subject) -> bool:
-    match subject.kind:
-        case "fiche":
-            visible = not await check_visible(connection, caller, [subject.id])
-            return visible and caller.may("transcriptions.read")
-        case "job":
-            return caller.may("automation.read") and caller.scope == "ALL"
-        case "run":
-            return (
-                caller.may("runs.read") and caller.scope == "ALL" and await _is_theirs(connection, caller, subject.id)
-            )
-
-
-async def _is_theirs(connection: Connection, caller: Caller, run_id: str) -> bool:
-    if not (run_id.isascii() and run_id.isdecimal()) or not 0 < int(run_id[:30]) <= LARGEST_ID:
+async def has_right(connection: Connection, caller: Caller, subjects: Sequence[Subject]) -> bool:
+    """To all of them."""
+    ids: dict[str, set[str]] = {}
+    for subject in subjects:
+        ids.setdefault(subject.kind, set()).add(subject.id)
+    if (fiches := ids.get("fiche")) and not (
+        caller.may("transcriptions.read") and not await check_visible(connection, caller, list(fiches))
+    ):
         return False
-    row = await (await connection.execute(RUN, (caller.tenant, int(run_id)))).fetchone()
-    return bool(row and row[0])
+    if "job" in ids and not (caller.may("automation.read") and caller.scope == "ALL"):
+        return False
+    runs = ids.get("run")
+    return not runs or (
+        caller.may("runs.read") and caller.scope == "ALL" and await _are_theirs(connection, caller, runs)
+    )
+
+
+async def _are_theirs(connection: Connection, caller: Caller, run_ids: set[str]) -> bool:
+    if not all(one.isascii() and one.isdecimal() and 0 < int(one[:30]) <= LARGEST_ID for one in run_ids):
+        return False
+    wanted = {int(one) for one in run_ids}
+    row = await (await connection.execute(RUNS, (caller.tenant, list(wanted)))).fetchone()
+    return row == (len(wanted),)

@@ -22,7 +22,7 @@ from ecluse.db.connect import Connection, Pool, is_away, one_line
 from ecluse.engine import Event, PublishedEvent, Start, Started, insert_runs
 from ecluse.notify import endpoints
 from ecluse.notify.flow import FLOW
-from ecluse.notify.rules import FLOW_NAME, Kind, about_run, message, run_key
+from ecluse.notify.rules import FLOW_NAME, Kind, about_run, message, run_key, shown_to
 
 log = structlog.get_logger(__name__)
 
@@ -135,7 +135,7 @@ async def deliver(connection: Connection, tellings: Sequence[Telling], *, again:
             FLOW,
             one.key,
             tenant_id=one.tenant_id,
-            input={"kind": one.kind, "to": str(one.endpoint_id or one.recipient)[:200]},
+            input={"kind": one.kind, "to": str(one.endpoint_id or shown_to(one.kind, one.recipient))[:200]},
             again=again,
         )
         for one in tellings

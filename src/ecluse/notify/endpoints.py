@@ -8,9 +8,8 @@ from typing import Any
 from psycopg.rows import dict_row
 
 from ecluse.base.errors import NotFound
-from ecluse.base.masking import masked
 from ecluse.db.connect import Connection
-from ecluse.notify.rules import Kind
+from ecluse.notify.rules import Kind, shown_to
 
 Row = dict[str, Any]
 
@@ -37,7 +36,13 @@ GONE = """
 UPDATE notification_endpoints SET is_active = false, disabled_reason = %s, updated_at = ecluse_now()
 WHERE tenant_id = %s AND id = %s AND is_active
 """
+FULL = "SELECT count(*) >= %s FROM notification_endpoints WHERE tenant_id = %s"
+MOST = 50
 CHANGEABLE = ("url", "addresses", "events", "description", "is_active")
+
+
+class TooManyEndpoints(Exception):
+    """This tenant has as many as it may."""
 
 
 def secret_name(endpoint_id: int) -> str:
@@ -59,6 +64,11 @@ async def create(
     description: str | None = None,
     is_active: bool = True,
 ) -> Row:
+    """One tenant has so many at most, because each is asked about for every event."""
+    await connection.execute("SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE", (tenant,))  # one after the other
+    full = await connection.execute(FULL, (MOST, tenant))
+    if await full.fetchone() == (True,):
+        raise TooManyEndpoints
     given = {
         "tenant": tenant,
         "kind": kind,
@@ -117,8 +127,8 @@ async def switch_off(connection: Connection, tenant: str, endpoint_id: int, why:
 
 
 def shown(row: Row) -> Row:
-    """For whoever may look: of a URL with a token in it, not the token."""
-    return {**row, "url": None if row["url"] is None else masked(row["url"])}
+    """For whoever may look: of a URL, which may hold a token, where it goes."""
+    return {**row, "url": None if row["url"] is None else shown_to("webhook", row["url"])}
 
 
 def _the_one(rows: list[Row], endpoint_id: int) -> Row:

@@ -9,9 +9,8 @@ from typing import Any
 from psycopg.rows import dict_row
 
 from ecluse.base.errors import NotFound
-from ecluse.base.masking import masked
 from ecluse.db.connect import Connection
-from ecluse.notify.rules import message_id
+from ecluse.notify.rules import message_id, shown_to
 
 Row = dict[str, Any]
 
@@ -70,4 +69,4 @@ async def _find(
 def _told(row: Row) -> Row:
     state = next(word for word, states in STATES.items() if row["state"] in states)
     name = message_id(row["tenant_id"], row["event_key"])
-    return {**row, "state": state, "message_id": name, "recipient": masked(row["recipient"])}
+    return {**row, "state": state, "message_id": name, "recipient": shown_to(row["kind"], row["recipient"])}

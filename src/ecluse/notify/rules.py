@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from standardwebhooks import Webhook
 
@@ -19,6 +20,7 @@ from ecluse.engine import RetryPolicy
 Kind = Literal["webhook", "mail"]
 
 FLOW_NAME = "notifications"
+HIDDEN = "…"
 # Which events: all of them, one, or those that begin alike.
 PATTERN = r"^(\*|[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*([./]\*)?)$"
 # As HTML has it: one address, nothing quoted, nothing commented, ASCII.
@@ -46,6 +48,14 @@ def run_key(endpoint_id: int | None, recipient: str, kind: Kind, event_key: str)
     key = f"notify-{who}-{event_key}"
     # The suffix of a redelivery has to fit as well.
     return key if len(key) <= LONGEST_KEY - 20 else f"notify-{who}-{_digest(event_key)}"
+
+
+def shown_to(kind: Kind, recipient: str) -> str:
+    """For people and logs. Many a webhook's URL is itself the secret, in its path: of it, only where it goes."""
+    if kind == "mail":
+        return recipient
+    parts = urlsplit(recipient)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{HIDDEN}"
 
 
 def message_id(tenant_id: str, event_key: str) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ecluse.db.connect import Connection, Pool
+import psycopg
 
+from ecluse.db.connect import Connection, Pool, is_away, one_line
+
+KEY = re.compile(r"[0-9a-f]{20}")
 FRESH_SECONDS = 1.0
 SECRET = "pusher"  # noqa: S105 - what it is called
 
@@ -55,11 +59,13 @@ async def app_of(connection: Connection, vault: Vault, tenant: str) -> App:
 
 
 class Apps:
-    """As sockets and publishers ask for them, which may be hundreds at once: what was found is good for a second."""
+    """As sockets and publishers ask for them, which may be hundreds at once: what was found is good for a second, and
+    so is that the database is away: who waits in line does not wait for it once more."""
 
     def __init__(self, vault: Vault) -> None:
         self._vault = vault
         self._known: dict[tuple[str, str | int], tuple[float, App]] = {}
+        self._away = (0.0, "")
         self._asking = asyncio.Lock()
 
     async def with_key(self, pool: Pool, key: str) -> App | None:
@@ -72,8 +78,16 @@ class Apps:
         async with self._asking:
             until, app = self._known.get((condition, value), (0.0, None))
             if app is None or until <= time.monotonic():
-                async with pool.connection() as connection:
-                    app = await _found(connection, self._vault, condition, value)
+                away_until, why = self._away
+                if time.monotonic() < away_until:
+                    raise psycopg.OperationalError(why)
+                try:
+                    async with pool.connection() as connection:
+                        app = await _found(connection, self._vault, condition, value)
+                except psycopg.Error as error:
+                    if is_away(error):
+                        self._away = (time.monotonic() + FRESH_SECONDS, one_line(error))
+                    raise
                 if app is not None:
                     self._known[condition, value] = (time.monotonic() + FRESH_SECONDS, app)
             return app

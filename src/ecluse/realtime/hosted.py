@@ -77,14 +77,14 @@ class Hosted:
 
     async def run(self) -> None:
         """Until cancelled. One batch after the other: what happened first is told first."""
-        try:
-            while True:
-                self._wake.clear()
-                while self._queue:
-                    await self._send([self._queue.popleft() for _ in range(min(AT_ONCE, len(self._queue)))])
-                await self._wake.wait()
-        finally:
-            await self._http.close()
+        while True:
+            self._wake.clear()
+            while self._queue:
+                await self._send([self._queue.popleft() for _ in range(min(AT_ONCE, len(self._queue)))])
+            await self._wake.wait()
+
+    async def close(self) -> None:
+        await self._http.close()
 
     async def _send(self, batch: Sequence[dict[str, Any]]) -> None:
         path, body = f"/apps/{self._app.app_id}/batch_events", {"batch": batch}

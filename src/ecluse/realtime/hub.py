@@ -86,7 +86,10 @@ class Listener:
         self._wake = asyncio.Event()
 
     def offer(self, message: Message, channels: Sequence[str]) -> bool:
-        """`channels`: those of the message that it listens to. False: there is no room."""
+        """`channels`: those of the message that it listens to. False: there is no room, or it leaves: whatever comes
+        after the first that it lost would hide a gap."""
+        if self.leave is not None:
+            return False
         if len(self._queue) < LONGEST_QUEUE:
             self._queue.append((message, channels))
             self._wake.set()

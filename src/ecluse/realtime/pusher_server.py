@@ -22,9 +22,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import Pool, is_away, one_line
-from ecluse.realtime.apps import App, Apps
-from ecluse.realtime.channels import NAME, PRIVATE, encoded
-from ecluse.realtime.hub import DISABLED, LONGEST_NAME, Hub, Listener, Message, frame
+from ecluse.realtime.apps import KEY, App, Apps
+from ecluse.realtime.channels import NAME, PRIVATE, encoded, subject_of
+from ecluse.realtime.hub import DISABLED, LONGEST_NAME, TOO_SLOW, Hub, Listener, Message, Transport, frame
 from ecluse.realtime.signatures import may_join
 
 log = structlog.get_logger(__name__)
@@ -45,7 +45,9 @@ REFUSED_PREFIXES = ("presence-", "private-encrypted-")
 
 @dataclass(frozen=True)
 class Limits:
-    connections: int = 2_000  # of one tenant at this replica, streams included
+    # Of one tenant at this replica. The key for sockets is public: they must not take the places of streams.
+    sockets: int = 2_000
+    streams: int = 2_000
     subscriptions: int = 100  # of one socket
     message_bytes: int = 20_000
     client_events: int = 10  # of one socket in a second
@@ -59,8 +61,9 @@ class PusherServer:
         self._hub, self._apps, self._why_off = hub, apps, why_off
         self.limits = Limits()
 
-    def full(self, tenant: str) -> bool:
-        return sum(listener.tenant == tenant for listener in self._hub.listeners) >= self.limits.connections
+    def full(self, tenant: str, transport: Transport) -> bool:
+        most = self.limits.sockets if transport == "websocket" else self.limits.streams
+        return sum((one.tenant, one.transport) == (tenant, transport) for one in self._hub.listeners) >= most
 
     async def serve(self, socket: WebSocket, pool: Pool) -> None:
         await socket.accept()
@@ -82,8 +85,10 @@ class PusherServer:
             return NOT_SPOKEN if version else NO_VERSION
         if self._apps is None:
             return DISABLED
+        if not KEY.fullmatch(key := socket.path_params["key"]):
+            return UNKNOWN_APP
         try:
-            app = await self._apps.with_key(pool, socket.path_params["key"])
+            app = await self._apps.with_key(pool, key)
         except psycopg.Error as error:
             if not is_away(error):
                 raise
@@ -93,7 +98,7 @@ class PusherServer:
             return UNKNOWN_APP
         if app.disabled or self._why_off(app.tenant) is not None:
             return DISABLED
-        return OVER_QUOTA if self.full(app.tenant) else app
+        return OVER_QUOTA if self.full(app.tenant, "websocket") else app
 
 
 class Connection:
@@ -127,13 +132,13 @@ class Connection:
     async def _write(self) -> None:
         pinged_at: float | None = None
         while True:
-            for one in self._listener.taken():
-                if isinstance(one, str):
-                    await self._send(one)
-                    continue
-                message, channels = one
-                for channel in channels:
-                    await self._send(message.frame(channel))
+            try:
+                for one in self._listener.taken():
+                    for text in [one] if isinstance(one, str) else map(one[0].frame, one[1]):
+                        await self._send(text)
+            except TimeoutError:
+                self._listener.send_away(*TOO_SLOW)
+                return
             if self._listener.leave is not None:
                 return
             if pinged_at is not None and self._heard_at >= pinged_at:
@@ -191,7 +196,7 @@ class Connection:
         joined = self._listener.channels
         if channel in joined:
             self._complain(f"Existing subscription to channel {channel}")
-        elif not NAME.fullmatch(channel) or channel.startswith(REFUSED_PREFIXES):
+        elif not self._is_one(channel):
             self._refuse(channel, "InvalidChannel", "There are no channels of this name or kind here", 400)
         elif len(joined) >= self._limits.subscriptions:
             self._refuse(channel, "LimitReached", f"A socket has {self._limits.subscriptions} channels at most", 4004)
@@ -200,6 +205,12 @@ class Connection:
         else:
             self._listener.say(frame("pusher_internal:subscription_succeeded", "{}", channel))
             self._hub.subscribe(self._listener, channel)
+
+    def _is_one(self, channel: str) -> bool:
+        if not NAME.fullmatch(channel) or channel.startswith(REFUSED_PREFIXES):
+            return False
+        # A public one needs no right: where ours are private, none is made up by whoever has the public key.
+        return channel.startswith(PRIVATE) or not self._hub.private or subject_of(channel) is not None
 
     def _may_join(self, channel: str, auth: Any) -> bool:
         return isinstance(auth, str) and may_join(self._app.key, self._app.secret, self.id, channel, auth)

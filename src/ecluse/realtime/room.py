@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 AGAIN_SECONDS = 1.0
 SHUT_SECONDS = 10.0
 
-DRY_RUN = "PUSHER_DRY_RUN is set: nothing is sent to anybody."
+DRY_RUN = "PUSHER_DRY_RUN is set: nothing is sent by the Pusher protocol. GET /api/events goes on."
 NO_KEY = "There is no key to seal the app's secret with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
 ELSEWHERE = "This tenant's events go to hosted Pusher: connect there."
 
@@ -89,6 +89,8 @@ class Realtime:
             yield
         finally:
             await stopped(tasks)
+            if self._hosted is not None:
+                await self._hosted.close()
             await relay.leave()
 
     async def _send_the_disabled_away(self, pool: Pool) -> None:

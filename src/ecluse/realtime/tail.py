@@ -15,6 +15,7 @@ from ecluse.realtime.hub import Hub
 
 log = structlog.get_logger(__name__)
 POLL_SECONDS = 1.0
+PAGE = 100  # far fewer than a listener's queue holds: who keeps up has sent them before the next
 NEWEST = "SELECT coalesce(max(published_seq), 0) FROM events_outbox"
 
 
@@ -49,7 +50,7 @@ class Tail:
                 self.at = newest
                 return False
         async with self._pool.connection() as connection:
-            events = await read_published(connection, self.at)
+            events = await read_published(connection, self.at, limit=PAGE)
         for event in events:
             self._hub.tell_durable(event)
             self.at = event.seq or self.at
