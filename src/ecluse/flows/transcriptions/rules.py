@@ -100,12 +100,13 @@ def about(fiche_id: str, run_id: int) -> dict[str, Any]:
     return {"fiche_id": fiche_id, "run_id": str(run_id)}
 
 
-def status_check(fiche_id: str, run_id: int, counts: Counts) -> dict[str, Any]:
+def status_check(fiche_id: str, run_id: int, counts: Counts | None) -> dict[str, Any]:
+    """No counts: the run has not found out yet what there is, and of that nothing is complete."""
     return {
         **about(fiche_id, run_id),
-        "is_complete": counts.already_transcribed >= counts.total_recordings,
-        "total_recordings": counts.total_recordings,
-        "already_transcribed": counts.already_transcribed,
+        "is_complete": counts is not None and counts.already_transcribed >= counts.total_recordings,
+        "total_recordings": counts and counts.total_recordings,
+        "already_transcribed": counts and counts.already_transcribed,
     }
 
 
