@@ -32,6 +32,7 @@ def test_a_fiche_is_queued_once_and_the_second_is_told_of_the_run(ecluse, fiche,
     assert [(line["fiche_id"], line["attached"]) for line in lines] == [("172", False), ("171", True)]
     for wrong in (("start", "x"), ("batch", "1", "1"), ("start", "7", "--tenant", "nobody")):
         assert ecluse("transcriptions", *wrong).code == 2
+    assert "Each fiche stands here once; these do not: '1'. Nothing" in ecluse("transcriptions", "batch", "1", "1").err
 
 
 @pytest.mark.req("TRX-93")

@@ -31,8 +31,8 @@ class Priority(StrEnum):
 def _queue(tenant: str, fiche_ids: list[str], priority: Priority, *, daily: bool) -> list[dict[str, Any]]:
     from ecluse.flows.transcriptions.starting import start as start_fiches  # those who only look need not wait for it
 
-    if wrong := [one for one in fiche_ids if not rules.is_fiche_id(one)] or rules.twice(fiche_ids):
-        raise InvalidInput(f"Fiche ids are numbers, each of them once: {', '.join(wrong[:5])}. Nothing was queued.")
+    if why := rules.why_not(fiche_ids):
+        raise InvalidInput(why)
     flow = flow_named(rules.FLOW)
 
     async def ask(connection: Connection) -> list[dict[str, Any]]:

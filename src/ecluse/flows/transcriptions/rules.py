@@ -23,6 +23,8 @@ NOT_CONFIGURED = "NOT_CONFIGURED"
 STALLED = "STALLED"
 RUN_ENDED = "RUN_ENDED"  # the engine's word for what the end of a run left undone
 
+NAMED = 20  # fiches, in a refusal
+
 State = Literal["transcribed", "queued", "running", "throttled", "failed", "not_tried"]
 # Why an item waits (engine/waiting.py) when somebody holds it back, rather than nobody having come to it yet.
 HELD_BACK = frozenset({"paused", "held", "retry", "in flight", "per key", "throttled"})
@@ -220,3 +222,16 @@ def is_fiche_id(text: str) -> bool:
 
 def twice(names: Sequence[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
+
+
+def why_not(fiche_ids: Sequence[str]) -> str | None:
+    """What is wrong with a list of fiches to queue, and with which of them."""
+    if wrong := [one for one in fiche_ids if not is_fiche_id(one)]:
+        return f"A fiche id is 1 to 20 digits; these are not: {_named(wrong)}. Nothing was queued."
+    if again := twice(fiche_ids):
+        return f"Each fiche stands here once; these do not: {_named(again)}. Nothing was queued."
+    return None
+
+
+def _named(fiche_ids: Sequence[str]) -> str:
+    return ", ".join(repr(one[:30]) for one in fiche_ids[:NAMED]) + (", …" if len(fiche_ids) > NAMED else "")
