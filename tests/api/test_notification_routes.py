@@ -183,6 +183,10 @@ def test_a_test_message_is_a_delivery_that_can_be_looked_at_and_repeated(api, qu
     assert shown.json["message"]["data"] == {"endpoint_id": number}
     again = api.post(f"/api/notifications/deliveries/{first}/redeliver")
     assert (again.status, again.code) == (409, "STILL_PENDING")
+    assert f"delivery {first}: its next attempt is due now" in again.json["error"]["message"]
+    query("UPDATE items SET due_at = '2124-03-02T10:00:00Z'")
+    later = api.post(f"/api/notifications/deliveries/{first}/redeliver")
+    assert "due at 2124-03-02T10:00:00" in later.json["error"]["message"]
     query(FAILED)
     query(ENDED)
     (second,) = api.post(f"/api/notifications/deliveries/{first}/redeliver").json["deliveries"]
