@@ -27,9 +27,10 @@ MAILING = Settings(
     SMTP_PASSWORD=SecretStr("hunter2"),
     MAIL_FROM="ecluse@example.com",
 )
+FAILED = "UPDATE outcomes SET outcome = 'failed', reason = 'a test'"
 ENDED = """
-UPDATE runs SET status = 'failed', state = 'failed', ended_at = ecluse_now(), end_cause = 'operator', selected = 0,
-    successful = 0, failed = 0, ignored = 0
+UPDATE runs SET status = 'failed', state = 'failed', ended_at = ecluse_now(), end_cause = 'operator', selected = 1,
+    successful = 0, failed = 1, ignored = 0
 """
 
 
@@ -183,6 +184,11 @@ def test_a_test_message_is_a_delivery_that_can_be_looked_at_and_repeated(api, qu
     assert shown.json["message"]["data"] == {"endpoint_id": number}
     again = api.post(f"/api/notifications/deliveries/{first}/redeliver")
     assert (again.status, again.code) == (409, "STILL_PENDING")
+    assert f"delivery {first}: its next attempt is due now" in again.json["error"]["message"]
+    query("UPDATE items SET due_at = '2124-03-02T10:00:00Z'")
+    later = api.post(f"/api/notifications/deliveries/{first}/redeliver")
+    assert "due at 2124-03-02T10:00:00" in later.json["error"]["message"]
+    query(FAILED)
     query(ENDED)
     (second,) = api.post(f"/api/notifications/deliveries/{first}/redeliver").json["deliveries"]
     repeated = api.get(f"/api/notifications/deliveries/{second}").json
@@ -293,6 +299,7 @@ def eventually(true):
 def test_nothing_is_sent_by_hand_to_an_endpoint_that_is_switched_off(api, query):
     number = api.post(PATH, WEBHOOK).json["id"]
     (delivery,) = api.post(f"{PATH}/{number}/test").json["deliveries"]
+    query(FAILED)
     query(ENDED)
     api.ask("PATCH", f"{PATH}/{number}", {"is_active": False})
     for path in (f"{PATH}/{number}/test", f"/api/notifications/deliveries/{delivery}/redeliver"):

@@ -98,6 +98,13 @@ def test_what_is_no_number_is_no_fiche(shared_api, fiches, fiche_id):
         assert (answer.status, answer.code) == (404, "NOT_FOUND")
 
 
+def test_a_body_that_nobody_would_read_is_refused(shared_api, fiches, ask):
+    refused = shared_api.post("/api/transcriptions/599", {"priority": "high"})
+    assert (refused.status, "?priority=" in refused.json["error"]["message"]) == (422, True)
+    assert ask("SELECT 1 FROM runs WHERE input->>'fiche_id' = '599'") == []
+    assert shared_api.post("/api/transcriptions/599", {}).status == 200
+
+
 @pytest.mark.req("G-77")
 def test_a_priority_that_there_is_not_is_a_bad_request(shared_api, fiches, ask):
     single = shared_api.post("/api/transcriptions/502?priority=urgent")

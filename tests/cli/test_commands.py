@@ -220,6 +220,9 @@ def test_why_the_items_of_a_run_wait_is_told(ecluse, query):
     lines = ecluse("runs", "why", run_id).out.splitlines()
     assert [line.split()[0] for line in lines] == ["read/1", "read/2", "read/3"]
     assert all("night shift" in line for line in lines)
+    query("UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL")
+    query("INSERT INTO replicas (id, host, pid, work, hands) VALUES ('r', 'here', 1, '{hello/read}', 1)")
+    assert [line.count("before it") for line in ecluse("runs", "why", run_id).out.splitlines()] == [1, 1, 1]
     assert len(ecluse("runs", "why", run_id, "--limit", "1", "--offset", "2").out.splitlines()) == 1
     assert ecluse("runs", "why", "4711").code == 2
 

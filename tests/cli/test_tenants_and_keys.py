@@ -48,6 +48,19 @@ def test_tenants_and_keys_are_made_listed_and_taken_away_and_the_trail_tells(ecl
     ]
 
 
+@pytest.mark.req("G-33")
+def test_a_key_is_limited_to_groups_or_to_a_user_and_the_list_says_so(ecluse, query):
+    common = ("keys", "create", "--role", "viewer")
+    assert ecluse(*common, "--name", "g", "--scope", "GROUP", "--groupe", "Paris", "--groupe", "Lyon").code == 0
+    assert ecluse(*common, "--name", "s", "--scope", "SELF", "--crm-user", "7").code == 0
+    assert query("SELECT scope, groupes, crm_user_id FROM api_keys ORDER BY id") == [
+        ("GROUP", ["Paris", "Lyon"], None),
+        ("SELF", [], "7"),
+    ]
+    listed = ecluse("keys", "list").out.splitlines()
+    assert [line.partition("  (")[2] for line in listed] == ["GROUP Paris, Lyon)", "SELF 7)"]
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -57,6 +70,10 @@ def test_tenants_and_keys_are_made_listed_and_taken_away_and_the_trail_tells(ecl
         (("keys", "create", "--tenant", "nobody", "--role", "admin", "--name", "x"), "ecluse tenants create nobody"),
         (("keys", "create", "--role", "admin", "--name", " "), "name"),
         (("keys", "create", "--role", "admin", "--name", "x", "--expires", "soon"), "30d"),
+        (("keys", "create", "--role", "admin", "--name", "x", "--scope", "GROUP"), "names its groupes"),
+        (("keys", "create", "--role", "admin", "--name", "x", "--groupe", "Paris"), "names its groupes"),
+        (("keys", "create", "--role", "admin", "--name", "x", "--scope", "SELF"), "names its user"),
+        (("keys", "create", "--role", "admin", "--name", "x", "--crm-user", "7"), "names its user"),
         (("keys", "revoke", "4711"), "ecluse keys list"),
         (("runs", "start", FLOW, "--tenant", "nobody"), "ecluse tenants create nobody"),
     ],

@@ -25,10 +25,14 @@ def test_a_fiche_is_queued_once_and_the_second_is_told_of_the_run(ecluse, fiche,
     second = ecluse("transcriptions", "start", "171").json
     assert (first["attached"], second["attached"], first["run_id"]) == (False, True, second["run_id"])
     assert query("SELECT input->>'priority' FROM runs") == [("high",)]
+    # Nobody has asked the CRM yet: nothing is known to be complete.
+    check = "SELECT payload->'is_complete', payload->'total_recordings' FROM events_outbox WHERE event_type = %s"
+    assert query(check, "transcription.status_check") == [(False, None)]
     lines = [json.loads(line) for line in ecluse("transcriptions", "batch", "172", "171").out.splitlines()]
     assert [(line["fiche_id"], line["attached"]) for line in lines] == [("172", False), ("171", True)]
     for wrong in (("start", "x"), ("batch", "1", "1"), ("start", "7", "--tenant", "nobody")):
         assert ecluse("transcriptions", *wrong).code == 2
+    assert "Each fiche stands here once; these do not: '1'. Nothing" in ecluse("transcriptions", "batch", "1", "1").err
 
 
 @pytest.mark.req("TRX-93")
@@ -37,12 +41,23 @@ def test_an_operator_sees_how_it_stands_with_a_fiche(ecluse, fiche, query):
     shown = ecluse("transcriptions", "status", "171").out.splitlines()
     assert shown[0] == "0 of 2 transcribed (0 %)"
     assert shown[1].startswith(f"run {run_id} running (refresh)")
-    assert "no worker" in shown[1]
-    assert [line.split()[:2] for line in shown[2:]] == [["never", "not_tried"], ["some", "not_tried"]]
+    assert "no worker" in shown[2]
+    assert [line.split()[:2] for line in shown[3:]] == [["never", "not_tried"], ["some", "not_tried"]]
     told = ecluse("transcriptions", "status", "171", "--json").json
     assert (told["activeRun"], told["lock"]["key"]) == (run_id, "lock:transcription:fiche:171")
     assert ecluse("transcriptions", "status", "999").code == 2
     assert "WORKFLOW_LOG_DB_ENABLED" in ecluse("transcriptions", "logs", "171").out
+
+
+@pytest.mark.req("TRX-93")
+def test_of_a_run_that_failed_before_its_plan_nothing_is_said_but_why(ecluse):
+    run_id = ecluse("transcriptions", "start", "4711").json["run_id"]
+    assert ecluse("runs", "end", run_id, "--reason", "a wrong number").code == 0
+    assert ecluse("transcriptions", "status", "4711").out.splitlines() == [
+        "it is not known which recordings there are",
+        f"run {run_id} failed (ended): it ended before its plan",
+        "  a wrong number",
+    ]
 
 
 @pytest.mark.req("TRX-26")

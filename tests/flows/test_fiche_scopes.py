@@ -78,12 +78,13 @@ async def test_who_is_refused_does_not_learn_whether_a_fiche_exists(connection, 
         assert (refused.value.status, refused.value.code) == (403, "SCOPE")
         told.append(refused.value.message.replace(fiche, "…"))
     assert told[0] == told[1]
+    assert "the groupes A, which does not include fiche …, as far as is known here" in told[0]
     await require_visible(connection, who, ["1", "2", "5"])
     await require_visible(connection, caller(), ["4711"])
 
 
 async def test_of_many_that_are_refused_a_few_are_named(connection):
-    with pytest.raises(Refused, match=r"fiche 1, 2, 3, 4, 5, …\."):
+    with pytest.raises(Refused, match=r"CRM user 7, .* fiche 1, 2, 3, 4, 5, …, as far"):
         await require_visible(connection, caller("SELF", user="7"), [str(n) for n in range(1, 100)])
 
 

@@ -7,6 +7,7 @@ import itertools
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import psycopg
 import pytest
@@ -17,7 +18,9 @@ from ecluse.engine.claim import Claimant, claim_capped
 from ecluse.engine.closing import sweep
 from ecluse.engine.lanes import Lanes
 from ecluse.flows.transcriptions import rules
+from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.starting import start
+from ecluse.flows.transcriptions.work import transcribe
 from tests.flows.fiche_rows import call, details, save
 from tests.flows.transcription_world import FIVE, Gate, World, transcription, until
 
@@ -72,6 +75,18 @@ async def test_a_recording_whose_lock_was_taken_away_is_locked_again_before_the_
         "SELECT run_id, fence, end_cause FROM leases WHERE key LIKE 'lock:transcription:rec%%' ORDER BY fence"
     )
     assert fences == [(started.run_id, 1, "forced"), (started.run_id, 2, "run ended")]
+
+
+async def test_a_replica_without_a_key_leaves_recordings_to_others(start_kit, sandbox, query):
+    made = transcription(sandbox)
+    lacking = replace(made.recordings, work=partial(transcribe, Config(configured=False)))
+    flow = replace(made.flow, stages=(made.refresh, made.known, lacking))
+    kit = await start_kit(flow)
+    async with kit.pool.connection() as connection:
+        await start(connection, flow, "default", ["1000"], event_ids=["transcribe-1000-1"])
+    waits = "SELECT status, executions FROM items WHERE stage = 'recordings' AND due_at > ecluse_now()"
+    assert await until(lambda: query(waits)) == [("open", 0)]
+    assert sandbox.ledger(vendor="elevenlabs", kind="call") == []
 
 
 @pytest.mark.req("TRX-69", "TRX-63", "TRX-71", "TRX-68")

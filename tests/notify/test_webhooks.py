@@ -14,6 +14,7 @@ from ecluse.base.errors import PermanentError
 from ecluse.engine import Event, PublishedEvent, Result, Start
 from ecluse.notify import endpoints, log
 from ecluse.notify.dispatch import Recipient, deliver, dispatch, notify
+from ecluse.verify import audit
 from tests.api.conftest import add_tenant
 from tests.engine.flows import flow, run_to_end, stage, until
 from tests.notify.world import receiving
@@ -24,7 +25,7 @@ async def refused(*_) -> Result:
 
 
 @pytest.mark.req("AUT-127", "G-92")
-async def test_the_end_of_a_run_is_told_signed_and_the_receiver_can_check_it(start_world):
+async def test_the_end_of_a_run_is_told_signed_and_the_receiver_can_check_it(start_world, dsn, query):
     async with receiving(200, text="thanks") as receiver:
         world = await start_world(f := flow(stage()))
         number, secret = await world.endpoint(receiver.url, "test/completed")
@@ -41,8 +42,11 @@ async def test_the_end_of_a_run_is_told_signed_and_the_receiver_can_check_it(sta
         (row,) = await log.list_deliveries(connection, "default", endpoint_id=number, limit=9, offset=0)
         full = await log.show_delivery(connection, "default", row["id"])
     assert (row["state"], row["executions"], row["about_run_id"]) == ("delivered", 1, run["id"])
+    assert (row["error"], row["error_code"], full["error"]) == (None, None, None)
     assert (row["message_id"], row["recipient"]) == (got.headers["webhook-id"], f"http://127.0.0.1:{receiver.port}/…")
     assert (full["result"], full["attempts"], full["message"]) == ({"status": 200, "answer": "thanks"}, [], told)
+    assert query("SELECT target, outcome FROM outcomes WHERE run_id = %s", row["id"]) == [(str(number), "successful")]
+    assert audit(dsn, None).violations == []
 
 
 @pytest.mark.req("G-92", "ENG-88")
@@ -53,7 +57,7 @@ async def test_a_receiver_that_is_down_is_told_again_later_under_the_same_id(sta
         await world.tell("thing.done")
         for executions in (1, 2, 3):
             await world.next_try(executions)
-        assert (await world.settled())[0][0] == "succeeded"
+        assert await world.settled() == [("succeeded", None)]
     assert len(receiver.got) == 4
     assert len(set(receiver.ids)) == 1
     assert len({one.body for one in receiver.got}) == 1
@@ -266,7 +270,11 @@ async def test_for_a_day_after_a_new_secret_the_old_one_signs_too(start_world):
 async def test_a_delivery_that_nobody_made_says_so(start_world):
     world = await start_world()
     await world.kit.start_run(Start(world.kit.by_name["notifications"], "x", input={"kind": "webhook", "to": "1"}))
-    row = await until(lambda: world.query("SELECT state, error_code FROM runs WHERE ended_at IS NOT NULL"))
+    row = await until(
+        lambda: world.query(
+            "SELECT state, o.error_code FROM runs JOIN outcomes o ON o.run_id = id WHERE ended_at IS NOT NULL"
+        )
+    )
     assert row == [("failed", "NO_DELIVERY")]
     async with world.kit.pool.connection() as connection:
         assert await deliver(connection, []) == []

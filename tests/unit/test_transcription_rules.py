@@ -85,6 +85,12 @@ def test_a_check_says_whether_all_is_there(total, already, complete):
     assert rules.status_check("12", 7, Counts(total, already))["is_complete"] is complete
 
 
+@pytest.mark.req("TRX-60")
+def test_before_the_plan_nothing_is_complete_and_nothing_counted():
+    check = rules.status_check("12", 7, None)
+    assert (check["is_complete"], check["total_recordings"], check["already_transcribed"]) == (False, None, None)
+
+
 @pytest.mark.req("TRX-97", "TRX-24")
 def test_a_recording_that_is_over_says_how_whichever_way_it_went():
     assert rules.recording_over("12", 7, "c", cached=True) == {

@@ -33,6 +33,7 @@ HINT = len(PREFIX) + 4
 FRESH_SECONDS = 1.0
 NOTED_SECONDS = 60.0
 MANY = 1_000
+SCOPES = ("ALL", "GROUP", "SELF")
 
 FIND = """
 SELECT k.id AS key_id, k.tenant_id AS tenant, k.role, k.scope, k.groupes, k.crm_user_id,
@@ -121,22 +122,43 @@ async def _found(connection: Connection, hashed: bytes) -> Caller | None:
 
 
 async def create(
-    connection: Connection, tenant: str, role: str, name: str, *, expires_in: timedelta | None = None
+    connection: Connection,
+    tenant: str,
+    role: str,
+    name: str,
+    *,
+    expires_in: timedelta | None = None,
+    scope: str = "ALL",
+    groupes: Sequence[str] = (),
+    crm_user_id: str | None = None,
 ) -> tuple[int, str]:
     """Its id, and the key itself: nobody can say it a second time."""
     if role not in ROLES:
         raise InvalidInput(f"a role is one of {', '.join(ROLES)}, not {role!r}")
     if not name.strip():
         raise InvalidInput("give the key a name: who or what is going to use it")
+    _check_scope(scope, groupes, crm_user_id)
     await tenants.require(connection, tenant)
     key = PREFIX + secrets.token_urlsafe(32)
     cursor = await connection.execute(
-        "INSERT INTO api_keys (tenant_id, name, hint, hash, role, created_at, expires_at)"
-        " VALUES (%s, %s, %s, %s, %s, ecluse_now(), ecluse_now() + %s) RETURNING id",
-        (tenant, storable(name.strip(), 200), key[:HINT], digest(key), role, expires_in),
+        "INSERT INTO api_keys (tenant_id, name, hint, hash, role, created_at, expires_at, scope, groupes,"
+        " crm_user_id) VALUES (%s, %s, %s, %s, %s, ecluse_now(), ecluse_now() + %s, %s, %s, %s) RETURNING id",
+        (
+            *(tenant, storable(name.strip(), 200), key[:HINT], digest(key), role, expires_in),
+            *(scope, list(groupes), crm_user_id),
+        ),
     )
     (key_id,) = await cursor.fetchone() or (0,)
     return key_id, key
+
+
+def _check_scope(scope: str, groupes: Sequence[str], crm_user_id: str | None) -> None:
+    if scope not in SCOPES:
+        raise InvalidInput(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
+    if (scope == "GROUP") != bool(groupes) or not all(one.strip() for one in groupes):
+        raise InvalidInput("a key of scope GROUP names its groupes, at least one, and no other does")
+    if (scope == "SELF") != bool(crm_user_id and crm_user_id.strip()):
+        raise InvalidInput("a key of scope SELF names its user in the CRM, and no other does")
 
 
 async def revoke(connection: Connection, key_id: int) -> tuple[str, bool]:
@@ -153,8 +175,8 @@ async def revoke(connection: Connection, key_id: int) -> tuple[str, bool]:
 async def listed(connection: Connection, tenant: str | None = None) -> list[dict[str, Any]]:
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(
-            "SELECT id, tenant_id, name, hint, role, scope, created_at, expires_at, last_used_at, revoked_at,"
-            " expires_at <= ecluse_now() AS expired FROM api_keys"
+            "SELECT id, tenant_id, name, hint, role, scope, groupes, crm_user_id, created_at, expires_at,"
+            " last_used_at, revoked_at, expires_at <= ecluse_now() AS expired FROM api_keys"
             " WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s ORDER BY id",
             {"tenant": tenant},
         )

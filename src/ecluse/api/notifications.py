@@ -192,7 +192,11 @@ async def redeliver(request: Request, delivery_id: str) -> Response:
             _check_active(await endpoints.show(connection, tenant, row["endpoint_id"]))
         started = await dispatch.redeliver(connection, tenant, wanted)
         if started.deduplicated:
-            raise Refused(409, "STILL_PENDING", f"This is still on its way, as delivery {started.run.id}.")
+            due = (await log.show_delivery(connection, tenant, started.run.id))["next_attempt_at"]
+            later = due is not None and due > kit_of(request).clock.now()
+            when = f"at {due.isoformat(timespec='seconds')}" if later else "now"
+            told = f"This is still on its way, as delivery {started.run.id}: its next attempt is due {when}."
+            raise Refused(409, "STILL_PENDING", told)
         await _record(request, connection, "delivery.redeliver", f"delivery:{wanted}")
     return as_json({"deliveries": [str(started.run.id)]})
 

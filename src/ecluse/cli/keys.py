@@ -25,6 +25,12 @@ class RoleName(StrEnum):
     admin = "admin"
 
 
+class ScopeName(StrEnum):
+    ALL = "ALL"
+    GROUP = "GROUP"
+    SELF = "SELF"
+
+
 def duration(text: str) -> timedelta:
     if not (match := re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)):
         raise InvalidInput(f"--expires is a number of minutes, hours or days, such as 90m, 12h or 30d, not {text!r}")
@@ -37,13 +43,27 @@ def create(
     name: Annotated[str, typer.Option(help="Who or what is going to use it.")],
     tenant: Annotated[str, typer.Option(help="For whom.")] = "default",
     expires: Annotated[str | None, typer.Option(help="After how long: 90m, 12h, 30d. Default: never.")] = None,
+    scope: Annotated[
+        ScopeName, typer.Option(help="Whose fiches: all of the tenant, those of its groupes, or those of one user.")
+    ] = ScopeName.ALL,
+    groupe: Annotated[list[str] | None, typer.Option(help="One of its groupes, for scope GROUP; repeatable.")] = None,
+    crm_user: Annotated[str | None, typer.Option(metavar="ID", help="The user in the CRM, for scope SELF.")] = None,
 ) -> None:
     """Make a key and print it: this is the only time that it can be seen."""
     lifetime = None if expires is None else duration(expires)
 
     async def ask(connection: Connection) -> tuple[int, str]:
         async with connection.transaction():
-            key_id, key = await keys.create(connection, tenant, role, name, expires_in=lifetime)
+            key_id, key = await keys.create(
+                connection,
+                tenant,
+                role,
+                name,
+                expires_in=lifetime,
+                scope=scope,
+                groupes=groupe or (),
+                crm_user_id=crm_user,
+            )
             await audit_trail.record(connection, tenant, operator(), "key.create", f"key:{key_id}")
         return key_id, key
 
@@ -68,7 +88,7 @@ def revoke(key_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 
 
 @app.command("list")
 def list_keys(tenant: Annotated[str | None, typer.Option(help="Only this one's.")] = None) -> None:
-    """All of them: id, tenant, first characters, role, state, last use, name."""
+    """All of them: id, tenant, first characters, role, state, last use, name, and whose fiches if not all."""
     rows = with_connection(lambda connection: keys.listed(connection, tenant))
     if not rows:
         none = "no keys yet: make one with `ecluse keys create --role … --name …`"
@@ -77,4 +97,9 @@ def list_keys(tenant: Annotated[str | None, typer.Option(help="Only this one's."
         state = "revoked" if row["revoked_at"] else "expired" if row["expired"] else "valid"
         used = f"{row['last_used_at']:%Y-%m-%d %H:%M}" if row["last_used_at"] else "never used"
         whose = f"{row['id']:>8}  {row['tenant_id']:<16} {row['hint']}…"
-        typer.echo(harmless(f"{whose}  {row['role']:<9} {state:<8} {used:<17} {row['name']}"))
+        limits = {
+            "ALL": "",
+            "GROUP": f"  (GROUP {', '.join(row['groupes'])})",
+            "SELF": f"  (SELF {row['crm_user_id']})",
+        }
+        typer.echo(harmless(f"{whose}  {row['role']:<9} {state:<8} {used:<17} {row['name']}{limits[row['scope']]}"))

@@ -143,7 +143,8 @@ def why_waiting(
     if not waiting:
         typer.echo("nothing of it waits", err=True)
     for one in waiting:
-        place = "" if one.position is None else f", {one.position} before it"
+        in_line = one.position is not None and "before it" not in one.detail
+        place = f", {one.position} before it" if in_line else ""
         at = "" if one.expected_at is None else f", expected {one.expected_at:%Y-%m-%d %H:%M:%S}"
         typer.echo(harmless(f"{one.stage}/{one.key}  {one.cause}: {one.detail}{place}{at}"))
 

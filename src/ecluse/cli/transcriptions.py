@@ -29,11 +29,10 @@ class Priority(StrEnum):
 
 
 def _queue(tenant: str, fiche_ids: list[str], priority: Priority, *, daily: bool) -> list[dict[str, Any]]:
-    from ecluse.flows.fiches.scopes import is_fiche_id
     from ecluse.flows.transcriptions.starting import start as start_fiches  # those who only look need not wait for it
 
-    if wrong := [one for one in fiche_ids if not is_fiche_id(one)] or rules.twice(fiche_ids):
-        raise InvalidInput(f"Fiche ids are numbers, each of them once: {', '.join(wrong[:5])}. Nothing was queued.")
+    if why := rules.why_not(fiche_ids):
+        raise InvalidInput(why)
     flow = flow_named(rules.FLOW)
 
     async def ask(connection: Connection) -> list[dict[str, Any]]:
@@ -78,13 +77,19 @@ def status(fiche_id: FicheId, tenant: Tenant = "default", as_json: JsonOption = 
     if as_json:
         typer.echo(json.dumps(found, default=str))
         return
-    typer.echo(f"{found['transcribed']} of {found['total']} transcribed ({found['percentage']} %)")
-    if run := found["run"]:
-        counts = (
-            f"{run['processed']} of {run['target_total']} processed, {run['cached']} cached, {run['failed']} failed"
-        )
-        why = run["reason"] or run["waiting_for"] or ""
-        typer.echo(harmless(f"run {run['id']} {run['status']} ({run['phase']}): {counts} {why}".rstrip()))
+    run = found["run"]
+    unplanned = run is not None and run["target_total"] is None
+    if found["total"] or not unplanned:
+        typer.echo(f"{found['transcribed']} of {found['total']} transcribed ({found['percentage']} %)")
+    else:
+        typer.echo("it is not known which recordings there are")
+    if run is not None:
+        said = f"{run['processed']} of {run['target_total']} processed, {run['cached']} cached, {run['failed']} failed"
+        if unplanned:
+            said = "its recordings are not known yet" if run["ended_at"] is None else "it ended before its plan"
+        typer.echo(f"run {run['id']} {run['status']} ({run['phase']}): {said}")
+        if why := run["reason"] or run["waiting_for"]:
+            typer.echo(harmless(f"  {run['error_code']}: {why}" if run["error_code"] else f"  {why}"))
     for one in found["recordings"]:
         typer.echo(harmless(f"  {one['call_id']:<24} {one['state']:<12} {one['reason'] or ''}".rstrip()))
 

@@ -51,6 +51,7 @@ def run(*, keep: bool, as_json: bool) -> int:
                 f"\nserver and sandbox stay up until Ctrl-C. The vendor is at {played.vendor}; look inside with"
             )
             console.print(f"  ECLUSE_DATA_DIR={played.data}/postgres .venv/bin/ecluse psql", soft_wrap=True)
+            console.print(f"  tail -f {played.log}", soft_wrap=True)
             wait_for_interrupt()
     return 0 if report["status"] in ("completed", "partial") and report["verify"] == "clean" else 1
 

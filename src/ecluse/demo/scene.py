@@ -39,17 +39,24 @@ class Scene:
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
 
+    @property
+    def log(self) -> Path:
+        return self.data / "serve.log"
+
     def start_server(self) -> None:
         self.port = self.port or _free_port()
         command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port), *self.arguments]
-        self.process = subprocess.Popen(command, env=self.environment)  # noqa: S603 - our own program
+        # Failures are part of the play: what the server says of them is kept, not shown.
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)  # noqa: S603 - ours
         until = time.monotonic() + UP_SECONDS
         while self.process.poll() is None and time.monotonic() < until:
             with suppress(OSError):
                 get(f"http://127.0.0.1:{self.port}/readyz")
                 return
             time.sleep(0.05)
-        raise SetUpError("The server did not come up: start it by hand with `ecluse serve` to see why.")
+        said = self.log.read_text(errors="replace").strip().splitlines()[-5:]
+        raise SetUpError("\n".join(("The server did not come up. The last that it said:", *said)))
 
     def kill_server(self) -> None:
         if self.process is not None:

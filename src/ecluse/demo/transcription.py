@@ -54,6 +54,11 @@ FROM fiche_cache f LEFT JOIN recordings r ON r.fiche_cache_id = f.id GROUP BY 1
 """
 
 
+REPEATED = """
+SELECT error_code, count(*) AS calls FROM attempts WHERE maybe_paid GROUP BY 1 ORDER BY 2 DESC, 1
+"""
+
+
 def run(*, as_json: bool) -> int:
     console = Console(stderr=as_json)
     console.print(
@@ -87,6 +92,7 @@ def _play(console: Console, played: Scene) -> dict[str, Any]:
         "recordings": sum(one["recordings"] for one in fiches),
         "transcribed": sum(one["transcribed"] for one in fiches),
         "failed": sum(one["failed"] for one in fiches),
+        "repeated": {row["error_code"]: row["calls"] for row in played.query(REPEATED)},
         "paid_twice": sum(calls - 1 for calls in paid.values() if calls > 1),
         "agree": all(one["agree"] for one in fiches),
         "seconds": seconds,
@@ -145,7 +151,7 @@ def _account(told: dict[str, Any], stored: list[str], paid: Counter[str]) -> dic
 
 
 def _print(console: Console, report: dict[str, Any]) -> None:
-    table = Table("fiche", "run", "recordings", "API: transcribed", "database", "paid at vendor", "", box=None)
+    table = Table("fiche", "run", "recordings", "API: transcribed", "database", "paid at vendor", "why", box=None)
     for one in report["fiches"]:
         agree = "" if one["agree"] else "[red]differs[/]"
         numbers = [str(one[name]) for name in ("recordings", "transcribed", "in_database", "paid")]
@@ -154,8 +160,13 @@ def _print(console: Console, report: dict[str, Any]) -> None:
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(report["status"].items()))
     console.print(f"[bold]{len(report['fiches'])} fiches: {statuses}[/] in {report['seconds']} s")
     console.print(
-        f"  vendor calls {report['vendor_calls']}, throttled {report['throttled']}, paid twice {report['paid_twice']};"
+        f"  vendor calls {report['vendor_calls']}, throttled {report['throttled']};"
         f" one kill -9: work went on {report['took_over_after_s']} s later"
+    )
+    why = ", ".join(f"{calls} after {code}" for code, calls in report["repeated"].items())
+    console.print(
+        f"  paid calls repeated: {sum(report['repeated'].values())} ({why or 'none'});"
+        f" charged twice by the vendor: {report['paid_twice']}"
     )
     audit = report["verify"]
     console.print(f"  audited: {audit if audit == 'clean' else f'{len(audit)} violations: {audit}'}")

@@ -16,6 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from ecluse.base.masking import masked
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, Lane, NewItem, Run, Stage, begin_runs, open_stage
 from ecluse.notify import mail, work
@@ -54,7 +55,12 @@ async def begin(connection: Connection, runs: Sequence[Run]) -> None:
     for stage in (WEBHOOK, MAIL):
         mine = [run for run in runs if run.input["kind"] == stage.name]
         if mine:
-            await open_stage(connection, stage, [(run, [NewItem("message", group=run.input["to"])]) for run in mine])
+            await open_stage(connection, stage, [(run, [_message(run.input["to"])]) for run in mine], select=True)
+
+
+def _message(to: str) -> NewItem:
+    """What its run answers for: that this receiver is told. One without an endpoint may have a token in its URL."""
+    return NewItem("message", target=masked(to), group=to)
 
 
 FLOW = Flow(FLOW_NAME, (WEBHOOK, MAIL), story=None, input=Input, begin=begin)

@@ -57,7 +57,16 @@ async def require_visible(connection: Connection, caller: Caller, fiche_ids: Seq
     refused = await check_visible(connection, caller, fiche_ids)
     if refused:
         named = ", ".join(refused[:NAMED]) + (", …" if len(refused) > NAMED else "")
-        raise Refused(403, "SCOPE", f"This key is limited to {caller.scope}, which does not include fiche {named}.")
+        told = (
+            f"This key is limited to {_limits(caller)}, which does not include fiche {named}, as far as is known here."
+        )
+        raise Refused(403, "SCOPE", told)
+
+
+def _limits(caller: Caller) -> str:
+    if caller.scope == "GROUP":
+        return f"the groupes {', '.join(caller.groupes)}" if caller.groupes else "groupes, of which it has none"
+    return f"what is attributed to the CRM user {caller.crm_user_id}" if caller.crm_user_id else "nobody's fiches"
 
 
 def is_fiche_id(text: str) -> bool:

@@ -16,7 +16,7 @@ from ecluse.access.idempotency import Answer
 from ecluse.access.wire import Filter, Limit, Offset, Row, kit_of, reads_of, with_ids_as_text
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
-from ecluse.flows.fiches.scopes import fiche_number, is_fiche_id, require_visible
+from ecluse.flows.fiches.scopes import fiche_number, require_visible
 from ecluse.flows.transcriptions import reading, rules, shapes
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.starting import count_requests, start
@@ -24,7 +24,6 @@ from ecluse.flows.transcriptions.starting import count_requests, start
 routes = door.routes("transcriptions")
 
 PRIORITIES = ("high", "normal", "low")
-NAMED = 20
 Priority = Annotated[str, Query(examples=["normal"], json_schema_extra={"enum": list(PRIORITIES)})]
 Level = Literal["debug", "info", "warning", "error"]
 Instant = Annotated[
@@ -86,6 +85,8 @@ async def transcribe_fiche(request: Request, fiche_id: str, priority: Priority =
     """Queue one fiche, now: every click is an event of its own. One that is being transcribed gets no second run."""
     kit, caller, config = kit_of(request), caller_of(request), config_of(request)
     wanted, first = fiche_number(fiche_id), _priority(priority)
+    if (await request.body()).strip() not in (b"", b"{}"):
+        raise InvalidInput("This takes no body: the priority is the query parameter ?priority=. Nothing was queued.")
 
     async def ask(connection: Connection) -> Answer:
         await require_visible(connection, caller, [wanted])
@@ -172,15 +173,7 @@ def _priority(given: str) -> str:
 
 
 def _checked(fiche_ids: list[str]) -> list[str]:
-    """All of them or none: what is wrong is named."""
-    wrong = [fiche_id for fiche_id in fiche_ids if not is_fiche_id(fiche_id)]
-    twice = rules.twice(fiche_ids)
-    if wrong:
-        raise InvalidInput(f"A fiche id is 1 to 20 digits; these are not: {_named(wrong)}. Nothing was queued.")
-    if twice:
-        raise InvalidInput(f"Each fiche stands here once; these do not: {_named(twice)}. Nothing was queued.")
+    """All of them or none."""
+    if why := rules.why_not(fiche_ids):
+        raise InvalidInput(why)
     return fiche_ids
-
-
-def _named(fiche_ids: list[str]) -> str:
-    return ", ".join(repr(one[:30]) for one in fiche_ids[:NAMED]) + (", …" if len(fiche_ids) > NAMED else "")

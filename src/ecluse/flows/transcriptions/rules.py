@@ -26,6 +26,8 @@ NOT_CONFIGURED = "NOT_CONFIGURED"
 STALLED = "STALLED"
 RUN_ENDED = "RUN_ENDED"  # the engine's word for what the end of a run left undone
 
+NAMED = 20  # fiches, in a refusal
+
 State = Literal["transcribed", "queued", "running", "throttled", "failed", "not_tried"]
 # Why an item waits (engine/waiting.py) when somebody holds it back, rather than nobody having come to it yet.
 HELD_BACK = frozenset({"paused", "held", "retry", "in flight", "per key", "throttled"})
@@ -103,12 +105,13 @@ def about(fiche_id: str, run_id: int) -> dict[str, Any]:
     return {"fiche_id": fiche_id, "run_id": str(run_id)}
 
 
-def status_check(fiche_id: str, run_id: int, counts: Counts) -> dict[str, Any]:
+def status_check(fiche_id: str, run_id: int, counts: Counts | None) -> dict[str, Any]:
+    """No counts: the run has not found out yet what there is, and of that nothing is complete."""
     return {
         **about(fiche_id, run_id),
-        "is_complete": counts.already_transcribed >= counts.total_recordings,
-        "total_recordings": counts.total_recordings,
-        "already_transcribed": counts.already_transcribed,
+        "is_complete": counts is not None and counts.already_transcribed >= counts.total_recordings,
+        "total_recordings": counts and counts.total_recordings,
+        "already_transcribed": counts and counts.already_transcribed,
     }
 
 
@@ -218,3 +221,18 @@ def minutes_needed(recordings: int, per_minute: float) -> int:
 
 def twice(names: Sequence[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
+
+
+def why_not(fiche_ids: Sequence[str]) -> str | None:
+    """What is wrong with a list of fiches to queue, and with which of them."""
+    from ecluse.flows.fiches.scopes import is_fiche_id  # brings the faces along: who only looks need not wait
+
+    if wrong := [one for one in fiche_ids if not is_fiche_id(one)]:
+        return f"A fiche id is 1 to 20 digits; these are not: {_named(wrong)}. Nothing was queued."
+    if again := twice(fiche_ids):
+        return f"Each fiche stands here once; these do not: {_named(again)}. Nothing was queued."
+    return None
+
+
+def _named(fiche_ids: Sequence[str]) -> str:
+    return ", ".join(repr(one[:30]) for one in fiche_ids[:NAMED]) + (", …" if len(fiche_ids) > NAMED else "")

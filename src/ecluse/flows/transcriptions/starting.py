@@ -30,6 +30,8 @@ SELECT run_id, ecluse_now(), 'info', message, event_id
 FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, message text, event_id text)
 """
 
+PLANNED = "SELECT run_id FROM transcription_runs WHERE run_id = ANY(%s) AND target_total IS NOT NULL"
+
 # The minute begins with its first request. In one order for everybody.
 COUNT = """
 INSERT INTO transcription_requests AS q (tenant_id, fiche_id, minute, requests, last_ms)
@@ -136,13 +138,14 @@ async def _attach(
         return {}
     runs = {run.id: run for run in await load_runs(connection, busy.values())}
     known = await states(connection, tenant, [_fiche(one) for one in late])
+    planned = {run_id for (run_id,) in await (await connection.execute(PLANNED, (list(runs),))).fetchall()}
     answers, events, lines = {}, [], []
     for one in late:
         fiche_id, run = _fiche(one), runs[busy[_fiche(one)]]
         # Asked for once a day, it is the day's event; a click is one of its own.
         event_id = run.event_key if one.again else one.event_key
         state = known.get(fiche_id)
-        counts = Counts(state.total_recordings, state.transcribed) if state else Counts()
+        counts = Counts(state.total_recordings, state.transcribed) if state and run.id in planned else None
         told = {**rules.status_check(fiche_id, run.id, counts), "attached": True}
         asked = one.correlation_id or uuid.uuid4().hex
         events.append(event_of(run, "transcription.status_check", told, suffix=f":{event_id}:{asked}"))

@@ -22,6 +22,7 @@ from ecluse.vendors.elevenlabs import Transcript
 
 LOCKED_SECONDS = 5.0
 AWAY_SECONDS = 1.0
+UNCONFIGURED_SECONDS = 60.0
 
 
 async def refresh(config: Config, context: WorkContext, item: Item) -> Result:
@@ -46,6 +47,10 @@ async def known(_: WorkContext, item: Item) -> Result:
 
 
 async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
+    if not config.configured:
+        # Of this process, not of the run: the next replica may have it.
+        why = "there is no key for speech-to-text here: set ELEVENLABS_API_KEY"
+        return Postponed(context.now() + timedelta(seconds=UNCONFIGURED_SECONDS), why)
     tracer, fiche_id, began = traces.worker(item), item.payload["fiche_id"], time.monotonic()
     try:
         standing = await context.vendors.looks.look(context, item)
