@@ -189,10 +189,10 @@ def test_what_a_flow_lacks_is_known_before_it_runs(monkeypatch):
     for name in Settings.model_fields:
         monkeypatch.delenv(name, raising=False)
     knobs = ["CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY"]
-    assert lacking(Settings()) == [Lacking("transcription", knobs, begun=False)]
+    assert Lacking("transcription", knobs, begun=False) in lacking(Settings())
     monkeypatch.setenv("CRM_BASE_URL", "http://crm.test")
     monkeypatch.setenv("CRM_API_KEY", "key")
     monkeypatch.setenv("ELEVENLABS_API_KEY", " ")
-    assert lacking(Settings()) == [Lacking("transcription", ["ELEVENLABS_API_KEY"], begun=True)]
+    assert Lacking("transcription", ["ELEVENLABS_API_KEY"], begun=True) in lacking(Settings())
     monkeypatch.setenv("ELEVENLABS_API_KEY", "key")
-    assert lacking(Settings()) == []
+    assert "transcription" not in {one.flow for one in lacking(Settings())}
