@@ -52,9 +52,9 @@ class Looks:
 
 
 async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
-    """A lock that nobody has any more (an operator took it away) is taken again."""
-    cursor = await connection.execute(LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
-    found = {row[0]: Standing(*row[1:]) for row in await cursor.fetchall()}
+    """A lock that nobody has any more (an operator took it away, or a call that outlived its run is over) is taken
+    again, and only then is it seen what its last holder left."""
+    found = await _look(connection, items)
     free = [item for item in items if found[item.id].holder is None]
     if free:
         async with connection.transaction():
@@ -62,9 +62,15 @@ async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Stand
             open_runs = {row[0] for row in await cursor.fetchall()}
             locks = [(item.run_id, item.tenant_id, _lock(item)) for item in free if item.run_id in open_runs]
             held = await hold_for_runs(connection, locks)
+        again = await _look(connection, free)
         for item in free:
-            found[item.id] = found[item.id]._replace(holder=held.get((item.tenant_id, _lock(item))))
+            found[item.id] = again[item.id]._replace(holder=held.get((item.tenant_id, _lock(item))))
     return found
+
+
+async def _look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
+    cursor = await connection.execute(LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
+    return {row[0]: Standing(*row[1:]) for row in await cursor.fetchall()}
 
 
 def _lock(item: Item) -> str:
