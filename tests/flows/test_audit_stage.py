@@ -16,7 +16,7 @@ from ecluse.flows.audits.configs import update as update_config
 from ecluse.flows.audits.flow import connected
 from ecluse.flows.audits.planning import plan_audits
 from ecluse.flows.audits.saving import record_failures, save_audits
-from ecluse.flows.audits.transcripts import Looks
+from ecluse.flows.audits.transcripts import Transcripts
 from ecluse.flows.audits.work import audit
 from tests.flows.audit_world import SAID, access, automation
 
@@ -148,7 +148,7 @@ async def test_those_who_begin_together_share_one_look(auditing, sandbox, query)
         await w.fiche(str(n), (f"this was said in {n}",))
     run_id = await w.start(fiches=[], configs=[])
     await w.ended(run_id)
-    pool, looks = Counted(w.kit.pool), Looks()
+    pool, looks = Counted(w.kit.pool), Transcripts()
     context = WorkContext(None, w.kit.clock.now, pool=pool)
     async with w.kit.pool.connection() as connection:
         run = await load_run(connection, run_id)

@@ -34,6 +34,7 @@ from ecluse.engine.flow import (
     WorkContext,
     Write,
 )
+from ecluse.engine.gathering import Looks
 from ecluse.engine.lanes import list_lanes
 from ecluse.engine.lanes import pause as pause_lane
 from ecluse.engine.lanes import resume as resume_lane
@@ -112,6 +113,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "Live",
+    "Looks",
     "NewItem",
     "NewSchedule",
     "News",

@@ -3,7 +3,6 @@ database: what was said, what is asked, and a note that they have begun."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,11 +10,10 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Item, WorkContext
+from ecluse.engine import Item, Looks
 from ecluse.flows.audits.configs import snapshots
 from ecluse.flows.audits.steps import Step
 
-GATHER_SECONDS = 0.005
 REMEMBERED = 1_000  # versions of configs
 
 # A failed one may be repeated by its run, while that is open. What is there already is only read.
@@ -71,28 +69,13 @@ class Standing(NamedTuple):
     done: Decimal | None  # the score, where somebody has paid for it already
 
 
-class Looks:
+class Transcripts(Looks[Standing]):
     def __init__(self) -> None:
-        self._gathering: list[Item] | None = None
-        self._asking: asyncio.Task[dict[int, Standing]] | None = None
+        super().__init__(self._look)
         self._versions: OrderedDict[tuple[int, int], Asked] = OrderedDict()
 
-    async def look(self, context: WorkContext, item: Item) -> Standing:
-        if self._gathering is None or self._asking is None:
-            self._gathering = []
-            self._asking = asyncio.create_task(self._answer(context, self._gathering))
-        self._gathering.append(item)
-        answers = await asyncio.shield(self._asking)  # whoever is interrupted does not interrupt the others
-        return answers[item.id]
-
-    async def _answer(self, context: WorkContext, gathered: list[Item]) -> dict[int, Standing]:
-        await asyncio.sleep(GATHER_SECONDS)
-        self._gathering = None
-        async with context.database() as connection:
-            await self._learn(connection, {_version(item) for item in gathered})
-            return await self._look(connection, gathered)
-
     async def _look(self, connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
+        await self._learn(connection, {_version(item) for item in items})
         audits = [_audit(item) for item in items]
         await connection.execute(BEGIN, (audits,))
         done: dict[int, Decimal] = dict(await (await connection.execute(DONE, (audits,))).fetchall())

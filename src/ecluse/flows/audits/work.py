@@ -19,7 +19,7 @@ from ecluse.engine import Done, Item, Postponed, Result, WorkContext
 from ecluse.flows.audits import prompts, quotes, steps
 from ecluse.flows.audits.quotes import Spoken
 from ecluse.flows.audits.steps import Answered, Step
-from ecluse.flows.audits.transcripts import Looks, Recording
+from ecluse.flows.audits.transcripts import Recording, Transcripts
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.llm import Llm, Prices
 
@@ -43,7 +43,7 @@ class Auditor(NamedTuple):
     """What an audit needs of its process; one per flow is enough."""
 
     llm: Llm
-    looks: Looks
+    looks: Transcripts
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ async def connected_auditor(access: Access, clock: Clock) -> AsyncIterator[Audit
         now=clock.now,
     )
     try:
-        yield Auditor(Llm(http, access.key, model=access.model, prices=access.prices), Looks())
+        yield Auditor(Llm(http, access.key, model=access.model, prices=access.prices), Transcripts())
     finally:
         await http.close()
 

@@ -27,7 +27,6 @@ from ecluse.engine import (
     Run,
     Saved,
     Stage,
-    announce,
     begin_runs,
     hold_for_runs,
     open_stage,
@@ -141,9 +140,7 @@ class Transcription:
             told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
             traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)
         if at_once := [run for run in runs if not self._refreshes(run)]:
-            plans = await planning.plan(connection, at_once, self.known, self.recordings, self.config)
-            if any(not one.targets for one in plans):
-                await announce(connection)  # nobody will commit anything of theirs: a sweep ends them
+            await planning.plan(connection, at_once, self.known, self.recordings, self.config)
 
     def _refreshes(self, run: Run) -> bool:
         return run.input["refresh"] or not self.config.configured

@@ -3,15 +3,12 @@ look at about the same moment share one question."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Item, WorkContext, hold_for_runs
+from ecluse.engine import Item, hold_for_runs
 from ecluse.flows.transcriptions import rules
-
-GATHER_SECONDS = 0.01
 
 LOOK = """
 SELECT k.item_id, r.id IS NOT NULL, coalesce(r.has_transcription, false), coalesce(r.recording_url, ''), l.run_id
@@ -29,26 +26,6 @@ class Standing(NamedTuple):
     transcribed: bool
     url: str  # as the CRM told it last: a signed one of this morning may be of no use any more
     holder: int | None  # the run that has its lock; none: its own run has ended, or a process has it
-
-
-class Looks:
-    def __init__(self) -> None:
-        self._gathering: list[Item] | None = None
-        self._asking: asyncio.Task[dict[int, Standing]] | None = None
-
-    async def look(self, context: WorkContext, item: Item) -> Standing:
-        if self._gathering is None or self._asking is None:
-            self._gathering = []
-            self._asking = asyncio.create_task(self._answer(context, self._gathering))
-        self._gathering.append(item)
-        answers = await asyncio.shield(self._asking)  # whoever is interrupted does not interrupt the others
-        return answers[item.id]
-
-    async def _answer(self, context: WorkContext, gathered: list[Item]) -> dict[int, Standing]:
-        await asyncio.sleep(GATHER_SECONDS)
-        self._gathering = None
-        async with context.database() as connection:
-            return await look(connection, gathered)
 
 
 async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ecluse.base.clock import Clock
-from ecluse.flows.transcriptions.looking import Looks
+from ecluse.engine import Looks
+from ecluse.flows.transcriptions.looking import Standing, look
 from ecluse.vendors.audio import AudioSource
 from ecluse.vendors.crm import Crm
 from ecluse.vendors.elevenlabs import ElevenLabs, Speech
@@ -38,7 +39,7 @@ class Vendors(NamedTuple):
     crm: Crm
     speech: ElevenLabs
     audio: AudioSource | None  # None: the provider fetches recordings itself
-    looks: Looks
+    looks: Looks[Standing]
 
 
 @asynccontextmanager
@@ -64,4 +65,6 @@ async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
             guarded = GuardedHttp(access.allowed_networks, deadline=access.speech_deadline)
             open_.push_async_callback(guarded.close)
             audio = AudioSource(guarded, now=clock.now)
-        yield Vendors(Crm(crm, access.crm_key), ElevenLabs(speech, access.speech_key, access.speech), audio, Looks())
+        yield Vendors(
+            Crm(crm, access.crm_key), ElevenLabs(speech, access.speech_key, access.speech), audio, Looks(look)
+        )
