@@ -14,7 +14,7 @@ from ecluse.base.errors import SetUpError
 from ecluse.migrations.runner import LOCK, upgrade
 from tests.engine.flows import flow, stage
 
-HEAD = "0011"
+HEAD = "0012"
 TABLES = {
     "alembic_version",
     "api_keys",
@@ -23,6 +23,9 @@ TABLES = {
     "audit_configs",
     "audit_trail",
     "audits",
+    "automation_run_facts",
+    "automation_run_fiches",
+    "automation_settings",
     "claims",
     "clock_offset",
     "deliveries",

@@ -1,0 +1,5 @@
+import sys
+
+from ecluse.settings import reference
+
+sys.stdout.write(reference())
