@@ -38,7 +38,7 @@ def test_a_schedule_is_made_listed_shown_switched_and_deleted(ecluse, one, query
     assert ecluse("schedules", "enable", schedule).json["next_due_at"]
     fired = ecluse("schedules", "run", schedule, "--flow", FLOW)
     assert fired.code == 0
-    assert fired.json["event_key"].startswith(f"schedule:{schedule}-manual-")
+    assert fired.json["event_key"].startswith(f"schedule:{schedule}:manual-")
     assert one("SELECT id, schedule_id FROM runs") == (int(fired.json["run_id"]), int(schedule))
 
     assert ecluse("schedules", "delete", schedule).code == 0

@@ -113,7 +113,7 @@ async def test_traces_become_rows_in_their_order_when_they_are_switched_on(start
     assert (messages[0], messages[-1]) == ("START: run-test", "END: completed")
     assert "FAN-OUT: test/work x2" in messages
     assert query("SELECT DISTINCT workflow, entity_type, entity_id, run_id, trace_id, level FROM workflow_logs") == [
-        ("test", "run", str(row["id"]), row["id"], "req-7", "info")
+        ("test", "test_run", str(row["id"]), row["id"], "req-7", "info")
     ]
     assert query("SELECT inngest_event_id, data->>'items' FROM workflow_logs WHERE message LIKE 'FAN-OUT%%'") == [
         (f"test-{row['id']}-work-a", "2")

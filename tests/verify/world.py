@@ -228,7 +228,7 @@ def scheduled(world: World) -> None:
     world.insert("schedules", name="later", **given)
     words = {"state": "failed", "end_cause": "operator", "ended_at": world.now}
     counts = {"selected": 0, "successful": 0, "failed": 0, "ignored": 0}
-    for key in (f"schedule:{schedule}:{int(due.timestamp()) * 1000}", f"schedule:{schedule}-manual-1"):
+    for key in (f"schedule:{schedule}:{int(due.timestamp()) * 1000}", f"schedule:{schedule}:manual-1"):
         world.run(key, "shop", ["queued", "failed"], workflow="SUCCESS", schedule_id=schedule, **words, **counts)
         world.runs.setdefault("fired", world.runs.pop(key))
     for n, state in enumerate(["fired", "missed", "skipped", "waiting"]):

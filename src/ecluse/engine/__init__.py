@@ -55,7 +55,8 @@ from ecluse.engine.outbox import EVENTS_CHANNEL, Event, PublishedEvent, Sink, re
 from ecluse.engine.outbox import write as write_events
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.roles import ROLES, Role
-from ecluse.engine.runs import TENANT, Start, Started, announce, open_targets
+from ecluse.engine.run_log import write as log_run
+from ecluse.engine.runs import TENANT, Settled, Start, Started, announce, note_errors, open_targets, settle_targets
 from ecluse.engine.runs import begin_many as begin_runs
 from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import insert_many as insert_runs
@@ -129,6 +130,7 @@ __all__ = [
     "Run",
     "Save",
     "Saved",
+    "Settled",
     "Sink",
     "Source",
     "Stage",
@@ -163,7 +165,9 @@ __all__ = [
     "load_run",
     "load_runs",
     "load_schedule",
+    "log_run",
     "migrate",
+    "note_errors",
     "open_stage",
     "open_targets",
     "pause_lane",
@@ -172,6 +176,7 @@ __all__ = [
     "release_lease",
     "resume_lane",
     "select_targets",
+    "settle_targets",
     "show_schedule",
     "still_mine",
     "update_schedule",

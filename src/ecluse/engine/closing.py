@@ -70,6 +70,7 @@ async def _end(connection: Connection, flow: Flow, over: Sequence[Run]) -> None:
     try:
         for start in range(0, len(over), TOGETHER):
             await ending.end_many(connection, flow, over[start : start + TOGETHER])
+        await _hint_parents(connection, over)
     except Exception as error:  # the edge of the flow's own ending
         if is_away(error) or len(over) == 1:
             raise
@@ -77,6 +78,22 @@ async def _end(connection: Connection, flow: Flow, over: Sequence[Run]) -> None:
         for run in over:
             with _apart(run.id):
                 await ending.end_many(connection, flow, [run])
+
+
+# After the commit, so that of two who end the last two children, at least one sees that there is none left.
+CHILDLESS = """
+SELECT DISTINCT p.tenant_id || '/' || p.event_key, s.stage
+FROM runs c JOIN runs p ON p.id = c.parent_run_id JOIN stages s ON s.run_id = p.id
+WHERE c.id = ANY(%s) AND p.ended_at IS NULL AND s.units IS NOT NULL AND s.ended_at IS NULL AND NOT EXISTS (
+    SELECT 1 FROM runs o WHERE o.parent_run_id = p.id AND o.ended_at IS NULL)
+"""
+
+
+async def _hint_parents(connection: Connection, ended: Sequence[Run]) -> None:
+    """Whoever waits for runs of these, and has none left."""
+    cursor = await connection.execute(CHILDLESS, ([run.id for run in ended],))
+    for workflow, stage in await cursor.fetchall():
+        await _hint(connection, workflow, gate_topic(stage))
 
 
 @contextmanager

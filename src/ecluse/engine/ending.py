@@ -88,7 +88,7 @@ FROM runs r LEFT JOIN outcomes o ON o.run_id = r.id WHERE r.id = ANY(%(runs)s) G
 
 
 ALL_COMPLETE = """
-SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id FROM runs r
+SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id, r.schedule_id FROM runs r
 WHERE r.id = ANY(%s) AND r.ended_at IS NULL AND EXISTS (SELECT 1 FROM stages s WHERE s.run_id = r.id) AND NOT EXISTS (
     SELECT 1 FROM stages s WHERE s.run_id = r.id AND (s.fanned_out_at IS NULL OR s.expected <> (
         SELECT coalesce(sum(c.succeeded + c.failed + c.ignored), 0) FROM claims c

@@ -75,6 +75,10 @@ WHERE run_id = %(run)s AND stage = %(stage)s RETURNING expected
 """
 
 
+def event_of(run: Run, stage: Stage) -> str:
+    return stage.event or f"{run.flow}/{stage.name}"
+
+
 async def fan_out(
     connection: Connection,
     run: Run,
@@ -112,9 +116,9 @@ async def fan_out(
     expected = row[0] if row else 0
     sample = [storable(item_event_id(run.flow, run.id, stage.name, item.key, 0)) for item in items[:SAMPLE]]
     await run_log.write(
-        connection, run.id, f"FAN-OUT: {run.flow}/{stage.name} x{expected}", items=expected, event_ids=sample
+        connection, run.id, f"FAN-OUT: {event_of(run, stage)} x{expected}", items=expected, event_ids=sample
     )
-    run.trace.fan_out(f"{run.flow}/{stage.name}", expected, sample, refused=refused)
+    run.trace.fan_out(event_of(run, stage), expected, sample, refused=refused)
     return expected
 
 

@@ -35,6 +35,7 @@ class Run:
     event_key: str
     input: Mapping[str, Any]
     correlation_id: str | None = None
+    schedule_id: int | None = None
 
     @property
     def trace(self) -> Tracer:
@@ -42,7 +43,8 @@ class Run:
         return Tracer(
             area=self.flow.upper(),
             workflow=self.flow,
-            entity=("run", str(self.id)),
+            entity=(f"{self.flow}_run", str(self.id)),
+            ids=f"run-{self.id}" if self.schedule_id is None else f"schedule-{self.schedule_id}",
             tenant_id=self.tenant_id,
             correlation_id=self.correlation_id or self.event_key,
             run_id=self.id,
@@ -296,6 +298,9 @@ class Stage:
     # result goes to `save` whatever becomes of the item; a repetition that may have been paid twice is noted.
     paid: bool = False
     news: News | None = None  # what to tell, after the commit, of items that are over
+    event: str = ""  # what its fan-out is called in logs; by default flow/stage
+    gate: str = ""  # what its gate is called there; by default the stage's name
+    signal: str = ""  # what its gate looks for there
 
     def __post_init__(self) -> None:
         if self.weight < 1:
@@ -313,6 +318,10 @@ class Flow:
     words: Words = PLAIN
     schema: str = ""  # idempotent DDL of a flow that brings its own tables
     vendors: Callable[[Clock], AbstractAsyncContextManager[Any]] = lambda _: nullcontext()  # once per process
+    longest: timedelta | None = None  # what a run may take; by default all its stages may, and a grace
+    # Names what a schedule starts: taken twice, the decision is one run. `due` is in milliseconds.
+    slot_key: str = "schedule:{schedule}:{due}"
+    about: Callable[[Run], Mapping[str, Any]] = lambda _: {}  # what a run's first log line says of it
     # Of a flow without a story: opens the first stage of runs that have just been inserted, in the same transaction.
     begin: Callable[[Connection, Sequence[Run]], Awaitable[None]] | None = None
     # Of every replica that works, now and then: what the engine cannot know to be wrong. Twice must be harmless.
@@ -323,7 +332,7 @@ class Flow:
     @property
     def stale_after(self) -> timedelta:
         """A gate ends at its `max_wait`: a run that takes longer than all of them together is not one any more."""
-        return sum((stage.max_wait for stage in self.stages), GRACE)
+        return self.longest or sum((stage.max_wait for stage in self.stages), GRACE)
 
     @property
     def last_stages(self) -> list[str]:

@@ -16,6 +16,7 @@ from psycopg.rows import class_row
 from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
 from ecluse.engine import run_log
+from ecluse.engine.fan_out import event_of
 from ecluse.engine.flow import Run, Stage
 
 STALL_POLLS = 3
@@ -157,18 +158,77 @@ async def look(connection: Connection, run: Run, stage: Stage) -> Look:
     return found
 
 
+@dataclass(frozen=True)
+class Counted:
+    """The units of a stage whose work is done by other runs: what `Look` says of items."""
+
+    expected: int
+    succeeded: int
+    failed: int
+    failed_for_good: int
+
+
+# Beside whatever else the run has to do: it waits for the runs that do the work, and has no items of its own.
+OPEN_UNITS = """
+INSERT INTO stages (run_id, stage, budget, started_at, fanned_out_at, deadline_at, progress_at, units)
+SELECT id, %(stage)s, %(budget)s, now, now, now + %(max_wait)s, now, 0
+FROM (SELECT id, ecluse_now() AS now FROM runs WHERE id = %(run)s AND ended_at IS NULL FOR SHARE) run
+ON CONFLICT DO NOTHING
+"""
+LOOK_AT_UNITS = """
+WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+seen AS (
+    UPDATE stages SET progress = %(done)s, progress_at = clock.now, units = %(expected)s FROM clock
+    WHERE run_id = %(run)s AND stage = %(stage)s AND (progress, units) <> (%(done)s, %(expected)s)
+    RETURNING progress_at)
+SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM seen), s.progress_at) AS progress_at,
+       true AS fanned_out, s.round, %(expected)s AS expected, %(done)s AS succeeded, 0 AS ignored, %(failed)s AS failed,
+       CASE WHEN s.round >= %(rounds)s THEN 0 ELSE %(for_good)s END AS failed_for_good,
+       %(expected)s - %(done)s - %(failed)s AS in_flight, r.ended_at IS NOT NULL AS run_ended
+FROM stages s JOIN runs r ON r.id = s.run_id, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
+"""
+
+
+async def open_units(connection: Connection, run: Run, stage: Stage) -> None:
+    given = {"run": run.id, "stage": stage.name, "budget": stage.retry.executions, "max_wait": stage.max_wait}
+    await connection.execute(OPEN_UNITS, given)
+
+
+async def look_at_units(connection: Connection, run: Run, stage: Stage, counted: Counted) -> Look:
+    given = {
+        "run": run.id,
+        "stage": stage.name,
+        "rounds": stage.rounds,
+        "expected": counted.expected,
+        "done": counted.succeeded,
+        "failed": counted.failed,
+        "for_good": counted.failed_for_good,
+    }
+    async with connection.cursor(row_factory=class_row(Look)) as cursor:
+        await cursor.execute(LOOK_AT_UNITS, given)
+        found = await cursor.fetchone()
+    if found is None:
+        raise LookupError(f"run {run.id} has no stage {stage.name}: open it before waiting at its gate")
+    return found
+
+
+async def next_round(connection: Connection, run: Run, stage: Stage, round_: int) -> bool:
+    """False if that round was opened already, by a replay, or the run has ended."""
+    alive = await connection.execute("SELECT 1 FROM runs WHERE id = %s AND ended_at IS NULL FOR SHARE", (run.id,))
+    if await alive.fetchone() is None:
+        return False
+    cursor = await connection.execute(
+        "UPDATE stages SET round = %(round)s, progress_at = ecluse_now()"
+        " WHERE run_id = %(run)s AND stage = %(stage)s AND round < %(round)s",
+        {"run": run.id, "stage": stage.name, "round": round_},
+    )
+    return cursor.rowcount > 0
+
+
 async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int) -> int:
     async with connection.transaction():
-        alive = await connection.execute("SELECT 1 FROM runs WHERE id = %s AND ended_at IS NULL FOR SHARE", (run.id,))
-        if await alive.fetchone() is None:
+        if not await next_round(connection, run, stage, round_):
             return 0
-        cursor = await connection.execute(
-            "UPDATE stages SET round = %(round)s, progress_at = ecluse_now()"
-            " WHERE run_id = %(run)s AND stage = %(stage)s AND round < %(round)s",
-            {"run": run.id, "stage": stage.name, "round": round_},
-        )
-        if cursor.rowcount == 0:
-            return 0  # a replay: this round was opened already
         await connection.execute(LOCK_CLAIMS, (run.id, stage.name))
         row = await (await connection.execute(REOPEN, {"run": run.id, "stage": stage.name, "round": round_})).fetchone()
         count, keys = (row[0], row[1] or []) if row else (0, [])
@@ -176,12 +236,12 @@ async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int
         await run_log.write(
             connection,
             run.id,
-            f"FAN-OUT: {run.flow}/{stage.name} x{count} (round {round_})",
+            f"FAN-OUT: {event_of(run, stage)} x{count} (round {round_})",
             level="warning",
             items=count,
             event_ids=sample,
         )
-    run.trace.fan_out(f"{run.flow}/{stage.name}", count, sample, round=round_)
+    run.trace.fan_out(event_of(run, stage), count, sample, round=round_)
     return count
 
 
@@ -194,7 +254,7 @@ async def end(connection: Connection, run: Run, stage: Stage, cause: Literal["do
             await connection.execute(LAST_CHANCE, late)
         cursor = await connection.execute(
             "UPDATE stages SET ended_at = ecluse_now(), end_cause = %s WHERE run_id = %s AND stage = %s"
-            " AND ended_at IS NULL RETURNING extract(epoch FROM ended_at - started_at), expected",
+            " AND ended_at IS NULL RETURNING extract(epoch FROM ended_at - started_at), coalesce(units, expected)",
             (cause, run.id, stage.name),
         )
         row = await cursor.fetchone()
@@ -202,4 +262,4 @@ async def end(connection: Connection, run: Run, stage: Stage, cause: Literal["do
             level: Literal["info", "warning"] = "info" if cause == "done" else "warning"
             await run_log.write(connection, run.id, f"gate {stage.name}: {cause}", level=level)
     if row:
-        run.trace.done(f"{stage.name}-gate", float(row[0]), cause=cause, items=row[1])
+        run.trace.done(f"{stage.gate or stage.name}-gate", float(row[0]), cause=cause, items=row[1])

@@ -68,7 +68,7 @@ events AS (
            coalesce(nullif(r.correlation_id, ''), r.event_key) AS correlation_id, 'ecluse' AS producer,
            jsonb_strip_nulls(jsonb_build_object('run_id', r.id::text, 'status', r.status, 'selected', r.selected,
                'successful', r.successful, 'failed', r.failed, 'ignored', r.ignored, 'end_cause', r.end_cause,
-               'schedule_id', r.schedule_id::text)) AS payload
+               'schedule_id', r.schedule_id::text, 'error_code', r.error_code, 'error', r.error_message)) AS payload
     FROM r),
 """
 

@@ -32,11 +32,12 @@ FROM runs r WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = 
 """
 
 STAGES = """
-SELECT s.stage, s.expected, c.done, c.failed, c.ignored, c.in_flight,
-       greatest(s.expected - c.done - c.failed - c.ignored - c.in_flight, 0) AS waiting,
+SELECT s.stage, coalesce(s.units, s.expected) AS expected, c.done, c.failed, c.ignored, c.in_flight,
+       greatest(coalesce(s.units, s.expected) - c.done - c.failed - c.ignored - c.in_flight, 0) AS waiting,
        s.round, s.started_at, s.fanned_out_at, s.progress_at, s.deadline_at, s.ended_at, s.end_cause
 FROM stages s, LATERAL (
-    SELECT coalesce(sum(succeeded), 0)::int AS done, coalesce(sum(failed), 0)::int AS failed,
+    SELECT coalesce(sum(succeeded), CASE WHEN s.units IS NULL THEN 0 ELSE s.progress END)::int AS done,
+           coalesce(sum(failed), 0)::int AS failed,
            coalesce(sum(ignored), 0)::int AS ignored, coalesce(sum(in_flight), 0)::int AS in_flight
     FROM claims WHERE run_id = s.run_id AND stage = s.stage) c
 WHERE s.run_id = %(run)s ORDER BY s.started_at, s.stage

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import psycopg
 from psycopg.rows import class_row
@@ -64,13 +64,13 @@ WITH r AS (
     ORDER BY tenant, key
     ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING RETURNING *),
 {outbox.OF_RUNS}{outbox.WRITTEN_FIRST}
-SELECT id, tenant_id, flow, event_key, input, correlation_id FROM r
+SELECT id, tenant_id, flow, event_key, input, correlation_id, schedule_id FROM r
 """  # noqa: S608 - our own names
 
 
 KNOWN = """
-SELECT r.ended_at IS NOT NULL, r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id FROM runs r
-JOIN unnest(%s::text[], %s::text[]) AS k(tenant, key) ON r.tenant_id = k.tenant AND r.event_key = k.key
+SELECT r.ended_at IS NOT NULL, r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id, r.schedule_id
+FROM runs r JOIN unnest(%s::text[], %s::text[]) AS k(tenant, key) ON r.tenant_id = k.tenant AND r.event_key = k.key
 """
 
 
@@ -192,7 +192,8 @@ async def load_many(connection: Connection, run_ids: Collection[int]) -> list[Ru
     """Those there are, by id."""
     async with connection.cursor(row_factory=class_row(Run)) as cursor:
         await cursor.execute(
-            "SELECT id, tenant_id, flow, event_key, input, correlation_id FROM runs WHERE id = ANY(%s) ORDER BY id",
+            "SELECT id, tenant_id, flow, event_key, input, correlation_id, schedule_id FROM runs"
+            " WHERE id = ANY(%s) ORDER BY id",
             (list(run_ids),),
         )
         return await cursor.fetchall()
@@ -218,7 +219,7 @@ async def begin(connection: Connection, flow: Flow, run: Run) -> bool:
         if flow.words.meaning[word] is State.RUNNING:
             return False
         await set_status(connection, flow, [Move(run, word, State.RUNNING)])
-    run.trace.start(f"run-{flow.name}", event_key=run.event_key)
+    run.trace.start(f"run-{flow.name}", event_key=run.event_key, **flow.about(run))
     return True
 
 
@@ -279,6 +280,37 @@ async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
         (run.id,),
     )
     return [NewItem(key=str(row[0])) for row in await cursor.fetchall()]
+
+
+class Settled(NamedTuple):
+    """What became of a target before its run has ended. `reason` says why it failed, or does not count."""
+
+    target: str
+    outcome: Literal["successful", "failed", "ignored"]
+    error_code: str | None = None
+    reason: str | None = None
+
+
+SETTLE_TARGETS = """
+UPDATE outcomes o SET outcome = t.outcome, error_code = t.error_code, reason = t.reason
+FROM jsonb_to_recordset(%s::jsonb) AS t(target text, outcome text, error_code text, reason text), runs r
+WHERE o.run_id = %s AND o.target = t.target AND o.outcome IS NULL AND r.id = o.run_id AND r.ended_at IS NULL
+"""
+
+
+async def settle_targets(connection: Connection, run: Run, settled: Sequence[Settled]) -> int:
+    """For good: the first word on a target is the last. Returns of how many this was the first."""
+    rows = [one._replace(reason=storable(one.reason))._asdict() if one.reason else one._asdict() for one in settled]
+    await connection.execute("SELECT 1 FROM runs WHERE id = %s FOR SHARE", (run.id,))
+    return (await connection.execute(SETTLE_TARGETS, (to_json(rows).decode(), run.id))).rowcount
+
+
+async def note_errors(connection: Connection, run: Run, details: Mapping[str, Any]) -> None:
+    """What went wrong and did not end the run: kept beside whatever ends it."""
+    await connection.execute(
+        "UPDATE runs SET error_details = coalesce(error_details, '{}') || %s::jsonb WHERE id = %s",
+        (to_json(details).decode(), run.id),
+    )
 
 
 async def lock(connection: Connection, run_id: int) -> str:

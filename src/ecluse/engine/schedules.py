@@ -4,6 +4,7 @@ another timetable; what was due just before that, and is not fired any more, bec
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -138,14 +139,26 @@ async def list_schedules(
         return await cursor.fetchall()
 
 
-async def fire_by_hand(connection: Connection, tenant_id: str, schedule_id: int, flow: Flow) -> Started:
-    """Now, whatever else is running; no due instant is used up. It holds the schedule if nothing else does."""
+async def fire_by_hand(
+    connection: Connection,
+    tenant_id: str,
+    schedule_id: int,
+    flow: Flow,
+    *,
+    input: dict[str, Any] | None = None,  # noqa: A002 - what a run's is called everywhere
+    start: Callable[[Start], Start] = lambda start: start,
+) -> Started:
+    """Now, whatever else is running; no due instant is used up. It holds the schedule if nothing else does. `input`
+    takes the place of the schedule's own; `start` may name the decision otherwise, or link the run to another."""
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
         if flow.name != row["flow"]:
             raise InvalidInput(f"schedule {schedule_id} is of flow {row['flow']}, not {flow.name}")
-        key = f"schedule:{schedule_id}-manual-{uuid.uuid4()}"
-        started = await runs.insert(connection, Start(flow, key, tenant_id, row["input"], schedule_id=schedule_id))
+        key = flow.slot_key.format(schedule=schedule_id, due=f"manual-{uuid.uuid4()}")
+        given = row["input"] if input is None else input
+        started = await runs.insert(connection, start(Start(flow, key, tenant_id, given, schedule_id=schedule_id)))
+        if started.deduplicated:
+            return started
         await connection.execute(
             "UPDATE schedules s SET last_run_id = %(run)s, last_fired_at = ecluse_now(), holding_run_id = CASE WHEN"
             " EXISTS (SELECT 1 FROM runs r WHERE r.id = s.holding_run_id AND r.ended_at IS NULL)"

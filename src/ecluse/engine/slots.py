@@ -77,8 +77,8 @@ class Decision:
         return self.slots[-1].due_at if self.slots and self.slots[-1].state == "fired" else None
 
 
-def event_key(schedule_id: int, due_at: datetime) -> str:
-    return f"schedule:{schedule_id}:{int(due_at.timestamp() * 1000)}"
+def event_key(pattern: str, schedule_id: int, due_at: datetime) -> str:
+    return pattern.format(schedule=schedule_id, due=int(due_at.timestamp() * 1000))
 
 
 def decide(schedule: Schedule, now: datetime, rules: Rules) -> Decision:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import psycopg
 
@@ -20,6 +20,18 @@ from ecluse.engine.flow import Flow, Run, Source, Stage
 P = ParamSpec("P")
 R = TypeVar("R")
 DATABASE_AWAY_SECONDS = 0.5
+
+
+Seen = Callable[[Connection, Run, gate.Look, gate.Passed | gate.Redispatch | gate.Wait], Awaitable[None]]
+
+
+class Units(Protocol):
+    """Of a stage whose work is done by other runs: how far they are, and how to repeat what failed, in the transaction
+    that opens the round."""
+
+    async def count(self, connection: Connection, run: Run) -> gate.Counted: ...
+
+    async def again(self, connection: Connection, run: Run, round_: int) -> None: ...
 
 
 def gate_topic(stage: str) -> str:
@@ -107,11 +119,16 @@ class Story:
         crashpoint("after fan-out")
         return count
 
-    async def gate(self, stage: Stage) -> str:
-        """Wait for the stage's items. Returns how it ended: done or timeout."""
+    async def open(self, stage: Stage) -> None:
+        """A stage whose work is done by other runs: its time begins here."""
+        await self.once(f"open-{stage.name}", gate.open_units, stage)
+
+    async def gate(self, stage: Stage, *, seen: Seen | None = None, units: Units | None = None) -> str:
+        """Wait for the stage's items, or for its `units`. Returns how it ended: done or timeout. `seen` is called with
+        every look, before it is acted on."""
         looks = 0
         while True:
-            verdict, seconds = await self.once(f"poll-{stage.name}-{looks}", _look, stage, looks == 0)
+            verdict, seconds = await self.once(f"poll-{stage.name}-{looks}", _look, stage, looks == 0, seen, units)
             if verdict == "run ended":
                 raise runs.RunEnded
             if verdict != "wait":
@@ -122,25 +139,40 @@ class Story:
             looks += 1
 
 
-async def _look(connection: Connection, run: Run, stage: Stage, first: bool) -> tuple[str, float]:
-    seen = await gate.look(connection, run, stage)
+async def _look(
+    connection: Connection, run: Run, stage: Stage, first: bool, told: Seen | None, units: Units | None
+) -> tuple[str, float]:
+    if units is None:
+        seen = await gate.look(connection, run, stage)
+    else:
+        seen = await gate.look_at_units(connection, run, stage, await units.count(connection, run))
     if seen.run_ended:
         return "run ended", 0.0
+    decision = gate.decide(seen, stage)
+    if told is not None:
+        await told(connection, run, seen, decision)
     if seen.fanned_out and seen.waiting and seen.stalled(stage):
         message = f"gate {stage.name}: stalled, and nobody has picked up {run.flow}/{stage.name}"
         facts: dict[str, Any] = {"unclaimed": seen.waiting, "since": seen.progress_at.isoformat()}
         if await run_log.write_once(connection, run.id, message, **facts):
             run.trace.warn(message, **facts)
-    match gate.decide(seen, stage):
+    match decision:
         case gate.Passed(cause):
             await gate.end(connection, run, stage, cause)
             return cause, 0.0
         case gate.Redispatch(round_):
-            await gate.redispatch(connection, run, stage, round_)
+            if units is None:
+                await gate.redispatch(connection, run, stage, round_)
+            else:
+                async with connection.transaction():
+                    if await gate.next_round(connection, run, stage, round_):
+                        await units.again(connection, run, round_)
             return "wait", gate.FIRST_PAUSE.total_seconds()
         case gate.Wait(seconds):
             if first:
-                run.trace.waiting(f"{stage.name} gate", items=seen.expected, deadline=seen.deadline_at.isoformat())
+                name = f"{stage.gate or stage.name} gate"
+                what = f"{name} (polling DB for {stage.signal})" if stage.signal else name
+                run.trace.waiting(what, items=seen.expected, deadline=seen.deadline_at.isoformat())
             return "wait", seconds
 
 

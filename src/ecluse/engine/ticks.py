@@ -157,18 +157,15 @@ async def _handle(
 async def _store(
     connection: Connection, flows: Mapping[str, Flow], decided: Sequence[tuple[Schedule, Decision]]
 ) -> list[Line]:
-    starts = [
-        Start(flows[one.flow], event_key(one.id, at), one.tenant_id, dict(one.input), schedule_id=one.id)
-        for one, decision in decided
-        if (at := decision.fires) is not None
-    ]
+    starts = [_start(flows[one.flow], one, at) for one, decision in decided if (at := decision.fires) is not None]
     started = await runs.insert_many(connection, starts) if starts else []
-    run_ids = {each.run.event_key: each.run.id for each in started}
+    run_ids = {(each.run.tenant_id, each.run.event_key): each.run.id for each in started}
     lines: list[Line] = []
     slots: list[dict[str, Any]] = []
     schedules: list[dict[str, Any]] = []
     for one, decision in decided:
-        run_id = run_ids[event_key(one.id, decision.fires)] if decision.fires else None
+        key = event_key(flows[one.flow].slot_key, one.id, decision.fires) if decision.fires else ""
+        run_id = run_ids[one.tenant_id, key] if key else None
         for slot in decision.slots:
             whose = {"schedule_id": one.id, "tenant_id": one.tenant_id}
             slots.append({**whose, **slot._asdict(), "run_id": run_id if slot.state == "fired" else None})
@@ -180,6 +177,13 @@ async def _store(
     await connection.execute(PUT_SCHEDULES, {"rows": to_json(schedules).decode(), "rules": ZONE_RULES})
     await orchestration.enqueue(connection, [each.run.id for each in started if not each.deduplicated])
     return lines
+
+
+def _start(flow: Flow, schedule: Schedule, due_at: datetime) -> Start:
+    """A flow whose input has `due_at` is told the instant that it was due."""
+    due = {"due_at": due_at.isoformat()} if "due_at" in flow.input.model_fields else {}
+    key = event_key(flow.slot_key, schedule.id, due_at)
+    return Start(flow, key, schedule.tenant_id, {**schedule.input, **due}, schedule_id=schedule.id)
 
 
 async def _one(connection: Connection, statement: str, parameters: Any = None) -> tuple[Any, ...]:

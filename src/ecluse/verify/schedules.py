@@ -9,7 +9,8 @@ from __future__ import annotations
 from ecluse.verify.database import Check
 
 NAME = "format('schedule %s due %s', s.schedule_id, s.due_at)"
-KEY = "format('schedule:%s:%s', s.schedule_id, (extract(epoch FROM s.due_at) * 1000)::bigint)"
+KEY = """format(CASE r.flow WHEN 'automation' THEN 'automation-schedule-%s-%s' ELSE 'schedule:%s:%s' END,
+    s.schedule_id, (extract(epoch FROM s.due_at) * 1000)::bigint)"""
 
 SLOTS = f"""
 SELECT {NAME} AS subject, s.schedule_id, s.run_id, CASE
@@ -27,7 +28,8 @@ RUNS = """
 SELECT 'run ' || r.id AS subject, r.schedule_id, r.id AS run_id,
        format('was started by schedule %s as %s, but no fired slot says so', r.schedule_id, r.event_key) AS message
 FROM runs r LEFT JOIN schedule_slots s ON s.schedule_id = r.schedule_id AND s.run_id = r.id AND s.state = 'fired'
-WHERE r.schedule_id IS NOT NULL AND r.event_key ~ '^schedule:[0-9]+:[0-9]+$' AND s.run_id IS NULL ORDER BY r.id
+WHERE r.schedule_id IS NOT NULL AND r.event_key ~ '^(schedule:[0-9]+:|automation-schedule-[0-9]+-)[0-9]+$'
+  AND s.run_id IS NULL ORDER BY r.id
 """
 
 BEYOND = f"""

@@ -83,6 +83,10 @@ COMMENT ON TABLE automation_run_fiches IS 'what a run knows of each of its fiche
 COMMENT ON COLUMN automation_run_fiches.transcription_run_id IS 'the run that transcribes it: ours, or one that was '
     'already at it';
 
+ALTER TABLE stages ADD COLUMN units integer;
+COMMENT ON COLUMN stages.units IS 'of a stage whose work is done by other runs: how many there are, of which '
+    '`progress` are done; it has no items';
+
 CREATE INDEX runs_schedule ON runs (schedule_id, id) WHERE schedule_id IS NOT NULL;
 CREATE INDEX runs_children ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL AND ended_at IS NULL;
 """
