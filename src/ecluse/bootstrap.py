@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import structlog
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ecluse.engine import Kit
     from ecluse.flows.audits.flow import Config as AuditConfig
     from ecluse.flows.audits.work import Access as AuditAccess
+    from ecluse.flows.automation.config import Config as AutomationConfig
     from ecluse.flows.transcriptions.config import Config
     from ecluse.notify.work import Setup
     from ecluse.realtime.room import Realtime
@@ -125,6 +127,47 @@ def audit_access(settings: Settings) -> AuditAccess:
     )
 
 
+def automation_config(settings: Settings) -> AutomationConfig:
+    from ecluse.flows.automation.config import Config
+
+    return Config(
+        details_wait=timedelta(milliseconds=settings.AUTOMATION_FICHE_DETAILS_MAX_WAIT_MS),
+        details_poll=timedelta(seconds=settings.AUTOMATION_FICHE_DETAILS_POLL_INTERVAL_SECONDS),
+        transcription_wait=timedelta(milliseconds=settings.AUTOMATION_TRANSCRIPTION_MAX_WAIT_MS),
+        transcription_poll=timedelta(seconds=settings.AUTOMATION_TRANSCRIPTION_POLL_INTERVAL_SECONDS),
+        audit_wait=timedelta(milliseconds=settings.AUTOMATION_AUDIT_MAX_WAIT_MS),
+        audit_poll=timedelta(seconds=settings.AUTOMATION_AUDIT_POLL_INTERVAL_SECONDS),
+        grace=timedelta(milliseconds=settings.AUTOMATION_SCHEDULER_STALE_GRACE_MS),
+        max_recordings=settings.AUTOMATION_MAX_RECORDINGS_PER_FICHE,
+        crm_concurrency=settings.CRM_CONCURRENCY,
+        per_minute=settings.TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE,
+        chunk=settings.AUTOMATION_SEND_EVENT_CHUNK_SIZE,
+    )
+
+
+def _automation(settings: Settings, transcription: Flow) -> Flow:
+    from ecluse.flows.automation.flow import Automation
+
+    vendors = _automation_vendors(settings, None)
+    return Automation(automation_config(settings), audit_config(settings), transcription, vendors).flow
+
+
+def _automation_vendors(
+    settings: Settings, secrets: Secrets | None
+) -> Callable[[Clock], AbstractAsyncContextManager[Any]]:
+    from ecluse.flows.automation.work import Access, connected
+
+    access = Access(
+        audits=audit_access(settings),
+        crm_url=settings.CRM_BASE_URL,
+        crm_key=_secret(settings.CRM_API_KEY),
+        crm_deadline=settings.CRM_TIMEOUT_SECONDS,
+        connections=settings.ECLUSE_HANDS,
+        read_secret=secrets.get if secrets else None,
+    )
+    return partial(connected, access)
+
+
 def _audit(settings: Settings) -> Flow:
     from ecluse.flows.audits.flow import Audit, connected
 
@@ -137,9 +180,11 @@ def _secret(given: SecretStr | None) -> str | None:
 
 def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
     """Of the workflows whose runs have a log file each."""
-    folder = (settings.ECLUSE_DATA_DIR or embedded.default_data_dir()) / "logs"
-    wanted = {"transcription": settings.TRANSCRIPTION_DEBUG_LOG_TO_FILE}
-    return [TraceFiles(folder, workflow, clock.now) for workflow, switched_on in wanted.items() if switched_on]
+    data = settings.ECLUSE_DATA_DIR or embedded.default_data_dir()
+    found = [TraceFiles(data / "logs", "transcription", clock.now)] if settings.TRANSCRIPTION_DEBUG_LOG_TO_FILE else []
+    if settings.AUTOMATION_DEBUG_LOG_TO_FILE:
+        found.append(TraceFiles(data / "automation-debug-logs", "automation", clock.now, ".txt"))
+    return found
 
 
 @dataclass(frozen=True)
@@ -155,6 +200,7 @@ def lacking(settings: Settings) -> list[Lacking]:
     wanted = {
         "transcription": ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY"),
         "audit": ("LLM_API_KEY", "LLM_MODEL"),
+        "automation": ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY", "LLM_API_KEY", "LLM_MODEL"),
     }
     found = []
     for flow, knobs in wanted.items():
@@ -169,7 +215,8 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
     """Those in the box, then the others."""
     names = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
     flows = {name: _load_flow(name) for name in (*names, *extra)}
-    box = [_transcription(settings), _audit(settings), _notifications()]
+    transcription = _transcription(settings)
+    box = [transcription, _audit(settings), _automation(settings, transcription), _notifications()]
     known = Counter(flow.name for flow in (*box, *flows.values()))
     if twice := sorted(name for name, count in known.items() if count > 1):
         raise SetUpError(f"Two flows are called {', '.join(twice)}: load only one of them ({', '.join(flows)}).")
@@ -275,10 +322,15 @@ def bootstrap(
     from ecluse.notify.dispatch import dispatch
     from ecluse.notify.flow import working
 
-    setup = notify_setup(settings, dsn, secrets)
+    def able(flow: Flow) -> Flow:
+        """With what was not there yet when it was loaded."""
+        if flow.name == NOTIFICATIONS:
+            return working(notify_setup(settings, dsn, secrets))
+        return replace(flow, vendors=_automation_vendors(settings, secrets)) if flow.name == "automation" else flow
+
     kit = Kit(
         dsn=dsn,
-        flows=[working(setup) if flow.name == NOTIFICATIONS else flow for flow in flows],
+        flows=[able(flow) for flow in flows],
         sinks=[lambda events: dispatch(kit.pool, events), *sinks],
         live=live,
         roles=roles,

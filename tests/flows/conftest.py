@@ -1,4 +1,4 @@
-"""A connection of the test's own; engines that transcribe, engines that audit."""
+"""A connection of the test's own; engines that transcribe, engines that audit, engines that automate."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 from tests.flows.audit_world import World as AuditWorld
 from tests.flows.audit_world import by_hand
+from tests.flows.automation_world import World as AutomationWorld
+from tests.flows.automation_world import automation
 from tests.flows.transcription_world import Gate, World, transcription
 
 
@@ -45,5 +47,17 @@ def auditing(start_kit, sandbox, query):
     async def make(flow=None, **options):
         made, lives = flow or by_hand(sandbox, **options).flow, []
         return AuditWorld(await start_kit(made, live=lives.extend), made, sandbox, query, lives)
+
+    return make
+
+
+@pytest.fixture
+def automate(start_kit, sandbox, query):
+    """Make an engine that automates, at full speed unless told otherwise."""
+
+    async def make(*, kit=None, **options):
+        (made, transcribing), lives = automation(sandbox, **options), []
+        engine = await start_kit(transcribing, made.flow, live=lives.extend, **(kit or {}))
+        return AutomationWorld(engine, made.flow, sandbox, query, lives)
 
     return make

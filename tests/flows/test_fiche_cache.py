@@ -96,7 +96,7 @@ def test_what_the_crm_told_of_recordings_is_the_same_in_python_and_in_sql(many, 
 
 @pytest.mark.req("AUT-54", "AUT-96", "ENG-95", "G-82")
 async def test_gates_are_told_of_many_fiches_at_once(connection, query):
-    await cache_sales(connection, "default", DAY, [{"id": "3", "groupe": "S", "data": {}}], NOW)
+    await cache_sales(connection, "default", {DAY: [{"id": "3", "groupe": "S", "data": {}}]}, NOW)
     await save(connection, ("1", details(call("a"), call("b"), call("c"))), ("2", None))
     await save(connection, ("1", details(call("a"), call("b"))))
     query(
@@ -117,26 +117,26 @@ async def test_gates_are_told_of_many_fiches_at_once(connection, query):
 @pytest.mark.req("AUT-62")
 async def test_a_day_of_the_sales_list_is_cached(connection, query):
     rows = [{"id": str(n), "groupe": None if n % 2 else "S", "data": {"id": n, "ville": "Lyon"}} for n in range(300)]
-    await cache_sales(connection, "default", DAY, [*rows, rows[0]], NOW)
+    await cache_sales(connection, "default", {DAY: [*rows, rows[0]]}, NOW)
     kept = query("SELECT fiche_id, groupe, sales_date, last_revalidated_at, raw_data FROM fiche_cache ORDER BY id")
     assert sorted(kept) == sorted((r["id"], r["groupe"], DAY, NOW, r["data"]) for r in rows)
 
 
 @pytest.mark.req("AUT-62", "AUT-51")
 async def test_a_later_sales_list_renews_a_fiche_and_takes_nothing_away(connection, query, one):
-    await cache_sales(connection, "default", DAY, [{"id": "1", "groupe": "S", "data": {"v": 1}}], NOW)
+    await cache_sales(connection, "default", {DAY: [{"id": "1", "groupe": "S", "data": {"v": 1}}]}, NOW)
     await save(connection, ("1", details(call("a"))))
     later, next_day = NOW + timedelta(days=1), DAY + timedelta(days=1)
-    await cache_sales(connection, "default", next_day, [{"id": "1", "groupe": None, "data": {"v": 2}}], later)
+    await cache_sales(connection, "default", {next_day: [{"id": "1", "groupe": None, "data": {"v": 2}}]}, later)
     told = one("SELECT groupe, sales_date, last_revalidated_at, raw_data, recordings_count FROM fiche_cache")
     assert told == ("S", next_day, later, {"v": 2}, 1)
     query("UPDATE fiche_cache SET raw_data = %s", json.dumps(FULL))
     query("DELETE FROM fiche_cache_information")
-    await cache_sales(connection, "default", DAY, [{"id": "1", "groupe": "T", "data": {"v": 3}}], NOW)
+    await cache_sales(connection, "default", {DAY: [{"id": "1", "groupe": "T", "data": {"v": 3}}]}, NOW)
     assert one("SELECT groupe, raw_data FROM fiche_cache") == ("T", FULL)
     assert (await states(connection, "default", ["1"]))["1"].ready
 
 
 async def test_an_empty_day_is_no_mistake(connection, one):
-    await cache_sales(connection, "default", DAY, [], NOW)
+    await cache_sales(connection, "default", {DAY: []}, NOW)
     assert one("SELECT count(*) FROM fiche_cache") == 0

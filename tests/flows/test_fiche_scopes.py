@@ -45,7 +45,7 @@ async def fiches(connection, query):
     listed = [
         {"id": fiche, "groupe": groupe, "data": {}} for fiche, (groupe, _, _) in FICHES.items() if groupe is not None
     ]
-    await cache_sales(connection, "default", DAY, listed, NOW)
+    await cache_sales(connection, "default", {DAY: listed}, NOW)
     await save(connection, *((fiche, told) for fiche, (_, told, _) in FICHES.items() if isinstance(told, dict)))
     query("UPDATE fiche_cache SET raw_data = %s WHERE fiche_id = '9'", json.dumps(LEGACY))
 

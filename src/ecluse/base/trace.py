@@ -39,6 +39,7 @@ class Tracer:
     trace_id: str | None = None  # None: the correlation id
     function_id: str | None = None
     ids: str = field(default="")
+    event_id: str | None = None  # of what started it all, where a line names none of its own
 
     def start(self, what: str, **data: Any) -> None:
         self._say("START:", what, data)
@@ -92,6 +93,6 @@ class Tracer:
         )
         if listeners:
             data.pop("exc_info", None)
-            record = Record(self, level, masked(f"{verb} {what}"), plain(data), event_id)
+            record = Record(self, level, masked(f"{verb} {what}"), plain(data), event_id or self.event_id)
             for listener in listeners:
                 listener(record)

@@ -13,8 +13,8 @@ from ecluse.base.trace import Record
 class TraceFiles:
     """A listener. Lines are written at once, on the loop: whoever looks for a bug wants the last one, too."""
 
-    def __init__(self, folder: Path, workflow: str, now: Callable[[], datetime]) -> None:
-        self._folder, self._workflow, self._now = folder, workflow, now
+    def __init__(self, folder: Path, workflow: str, now: Callable[[], datetime], suffix: str = ".log") -> None:
+        self._folder, self._workflow, self._now, self._suffix = folder, workflow, now, suffix
         folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, record: Record) -> None:
@@ -31,5 +31,5 @@ class TraceFiles:
             "correlation_id": tracer.correlation_id,
             "data": record.data,
         }
-        with (self._folder / f"{self._workflow}-run-{tracer.run_id}.log").open("a") as file:
+        with (self._folder / f"{self._workflow}-run-{tracer.run_id}{self._suffix}").open("a") as file:
             file.write(f"{json.dumps(line, default=str)}\n")

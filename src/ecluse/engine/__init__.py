@@ -34,6 +34,7 @@ from ecluse.engine.flow import (
     WorkContext,
     Write,
 )
+from ecluse.engine.gate import Counted, Look, Redispatch
 from ecluse.engine.gathering import Looks
 from ecluse.engine.lanes import list_lanes
 from ecluse.engine.lanes import pause as pause_lane
@@ -102,6 +103,7 @@ __all__ = [
     "TENANT",
     "AbsoluteWrite",
     "Breaker",
+    "Counted",
     "Done",
     "Event",
     "Flow",
@@ -114,6 +116,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "Live",
+    "Look",
     "Looks",
     "NewItem",
     "NewSchedule",
@@ -123,6 +126,7 @@ __all__ = [
     "Postponed",
     "Priority",
     "PublishedEvent",
+    "Redispatch",
     "Result",
     "RetryPolicy",
     "Role",

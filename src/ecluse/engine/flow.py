@@ -48,6 +48,8 @@ class Run:
             tenant_id=self.tenant_id,
             correlation_id=self.correlation_id or self.event_key,
             run_id=self.id,
+            function_id=f"run-{self.flow}",
+            event_id=self.event_key,
         )
 
 

@@ -42,7 +42,7 @@ URL_MISSING = "btrim(r.recording_url, E' \\t\\r\\n') = ''"
 
 STATES = f"""
 SELECT f.fiche_id, f.id AS fiche_cache_id, {DETAILS} AS details, {GROUPE} AS groupe,
-       {RECORDINGS_COUNT} AS recordings_count, {HAS_RECORDINGS} AS has_recordings, f.fetched_at,
+       {RECORDINGS_COUNT} AS recordings_count, {HAS_RECORDINGS} AS has_recordings, f.fetched_at, f.sales_date,
        c.total_recordings, c.transcribed
 FROM {FROM}, LATERAL {COUNTED} c WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
 """  # noqa: S608 - made of our own words
@@ -51,8 +51,8 @@ FROM {FROM}, LATERAL {COUNTED} c WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
 CACHE_SALES = f"""
 INSERT INTO fiche_cache AS f (tenant_id, fiche_id, groupe, sales_date, last_revalidated_at, raw_data, created_at,
                               updated_at)
-SELECT %(tenant)s, id, groupe, %(day)s, %(now)s, data, ecluse_now(), ecluse_now()
-FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id text, groupe text, data jsonb) ORDER BY id
+SELECT %(tenant)s, id, groupe, day, %(now)s, data, ecluse_now(), ecluse_now()
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id text, day date, groupe text, data jsonb) ORDER BY id
 ON CONFLICT ON CONSTRAINT fiche_cache_fiche DO UPDATE SET groupe = coalesce(excluded.groupe, f.groupe),
     sales_date = excluded.sales_date, last_revalidated_at = excluded.last_revalidated_at,
     raw_data = CASE WHEN {LEGACY} THEN f.raw_data ELSE excluded.raw_data END, updated_at = excluded.updated_at
@@ -70,6 +70,7 @@ class FicheState(NamedTuple):
     recordings_count: int | None
     has_recordings: bool | None
     fetched_at: datetime | None
+    sales_date: date | None
     total_recordings: int
     transcribed: int
 
@@ -107,9 +108,10 @@ async def states(connection: Connection, tenant: str, fiche_ids: Sequence[str]) 
 
 
 async def cache_sales(
-    connection: Connection, tenant: str, day: date, rows: Sequence[Mapping[str, Any]], now: datetime
+    connection: Connection, tenant: str, lists: Mapping[date, Sequence[Mapping[str, Any]]], now: datetime
 ) -> None:
-    """One day's sales list: `SalesFiche`s of the CRM as JSON. A row without a group does not take it from a fiche."""
-    once = list({row["id"]: row for row in rows}.values())
-    given = {"tenant": tenant, "day": day, "now": now, "rows": to_json(once).decode()}
+    """Sales lists by day: `SalesFiche`s of the CRM as JSON. A row without a group does not take it from a fiche; of one
+    that was sold twice, the later day counts."""
+    once = {row["id"]: {**row, "day": day} for day, rows in sorted(lists.items()) for row in rows}
+    given = {"tenant": tenant, "now": now, "rows": to_json(list(once.values())).decode()}
     await connection.execute(CACHE_SALES, given)

@@ -63,12 +63,15 @@ CREATE TABLE automation_run_facts (
     run_id             bigint PRIMARY KEY REFERENCES runs ON DELETE CASCADE,
     schedule_id        bigint NOT NULL,
     config_snapshot    jsonb NOT NULL,
+    fiche_ids          text[] NOT NULL DEFAULT '{}',
     result_summary     jsonb,
     transcriptions_run integer NOT NULL DEFAULT 0,
     audits_run         integer NOT NULL DEFAULT 0
 );
 COMMENT ON COLUMN automation_run_facts.config_snapshot IS 'the schedule as it was when the run began; '
     'selection_summary is added to it as the run goes on';
+
+COMMENT ON COLUMN automation_run_facts.fiche_ids IS 'of a manual selection, as they were given';
 
 CREATE TABLE automation_run_fiches (
     run_id               bigint NOT NULL,

@@ -1,0 +1,26 @@
+"""What the knobs say about automation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+
+@dataclass(frozen=True)
+class Config:
+    details_wait: timedelta = timedelta(minutes=10)
+    details_poll: timedelta = timedelta(seconds=20)
+    transcription_wait: timedelta = timedelta(minutes=15)
+    transcription_poll: timedelta = timedelta(seconds=30)
+    audit_wait: timedelta = timedelta(minutes=30)
+    audit_poll: timedelta = timedelta(seconds=60)
+    grace: timedelta = timedelta(minutes=15)
+    max_recordings: int | None = None  # per fiche, where its schedule has no limit of its own
+    crm_concurrency: int = 20
+    per_minute: float = 10  # recordings that start at the provider
+    chunk: int = 200  # runs started in one transaction
+
+    @property
+    def longest(self) -> timedelta:
+        """What takes longer is stale, whoever is at it."""
+        return self.details_wait + self.transcription_wait + self.audit_wait + self.grace

@@ -1,0 +1,122 @@
+"""What the details decide: which fiches go on, which do not count, and which have failed because there are none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pydantic_core import to_json
+
+from ecluse.db.connect import Connection
+from ecluse.engine import Run, Settled, settle_targets
+from ecluse.flows.automation import snapshot, telling
+from ecluse.flows.automation.selection import Selection
+from ecluse.flows.fiches.cache import FicheState, states
+
+FETCH = "fetch"
+NOT_FOUND = "Fiche not found (404)"
+STOPPED = "Skipped: earlier stage failed (continueOnError=false)"
+
+OPEN = "SELECT target FROM outcomes WHERE run_id = %s AND outcome IS NULL ORDER BY target"
+COUNT = """
+SELECT count(*) FILTER (WHERE outcome IS NULL)::int, count(*) FILTER (WHERE outcome = 'failed')::int
+FROM outcomes WHERE run_id = %s
+"""
+WHY = "SELECT key, error FROM items WHERE run_id = %s AND stage = %s AND status = 'failed'"
+KEEP = """
+INSERT INTO automation_run_fiches (run_id, fiche_id, fiche_cache_id, recordings_count)
+SELECT %s, fiche_id, fiche_cache_id, recordings_count
+FROM jsonb_to_recordset(%s::jsonb) AS t(fiche_id text, fiche_cache_id bigint, recordings_count integer)
+ON CONFLICT DO NOTHING
+"""
+
+
+class Left(NamedTuple):
+    """How many targets are still to be dealt with, and how many have failed."""
+
+    open: int
+    failed: int
+
+
+def recordings_of(state: FicheState) -> int:
+    return state.recordings_count if state.recordings_count is not None else state.total_recordings
+
+
+def judge(
+    fiche_id: str, state: FicheState | None, selection: Selection, limit: int | None, why: str | None
+) -> Settled | None:
+    """None: it goes on. The first that hits names the reason; `why` is what became of the fetch."""
+    if state is None:
+        return _failed(fiche_id, "Fiche not found in cache", why)
+    if not state.ready:
+        only_listed = state.sales_date is not None and state.fetched_at is None
+        how = "still sales-list-only cache" if only_listed else "cache incomplete"
+        return _failed(fiche_id, f"Fiche details not fetched ({how})", why)
+    recordings = recordings_of(state)
+    if state.details == "not_found":
+        return Settled(fiche_id, "ignored", "NOT_FOUND", NOT_FOUND)
+    if selection.groupes and state.groupe not in selection.groupes:
+        reason = f"Groupe {state.groupe!r} is not among those selected" if state.groupe else "It has no groupe"
+        return Settled(fiche_id, "ignored", "GROUPE", reason)
+    if limit is not None and recordings > limit:
+        return Settled(fiche_id, "ignored", "TOO_MANY_RECORDINGS", f"{recordings} recordings, and {limit} is the most")
+    if selection.only_with_recordings and not recordings:
+        return Settled(fiche_id, "ignored", "NO_RECORDINGS", "It has no recordings")
+    return None
+
+
+def _failed(fiche_id: str, text: str, why: str | None) -> Settled:
+    return Settled(fiche_id, "failed", "DETAILS_NOT_FETCHED", f"{text}: {why}" if why else text)
+
+
+async def decide(connection: Connection, run: Run, default_limit: int | None) -> tuple[int, int]:
+    async with connection.transaction():
+        wanted = await snapshot.load(connection, run)
+        limit = wanted.selection.max_recordings_per_fiche or default_limit
+        fiche_ids = [row[0] for row in await (await connection.execute(OPEN, (run.id,))).fetchall()]
+        known = await states(connection, run.tenant_id, fiche_ids)
+        why: dict[str, str] = dict(await (await connection.execute(WHY, (run.id, FETCH))).fetchall())
+        verdicts = [judge(one, known.get(one), wanted.selection, limit, why.get(one)) for one in fiche_ids]
+        settled = [verdict for verdict in verdicts if verdict is not None]
+        await _keep(connection, run, list(known.values()))
+        await settle_targets(connection, run, settled)
+        counted = {
+            outcome: dict(Counter(one.error_code for one in settled if one.outcome == outcome))
+            for outcome in ("ignored", "failed")
+        }
+        gone_on = len(fiche_ids) - len(settled)
+        stale = [one for one in why if (state := known.get(one)) is not None and state.ready]
+        if stale:
+            message = f"{len(stale)} fiches go on with the details known before: they could not be fetched anew"
+            await telling.say(connection, run, message, "warning", sample=stale[:5])
+        await snapshot.add_summary(connection, run, filters={"picked": gone_on, **counted})
+        message = "Fiche detail fetch complete (distributed)"
+        await telling.say(connection, run, message, picked=gone_on, **counted)
+    return await left(connection, run)
+
+
+async def _keep(connection: Connection, run: Run, known: Sequence[FicheState]) -> None:
+    rows = [
+        {"fiche_id": one.fiche_id, "fiche_cache_id": one.fiche_cache_id, "recordings_count": recordings_of(one)}
+        for one in known
+    ]
+    await connection.execute(KEEP, (run.id, to_json(rows).decode()))
+
+
+async def left(connection: Connection, run: Run) -> tuple[int, int]:
+    row = await (await connection.execute(COUNT, (run.id,))).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate has one row
+    return row[0], row[1]
+
+
+async def settle_open(connection: Connection, run: Run, how: Settled) -> None:
+    """All that are open, alike."""
+    rows = await (await connection.execute(OPEN, (run.id,))).fetchall()
+    await settle_targets(connection, run, [how._replace(target=target) for (target,) in rows])
+
+
+async def stop(connection: Connection, run: Run) -> None:
+    """Neither success nor failure would be true of those that nobody got to."""
+    await settle_open(connection, run, Settled("", "ignored", "STOPPED", STOPPED))
+    await telling.say(connection, run, "Stopped: a fiche has failed, and continueOnError is false", "warning")

@@ -1,0 +1,288 @@
+"""The path of an automation run, led by a story.
+
+    load-schedule ─▶ revalidate (the days at the CRM) ─▶ select ─▶ fetch ═▶ filter ─▶ transcribe ═▶ audit ═▶ finalize
+
+Each ═▶ is a gate. The days and the fetches only prepare: whether a fiche goes on is decided by what is in the tables
+afterwards. Transcripts are made by runs of their own, one per fiche. What is settled is settled for good: a fiche that
+has failed, or does not count, is left out of what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ecluse.base.clock import Clock
+from ecluse.db.connect import Connection
+from ecluse.engine import Flow, Lane, Look, NewItem, Redispatch, RetryPolicy, Run, Settled, Stage, open_targets
+from ecluse.flows.audits import configs
+from ecluse.flows.audits.flow import Config as AuditConfig
+from ecluse.flows.audits.flow import audit_stage
+from ecluse.flows.audits.planning import plan_audits
+from ecluse.flows.automation import filtering, selecting, snapshot, telling, work
+from ecluse.flows.automation.config import Config
+from ecluse.flows.automation.filtering import FETCH
+from ecluse.flows.automation.selecting import REVALIDATE
+from ecluse.flows.automation.transcribing import TRANSCRIBE, Transcripts
+
+if TYPE_CHECKING:
+    from ecluse.engine import Story
+
+NAME = "automation"
+# CRM reads: three, a second and four seconds apart.
+CRM_READS = RetryPolicy(executions=3, base=1.0, multiplier=4.0)
+NO_CONFIGS = "No audit configs resolved"
+
+
+class AutomationRun(BaseModel):
+    """The event `automation/run`; its schedule is the run's own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    override_fiche_selection: dict[str, Any] | None = None
+    due_at: datetime | None = None
+
+
+class Automation:
+    def __init__(
+        self,
+        config: Config,
+        audits: AuditConfig,
+        transcription: Flow,
+        vendors: Callable[[Clock], AbstractAsyncContextManager[Any]],
+    ) -> None:
+        self.config = config
+        self.transcription = transcription
+        self.revalidate = Stage(
+            REVALIDATE,
+            Lane("crm-sales", max_per_key=selecting.AT_ONCE),
+            work.revalidate,
+            save=work.save_sales,
+            retry=CRM_READS,
+            max_wait=timedelta(minutes=5),
+            poll=timedelta(seconds=5),
+            event="sales/revalidate",
+            gate="revalidation",
+        )
+        self.fetch = Stage(
+            FETCH,
+            Lane("crm", max_in_flight=config.crm_concurrency),
+            work.fetch,
+            save=work.save_fetched,
+            retry=CRM_READS,
+            max_wait=config.details_wait,
+            poll=config.details_poll,
+            event="fiche/fetch",
+            gate="fiche-details",
+            signal="full details",
+        )
+        # Nobody works on it: it is the time in which other runs do.
+        self.transcribe = replace(
+            self.fetch,
+            name=TRANSCRIBE,
+            max_wait=config.transcription_wait,
+            poll=config.transcription_poll,
+            event="fiche/transcribe",
+            gate="transcription",
+            signal="has_transcription",
+        )
+        self.audit = replace(
+            audit_stage(
+                audits,
+                max_wait=config.audit_wait,
+                poll=config.audit_poll,
+                incomplete="Audit incomplete (timeout/stall)",
+            ),
+            last=True,
+            event="audit/run",
+            gate="audit",
+            signal="audit completion",
+        )
+        self.flow = Flow(
+            NAME,
+            (self.revalidate, self.fetch, self.audit),
+            self._story,
+            AutomationRun,
+            vendors=vendors,
+            ended=telling.ended,
+            longest=config.longest,
+            slot_key="automation-schedule-{schedule}-{due}",
+            about=_about,
+        )
+
+    async def _story(self, story: Story) -> None:
+        wanted = _Wanted(**await story.step("load-schedule", _begin))
+        await story.phase("selection")
+        if wanted.dated:
+            await story.fan_out(self.revalidate, selecting.days)
+            await story.gate(self.revalidate)
+        if not await story.step("select-fiches", selecting.select):
+            return
+        await story.phase("fetching")
+        fetch = replace(self.fetch, rounds=wanted.rounds)
+        await story.fan_out(fetch, _fetches)
+        await story.gate(fetch, seen=partial(_seen, "fetching", "Fiche details"))
+        left = await story.step("filter-fiches", filtering.decide, self.config.max_recordings)
+        if wanted.run_transcription and await self._goes_on(story, wanted, left):
+            await story.phase("transcribing")
+            left = await self._transcribe(story, replace(self.transcribe, rounds=wanted.rounds))
+        if wanted.run_audits and await self._goes_on(story, wanted, left):
+            await story.phase("auditing")
+            await self._audit(story, wanted)
+        await story.phase("finalizing")
+        if not wanted.run_audits:
+            await story.step("settle-fiches", filtering.settle_open, Settled("", "successful"))
+
+    async def _goes_on(self, story: Story, wanted: _Wanted, left: tuple[int, int]) -> bool:
+        still_there, failed = left
+        if still_there and failed and not wanted.continue_on_error:
+            await story.step("stop", filtering.stop)
+            return False
+        return still_there > 0
+
+    async def _transcribe(self, story: Story, stage: Stage) -> tuple[int, int]:
+        transcripts = Transcripts(self.transcription, self.config, stage.rounds)
+        await story.open(stage)
+        await story.step("dispatch-transcriptions", transcripts.dispatch, stage.max_wait)
+        await story.gate(stage, units=transcripts, seen=partial(_seen, "transcribing", "Transcription"))
+        await story.step("settle-transcriptions", transcripts.settle)
+        return await story.once("left-after-transcriptions", filtering.left)
+
+    async def _audit(self, story: Story, wanted: _Wanted) -> None:
+        stage = replace(self.audit, rounds=wanted.rounds)
+        if not wanted.run_transcription:
+            # Whoever audits needs transcripts: they come out of the same time.
+            first = replace(self.transcribe, max_wait=stage.max_wait, rounds=wanted.rounds)
+            left = await self._transcribe(story, first)
+            if not await self._goes_on(story, wanted, left):
+                return
+            seconds = await story.once("audit-time-left", _time_left)
+            stage = replace(stage, max_wait=timedelta(seconds=seconds))
+        if not await story.step("resolve-audit-configs", _resolve):
+            return
+        await story.fan_out(stage, _audits)
+        cause = await story.gate(stage, seen=partial(_seen, "auditing", "Audit"))
+        if cause == "timeout":
+            await story.once("say-audits-late", _say_audits_late)
+
+
+class _Wanted(BaseModel):
+    """What the story has to know of the plan."""
+
+    dated: bool
+    rounds: int
+    run_transcription: bool
+    run_audits: bool
+    continue_on_error: bool
+
+
+async def _begin(connection: Connection, run: Run) -> dict[str, Any]:
+    async with connection.transaction():
+        made = await snapshot.make(connection, run)
+        await telling.begun(connection, run)
+    return _Wanted(
+        dated=bool(selecting.days_of(made)),
+        rounds=made.rounds,
+        run_transcription=made.run_transcription,
+        run_audits=made.run_audits,
+        continue_on_error=made.continue_on_error,
+    ).model_dump()
+
+
+def _about(run: Run) -> dict[str, Any]:
+    has_override = run.input.get("override_fiche_selection") is not None
+    return {"schedule_id": run.schedule_id, "due_at": run.input.get("due_at"), "has_override": has_override}
+
+
+async def _fetches(connection: Connection, run: Run) -> list[NewItem]:
+    """Of every candidate, whatever is cached. None of them is a target's last word."""
+    wanted = await snapshot.load(connection, run)
+    open_ = [item.key for item in await open_targets(connection, run)]
+    sample = [f"{run.flow}-{run.id}-{FETCH}-{fiche_id}" for fiche_id in open_[:3]]
+    await telling.say(connection, run, "Dispatched fiche/fetch fan-out events", fiches=len(open_), event_ids=sample)
+    return [NewItem(fiche_id, target="", payload=wanted.own_key) for fiche_id in open_]
+
+
+async def _resolve(connection: Connection, run: Run) -> int:
+    """How many configs there are; without any, no fiche can be audited."""
+    wanted = await snapshot.load(connection, run)
+    found = await configs.resolve_configs(
+        connection, run.tenant_id, wanted.specific_audit_configs, wanted.use_automatic_audits
+    )
+    if found.unknown or found.inactive:
+        message = "Some audit configs are not there, or not active: left out"
+        await telling.say(connection, run, message, "warning", unknown=found.unknown, inactive=found.inactive)
+    named = [{"id": str(one.id), "version": one.version, "name": one.name} for one in found.configs]
+    await snapshot.add(connection, run, audit_configs=named)
+    if not found.configs:
+        await telling.say(connection, run, NO_CONFIGS, "error")
+        await filtering.settle_open(connection, run, Settled("", "failed", "NO_AUDIT_CONFIGS", NO_CONFIGS))
+    return len(found.configs)
+
+
+async def _audits(connection: Connection, run: Run) -> list[NewItem]:
+    wanted = await snapshot.load(connection, run)
+    found = await configs.resolve_configs(
+        connection, run.tenant_id, wanted.specific_audit_configs, wanted.use_automatic_audits
+    )
+    fiche_ids = [item.key for item in await open_targets(connection, run)]
+    items = await plan_audits(
+        connection,
+        run,
+        fiche_ids,
+        found.configs,
+        use_rlm=wanted.selection.use_rlm,
+        schedule_id=wanted.schedule_id,
+    )
+    counted = f"{len(found.configs)} configs × {len(fiche_ids)} fiches = {len(items)} total audits"  # noqa: RUF001 - as it is known
+    await telling.say(connection, run, f"Running {counted}")
+    sample = [f"{run.flow}-{run.id}-audit-{item.key}" for item in items[:3]]
+    await telling.say(connection, run, "Dispatched audit/run fan-out events", audits=len(items), event_ids=sample)
+    return items
+
+
+TIME_LEFT = """
+SELECT greatest(extract(epoch FROM deadline_at - ecluse_now()), 1)::float8 FROM stages WHERE run_id = %s AND stage = %s
+"""
+
+
+async def _time_left(connection: Connection, run: Run) -> float:
+    row = await (await connection.execute(TIME_LEFT, (run.id, TRANSCRIBE))).fetchone()
+    assert row is not None  # noqa: S101 - opened before
+    return float(row[0])
+
+
+async def _seen(phase: str, what: str, connection: Connection, run: Run, look: Look, decision: Any) -> None:
+    """At each look of a gate: how far it is, and that something is tried again."""
+    done = look.succeeded + look.ignored
+    if phase == "auditing":
+        told = f"{look.finished}/{look.expected} (completed={look.succeeded}, failed={look.failed})"
+    else:
+        told = f"{done}/{look.expected}"
+    await telling.say(connection, run, f"{what} progress: {told}")
+    await telling.progress(connection, run, phase, done, look.expected, look.failed)
+    if isinstance(decision, Redispatch) and phase == "fetching":
+        message = "Fiche details stalled; retrying incomplete fetches"
+        await telling.say(connection, run, message, "warning", round=decision.round)
+    if isinstance(decision, Redispatch) and phase == "auditing":
+        message = f"Audits stalled; sending the missing ones again (round {decision.round})"
+        await telling.say(connection, run, message, "warning", missing=look.expected - done)
+
+
+LATE_AUDITS = """
+SELECT count(*) FILTER (WHERE status = 'completed'), count(*) FILTER (WHERE status = 'failed'), count(*)
+FROM audits WHERE automation_run_id = %s
+"""
+
+
+async def _say_audits_late(connection: Connection, run: Run) -> None:
+    row = await (await connection.execute(LATE_AUDITS, (run.id,))).fetchone()
+    completed, failed, total = row or (0, 0, 0)
+    message = f"Audit timeout/stall - finished {completed + failed}/{total} (completed={completed}, failed={failed})"
+    await telling.say(connection, run, message, "warning")

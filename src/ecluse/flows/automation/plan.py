@@ -1,0 +1,188 @@
+"""What a schedule says, as people write it: when, which fiches, what is done with them, who is told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
+
+from ecluse.base.text import storable
+from ecluse.flows.automation.selection import EitherSpelling, Override, Selection, merged
+from ecluse.notify.rules import LONGEST_ADDRESS, is_address
+
+ScheduleType = Literal["MANUAL", "DAILY", "WEEKLY", "MONTHLY", "CRON"]
+Priority = Literal["low", "normal", "high"]
+CatchUp = Literal["latest", "skip"]
+
+NEEDED: dict[ScheduleType, tuple[str, ...]] = {
+    "MANUAL": (),
+    "DAILY": ("time_of_day",),
+    "WEEKLY": ("time_of_day", "day_of_week"),
+    "MONTHLY": ("time_of_day", "day_of_month"),
+    "CRON": ("cron_expression",),
+}
+TIMES = ("cron_expression", "time_of_day", "day_of_week", "day_of_month")
+MOST_CONFIGS = 100
+LARGEST_ID = 2**63 - 1
+
+
+def _address(text: str) -> str:
+    if not is_address(text):
+        raise ValueError("this is not a mail address, such as someone@example.com")
+    return text
+
+
+def _config_ids(given: Any) -> Any:
+    """64-bit numbers, which not every JSON reader can tell apart: as text, too."""
+    if not isinstance(given, list) or not all(type(one) is int or isinstance(one, str) for one in given):
+        raise ValueError('a list of audit config ids, such as ["3"]')
+    if wrong := [one for one in given if not (str(one).isascii() and str(one).isdecimal())]:
+        raise ValueError(f"an audit config id is a number, not {storable(str(wrong[0]), 30)!r}")
+    found = [int(one) for one in given if len(str(one)) < 20]
+    if len(found) < len(given) or not all(1 <= one <= LARGEST_ID for one in found) or len(found) > MOST_CONFIGS:
+        raise ValueError(f"at most {MOST_CONFIGS} audit config ids, each from 1 to {LARGEST_ID}")
+    return list(dict.fromkeys(found))
+
+
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S", examples=["Yesterday's calls"])]
+CronText = Annotated[str | None, Field(max_length=200, examples=["30 2 * * 1-5"], description="With CRON only.")]
+Zone = Annotated[str, Field(max_length=100, examples=["Europe/Paris"])]
+TimeOfDay = Annotated[
+    str | None,
+    Field(
+        pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", examples=["06:30"], description="With DAILY, WEEKLY and MONTHLY."
+    ),
+]
+DayOfWeek = Annotated[
+    int | None,
+    Field(ge=0, le=7, examples=[1], description="With WEEKLY: 0 is Sunday, and so is 7."),
+    AfterValidator(lambda day: day and day % 7),
+]
+DayOfMonth = Annotated[
+    int | None,
+    Field(ge=1, le=31, examples=[1], description="With MONTHLY; in a month that is shorter, its last day."),
+]
+Configs = Annotated[list[int], BeforeValidator(_config_ids), Field(examples=[["3"]])]
+Retries = Annotated[int, Field(ge=0, le=10)]
+Url = Annotated[str | None, Field(min_length=1, max_length=2000, examples=["https://hooks.example.com/ecluse"])]
+Emails = Annotated[
+    list[Annotated[str, StringConstraints(max_length=LONGEST_ADDRESS), AfterValidator(_address)]],
+    Field(max_length=50, examples=[["ops@example.com"]]),
+]
+ApiKey = Annotated[
+    SecretStr | None,
+    Field(
+        min_length=1,
+        max_length=500,
+        description="The CRM's key for this schedule, instead of CRM_API_KEY. Sealed, and never shown.",
+        json_schema_extra={"writeOnly": True},
+    ),
+]
+
+
+class Plan(EitherSpelling):
+    """In full, defaults filled in."""
+
+    name: Name
+    schedule_type: ScheduleType = Field(examples=["DAILY"])
+    cron_expression: CronText = None
+    timezone: Zone = "UTC"
+    time_of_day: TimeOfDay = None
+    day_of_week: DayOfWeek = None
+    day_of_month: DayOfMonth = None
+    is_active: bool = True
+    catch_up: CatchUp = Field("latest", description="After a downtime: run the latest due time, or none.")
+    fiche_selection: Selection
+    run_transcription: bool = True
+    skip_if_transcribed: bool = True
+    transcription_priority: Priority = "normal"
+    run_audits: bool = True
+    use_automatic_audits: bool = True
+    specific_audit_configs: Configs = Field(default_factory=list)
+    continue_on_error: bool = True
+    retry_failed: bool = False
+    max_retries: Retries = 0
+    webhook_url: Url = None
+    notify_emails: Emails = Field(default_factory=list)
+    notify_on_complete: bool = False
+    notify_on_error: bool = True
+    external_api_key: ApiKey = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> Self:
+        needed, kind = NEEDED[self.schedule_type], self.schedule_type
+        if missing := [name for name in needed if getattr(self, name) is None]:
+            raise ValueError(f"schedule_type {kind} needs {' and '.join(missing)}")
+        if foreign := [name for name in TIMES if name not in needed and getattr(self, name) is not None]:
+            kinds = [other for other, names in NEEDED.items() if foreign[0] in names]
+            raise ValueError(f"{foreign[0]} goes with schedule_type {' or '.join(kinds)}, not with {kind}")
+        return self
+
+
+NULLABLE = (*TIMES, "webhook_url", "external_api_key")
+
+
+class Changes(EitherSpelling):
+    """Only what is to change; of the selection, too. Another `schedule_type` comes with its own fields, those of the
+    former are dropped."""
+
+    name: Name | None = None
+    schedule_type: ScheduleType | None = None
+    cron_expression: CronText = None
+    timezone: Zone | None = None
+    time_of_day: TimeOfDay = None
+    day_of_week: DayOfWeek = None
+    day_of_month: DayOfMonth = None
+    is_active: bool | None = None
+    catch_up: CatchUp | None = None
+    fiche_selection: Override | None = None
+    run_transcription: bool | None = None
+    skip_if_transcribed: bool | None = None
+    transcription_priority: Priority | None = None
+    run_audits: bool | None = None
+    use_automatic_audits: bool | None = None
+    specific_audit_configs: Configs | None = None
+    continue_on_error: bool | None = None
+    retry_failed: bool | None = None
+    max_retries: Retries | None = None
+    webhook_url: Url = Field(None, description="null: none any more.")
+    notify_emails: Emails | None = None
+    notify_on_complete: bool | None = None
+    notify_on_error: bool | None = None
+    external_api_key: ApiKey = Field(None, description="null: none any more.")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if empty := [name for name in self.model_fields_set if getattr(self, name) is None and name not in NULLABLE]:
+            raise ValueError(f"null says nothing about {', '.join(sorted(empty))}: leave it out")
+        return self
+
+
+def changed(plan: Plan, changes: Changes) -> dict[str, Any]:
+    """What the plan is to be, for `Plan` to judge."""
+    known = {name: getattr(plan, name) for name in Plan.model_fields}
+    given = {name: getattr(changes, name) for name in changes.model_fields_set}
+    if "fiche_selection" in given:
+        given["fiche_selection"] = merged(plan.fiche_selection, given["fiche_selection"])
+    if (kind := given.get("schedule_type", plan.schedule_type)) != plan.schedule_type:
+        known |= dict.fromkeys((name for name in TIMES if name not in NEEDED[kind]), None)
+    return {**known, **given}
+
+
+def cron_of(
+    schedule_type: ScheduleType,
+    cron_expression: str | None,
+    time_of_day: str | None,
+    day_of_week: int | None,
+    day_of_month: int | None,
+) -> str | None:
+    """None: by hand only."""
+    if schedule_type == "MANUAL":
+        return None
+    if schedule_type == "CRON":
+        return cron_expression
+    hour, minute = (int(part) for part in str(time_of_day).split(":"))
+    day = "*" if schedule_type != "MONTHLY" else str(day_of_month)
+    if schedule_type == "MONTHLY" and day_of_month is not None and day_of_month > 28:
+        day += "L"  # or the last day of a shorter month
+    return f"{minute} {hour} {day} * {day_of_week if schedule_type == 'WEEKLY' else '*'}"

@@ -1,0 +1,183 @@
+"""Schedules as they are kept: what the engine must know in `schedules`, the rest beside it in `automation_settings`,
+both in one transaction. Those that are deleted do not exist, but their runs stay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from psycopg.rows import dict_row
+from pydantic import ValidationError
+
+from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.db.connect import Connection
+from ecluse.engine import Flow, NewSchedule, create_schedule, delete_schedule, load_schedule, update_schedule
+from ecluse.flows.audits.configs import resolve_configs
+from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
+from ecluse.flows.automation.selection import Selection, readable
+from ecluse.notify.rules import HIDDEN
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from ecluse.access.secrets import Secrets
+    from ecluse.vendors.guarded import GuardedHttp
+
+__all__ = ["create", "cron_of", "delete", "listed", "load", "plan_of", "secret_name", "selection_of", "update"]
+
+Row = dict[str, Any]
+
+FLOW = "automation"
+SELECTION = "fiche_selection_"
+ENGINES = ("name", "timezone", "is_active", "catch_up")  # kept by the engine
+APART = (*ENGINES, "fiche_selection", "external_api_key")
+
+LOAD = "SELECT * FROM automation_schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
+LIST = """
+SELECT * FROM automation_schedules WHERE deleted_at IS NULL AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
+ORDER BY tenant_id, name LIMIT %(limit)s OFFSET %(offset)s
+"""
+# Its runs that go on need it until they end.
+FORGET_KEY = """
+UPDATE automation_settings SET has_external_api_key = false WHERE id = %s AND has_external_api_key
+    AND NOT EXISTS (SELECT FROM runs WHERE schedule_id = automation_settings.id AND ended_at IS NULL)
+"""
+
+
+def secret_name(schedule_id: int) -> str:
+    return f"schedule:{schedule_id}"
+
+
+async def create(
+    connection: Connection, flow: Flow, tenant: str, plan: Plan, *, secrets: Secrets | None, guard: GuardedHttp
+) -> Row:
+    async with connection.transaction():
+        await _check(connection, tenant, plan, guard)
+        schedule_id = await create_schedule(connection, _timed(flow, tenant, plan))
+        columns = {"id": schedule_id, **_columns(plan)}
+        names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
+        sql = f"INSERT INTO automation_settings ({names}) VALUES ({marks})"  # noqa: S608 - our own names
+        await connection.execute(sql, columns)
+        if plan.external_api_key is not None:
+            await _seal(connection, tenant, schedule_id, plan.external_api_key, secrets)
+        return await load(connection, tenant, schedule_id)
+
+
+async def update(
+    connection: Connection,
+    flow: Flow,
+    tenant: str,
+    schedule_id: int,
+    changes: Changes,
+    *,
+    secrets: Secrets | None,
+    guard: GuardedHttp,
+) -> Row:
+    async with connection.transaction():
+        await load_schedule(connection, tenant, schedule_id, lock=True)
+        known = plan_of(await load(connection, tenant, schedule_id))
+        try:
+            plan = Plan.model_validate(changed(known, changes))
+        except ValidationError as error:
+            raise InvalidInput(readable(error)) from error
+        await _check(connection, tenant, plan, guard, known=known)
+        await update_schedule(connection, tenant, schedule_id, _timed(flow, tenant, plan))
+        columns = _columns(plan)
+        sets = ", ".join(f"{name} = %({name})s" for name in columns)
+        sql = f"UPDATE automation_settings SET {sets} WHERE id = %(id)s"  # noqa: S608 - our own names
+        await connection.execute(sql, {**columns, "id": schedule_id})
+        if "external_api_key" in changes.model_fields_set:
+            await _seal(connection, tenant, schedule_id, changes.external_api_key, secrets)
+        return await load(connection, tenant, schedule_id)
+
+
+async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
+    """Its runs and slots stay, its name is free again; a run that goes on is not stopped."""
+    from ecluse.access import secrets as sealed  # brings the ciphers along: who only looks need not wait for them
+
+    async with connection.transaction():
+        await load(connection, tenant, schedule_id)
+        await delete_schedule(connection, tenant, schedule_id)
+        if (await connection.execute(FORGET_KEY, (schedule_id,))).rowcount:
+            await sealed.delete(connection, tenant, secret_name(schedule_id))
+
+
+async def load(connection: Connection, tenant: str | None, schedule_id: int) -> Row:
+    """All columns of `automation_schedules`."""
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(LOAD, (schedule_id, tenant))
+        row = await cursor.fetchone()
+    if row is None:
+        raise NotFound(f"there is no automation schedule {schedule_id}")
+    return row
+
+
+async def listed(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[Row]:
+    """By name. `tenant` None is anybody's, which only the command line may ask for."""
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(LIST, {"tenant": tenant, "limit": limit, "offset": offset})
+        return await cursor.fetchall()
+
+
+def selection_of(row: Row) -> Selection:
+    return Selection.model_validate({name: row[SELECTION + name] for name in Selection.model_fields})
+
+
+def plan_of(row: Row) -> Plan:
+    """As it stands, but for the key, which nobody is shown."""
+    names = [name for name in Plan.model_fields if name in row]
+    return Plan.model_validate({name: row[name] for name in names} | {"fiche_selection": selection_of(row)})
+
+
+def _timed(flow: Flow, tenant: str, plan: Plan) -> NewSchedule:
+    times = (plan.cron_expression, plan.time_of_day, plan.day_of_week, plan.day_of_month)
+    return NewSchedule(
+        flow,
+        plan.name,
+        cron_of(plan.schedule_type, *times),
+        plan.timezone,
+        catch_up=plan.catch_up,
+        enabled=plan.is_active,
+        tenant_id=tenant,
+    )
+
+
+def _columns(plan: Plan) -> Row:
+    chosen = plan.fiche_selection.model_dump()
+    return plan.model_dump(exclude=set(APART)) | {SELECTION + name: value for name, value in chosen.items()}
+
+
+async def _check(
+    connection: Connection, tenant: str, plan: Plan, guard: GuardedHttp, *, known: Plan | None = None
+) -> None:
+    """What a plan cannot say about itself. What it was before is not asked again."""
+    if plan.webhook_url is not None and (known is None or plan.webhook_url != known.webhook_url):
+        if plan.webhook_url.endswith(f"/{HIDDEN}"):
+            raise InvalidInput("webhook_url: this is how it is shown, not what it is; give it in full, or leave it out")
+        if (why := guard.refuse_reason(plan.webhook_url)) is not None:
+            raise InvalidInput(f"webhook_url: {why}")
+    if known is None or plan.specific_audit_configs != known.specific_audit_configs:
+        found = await resolve_configs(connection, tenant, plan.specific_audit_configs, use_automatic=False)
+        if found.unknown:
+            raise InvalidInput(f"specific_audit_configs: there is no audit config {found.unknown[0]}")
+
+
+async def _seal(
+    connection: Connection, tenant: str, schedule_id: int, key: SecretStr | None, secrets: Secrets | None
+) -> None:
+    from ecluse.access import secrets as sealed
+    from ecluse.access.envelope import Refused
+
+    if key is None:
+        await sealed.delete(connection, tenant, secret_name(schedule_id))
+    elif secrets is None:
+        raise Refused(
+            409,
+            "NO_SECRET_KEY",
+            "external_api_key is kept sealed, and there is no key here to seal it with: set ECLUSE_SECRET_KEY or "
+            "ECLUSE_SECRET_KEY_FILE.",
+        )
+    else:
+        await secrets.put(connection, tenant, secret_name(schedule_id), key.get_secret_value())
+    await connection.execute(
+        "UPDATE automation_settings SET has_external_api_key = %s WHERE id = %s", (key is not None, schedule_id)
+    )

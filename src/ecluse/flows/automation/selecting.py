@@ -1,0 +1,134 @@
+"""Which fiches a run answers for: those named, or those sold on the days in question, after the CRM was asked for these
+days once more. What only the details can tell is not decided here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import date
+from typing import Any, NamedTuple
+
+from psycopg.rows import class_row
+
+from ecluse.db.connect import Connection
+from ecluse.engine import NewItem, Run, note_errors, select_targets
+from ecluse.flows.automation import snapshot, telling
+from ecluse.flows.automation.selection import Selection, crm_date, dates_to_query
+from ecluse.flows.automation.snapshot import Snapshot
+
+REVALIDATE = "revalidate"
+AT_ONCE = 3  # days of one run at the CRM
+
+# The CRM may have sold more than it told: what was there stays, and counts.
+LISTED = """
+SELECT f.fiche_id, f.groupe, EXISTS (
+    SELECT 1 FROM audits a WHERE a.fiche_cache_id = f.id AND a.is_latest) AS audited
+FROM fiche_cache f WHERE f.tenant_id = %s AND f.sales_date BETWEEN %s AND %s AND f.sales_date = ANY(%s)
+ORDER BY f.sales_date, f.id
+"""
+# What the vendor answered is in the words of the attempt; the status is in them, not in a column.
+FAILED_DAYS = """
+SELECT i.key, i.error_code, i.error, (regexp_match(i.error, '\\m([45][0-9][0-9])\\M'))[1]::int FROM items i
+WHERE i.run_id = %s AND i.stage = %s AND i.status = 'failed' ORDER BY i.key
+"""
+
+
+class Listed(NamedTuple):
+    fiche_id: str
+    groupe: str | None
+    audited: bool
+
+
+class Picked(NamedTuple):
+    fiche_ids: list[str]
+    dropped: dict[str, int]
+
+
+def pick(found: Iterable[Listed], selection: Selection) -> Picked:
+    """In the order found. A fiche without a groupe is judged when its details are there."""
+    dropped: Counter[str] = Counter()
+    kept: dict[str, None] = {}
+    for one in found:
+        if selection.only_unaudited and one.audited:
+            dropped["audited"] += 1
+        elif selection.groupes and one.groupe is not None and one.groupe not in selection.groupes:
+            dropped["groupe"] += 1
+        else:
+            kept[one.fiche_id] = None
+    ids = list(kept)
+    most = selection.max_fiches or len(ids)
+    if len(ids) > most:
+        dropped["max_fiches"] += len(ids) - most
+    return Picked(ids[:most], dict(dropped))
+
+
+def days_of(wanted: Snapshot) -> list[date]:
+    return dates_to_query(wanted.selection, wanted.due, wanted.timezone)
+
+
+async def days(connection: Connection, run: Run) -> list[NewItem]:
+    """What the CRM is asked for: nothing of it is a target, and none of it must succeed."""
+    wanted = await snapshot.load(connection, run)
+    dates = days_of(wanted)
+    await telling.say(connection, run, f"Calculated {len(dates)} dates to query", dates=[crm_date(d) for d in dates])
+    message = f"Revalidating fiche cache for {len(dates)} date(s) before automation"
+    await telling.say(connection, run, message)
+    return [NewItem(day.isoformat(), target="", payload=wanted.own_key, group=f"run-{run.id}") for day in dates]
+
+
+async def select(connection: Connection, run: Run) -> int:
+    """Decided once: a replay keeps the first answer."""
+    async with connection.transaction():
+        wanted = await snapshot.load(connection, run)
+        manual = wanted.selection.mode == "manual"
+        picked = await (_named if manual else _sold)(connection, run, wanted)
+        ids = picked.fiche_ids
+        await telling.say(connection, run, f"Final: {len(ids)} fiches to process", dropped=picked.dropped)
+        await snapshot.add_summary(connection, run, selection={"picked": len(ids), "dropped": picked.dropped})
+        if not ids:
+            await _why_none(connection, run, wanted)
+        await select_targets(connection, {run.id: [NewItem(fiche_id) for fiche_id in ids]})
+        await telling.selected(connection, run, ids, wanted.selection.model_dump(mode="json", exclude={"fiche_ids"}))
+    return len(ids)
+
+
+async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
+    await telling.say(connection, run, "Processing manual fiche selection")
+    picked = pick((Listed(one, None, False) for one in wanted.selection.fiche_ids), wanted.selection)
+    await telling.say(connection, run, f"Using {len(picked.fiche_ids)} manually selected fiches")
+    return picked
+
+
+async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
+    dates = days_of(wanted)
+    await _note_failed_days(connection, run)
+    found: Sequence[Listed] = ()
+    if dates:
+        async with connection.cursor(row_factory=class_row(Listed)) as cursor:
+            await cursor.execute(LISTED, (run.tenant_id, min(dates), max(dates), dates))
+            found = await cursor.fetchall()
+    await telling.say(connection, run, f"Loaded {len(found)} fiches from DB")
+    return pick(found, wanted.selection)
+
+
+async def _note_failed_days(connection: Connection, run: Run) -> None:
+    """They do not end the run, but fiches of these days may be missing: whoever looks must see that."""
+    cursor = await connection.execute(FAILED_DAYS, (run.id, REVALIDATE))
+    failed: list[dict[str, Any]] = [
+        {"date": crm_date(date.fromisoformat(day)), "code": code, "status": status, "error": error}
+        for day, code, error, status in await cursor.fetchall()
+    ]
+    if failed:
+        message = f"Revalidation failed for {len(failed)} date(s): going on with what is known of them"
+        await telling.say(connection, run, message, "warning", apiErrors=failed)
+        await note_errors(connection, run, {"apiErrors": failed})
+
+
+async def _why_none(connection: Connection, run: Run, wanted: Snapshot) -> None:
+    none = "no_fiches" if days_of(wanted) else "no_dates"
+    reason = "no_fiches_manual" if wanted.selection.mode == "manual" else none
+    await connection.execute(
+        "UPDATE automation_run_facts SET result_summary = coalesce(result_summary, '{}') ||"
+        " jsonb_build_object('reason', %s::text) WHERE run_id = %s",
+        (reason, run.id),
+    )

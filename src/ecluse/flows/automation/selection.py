@@ -1,0 +1,227 @@
+"""Which fiches a run takes: what a schedule says, what an override says instead, and the days that follow from it.
+
+Presets count in days of the schedule's zone, the day of the due time included: `last_7_days` is that day and the six
+before it, `this_month` ends with it, `last_month` is the whole calendar month before. A custom range includes both of
+its days.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, timedelta
+from math import ceil
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from ecluse.base import cron
+from ecluse.base.errors import InvalidInput
+
+Mode = Literal["date_range", "manual", "filter"]
+DateRange = Literal["today", "yesterday", "last_7_days", "last_30_days", "this_month", "last_month", "custom"]
+
+LONGEST_RANGE = 366  # days
+MOST_FICHES = 50_000
+MOST_GROUPES = 200
+NAMED = 5
+LARGEST = 2**31 - 1
+FICHE_ID = re.compile("[0-9]{1,20}")
+DATES = ("start_date", "end_date")
+
+
+class EitherSpelling(BaseModel):
+    """Taken in snake_case and in camelCase; kept, described and answered in snake_case."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_snake_case(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        names = {camel: name for name in cls.model_fields if (camel := to_camel(name)) != name}
+        if twice := [camel for camel, name in names.items() if camel in given and name in given]:
+            raise ValueError(f"{', '.join(twice)} is given in both spellings")
+        return {names.get(name, name): value for name, value in given.items()}
+
+
+def _ids(given: Any) -> Any:
+    """A list of texts, or one text with whitespace or commas in between; each once, in the order given."""
+    if isinstance(given, str):
+        given = [one for one in re.split(r"[\s,]+", given) if one]
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise ValueError("a list of fiche ids, each as text, or one text with commas in between")
+    if len(given) > MOST_FICHES:
+        raise ValueError(f"these are {len(given)} fiches, and {MOST_FICHES} is the most")
+    found = [one.strip() for one in given]
+    if wrong := [one for one in found if not FICHE_ID.fullmatch(one)]:
+        named = ", ".join(repr(one[:30]) for one in wrong[:NAMED]) + (", …" if len(wrong) > NAMED else "")
+        raise ValueError(f"a fiche id is 1 to 20 digits; these are not: {named}")
+    return list(dict.fromkeys(found))
+
+
+def _groupes(given: Any) -> Any:
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise ValueError("a list of groupes, each as text")
+    found = [one.strip() for one in given]
+    if len(found) > MOST_GROUPES or not all(1 <= len(one) <= 200 for one in found):
+        raise ValueError(f"at most {MOST_GROUPES} groupes, each of 1 to 200 characters")
+    return list(dict.fromkeys(found))
+
+
+def _day(given: Any) -> Any:
+    if isinstance(given, str) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", given):
+        return date.fromisoformat(given)
+    if given is None or type(given) is date:
+        return given
+    raise ValueError("a day as YYYY-MM-DD")
+
+
+FicheIds = Annotated[list[str], BeforeValidator(_ids), Field(examples=[["171234", "171235"]])]
+Groupes = Annotated[list[str], BeforeValidator(_groupes), Field(examples=[["Paris"]])]
+Day = Annotated[date | None, BeforeValidator(_day), Field(examples=["2026-03-01"])]
+Most = Annotated[int | None, Field(ge=1, le=LARGEST)]
+
+
+class Selection(EitherSpelling):
+    """`filter` is `date_range` under the name of those who use its filters. A manual list may be empty: such a run
+    completes and says so."""
+
+    mode: Mode = Field(examples=["date_range"])
+    date_range: DateRange | None = Field(None, examples=["yesterday"])
+    start_date: Day = None
+    end_date: Day = None
+    fiche_ids: FicheIds = Field(default_factory=list)
+    groupes: Groupes = Field(default_factory=list)
+    only_with_recordings: bool = False
+    only_unaudited: bool = False
+    use_rlm: bool = False
+    max_fiches: Most = Field(None, description="Of those selected, the first so many; null: all of them.")
+    max_recordings_per_fiche: Most = Field(
+        None, description="A fiche with more is ignored; null: as AUTOMATION_MAX_RECORDINGS_PER_FICHE says."
+    )
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Self:
+        if self.mode == "manual":
+            if self.date_range or self.start_date or self.end_date:
+                raise ValueError("date_range, start_date and end_date go with mode date_range or filter")
+            return self
+        if self.fiche_ids:
+            raise ValueError("fiche_ids go with mode manual")
+        if self.date_range is None:
+            raise ValueError(f"mode {self.mode} needs a date_range: a preset, or custom with start_date and end_date")
+        if self.date_range != "custom":
+            if self.start_date or self.end_date:
+                raise ValueError("start_date and end_date go with date_range custom")
+        elif self.start_date is None or self.end_date is None:
+            raise ValueError("date_range custom needs start_date and end_date")
+        elif self.end_date < self.start_date:
+            raise ValueError(f"the range is backwards: it ends on {self.end_date}, before {self.start_date}")
+        elif (days := (self.end_date - self.start_date).days + 1) > LONGEST_RANGE:
+            raise ValueError(f"a range is {LONGEST_RANGE} days at most, and this one is {days}")
+        return self
+
+
+NULLABLE = ("date_range", *DATES, "max_fiches", "max_recordings_per_fiche")
+
+
+class Override(EitherSpelling):
+    """What is to be otherwise, this time: only what is given, and null only where that says something."""
+
+    mode: Mode | None = Field(None, examples=["manual"])
+    date_range: DateRange | None = None
+    start_date: Day = None
+    end_date: Day = None
+    fiche_ids: FicheIds | None = None
+    groupes: Groupes | None = None
+    only_with_recordings: bool | None = None
+    only_unaudited: bool | None = None
+    use_rlm: bool | None = None
+    max_fiches: Most = None
+    max_recordings_per_fiche: Most = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if empty := [name for name, value in self.given().items() if value is None and name not in NULLABLE]:
+            raise ValueError(f"null says nothing about {', '.join(empty)}: leave it out")
+        return self
+
+    def given(self) -> dict[str, Any]:
+        return self.model_dump(exclude_unset=True)
+
+
+def merged(selection: Selection, override: Override | None) -> Selection:
+    """Keys that are given replace the same keys; what another mode or range had no use for is dropped with it."""
+    if override is None:
+        return selection
+    given, known = override.given(), selection.model_dump()
+    mode = given.get("mode", selection.mode)
+    if mode == "manual":
+        idle: tuple[str, ...] = ("date_range", *DATES)
+    else:
+        idle = ("fiche_ids", *(DATES if given.get("date_range", selection.date_range) != "custom" else ()))
+    return parsed({**{name: value for name, value in known.items() if name not in idle}, **given})
+
+
+def parsed(given: dict[str, Any]) -> Selection:
+    """Or InvalidInput, saying what is wrong."""
+    try:
+        return Selection.model_validate(given)
+    except ValidationError as error:
+        raise InvalidInput(f"fiche_selection: {readable(error)}") from error
+
+
+def readable(error: ValidationError) -> str:
+    wrong = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()]
+    return "; ".join(f"{where}: {problem}" if where else problem for where, problem in wrong)
+
+
+def dates_to_query(selection: Selection, due: datetime, timezone: str) -> list[date]:
+    """In order; none for a manual list."""
+    today = due.astimezone(cron.zone(timezone)).date()
+    first, last = today, today
+    match selection.date_range:
+        case None:
+            return []
+        case "yesterday":
+            first = last = today - timedelta(days=1)
+        case "last_7_days":
+            first = today - timedelta(days=6)
+        case "last_30_days":
+            first = today - timedelta(days=29)
+        case "this_month":
+            first = today.replace(day=1)
+        case "last_month":
+            last = today.replace(day=1) - timedelta(days=1)
+            first = last.replace(day=1)
+        case "custom":
+            assert selection.start_date is not None and selection.end_date is not None  # noqa: S101, PT018 - validated
+            first, last = selection.start_date, selection.end_date
+    return [first + timedelta(days=n) for n in range((last - first).days + 1)]
+
+
+def crm_date(day: date) -> str:
+    """As the CRM writes it."""
+    return f"{day:%d/%m/%Y}"
+
+
+def truncation_warning(selection: Selection) -> str | None:
+    """Known beforehand of a manual list only."""
+    given, most = len(selection.fiche_ids), selection.max_fiches
+    if most is None or given <= most:
+        return None
+    return f"{given} fiches are given and max_fiches is {most}: the first {most} are taken, the others are left out."
+
+
+def budget_warning(recordings: int, per_minute: float, max_wait: timedelta) -> str | None:
+    """Whether so many transcripts can be there in time at all, before any backoff."""
+    minutes, budget = ceil(recordings / per_minute), max_wait / timedelta(minutes=1)
+    if minutes <= budget:
+        return None
+    return (
+        f"{recordings} recordings have no transcript yet, which takes {minutes} min at {per_minute:g} a minute; the "
+        f"run waits {budget:g} min (AUTOMATION_TRANSCRIPTION_MAX_WAIT_MS): about {int(budget * per_minute)} of them "
+        "can be there in time, and the fiches of the others fail."
+    )

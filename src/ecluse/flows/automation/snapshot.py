@@ -1,0 +1,125 @@
+"""What a run goes by: its schedule as it was when the run began, with what was to be otherwise this time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from ecluse.base.errors import EcluseError
+from ecluse.db.connect import Connection
+from ecluse.engine import Run
+from ecluse.flows.automation.schedules import selection_of
+from ecluse.flows.automation.selection import Override, Selection, merged, parsed
+
+SETTINGS = (
+    "run_transcription", "skip_if_transcribed", "transcription_priority", "run_audits", "use_automatic_audits",
+    "specific_audit_configs", "continue_on_error", "retry_failed", "max_retries",
+)  # fmt: skip
+
+# Whatever it was when the run was asked for: deleted or switched off since, it is not run.
+SCHEDULE = """
+SELECT a.*, ecluse_now() AS now FROM automation_schedules a
+WHERE a.id = %s AND a.tenant_id = %s AND a.deleted_at IS NULL
+"""
+STORE = """
+INSERT INTO automation_run_facts (run_id, schedule_id, config_snapshot, fiche_ids)
+VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING
+"""
+LOAD = "SELECT config_snapshot, fiche_ids FROM automation_run_facts WHERE run_id = %s"
+ADD_SUMMARY = """
+UPDATE automation_run_facts SET config_snapshot = jsonb_set(config_snapshot, '{selection_summary}',
+    coalesce(config_snapshot -> 'selection_summary', '{}') || %s::jsonb) WHERE run_id = %s
+"""
+ADD = "UPDATE automation_run_facts SET config_snapshot = config_snapshot || %s::jsonb WHERE run_id = %s"
+
+
+class NoSchedule(EcluseError):
+    code = "NO_SCHEDULE"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """`selection` has no ids but where it was loaded for that."""
+
+    schedule_id: int
+    timezone: str
+    due: datetime
+    selection: Selection
+    has_key: bool
+    run_transcription: bool
+    skip_if_transcribed: bool
+    transcription_priority: Any
+    run_audits: bool
+    use_automatic_audits: bool
+    specific_audit_configs: Sequence[int]
+    continue_on_error: bool
+    retry_failed: bool
+    max_retries: int
+
+    @property
+    def rounds(self) -> int:
+        return self.max_retries if self.retry_failed else 0
+
+    @property
+    def own_key(self) -> dict[str, Any] | None:
+        """What an item must know to find the key; never the key."""
+        return {"own_key_of": str(self.schedule_id)} if self.has_key else None
+
+
+async def make(connection: Connection, run: Run) -> Snapshot:
+    """Once: a replay finds what was stored."""
+    if run.schedule_id is None:
+        raise NoSchedule("An automation run is started by its schedule: use POST /api/automation/trigger.")
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(SCHEDULE, (run.schedule_id, run.tenant_id))
+        row = await cursor.fetchone()
+    if row is None:
+        raise NoSchedule(f"Schedule {run.schedule_id} is not there any more.")
+    given = run.input.get("override_fiche_selection")
+    selection = merged(selection_of(row), None if given is None else Override.model_validate(given))
+    kept = selection.model_dump(mode="json")
+    ids = kept.pop("fiche_ids")
+    snapshot = {
+        "schedule_id": str(run.schedule_id),
+        "schedule_name": row["name"],
+        "schedule_type": row["schedule_type"],
+        "timezone": row["timezone"],
+        "due_at": run.input.get("due_at"),
+        "started_at": row["now"].isoformat(),
+        "overrides": None if given is None else {**given, **({"fiche_ids": len(ids)} if "fiche_ids" in given else {})},
+        "has_external_api_key": row["has_external_api_key"],
+        "selection": {**kept, "fiche_ids_given": len(ids)},
+        **{name: row[name] for name in SETTINGS},
+    }
+    await connection.execute(STORE, (run.id, run.schedule_id, Jsonb(snapshot), ids))
+    return await load(connection, run)
+
+
+async def load(connection: Connection, run: Run) -> Snapshot:
+    row = await (await connection.execute(LOAD, (run.id,))).fetchone()
+    assert row is not None  # noqa: S101 - made by the first step
+    kept, ids = row
+    selection = {name: value for name, value in kept["selection"].items() if name != "fiche_ids_given"}
+    return Snapshot(
+        schedule_id=int(kept["schedule_id"]),
+        timezone=kept["timezone"],
+        due=datetime.fromisoformat(kept["due_at"] or kept["started_at"]),
+        selection=parsed({**selection, "fiche_ids": ids}),
+        has_key=kept["has_external_api_key"],
+        **{name: kept[name] for name in SETTINGS},
+    )
+
+
+async def add_summary(connection: Connection, run: Run, **parts: Any) -> None:
+    """What was picked and what was not, and why."""
+    await connection.execute(ADD_SUMMARY, (Jsonb(parts), run.id))
+
+
+async def add(connection: Connection, run: Run, **facts: Any) -> None:
+    """What was found out on the way."""
+    await connection.execute(ADD, (Jsonb(facts), run.id))

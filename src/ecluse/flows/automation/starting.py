@@ -1,0 +1,132 @@
+"""Runs that people ask for: of a schedule, now and perhaps over other fiches; or once more over those that failed.
+
+Everything is checked before there is a run: a schedule that is unknown or off starts nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from ecluse.access.envelope import Refused
+from ecluse.base.errors import NotFound
+from ecluse.db.connect import Connection
+from ecluse.engine import Event, Flow, Start, Started, fire_by_hand, load_schedule, write_events
+from ecluse.flows.automation.schedules import load, selection_of
+from ecluse.flows.automation.selection import Override, budget_warning, merged, truncation_warning
+
+RUN_EVENT = "automation/run"
+
+ENDED = """
+SELECT r.schedule_id, r.ended_at IS NOT NULL, r.status, r.input -> 'override_fiche_selection',
+       s.id IS NOT NULL AND s.deleted_at IS NULL
+FROM runs r LEFT JOIN schedules s ON s.id = r.schedule_id AND s.tenant_id = r.tenant_id
+WHERE r.id = %s AND r.tenant_id = %s AND r.flow = 'automation'
+"""
+FAILED = "SELECT target FROM outcomes WHERE run_id = %s AND outcome = 'failed' ORDER BY target"
+# Of fiches that are not known yet, nobody can say how many recordings they have.
+LEFT = """
+SELECT count(*) FROM fiche_cache f JOIN recordings r ON r.fiche_cache_id = f.id AND NOT r.has_transcription
+WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
+"""
+
+
+async def start(
+    connection: Connection,
+    flow: Flow,
+    tenant: str,
+    schedule_id: int,
+    override: Override | None,
+    *,
+    correlation_id: str | None = None,
+) -> Started:
+    async with connection.transaction():
+        await _startable(connection, tenant, schedule_id, override)
+        return await _fire(
+            connection, flow, tenant, schedule_id, override, Start(flow, "", correlation_id=correlation_id)
+        )
+
+
+async def redrive(
+    connection: Connection, flow: Flow, tenant: str, run_id: int, *, correlation_id: str | None = None
+) -> Started:
+    """As that run was asked for, over the fiches that failed in it. While this goes on, asking again gets the same
+    run."""
+    async with connection.transaction():
+        row = await (await connection.execute(ENDED, (run_id, tenant))).fetchone()
+        if row is None:
+            raise NotFound(f"there is no automation run {run_id}")
+        schedule_id, ended, status, given, there = row
+        if not ended:
+            raise Refused(
+                409, "RUN_NOT_ENDED", f"Run {run_id} is still going ({status}): it can be redriven once over."
+            )
+        failed = [target for (target,) in await (await connection.execute(FAILED, (run_id,))).fetchall()]
+        if not failed:
+            why = f"No fiche failed in run {run_id}: there is nothing to redrive. A trigger starts its schedule anew."
+            raise Refused(409, "NOTHING_FAILED", why)
+        if not there:
+            raise Refused(409, "SCHEDULE_GONE", f"The schedule of run {run_id} is deleted: nothing can be redriven.")
+        idle = {"date_range", "start_date", "end_date"}
+        kept = {name: value for name, value in (given or {}).items() if name not in idle}
+        again = Override.model_validate({**kept, "mode": "manual", "fiche_ids": failed, "max_fiches": None})
+        await _startable(connection, tenant, schedule_id, again)
+        link = Start(flow, f"automation-{run_id}-redrive", parent_run_id=run_id, correlation_id=correlation_id)
+        return await _fire(connection, flow, tenant, schedule_id, again, replace(link, again=True))
+
+
+async def warnings(
+    connection: Connection,
+    tenant: str,
+    schedule_id: int,
+    override: Override | None,
+    *,
+    per_minute: float,
+    max_wait: timedelta,
+) -> list[str]:
+    """What can be known beforehand not to work out: of a manual list only, as others are yet to be selected."""
+    row = await load(connection, tenant, schedule_id)
+    selection = merged(selection_of(row), override)
+    taken = selection.fiche_ids[: selection.max_fiches]
+    left = 0
+    if taken and row["run_transcription"]:
+        (left,) = await (await connection.execute(LEFT, (tenant, taken))).fetchone() or (0,)
+    found = (truncation_warning(selection), budget_warning(left, per_minute, max_wait))
+    return [one for one in found if one is not None]
+
+
+async def _startable(connection: Connection, tenant: str, schedule_id: int, override: Override | None) -> None:
+    """Locked: nobody switches it off before the run is there."""
+    await load_schedule(connection, tenant, schedule_id, lock=True)
+    row = await load(connection, tenant, schedule_id)
+    if not row["is_active"]:
+        raise Refused(409, "SCHEDULE_INACTIVE", f"Schedule {schedule_id} is switched off: set is_active first.")
+    merged(selection_of(row), override)
+
+
+async def _fire(
+    connection: Connection, flow: Flow, tenant: str, schedule_id: int, override: Override | None, how: Start
+) -> Started:
+    given: dict[str, Any] | None = None
+    if override is not None:
+        given = override.model_dump(mode="json", exclude_unset=True)
+
+    def named(start: Start) -> Start:
+        named = replace(start, parent_run_id=how.parent_run_id, correlation_id=how.correlation_id, again=how.again)
+        return replace(named, event_key=how.event_key) if how.event_key else named
+
+    asked = {"override_fiche_selection": given}
+    started = await fire_by_hand(connection, tenant, schedule_id, flow, input=asked, start=named)
+    if not started.deduplicated:
+        run = started.run
+        event = Event(
+            tenant,
+            f"{run.event_key}:{RUN_EVENT}",
+            RUN_EVENT,
+            f"run:{run.id}",
+            {"schedule_id": str(schedule_id), "run_id": str(run.id), "override_fiche_selection": given},
+            run.correlation_id or run.event_key,
+        )
+        await write_events(connection, [event])
+    return started

@@ -1,0 +1,205 @@
+"""What a run tells: its log, in words that operators know, its events, and whoever is to be notified of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import psycopg
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+from pydantic_core import to_json
+
+from ecluse.base.errors import EcluseError
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection, is_away, one_line
+from ecluse.engine import Event, Run, write_events
+from ecluse.flows.audits.saving import record_failures
+from ecluse.notify.dispatch import Recipient, notify
+
+Row = dict[str, Any]
+Level = Literal["info", "warning", "error"]
+TOLD = 200  # fiches named in an event, at most
+
+# Once: a step that is repeated after a crash says nothing twice.
+SAY = """
+INSERT INTO run_log (run_id, at, level, message, data)
+SELECT %(run)s, ecluse_now(), %(level)s, %(message)s, %(data)s
+WHERE NOT EXISTS (SELECT 1 FROM run_log WHERE run_id = %(run)s AND message = %(message)s)
+"""
+
+BEGIN = """
+UPDATE automation_settings SET last_run_status = 'running', last_run_at = ecluse_now() WHERE id = %s
+"""
+
+# Recordings and audits of this run's own making, however late they came.
+SUM_UP = """
+SELECT r.id, r.status, r.end_cause, r.reason, r.error_code, r.error_message, r.selected, r.successful, r.failed,
+       r.ignored, extract(epoch FROM r.ended_at - coalesce(r.started_at, r.created_at))::float8 AS seconds,
+       f.result_summary, coalesce(t.n, 0)::int AS transcriptions_run, coalesce(a.n, 0)::int AS audits_run,
+       coalesce(e.reasons, '{}') AS reasons
+FROM runs r LEFT JOIN automation_run_facts f ON f.run_id = r.id
+LEFT JOIN LATERAL (
+    SELECT count(*) AS n FROM automation_run_fiches k JOIN runs c ON c.id = k.transcription_run_id
+        AND c.parent_run_id = r.id
+    JOIN recordings d ON d.fiche_cache_id = k.fiche_cache_id AND d.transcribed_at >= c.created_at
+    WHERE k.run_id = r.id) t ON true
+LEFT JOIN LATERAL (
+    SELECT count(*) AS n FROM audits WHERE automation_run_id = r.id AND status IN ('completed', 'failed')) a ON true
+LEFT JOIN LATERAL (
+    SELECT jsonb_object_agg(code, n) AS reasons FROM (
+        SELECT coalesce(error_code, outcome) AS code, count(*) AS n FROM outcomes
+        WHERE run_id = r.id AND outcome <> 'successful' GROUP BY 1) c) e ON true
+WHERE r.id = ANY(%s) ORDER BY r.id
+"""
+STORE = """
+UPDATE automation_run_facts f SET result_summary = coalesce(f.result_summary, '{}') || t.summary,
+    transcriptions_run = t.transcriptions_run, audits_run = t.audits_run
+FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, summary jsonb, transcriptions_run integer, audits_run integer)
+WHERE f.run_id = t.run_id
+"""
+# A run that another one still holds the schedule for does not say that it is idle.
+STATISTICS = """
+UPDATE automation_settings a SET total_runs = total_runs + 1,
+    successful_runs = successful_runs + (t.status = 'success')::int,
+    partial_runs = partial_runs + (t.status = 'partial')::int, failed_runs = failed_runs + (t.status = 'failed')::int,
+    last_run_status = CASE WHEN EXISTS (SELECT 1 FROM schedules s JOIN runs h ON h.id = s.holding_run_id
+        WHERE s.id = a.id AND h.id <> t.run_id AND h.ended_at IS NULL) THEN a.last_run_status ELSE t.status END
+FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, schedule_id bigint, status text) WHERE a.id = t.schedule_id
+"""
+WHOM = """
+SELECT webhook_url, notify_emails, notify_on_complete, notify_on_error FROM automation_settings WHERE id = %s
+"""
+
+SCHEDULE_STATUS = {"completed": "success", "partial": "partial", "failed": "failed"}
+
+
+async def say(connection: Connection, run: Run, message: str, level: Level = "info", /, **metadata: Any) -> None:
+    data = Jsonb(metadata) if metadata else None
+    await connection.execute(SAY, {"run": run.id, "level": level, "message": storable(message), "data": data})
+
+
+def job_id(run: Run) -> str:
+    return f"automation-run-{run.id}"
+
+
+def event(run: Run, name: str, payload: Mapping[str, Any], *, suffix: str = "", job: str | None = None) -> Event:
+    """Told once per run, name and suffix."""
+    about = {"job_id": job or job_id(run), "run_id": str(run.id), "schedule_id": str(run.schedule_id)}
+    return Event(
+        tenant_id=run.tenant_id,
+        event_key=f"{run.event_key}:{name}{suffix}",
+        event_type=name,
+        aggregate=f"run:{run.id}",
+        payload={**about, **payload},
+        correlation_id=run.correlation_id or run.event_key,
+    )
+
+
+async def begun(connection: Connection, run: Run) -> None:
+    """The schedule is marked, and whoever looks at it, or at the run, hears of it."""
+    await connection.execute(BEGIN, (run.schedule_id,))
+    due = {"due_at": run.input.get("due_at")}
+    asked = {"override_fiche_selection": run.input.get("override_fiche_selection")}
+    await write_events(
+        connection,
+        [
+            event(run, "automation/run", {**due, **asked}),
+            event(run, "automation.schedule.run_created", due, job=f"automation-schedule-{run.schedule_id}"),
+            event(run, "automation.run.started", due),
+        ],
+    )
+
+
+async def selected(connection: Connection, run: Run, fiche_ids: Sequence[str], controls: Mapping[str, Any]) -> None:
+    told = {"total_fiches": len(fiche_ids), "selection": dict(controls), "fiche_ids": list(fiche_ids[:TOLD])}
+    if len(fiche_ids) > TOLD:
+        told["truncated"] = True
+    await write_events(connection, [event(run, "automation.run.selection", told)])
+
+
+async def progress(connection: Connection, run: Run, phase: str, done: int, total: int, failed: int) -> None:
+    """Not again while nothing has changed."""
+    told = {"phase": phase, "done": done, "total": total, "failed": failed}
+    await write_events(
+        connection, [event(run, "automation.run.progress", told, suffix=f":{phase}:{done}:{failed}:{total}")]
+    )
+
+
+async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
+    """In the transaction that ends them, however they end."""
+    by_id = {run.id: run for run in runs}
+    await record_failures(connection, list(by_id))
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(SUM_UP, (sorted(by_id),))
+        rows = await cursor.fetchall()
+    summaries = {row["id"]: summary(row) for row in rows}
+    facts = [
+        {"run_id": row["id"], "summary": summaries[row["id"]]}
+        | {name: row[name] for name in ("transcriptions_run", "audits_run")}
+        for row in rows
+    ]
+    await connection.execute(STORE, (to_json(facts).decode(),))
+    statistics = [
+        {"run_id": row["id"], "schedule_id": by_id[row["id"]].schedule_id, "status": SCHEDULE_STATUS[row["status"]]}
+        for row in rows
+    ]
+    await connection.execute(STATISTICS, (to_json(statistics).decode(),))
+    events = []
+    for row in rows:
+        run, told = by_id[row["id"]], summaries[row["id"]]
+        normal = row["end_cause"] == "normal"
+        level: Level = "info" if normal else "error"
+        await say(connection, run, f"Automation run {'completed' if normal else 'failed'}", level, **told)
+        events.append(event(run, f"automation.run.{'completed' if normal else 'failed'}", told))
+        await _notify(connection, run, row, told)
+    return events
+
+
+def summary(row: Row) -> Row:
+    """Small: what became of each fiche is in its own row."""
+    told = {
+        "status": row["status"],
+        "total_fiches": row["successful"] + row["failed"],
+        "successful_fiches": row["successful"],
+        "failed_fiches": row["failed"],
+        "ignored_fiches": row["ignored"],
+        "transcriptions_run": row["transcriptions_run"],
+        "audits_run": row["audits_run"],
+        "duration_ms": round(row["seconds"] * 1000),
+        "reasons": row["reasons"],
+    }
+    if row["end_cause"] != "normal":
+        error = {"error_code": row["error_code"], "error": row["error_message"]}
+        return {**told, "end_cause": row["end_cause"], **error}
+    if row["successful"] + row["failed"] == 0:
+        known = (row["result_summary"] or {}).get("reason")
+        return {**told, "reason": "all_ignored" if row["ignored"] else known or "no_fiches"}
+    return told
+
+
+async def _notify(connection: Connection, run: Run, row: Row, told: Row) -> None:
+    """Best effort: what cannot be told changes nothing about the run."""
+    whom = await (await connection.execute(WHOM, (run.schedule_id,))).fetchone()
+    if whom is None:
+        return
+    url, addresses, on_complete, on_error = whom
+    normal = row["end_cause"] == "normal"
+    if not wanted(normal, row["status"], on_complete, on_error):
+        return
+    recipients = [Recipient("webhook", url)] if url else []
+    recipients += [Recipient("mail", address) for address in addresses]
+    about = event(run, "automation/completed" if normal else "automation/failed", told, suffix=":notified")
+    try:
+        async with connection.transaction():
+            await notify(connection, recipients, about)
+    except (psycopg.Error, EcluseError) as error:
+        if is_away(error):
+            raise
+        await say(connection, run, f"Nobody could be notified: {one_line(error)}", "error")
+        run.trace.warn("nobody could be notified", error=one_line(error))
+
+
+def wanted(normal: bool, status: str, on_complete: bool, on_error: bool) -> bool:
+    """Every normal end, if that is asked for; and whatever did not go well, if that is."""
+    return (normal and on_complete) or (on_error and (not normal or status in ("partial", "failed")))

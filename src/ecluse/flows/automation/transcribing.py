@@ -1,0 +1,148 @@
+"""Transcripts of a run's fiches: a run of their own for each fiche, all started here, and a gate that looks at what the
+recordings say. They go on whatever becomes of us."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from ecluse.base.ids import item_event_id
+from ecluse.db.connect import Connection
+from ecluse.engine import Counted, Flow, Run, Settled, settle_targets
+from ecluse.flows.automation import snapshot, telling
+from ecluse.flows.automation.config import Config
+from ecluse.flows.automation.selection import budget_warning
+from ecluse.flows.transcriptions.starting import start
+
+TRANSCRIBE = "transcribe"
+INCOMPLETE = "Transcription incomplete (timeout/stall)"
+SAMPLE = 3
+NAMED = 3  # recordings, in the error of a fiche
+
+# Of fiches that are still in play. A recording that is gone upstream counts nowhere.
+FROM = """
+FROM automation_run_fiches f JOIN outcomes o ON o.run_id = f.run_id AND o.target = f.fiche_id AND o.outcome IS NULL
+JOIN recordings r ON r.fiche_cache_id = f.fiche_cache_id AND r.removed_at IS NULL
+LEFT JOIN runs t ON t.id = f.transcription_run_id
+WHERE f.run_id = %(run)s
+"""
+UNHEALABLE = """EXISTS (SELECT 1 FROM items i WHERE i.run_id = t.id AND i.key = r.call_id AND i.status = 'failed'
+    AND i.permanent AND i.target <> '')"""
+COUNT = f"""
+SELECT count(*)::int, (count(*) FILTER (WHERE r.has_transcription))::int,
+       (count(*) FILTER (WHERE NOT r.has_transcription AND t.ended_at IS NOT NULL))::int,
+       (count(*) FILTER (WHERE NOT r.has_transcription AND t.ended_at IS NOT NULL AND {UNHEALABLE}))::int {FROM}
+"""
+FICHES = f"""
+SELECT f.fiche_id, (count(*) FILTER (WHERE NOT r.has_transcription))::int {FROM} GROUP BY f.fiche_id ORDER BY 1
+"""
+HEALABLE = f"""
+SELECT DISTINCT f.fiche_id {FROM} AND NOT r.has_transcription AND t.ended_at IS NOT NULL AND NOT {UNHEALABLE} ORDER BY 1
+"""
+LATE = f"""
+SELECT f.fiche_id, count(*)::int, coalesce(
+           (array_agg(r.call_id || ': ' || coalesce(c.reason, i.error) ORDER BY r.call_id)
+            FILTER (WHERE coalesce(c.reason, i.error) IS NOT NULL))[1:{NAMED}], '{{}}')
+FROM automation_run_fiches f JOIN outcomes o ON o.run_id = f.run_id AND o.target = f.fiche_id AND o.outcome IS NULL
+JOIN recordings r ON r.fiche_cache_id = f.fiche_cache_id AND r.removed_at IS NULL AND NOT r.has_transcription
+LEFT JOIN outcomes c ON c.run_id = f.transcription_run_id AND c.target = r.call_id
+LEFT JOIN items i ON i.run_id = f.transcription_run_id AND i.stage = 'recordings' AND i.key = r.call_id
+WHERE f.run_id = %(run)s GROUP BY f.fiche_id ORDER BY 1
+"""  # noqa: S608 - our own words
+LINK = """
+UPDATE automation_run_fiches f SET transcription_run_id = t.run, transcription_round = %s
+FROM unnest(%s::text[], %s::bigint[]) AS t(fiche_id, run) WHERE f.run_id = %s AND f.fiche_id = t.fiche_id
+"""
+
+
+@dataclass(frozen=True)
+class Transcripts:
+    """The units of the gate are recordings: of all fiches in play, whoever had them transcribed."""
+
+    flow: Flow
+    config: Config
+    rounds: int
+
+    async def dispatch(self, connection: Connection, run: Run, max_wait: timedelta) -> int:
+        """Returns how many fiches were dispatched. Twice starts nothing twice: an event that is known has its run."""
+        wanted = await snapshot.load(connection, run)
+        rows = await (await connection.execute(FICHES, {"run": run.id})).fetchall()
+        fiche_ids = [fiche for fiche, missing in rows if missing or not wanted.skip_if_transcribed]
+        await self._warn(connection, run, sum(missing for _, missing in rows), max_wait)
+        await self._start(connection, run, fiche_ids, wanted.transcription_priority, 0)
+        sample = [_event_id(run, fiche_id, 0) for fiche_id in fiche_ids[:SAMPLE]]
+        counts = {"fiches": len(fiche_ids), "skipped": len(rows) - len(fiche_ids)}
+        await telling.say(connection, run, "Dispatched fiche/transcribe fan-out events", **counts, event_ids=sample)
+        run.trace.fan_out("fiche/transcribe", len(fiche_ids), sample, **counts)
+        return len(fiche_ids)
+
+    async def count(self, connection: Connection, run: Run) -> Counted:
+        row = await (await connection.execute(COUNT, {"run": run.id})).fetchone()
+        assert row is not None  # noqa: S101 - an aggregate has one row
+        return Counted(*row)
+
+    async def again(self, connection: Connection, run: Run, round_: int) -> None:
+        wanted = await snapshot.load(connection, run)
+        fiche_ids = [row[0] for row in await (await connection.execute(HEALABLE, {"run": run.id})).fetchall()]
+        await self._start(connection, run, fiche_ids, wanted.transcription_priority, round_)
+        sample = [_event_id(run, fiche_id, round_) for fiche_id in fiche_ids[:SAMPLE]]
+        message = f"Retrying transcriptions ({round_}/{self.rounds})"
+        await telling.say(connection, run, message, "warning", fiches=len(fiche_ids), event_ids=sample)
+        run.trace.fan_out("fiche/transcribe", len(fiche_ids), sample, round=round_)
+
+    async def settle(self, connection: Connection, run: Run) -> tuple[int, int]:
+        """After the gate: every fiche of which a transcript is missing has failed, and says which and why."""
+        async with connection.transaction():
+            rows = await (await connection.execute(LATE, {"run": run.id})).fetchall()
+            counted = await self.count(connection, run)
+            settled = [
+                Settled(fiche_id, "failed", "TRANSCRIPTION_INCOMPLETE", _error(missing, reasons))
+                for fiche_id, missing, reasons in rows
+            ]
+            await settle_targets(connection, run, settled)
+            done = f"completed {counted.succeeded}/{counted.expected}"
+            if settled:
+                message = f"Transcription timeout/stall - {done}"
+                await telling.say(connection, run, message, "warning", fiches=len(settled))
+            else:
+                await telling.say(connection, run, f"Transcription {done}")
+        return len(settled), counted.succeeded
+
+    async def _start(
+        self, connection: Connection, run: Run, fiche_ids: Sequence[str], priority: Any, round_: int
+    ) -> None:
+        for first in range(0, len(fiche_ids), self.config.chunk):
+            some = fiche_ids[first : first + self.config.chunk]
+            async with connection.transaction():
+                started = await start(
+                    connection,
+                    self.flow,
+                    run.tenant_id,
+                    some,
+                    event_ids=[_event_id(run, fiche_id, round_) for fiche_id in some],
+                    priority=priority,
+                    refresh=False,
+                    parent_run_id=run.id,
+                    correlation_id=run.correlation_id or run.event_key,
+                )
+                ids = [one.run_id for one in started]
+                await connection.execute(LINK, (round_, [one.fiche_id for one in started], ids, run.id))
+
+    async def _warn(self, connection: Connection, run: Run, recordings: int, max_wait: timedelta) -> None:
+        if warning := budget_warning(recordings, self.config.per_minute, max_wait):
+            await telling.say(connection, run, f"The budget does not fit: {warning}", "warning")
+            await snapshot.add(connection, run, budget_warning=warning)
+            run.trace.warn(warning)
+
+
+def _event_id(run: Run, fiche_id: str, round_: int) -> str:
+    return item_event_id(run.flow, run.id, TRANSCRIBE, fiche_id, round_)
+
+
+def _error(missing: int, reasons: Sequence[str]) -> str:
+    if not reasons:
+        return INCOMPLETE
+    more = f" (and {missing - len(reasons)} more)" if missing > len(reasons) else ""
+    return f"{INCOMPLETE}: {'; '.join(f'recording {reason}' for reason in reasons)}{more}"

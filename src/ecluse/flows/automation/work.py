@@ -1,0 +1,120 @@
+"""What an item does: read a day's sales list, or a fiche in full. No retry, no sleep, no status, no commit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from typing import NamedTuple
+
+from ecluse.base.clock import Clock
+from ecluse.base.errors import NotFound, PermanentError
+from ecluse.db.connect import Connection
+from ecluse.engine import Done, Item, Result, Saved, WorkContext
+from ecluse.flows.audits.work import Access as AuditAccess
+from ecluse.flows.audits.work import Auditor, connected_auditor
+from ecluse.flows.fiches.cache import cache_sales
+from ecluse.flows.fiches.fetching import Fetched, fetch_fiche, save_details
+from ecluse.vendors.crm import Crm
+from ecluse.vendors.http import VendorHttp
+
+KEY_SECONDS = 30.0  # a schedule's key is asked for again after this: it may have been changed
+
+ReadSecret = Callable[[Connection, str, str], Awaitable[str]]
+
+
+@dataclass(frozen=True)
+class Access:
+    """What the knobs say about the vendors. No URL or no key: each call says so. `read_secret` opens the keys that
+    schedules have of their own."""
+
+    audits: AuditAccess
+    crm_url: str | None = None
+    crm_key: str | None = field(default=None, repr=False)
+    crm_deadline: float = 30
+    connections: int = 200
+    read_secret: ReadSecret | None = None
+
+
+class Keys:
+    """The keys of schedules, each asked for once in a while, whatever the number of items."""
+
+    def __init__(self, read: ReadSecret | None) -> None:
+        self._read = read
+        self._known: dict[tuple[str, int], tuple[float, str]] = {}
+        self._asking = asyncio.Lock()
+
+    async def of(self, context: WorkContext, item: Item) -> str | None:
+        """None: the general one is meant."""
+        schedule = item.payload.get("own_key_of") if item.payload else None
+        if schedule is None:
+            return None
+        key = (item.tenant_id, int(schedule))
+        async with self._asking:
+            asked, value = self._known.get(key, (float("-inf"), ""))
+            if time.monotonic() - asked > KEY_SECONDS:
+                value = await self._ask(context, *key)
+                self._known[key] = (time.monotonic(), value)
+        return value
+
+    async def _ask(self, context: WorkContext, tenant: str, schedule: int) -> str:
+        if self._read is None:
+            message = "The schedule's API key is sealed, and there is no ECLUSE_SECRET_KEY here."
+            raise PermanentError(message, code="SEALED")
+        try:
+            async with context.database() as connection:
+                return await self._read(connection, tenant, secret_name(schedule))
+        except NotFound as error:
+            message = "The schedule's own API key is not there any more: give it anew."
+            raise PermanentError(message, code="NO_KEY") from error
+
+
+def secret_name(schedule_id: int) -> str:
+    return f"schedule:{schedule_id}"
+
+
+class Vendors(NamedTuple):
+    crm: Crm
+    keys: Keys
+    auditor: Auditor
+
+
+@asynccontextmanager
+async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
+    async with AsyncExitStack() as open_:
+        crm = None
+        if access.crm_url:
+            crm = VendorHttp(
+                "crm", access.crm_url, deadline=access.crm_deadline, connections=access.connections, now=clock.now
+            )
+            open_.push_async_callback(crm.close)
+        auditor = await open_.enter_async_context(connected_auditor(access.audits, clock))
+        yield Vendors(Crm(crm, access.crm_key), Keys(access.read_secret), auditor)
+
+
+async def revalidate(context: WorkContext, item: Item) -> Result:
+    vendors: Vendors = context.vendors
+    sales = await vendors.crm.sales(date.fromisoformat(item.key), api_key=await vendors.keys.of(context, item))
+    rows = [fiche.model_dump(mode="json") for fiche in sales.fiches]
+    return Done({"fiches": len(rows), "skipped": sales.skipped[:20]}, kept={"rows": rows, "at": context.now()})
+
+
+async def save_sales(connection: Connection, saved: Sequence[Saved]) -> None:
+    for tenant in sorted({one.item.tenant_id for one in saved}):
+        mine = [one for one in saved if one.item.tenant_id == tenant]
+        lists = {date.fromisoformat(one.item.key): one.kept["rows"] for one in mine}
+        await cache_sales(connection, tenant, lists, max(one.kept["at"] for one in mine))
+
+
+async def fetch(context: WorkContext, item: Item) -> Result:
+    """Anew, whatever is cached. One that the CRM does not know is an answer, and is stored as one."""
+    vendors: Vendors = context.vendors
+    answer = await fetch_fiche(vendors.crm, item.key, api_key=await vendors.keys.of(context, item))
+    return Done({"found": answer["found"]}, kept=answer.get("details"))
+
+
+async def save_fetched(connection: Connection, saved: Sequence[Saved]) -> None:
+    await save_details(connection, [Fetched(one.item.tenant_id, one.item.key, one.kept) for one in saved])
