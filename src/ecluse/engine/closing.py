@@ -82,9 +82,11 @@ async def _end(connection: Connection, flow: Flow, over: Sequence[Run]) -> None:
 
 # After the commit, so that of two who end the last two children, at least one sees that there is none left.
 CHILDLESS = """
-SELECT DISTINCT p.tenant_id || '/' || p.event_key, s.stage
-FROM runs c JOIN runs p ON p.id = c.parent_run_id JOIN stages s ON s.run_id = p.id
-WHERE c.id = ANY(%s) AND p.ended_at IS NULL AND s.units IS NOT NULL AND s.ended_at IS NULL AND NOT EXISTS (
+WITH parents AS MATERIALIZED (
+    SELECT DISTINCT parent_run_id AS id FROM runs WHERE id = ANY(%s) AND parent_run_id IS NOT NULL)
+SELECT r.tenant_id || '/' || r.event_key, s.stage
+FROM parents p JOIN runs r ON r.id = p.id JOIN stages s ON s.run_id = p.id
+WHERE r.ended_at IS NULL AND s.units IS NOT NULL AND s.ended_at IS NULL AND NOT EXISTS (
     SELECT 1 FROM runs o WHERE o.parent_run_id = p.id AND o.ended_at IS NULL)
 """
 
