@@ -9,9 +9,11 @@ Debian's cron does: nothing in the gap, both passes of the doubled hour.
 from __future__ import annotations
 
 import difflib
+import re
+from calendar import monthrange
 from collections import deque
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -31,14 +33,15 @@ ALIASES = {
     "@annually": "0 0 1 1 *",
 }
 ACCEPTED = (
-    "Five fields are accepted: minute (0-59), hour (0-23), day of month (1-31, L, LW), month (1-12, JAN-DEC), day of "
-    "week (0-7, SUN-SAT, 5L, 5#2), each as *, */n, a, a-b, a-b/n or a list of these; or "
+    "Five fields are accepted: minute (0-59), hour (0-23), day of month (1-31, L, LW, 30L), month (1-12, JAN-DEC), "
+    "day of week (0-7, SUN-SAT, 5L, 5#2), each as *, */n, a, a-b, a-b/n or a list of these; or "
     f"{', '.join(ALIASES)}."
 )
 ZONE_RULES = version("tzdata")
 LONGEST = 200
 MINUTE = timedelta(minutes=1)
 SOME_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 - wall-clock time has no zone
+DAY_OR_LAST = re.compile("(29|30|31)L", re.IGNORECASE)
 
 
 @cache
@@ -53,6 +56,28 @@ def zone(name: str) -> ZoneInfo:
         return ZoneInfo.from_file(file, key=name)
 
 
+class Named(CronSim):
+    """Which wall-clock times an expression names. One day of month is understood that cronsim does not know: `30L` is
+    the 30th, or the last day of a month that has none, so that something monthly happens every month."""
+
+    def __init__(self, text: str, start: datetime) -> None:
+        fields = text.split()
+        given = DAY_OR_LAST.fullmatch(fields[2])
+        self._or_last = int(given[1]) if given else None
+        super().__init__(" ".join([*fields[:2], "L", *fields[3:]]) if given else text, start)
+
+    def match_dom(self, d: date) -> bool:
+        if self._or_last is None:
+            return super().match_dom(d)
+        return d.day == min(self._or_last, monthrange(d.year, d.month)[1])
+
+    def explain(self) -> str:
+        said = super().explain()
+        if self._or_last is None:
+            return said
+        return said.replace("the last day of", f"day {self._or_last}, or the last day, of")
+
+
 class Cron:
     def __init__(self, text: str) -> None:
         self.text = ALIASES.get(text.strip().lower(), text.strip())
@@ -62,8 +87,8 @@ class Cron:
         if len(self.text) > LONGEST or len(fields) != 5:
             raise InvalidInput(f"cron {text[:LONGEST]!r}: {len(fields)} fields. {ACCEPTED}")
         try:
-            self._fields = CronSim(self.text, SOME_DAY)
-            next(CronSim(self.text, SOME_DAY))
+            self._fields = Named(self.text, SOME_DAY)
+            next(Named(self.text, SOME_DAY))
         except CronSimError as error:
             raise InvalidInput(f"cron {text!r}: {str(error).lower()} (out of range, or never). {ACCEPTED}") from error
         except StopIteration:
@@ -95,7 +120,7 @@ class Cron:
             start -= second - first
         last = after
         again: deque[datetime] = deque()  # of a doubled hour: the second pass begins when the first is over
-        for label in CronSim(self.text, start):
+        for label in Named(self.text, start):
             first, second = passes(label, zone)
             while again and again[0] < first:
                 last = again.popleft()
