@@ -6,7 +6,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all check lint format types imports demo bench chaos coverage-of-requirements requirements docs clean
+.PHONY: help test test-all check lint format types imports demo bench bench-automation chaos coverage-of-requirements requirements docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ demo: .venv/.ready ## The scripted demonstration; KEEP=1 leaves it running, JSON
 
 bench: .venv/.ready ## The benchmark; N=20000 sets the number of items, JSON=1 prints JSON
 	$(BIN)/python -m bench $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)
+
+bench-automation: .venv/.ready ## What the automation flow costs above its calls; N=10000 fiches, JSON=1 prints JSON
+	$(BIN)/python -m bench.automation $(if $(N),--fiches $(N)) $(if $(filter 1,$(JSON)),--json)
 
 chaos: .venv/.ready ## Replicas killed at random, then the account; KILLS=200 SEED=1 by default, JSON=1 prints JSON
 	$(BIN)/python -m tests.faults.chaos $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) \

@@ -12,26 +12,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
 import psycopg
 import uvloop
 
-from bench.harness import ROOT, fresh_database
-from bench.reads import quantile, ready
+from bench.harness import fresh_database
+from bench.reads import quantile
 from bench.server import server
+from bench.serving import sandbox, served
 from bench.statements import count_statements
-from ecluse.access import keys
 from ecluse.db.connect import normalise
 from ecluse.migrations.runner import upgrade
 
@@ -42,48 +36,6 @@ NO_CAP = {
     "TRANSCRIPTION_FICHE_CONCURRENCY": "1000",
 }
 ENDED = "SELECT count(*) FROM runs WHERE flow = 'transcription' AND ended_at IS NOT NULL"
-
-
-@contextlib.contextmanager
-def sandbox() -> Iterator[str]:
-    command = [sys.executable, "-m", "ecluse.sandbox", "--port", "0", "--seed", "7"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().rsplit(" ", 1)[-1].strip()
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-@contextlib.contextmanager
-def replica(dsn: str, vendors: str, knobs: dict[str, str]) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    environment = {**os.environ, "DATABASE_URL": dsn, "ECLUSE_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT), **knobs}
-    environment |= {"CRM_BASE_URL": f"{vendors}/crm", "CRM_API_KEY": "bench"}
-    environment |= {"ELEVENLABS_BASE_URL": f"{vendors}/elevenlabs", "ELEVENLABS_API_KEY": "bench"}
-    process = subprocess.Popen([sys.executable, "-m", "ecluse", "serve", "--port", str(port)], env=environment)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-
-
-@contextlib.asynccontextmanager
-async def served(dsn: str, vendors: str, knobs: dict[str, str], replicas: int) -> AsyncIterator[aiohttp.ClientSession]:
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        _, key = await keys.create(connection, "default", "operator", "bench")
-    with contextlib.ExitStack() as stack:
-        urls = [stack.enter_context(replica(dsn, vendors, knobs)) for _ in range(replicas)]
-        headers = {"Authorization": f"Bearer {key}"}
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(urls[0], headers=headers, timeout=timeout) as session:
-            for url in urls:
-                await ready(session, url)
-            yield session
 
 
 async def ledger(session: aiohttp.ClientSession, vendors: str) -> list[dict[str, Any]]:
@@ -111,8 +63,8 @@ async def batch(session: aiohttp.ClientSession, fiches: list[int]) -> None:
 
 async def click(dsn: str, clicks: int) -> dict[str, float]:
     answers, firsts, ends = [], [], []
-    with sandbox() as vendors:
-        async with served(dsn, vendors, NO_CAP, 1) as session:
+    with sandbox() as (vendors, _):
+        async with served(dsn, vendors, NO_CAP, 1) as (session, _):
             for fiche in range(9000, 9000 + clicks):
                 heard: list[tuple[str, float]] = []
                 over = asyncio.Event()
@@ -149,8 +101,8 @@ async def cap(dsn: str, seconds: float) -> dict[str, float]:
     per_minute = 600
     knobs = {**NO_CAP, "TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE": str(per_minute)}
     numbers = [10_000 + 8 * n + 4 for n in range(int(per_minute / 60 * seconds / 5) + 5)]  # five recordings each
-    with sandbox() as vendors:
-        async with served(dsn, vendors, knobs, 3) as session:
+    with sandbox() as (vendors, _):
+        async with served(dsn, vendors, knobs, 3) as (session, _):
             await batch(session, numbers)
             await asyncio.sleep(seconds)
             calls = await ledger(session, vendors)
@@ -174,14 +126,14 @@ async def batches(dsn: str, log: Any, fiches: int) -> dict[str, float]:
     numbers = [10_000 + 8 * n + 4 for n in range(fiches)]  # five recordings each
     knobs = {**NO_CAP, "ECLUSE_HANDS": os.environ.get("ECLUSE_HANDS", "500")}
     found: dict[str, float] = {}
-    with sandbox() as vendors:
+    with sandbox() as (vendors, _):
         if log is not None:
             with count_statements(dsn, log) as counted:
-                async with served(dsn, vendors, knobs, 1) as session:
+                async with served(dsn, vendors, knobs, 1) as (session, _):
                     await batch(session, numbers)
                     await all_ended(dsn, fiches)
             found["statements_per_recording"] = counted.count / (5 * fiches)
-        async with served(dsn, vendors, knobs, 1) as session:
+        async with served(dsn, vendors, knobs, 1) as (session, _):
             began = time.perf_counter()
             await batch(session, [number + 8 * fiches for number in numbers])
             found["answer_ms"] = (time.perf_counter() - began) * 1000

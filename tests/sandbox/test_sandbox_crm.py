@@ -29,7 +29,11 @@ async def sales(http: Client, day: str) -> list[dict[str, Any]]:
 @pytest.mark.req("G-90")
 @pytest.mark.parametrize(
     ("fiche_id", "count"),
-    [(1000, 1), (1007, 8), (8999, 8), (12_345, 2), (9000, 5), (9099, 5), (9100, 0), (9199, 0), (9250, 3), (9400, 12)],
+    [
+        *((1000, 1), (1007, 8), (8999, 8), (12_345, 2)),
+        *((9000, 5), (9099, 5), (9100, 0), (9199, 0), (9250, 3), (9400, 12)),
+        *((19_999_999, 8), (20_000_000, 5), (20_000_001, 5), (29_999_999, 5), (30_000_000, 1)),
+    ],
 )
 async def test_a_fiche_has_the_recordings_of_its_class(http: Client, fiche_id: int, count: int) -> None:
     found = await fiche(http, fiche_id)

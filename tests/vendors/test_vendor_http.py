@@ -8,8 +8,10 @@ import socket
 import time
 import tracemalloc
 from collections.abc import Awaitable
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from ecluse.base.errors import NotSentError, PermanentError, TransientError, VendorError
 from ecluse.vendors.http import VendorHttp
@@ -87,6 +89,8 @@ async def test_any_success_is_an_answer(method: str) -> None:
         (b'{"ko":true}', "ok: Field required"),
         (b"[]", "the answer: Input should be an object"),
         (b'{"ok":true,"x":"\xff"}', "the answer: Invalid JSON"),
+        (rb'{"ok":true,"x":"a\ud800b"}', "the answer: Invalid JSON"),
+        (rb'{"ok":true,"x":[{"\udc00":1}]}', "the answer: Invalid JSON"),
     ],
 )
 async def test_an_answer_of_another_shape_is_a_bad_answer(body: bytes, said: str) -> None:
@@ -100,6 +104,27 @@ async def test_fields_that_a_vendor_adds_do_no_harm() -> None:
     script = answers(response(b'{"ok":true,"new":{"deep":[1]}}'))
     async with raw_server(script) as server, client_of(server.port) as http:
         assert await http.call("GET", "/x", Answer) == Answer(ok=True)
+
+
+class Texts(BaseModel):
+    x: Any
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        (rb"\u0000", "\ufffd"),
+        (rb"a\u0000\u0000b", "a\ufffd\ufffdb"),
+        (rb"\\\u0000", "\\\ufffd"),
+        (rb"\\u0000", "\\u0000"),  # a backslash, and five letters
+        (rb"\\\\u0000\u0000", "\\\\u0000\ufffd"),
+        (rb"\u00000", "\ufffd0"),
+    ],
+)
+async def test_of_a_nul_byte_in_an_answer_a_mark_is_left(sent: bytes, text: str) -> None:
+    script = answers(response(b'{"x":[{"' + sent + b'":"' + sent + b'"}]}'))
+    async with raw_server(script) as server, client_of(server.port) as http:
+        assert await http.call("GET", "/x", Texts) == Texts(x=[{text: text}])
 
 
 async def test_an_excerpt_is_short_and_storable() -> None:

@@ -14,7 +14,6 @@ from urllib.parse import quote
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
-from ecluse.base.text import storable_json
 from ecluse.vendors.http import VendorHttp
 
 NOT_FOUND = "NOT_FOUND"
@@ -25,12 +24,12 @@ def id_text(value: Any) -> Any:
     """A number or a text; what is neither is refused by the type."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return storable_json(value.strip()) if isinstance(value, str) else value
+    return value.strip() if isinstance(value, str) else value
 
 
 def url_text(value: Any) -> str:
     """Blank where there is none."""
-    return str(storable_json(value.strip())) if isinstance(value, str) else ""
+    return value.strip() if isinstance(value, str) else ""
 
 
 def instant(value: Any) -> datetime | None:
@@ -114,7 +113,7 @@ class Crm:
             headers=headers,
             explain=partial(explain, own_key=bool(api_key), listing=True),
         )
-        rows = ({**row, "data": storable_json(row)} if isinstance(row, dict) else row for row in answer.fiches)
+        rows = ({**row, "data": row} if isinstance(row, dict) else row for row in answer.fiches)
         fiches, skipped = usable(SalesFiche, "sales row", rows)
         by_id: dict[str, SalesFiche] = {}
         for fiche in fiches:
@@ -130,7 +129,7 @@ class Crm:
         answer = await http.call(
             "GET", path, FicheAnswer, headers=headers, explain=partial(explain, own_key=bool(api_key), listing=False)
         )
-        message = storable_json(answer.message or "")
+        message = answer.message or ""
         subject = f"{http.name} GET {path}"
         if not answer.success:
             if answer.is_gone:
@@ -150,7 +149,7 @@ class Crm:
                 {
                     **{name: answer.information.get(name) for name in ("groupe", "attribution_user_id")},
                     "message": message,
-                    "information": storable_json(answer.information),
+                    "information": answer.information,
                     "recordings": list(by_call.values()),
                     "skipped": skipped,
                 }

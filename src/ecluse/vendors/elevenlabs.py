@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, RootModel
+from pydantic import BaseModel, Field, RootModel
 
 from ecluse.base.errors import PermanentError, VendorError
-from ecluse.base.text import storable, storable_json
+from ecluse.base.text import storable
 from ecluse.vendors.audio import Audio
 from ecluse.vendors.http import VendorHttp
 
@@ -23,22 +23,20 @@ from ecluse.vendors.http import VendorHttp
 CONCURRENCY = {"concurrent_limit_exceeded", "too_many_concurrent_requests"}
 QUOTA = "quota_exceeded"
 
-Text = Annotated[str, AfterValidator(storable_json)]
-
 
 class Word(BaseModel):
-    text: Text
+    text: str
     start: float | None = None
     end: float | None = None
-    type: Text  # word, spacing or audio_event
-    speaker_id: Text | None = None
+    type: str  # word, spacing or audio_event
+    speaker_id: str | None = None
 
 
 class Transcript(BaseModel):
-    language_code: Text
-    text: Text
+    language_code: str
+    text: str
     words: list[Word]
-    transcription_id: Text | None = None
+    transcription_id: str | None = None
     audio_duration_secs: float | None = None
 
 
@@ -46,12 +44,12 @@ class Channels(BaseModel):
     """What comes for a recording with one speaker per channel."""
 
     transcripts: list[Transcript]
-    transcription_id: Text | None = None
+    transcription_id: str | None = None
     audio_duration_secs: float | None = None
 
 
 class SpeechAnswer(RootModel[Transcript | Channels]):
-    pass
+    root: Transcript | Channels = Field(union_mode="left_to_right")  # most are the first: try no more
 
 
 @dataclass(frozen=True)

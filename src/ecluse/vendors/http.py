@@ -1,5 +1,7 @@
 """The one way out over HTTP: one request per call, within a deadline, answered by a model or a `VendorError`.
 
+Text of an answer can be stored as it is: half a character makes it unreadable, and of a NUL byte only a mark is left.
+
 What a failure means hangs on one question, whether the request may have reached the vendor. If it never left us it is
 a `NotSentError`; once it left, only the vendor's own refusal makes sure that nothing was done.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,6 +44,7 @@ LARGEST_REFUSAL = 65_536  # bytes read of an answer whose status has said it all
 JSON = {"Content-Type": "application/json"}
 REFUSALS = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 404: "NOT_FOUND", 409: "CONFLICT", 412: "PRECONDITION_FAILED"}
 WORTH_REPEATING = {408, 425}
+NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # after an even number of backslashes
 
 Explain = Callable[[VendorError, bytes], VendorError]
 
@@ -154,6 +158,8 @@ class VendorHttp:
         if len(answer) > largest:
             message = f"{subject}: the answer is larger than {largest} bytes"
             raise PermanentError(message, code="ANSWER_TOO_LARGE", ambiguous=True)
+        if b"\\u0000" in answer:  # once over all of it: a check of every word is dear
+            answer = bytearray(NUL.sub(rb"\1\\ufffd", answer))
         try:
             return model.model_validate_json(answer, strict=True)
         except ValidationError as exc:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel
+from pydantic import BaseModel
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
-from ecluse.base.text import storable, storable_json
+from ecluse.base.text import storable
 from ecluse.vendors.http import VendorHttp
 
 R = TypeVar("R")
@@ -31,17 +31,15 @@ CODES = {
     "content_filter": ("CONTENT_FILTERED", "the vendor's filter refused the input"),
 }
 
-Text = Annotated[str, AfterValidator(storable_json)]
-
 
 class Message(BaseModel):
-    content: Text | None = None
-    refusal: Text | None = None
+    content: str | None = None
+    refusal: str | None = None
 
 
 class Choice(BaseModel):
     message: Message
-    finish_reason: Text | None = None
+    finish_reason: str | None = None
 
 
 class Usage(BaseModel):
@@ -50,7 +48,7 @@ class Usage(BaseModel):
 
 
 class ChatAnswer(BaseModel):
-    model: Text
+    model: str
     choices: list[Choice]
     usage: Usage | None = None
 
