@@ -57,13 +57,12 @@ from ecluse.engine.outbox import write as write_events
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.run_log import write as log_run
-from ecluse.engine.runs import TENANT, Settled, Start, Started, announce, note_errors, open_targets, settle_targets
+from ecluse.engine.runs import TENANT, Start, Started, announce, note_errors
 from ecluse.engine.runs import begin_many as begin_runs
 from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import insert_many as insert_runs
 from ecluse.engine.runs import load as load_run
 from ecluse.engine.runs import load_many as load_runs
-from ecluse.engine.runs import select as select_targets
 from ecluse.engine.schedules import (
     NewSchedule,
     create_schedule,
@@ -77,6 +76,8 @@ from ecluse.engine.schedules import (
 )
 from ecluse.engine.slots import Rules
 from ecluse.engine.states import PLAIN, State, Words
+from ecluse.engine.targets import Settled, open_targets, settle_targets
+from ecluse.engine.targets import select as select_targets
 from ecluse.engine.waiting import Waiting, why
 
 if TYPE_CHECKING:

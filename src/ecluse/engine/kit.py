@@ -20,7 +20,7 @@ from ecluse.base.ids import replica_id
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
-from ecluse.engine import closing, orchestration, reading, runs
+from ecluse.engine import closing, orchestration, reading, runs, targets
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, Tell, WorkContext
 from ecluse.engine.lanes import LANES_CHANNEL, Lanes
@@ -207,7 +207,7 @@ class Kit:
             started = await runs.insert(connection, start)
             if not started.deduplicated:
                 await runs.begin_many(connection, start.flow, [started.run])
-                await runs.select(connection, {started.run.id: items})
+                await targets.select(connection, {started.run.id: items})
                 await fan_out(connection, started.run, stage, items, chunk=self.chunk)
         return started
 

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from ecluse.base.ids import item_event_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import runs
+from ecluse.engine import runs, targets
 from ecluse.engine.committer import LOCK_RUNS
 from ecluse.engine.fan_out import HEAD_START, SAMPLE, Priority
 from ecluse.engine.flow import NewItem, Run, Stage
@@ -100,7 +100,7 @@ async def open_stage(
         return
     wanted = sorted(wanted, key=lambda one: one[0].id)
     if select:
-        await runs.select(connection, {run.id: items for run, items in wanted})
+        await targets.select(connection, {run.id: items for run, items in wanted})
     names = {"flow": wanted[0][0].flow, "stage": stage.name, "lane": stage.lane.name}
     facts = {"runs": [run.id for run, _ in wanted], "items": [len(items) for _, items in wanted]}
     limits = {"budget": stage.retry.executions, "max_wait": max_wait or stage.max_wait}

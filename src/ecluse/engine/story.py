@@ -13,7 +13,7 @@ import psycopg
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import ending, gate, orchestration, run_log, runs
+from ecluse.engine import ending, gate, orchestration, run_log, runs, targets
 from ecluse.engine.fan_out import Priority, fan_out
 from ecluse.engine.flow import Flow, Run, Source, Stage
 
@@ -101,14 +101,14 @@ class Story:
         payload) is for `fan_out`."""
 
         async def chosen(connection: Connection, run: Run) -> int:
-            await runs.select(connection, {run.id: await source(connection, run)})
-            return await runs.how_many_selected(connection, run.id)
+            await targets.select(connection, {run.id: await source(connection, run)})
+            return await targets.how_many_selected(connection, run.id)
 
         count = await self.step("select", chosen)
         crashpoint("after select")
         return count
 
-    async def fan_out(self, stage: Stage, source: Source = runs.open_targets, priority: Priority = "normal") -> int:
+    async def fan_out(self, stage: Stage, source: Source = targets.open_targets, priority: Priority = "normal") -> int:
         """Dispatch the stage's items: those of `source`, or one without a payload for every target still open."""
 
         async def dispatched(connection: Connection, run: Run) -> int:

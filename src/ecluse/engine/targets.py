@@ -1,0 +1,80 @@
+"""The targets of runs: which they answer for, which are still open, and those whose outcome is known before the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from pydantic_core import to_json
+
+from ecluse.base.text import LONGEST_KEY, storable
+from ecluse.db.connect import Connection
+from ecluse.engine import outbox
+from ecluse.engine.flow import NewItem, Run
+
+SELECT = """
+WITH t AS MATERIALIZED (
+    SELECT DISTINCT run, target FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(run bigint, target text)),
+chosen AS (
+    UPDATE runs r SET selected = n.targets
+    FROM (SELECT id, count(t.target) AS targets FROM unnest(%(runs)s::bigint[]) AS g(id)
+          LEFT JOIN t ON t.run = g.id GROUP BY id) AS n
+    WHERE r.id = n.id AND r.selected IS NULL AND r.ended_at IS NULL RETURNING r.id, r.selected),
+noted AS (
+    INSERT INTO run_log (run_id, at, level, message, data)
+    SELECT id, ecluse_now(), 'info', 'selected ' || selected || ' targets', jsonb_build_object('targets', selected)
+    FROM chosen),
+opened AS (INSERT INTO outcomes (run_id, target) SELECT t.run, t.target FROM t JOIN chosen ON chosen.id = t.run)
+SELECT id FROM chosen
+"""
+
+
+async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]]) -> None:
+    """The targets that runs answer for, each with an open outcome. Decided once: a replay keeps the first answer."""
+    rows = [
+        {"run": run_id, "target": storable(item.target or item.key, LONGEST_KEY)}
+        for run_id, items in targets.items()
+        for item in items
+    ]
+    async with connection.transaction():
+        cursor = await connection.execute(SELECT, {"rows": to_json(rows).decode(), "runs": list(targets)})
+        if chosen := [row[0] for row in await cursor.fetchall()]:
+            await outbox.tell(connection, chosen, "selected")
+
+
+async def how_many_selected(connection: Connection, run_id: int) -> int:
+    row = await (await connection.execute("SELECT selected FROM runs WHERE id = %s", (run_id,))).fetchone()
+    return row[0] or 0 if row else 0
+
+
+async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
+    """Every target without an outcome of which nothing has failed or is unfinished: what the next stage works on."""
+    cursor = await connection.execute(
+        "SELECT target FROM outcomes o WHERE run_id = %s AND outcome IS NULL AND NOT EXISTS (SELECT 1 FROM items i"
+        " WHERE i.run_id = o.run_id AND i.target = o.target AND i.status <> 'succeeded') ORDER BY target",
+        (run.id,),
+    )
+    return [NewItem(key=str(row[0])) for row in await cursor.fetchall()]
+
+
+class Settled(NamedTuple):
+    """What became of a target before its run has ended. `reason` says why it failed, or does not count."""
+
+    target: str
+    outcome: Literal["successful", "failed", "ignored"]
+    error_code: str | None = None
+    reason: str | None = None
+
+
+SETTLE_TARGETS = """
+UPDATE outcomes o SET outcome = t.outcome, error_code = t.error_code, reason = t.reason
+FROM jsonb_to_recordset(%s::jsonb) AS t(target text, outcome text, error_code text, reason text), runs r
+WHERE o.run_id = %s AND o.target = t.target AND o.outcome IS NULL AND r.id = o.run_id AND r.ended_at IS NULL
+"""
+
+
+async def settle_targets(connection: Connection, run: Run, settled: Sequence[Settled]) -> int:
+    """For good: the first word on a target is the last. Returns of how many this was the first."""
+    rows = [one._replace(reason=storable(one.reason))._asdict() if one.reason else one._asdict() for one in settled]
+    await connection.execute("SELECT 1 FROM runs WHERE id = %s FOR SHARE", (run.id,))
+    return (await connection.execute(SETTLE_TARGETS, (to_json(rows).decode(), run.id))).rowcount
