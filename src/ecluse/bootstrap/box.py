@@ -1,4 +1,4 @@
-"""The composition root: settings in, a database that answers and an engine with its flows out."""
+"""The flows in the box, made of what the knobs say, and those that somebody brings along."""
 
 from __future__ import annotations
 
@@ -6,55 +6,24 @@ import importlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-import structlog
 from pydantic import SecretStr
 
 from ecluse.base.clock import Clock
 from ecluse.base.errors import SetUpError
-from ecluse.base.trace_files import TraceFiles
-from ecluse.db import embedded
-from ecluse.db.connect import check, normalise
-from ecluse.engine import ROLES, Flow, Role, Rules, Sink, Tell
-from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
+from ecluse.engine import Flow
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
     from ecluse.access.secrets import Secrets
-    from ecluse.engine import Kit
     from ecluse.flows.audits.flow import Config as AuditConfig
     from ecluse.flows.audits.work import Access as AuditAccess
     from ecluse.flows.automation.config import Config as AutomationConfig
     from ecluse.flows.transcriptions.config import Config
-    from ecluse.notify.work import Setup
-    from ecluse.realtime.room import Realtime
-
-log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Database:
-    dsn: str
-    server: embedded.Embedded | None  # ours, if we started or joined it
-
-    def release(self) -> None:
-        if self.server is not None:
-            self.server.release()
-
-
-def open_database(settings: Settings) -> Database:
-    """The one in DATABASE_URL, or the embedded one. Blocking."""
-    if settings.DATABASE_URL:
-        dsn = normalise(settings.DATABASE_URL)
-        check(dsn)
-        return Database(dsn, None)
-    server = embedded.start(settings.ECLUSE_DATA_DIR or embedded.default_data_dir())
-    return Database(normalise(server.dsn()), server)
 
 
 def transcription_config(settings: Settings) -> Config:
@@ -148,11 +117,11 @@ def automation_config(settings: Settings) -> AutomationConfig:
 def _automation(settings: Settings, transcription: Flow) -> Flow:
     from ecluse.flows.automation.flow import Automation
 
-    vendors = _automation_vendors(settings, None)
+    vendors = automation_vendors(settings, None)
     return Automation(automation_config(settings), audit_config(settings), transcription, vendors).flow
 
 
-def _automation_vendors(
+def automation_vendors(
     settings: Settings, secrets: Secrets | None
 ) -> Callable[[Clock], AbstractAsyncContextManager[Any]]:
     from ecluse.flows.automation.work import Access, connected
@@ -176,15 +145,6 @@ def _audit(settings: Settings) -> Flow:
 
 def _secret(given: SecretStr | None) -> str | None:
     return given.get_secret_value().strip() or None if given is not None else None
-
-
-def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
-    """Of the workflows whose runs have a log file each."""
-    data = settings.ECLUSE_DATA_DIR or embedded.default_data_dir()
-    found = [TraceFiles(data / "logs", "transcription", clock.now)] if settings.TRANSCRIPTION_DEBUG_LOG_TO_FILE else []
-    if settings.AUTOMATION_DEBUG_LOG_TO_FILE:
-        found.append(TraceFiles(data / "automation-debug-logs", "automation", clock.now, ".txt"))
-    return found
 
 
 @dataclass(frozen=True)
@@ -236,112 +196,7 @@ def _load_flow(name: str) -> Flow:
     return flow
 
 
-def open_secrets(settings: Settings, database: Database) -> Secrets | None:
-    """Refuses a key that does not fit what is stored. None: there is no key, and nothing that would need one."""
-    from ecluse.access.secrets import Secrets, check_fits, key_file, made_once, read_key  # only servers need ciphers
-
-    secrets = None
-    if settings.ECLUSE_SECRET_KEY is not None:
-        secrets = Secrets(read_key(settings.ECLUSE_SECRET_KEY.get_secret_value(), "ECLUSE_SECRET_KEY"))
-    elif settings.ECLUSE_SECRET_KEY_FILE is not None:
-        secrets = Secrets(key_file(settings.ECLUSE_SECRET_KEY_FILE))
-    elif database.server is not None:
-        secrets = Secrets(made_once(database.server.data_dir / "secret.key"))
-    with psycopg.connect(database.dsn) as connection:
-        stored = connection.execute("SELECT DISTINCT key_id FROM secrets").fetchall()
-    check_fits(secrets, [row[0] for row in stored])
-    return secrets
-
-
-def open_realtime(settings: Settings, secrets: Secrets | None) -> Realtime:
-    from ecluse.realtime.room import HostedApp, Realtime
-
-    given = (settings.PUSHER_APP_ID, settings.PUSHER_KEY, settings.PUSHER_SECRET)
-    place = settings.PUSHER_CLUSTER or settings.PUSHER_HOST
-    hosted = None
-    if all(given) and place and settings.PUSHER_APP_ID and settings.PUSHER_KEY and settings.PUSHER_SECRET:
-        secret = settings.PUSHER_SECRET.get_secret_value()
-        where = (settings.PUSHER_CLUSTER, settings.PUSHER_HOST)
-        hosted = HostedApp(settings.PUSHER_APP_ID, settings.PUSHER_KEY, secret, *where)
-    elif any(given) or place:
-        log.warning("hosted Pusher needs PUSHER_APP_ID, PUSHER_KEY, PUSHER_SECRET and PUSHER_CLUSTER: it is not used")
-    return Realtime(
-        secrets,
-        private=settings.PUSHER_USE_PRIVATE_CHANNELS,
-        largest=settings.PUSHER_MAX_PAYLOAD_BYTES,
-        dry_run=settings.PUSHER_DRY_RUN,
-        hosted=hosted,
-    )
-
-
 def _notifications() -> Flow:
     from ecluse.notify.flow import FLOW
 
     return FLOW
-
-
-def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup:
-    from ecluse.notify.work import Setup, Smtp  # only servers tell anybody
-
-    smtp = None
-    if settings.SMTP_HOST and settings.MAIL_FROM:
-        smtp = Smtp(
-            settings.SMTP_HOST,
-            settings.SMTP_PORT,
-            settings.MAIL_FROM,
-            username=settings.SMTP_USERNAME,
-            password=settings.SMTP_PASSWORD.get_secret_value() if settings.SMTP_PASSWORD else None,
-            # A password goes nowhere in the clear because somebody on the way hid the offer to encrypt.
-            starttls={"auto": True if settings.SMTP_USERNAME else None, "always": True, "never": False}[
-                settings.SMTP_STARTTLS
-            ],
-            tls=settings.SMTP_TLS,
-            timeout=settings.SMTP_TIMEOUT_SECONDS,
-        )
-    return Setup(
-        dsn,
-        read_secret=secrets.get if secrets else None,
-        allowed_networks=tuple(settings.allowed_networks),
-        webhook_timeout=settings.ECLUSE_WEBHOOK_TIMEOUT_SECONDS,
-        smtp=smtp,
-        public_url=settings.ECLUSE_PUBLIC_URL,
-    )
-
-
-def bootstrap(
-    settings: Settings,
-    dsn: str,
-    flows: Sequence[Flow],
-    roles: frozenset[Role] = ROLES,
-    *,
-    secrets: Secrets | None = None,
-    live: Tell = lambda _: None,
-    sinks: Sequence[Sink] = (),
-) -> Kit:
-    from ecluse.engine import Kit  # here, because commands that start no engine should not wait for it
-    from ecluse.notify.dispatch import dispatch
-    from ecluse.notify.flow import working
-
-    def able(flow: Flow) -> Flow:
-        """With what was not there yet when it was loaded."""
-        if flow.name == NOTIFICATIONS:
-            return working(notify_setup(settings, dsn, secrets))
-        return replace(flow, vendors=_automation_vendors(settings, secrets)) if flow.name == "automation" else flow
-
-    kit = Kit(
-        dsn=dsn,
-        flows=[able(flow) for flow in flows],
-        sinks=[lambda events: dispatch(kit.pool, events), *sinks],
-        live=live,
-        roles=roles,
-        hands=settings.ECLUSE_HANDS,
-        chunk=settings.AUTOMATION_SEND_EVENT_CHUNK_SIZE,
-        beat=settings.ECLUSE_HEARTBEAT_SECONDS,
-        dead_after=settings.ECLUSE_DEAD_AFTER_SECONDS,
-        trace_rows=settings.WORKFLOW_LOG_DB_ENABLED,
-        due=Rules(
-            look_back=timedelta(minutes=settings.AUTOMATION_SCHEDULER_WINDOW_MINUTES),
-            catch_up_within=timedelta(hours=settings.ECLUSE_CATCH_UP_HOURS),
-        ),
-    )
-    return kit
