@@ -4,7 +4,6 @@ is told, and what the knobs make of its stages."""
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
-from random import Random
 
 import pytest
 
@@ -21,6 +20,7 @@ from ecluse.flows.automation.selection import Selection, crm_date
 from ecluse.flows.automation.telling import summary, wanted
 from ecluse.flows.fiches.cache import FicheState
 from ecluse.settings import Settings
+from tests.unit.seeded import seeded
 
 NOW = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
 
@@ -259,7 +259,7 @@ def test_the_crm_is_asked_three_times_a_second_and_four_apart(monkeypatch, stage
     policy = getattr(made_of(monkeypatch), stage).retry
 
     def after(executions: int, error: Exception) -> Retry | GiveUp:
-        return decide_retry(error, executions=executions, policy=policy, now=NOW, chance=Random(1))
+        return decide_retry(error, executions=executions, policy=policy, now=NOW, chance=seeded(1))
 
     assert after(1, TransientError("503")) == Retry(NOW + timedelta(seconds=1))
     assert after(2, TransientError("503")) == Retry(NOW + timedelta(seconds=4))
