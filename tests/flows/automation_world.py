@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from ecluse.engine import Flow, Kit, Live
+from ecluse.engine import Flow, Kit, Live, Start
+from ecluse.engine.slots import event_key
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
 from ecluse.flows.automation import schedules, starting
@@ -94,6 +95,12 @@ class World:
         async with self.kit.pool.connection() as connection:
             given = Override.model_validate(override) if override else None
             return (await starting.start(connection, self.flow, self.tenant, schedule_id, given)).run.id
+
+    def fired(self, schedule_id: int, due: datetime) -> Start:
+        """As a tick would start it."""
+        given = {"due_at": due.isoformat()}
+        key = event_key(self.flow.slot_key, schedule_id, due)
+        return Start(self.flow, key, self.tenant, given, schedule_id=schedule_id)
 
     async def ended(self, run_id: int, patience: timedelta = PATIENCE) -> dict[str, Any]:
         row = await self.kit.wait_for_run(run_id, patience)

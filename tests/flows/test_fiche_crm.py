@@ -108,7 +108,7 @@ async def test_a_sales_list_goes_into_the_cache_as_the_crm_sent_it(connection, q
     async with crm_that_answers({"fiches": rows}) as (crm, requests):
         sales = await crm.sales(date(2026, 3, 2))
     told = [fiche.model_dump(mode="json") for fiche in sales.fiches]
-    await cache_sales(connection, "default", date(2026, 3, 2), told, datetime(2026, 3, 3, tzinfo=UTC))
+    await cache_sales(connection, "default", {date(2026, 3, 2): told}, datetime(2026, 3, 3, tzinfo=UTC))
     assert query("SELECT fiche_id, groupe, raw_data ->> 'ville', sales_date FROM fiche_cache ORDER BY 1") == [
         ("1", "A", "Lyon\ufffd", date(2026, 3, 2)),
         ("2", None, None, date(2026, 3, 2)),

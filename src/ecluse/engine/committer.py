@@ -39,8 +39,8 @@ LOCK_CLAIMS = "SELECT 1 FROM claims WHERE id = ANY(%s) ORDER BY id FOR NO KEY UP
 STORE = """
 WITH inp AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id bigint, claim_id bigint, status text, permanent boolean,
-        result jsonb, error_code text, error text, event_id text, ambiguous boolean, maybe_paid boolean,
-        due_at timestamptz)),
+        result jsonb, error_code text, error text, http_status smallint, event_id text, ambiguous boolean,
+        maybe_paid boolean, due_at timestamptz)),
 -- empty for whoever was declared dead: then nothing below happens
 clock AS MATERIALIZED (SELECT ecluse_now() AS now FROM replicas WHERE id = %(replica)s AND state = 'live'),
 fenced AS MATERIALIZED (
@@ -61,7 +61,8 @@ stored AS (
     FROM clock, inp JOIN fenced ON fenced.id = inp.claim_id
     WHERE i.id = inp.id AND i.claim_id = inp.claim_id AND i.status = 'open'
     RETURNING i.id, i.run_id, i.round, i.executions, inp.claim_id, i.status, inp.error_code, inp.error,
-              inp.event_id, inp.ambiguous, inp.maybe_paid, inp.due_at, i.error AS said, i.error_code AS code),
+              inp.http_status, inp.event_id, inp.ambiguous, inp.maybe_paid, inp.due_at, i.error AS said,
+              i.error_code AS code),
 counted AS (
     UPDATE claims c SET succeeded = c.succeeded + n.succeeded, failed = c.failed + n.failed,
         ignored = c.ignored + n.ignored, released = c.released + n.released
@@ -71,9 +72,10 @@ counted AS (
                  count(*) FILTER (WHERE status = 'open') AS released FROM stored GROUP BY 1) n
     WHERE c.id = n.claim_id),
 tried AS (
-    INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous,
-                          maybe_paid, retry_at)
-    SELECT run_id, id, event_id, round, executions, now, %(replica)s, error_code, error, ambiguous, maybe_paid, due_at
+    INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, http_status,
+                          ambiguous, maybe_paid, retry_at)
+    SELECT run_id, id, event_id, round, executions, now, %(replica)s, error_code, error, http_status, ambiguous,
+           maybe_paid, due_at
     FROM stored, clock WHERE status IN ('open', 'failed') AND error_code IS NOT NULL),
 logged AS (
     INSERT INTO run_log (run_id, at, level, message, event_id, data)
@@ -95,6 +97,7 @@ class Finish(NamedTuple):
     permanent: bool = False
     error_code: str | None = None
     error: str | None = None
+    http_status: int | None = None
     ambiguous: bool = False
     due_at: datetime | None = None
     effect: Ended | None = None
@@ -113,6 +116,7 @@ class Finish(NamedTuple):
                 "permanent": self.permanent,
                 "error_code": self.error_code,
                 "error": storable(self.error or ""),
+                "http_status": self.http_status,
                 "event_id": self.item.event_id,
                 "ambiguous": self.ambiguous,
                 "maybe_paid": self.ambiguous and self.stage.paid,

@@ -56,6 +56,7 @@ def failed(
         "failed",
         error_code=code,
         error=text,
+        http_status=error.status if isinstance(error, VendorError) else None,
         ambiguous=isinstance(error, VendorError) and error.ambiguous,
         effect=effect,
     )

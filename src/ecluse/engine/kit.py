@@ -242,7 +242,7 @@ class Kit:
             run = await runs.load(connection, run_id)
         if run.flow not in self.by_name:
             raise orchestration.NotHere(f"flow {run.flow!r} is not loaded")
-        await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk))
+        await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, tell=self.live))
 
     async def _put_budgets(self) -> None:
         """Of runs in flight, which another version of this program may have dispatched."""

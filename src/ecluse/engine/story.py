@@ -15,7 +15,7 @@ from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import ending, gate, orchestration, run_log, runs, targets
 from ecluse.engine.fan_out import Priority, fan_out
-from ecluse.engine.flow import Flow, Run, Source, Stage
+from ecluse.engine.flow import Flow, Run, Source, Stage, Tell
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,9 +39,10 @@ def gate_topic(stage: str) -> str:
 
 
 class Story:
-    def __init__(self, pool: Pool, flow: Flow, run: Run, *, chunk: int) -> None:
+    def __init__(self, pool: Pool, flow: Flow, run: Run, *, chunk: int, tell: Tell = lambda _: None) -> None:
         self._pool = pool
         self._chunk = chunk
+        self.tell = tell  # ephemeral: a step that is repeated tells again
         self.flow = flow
         self.run = run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,7 +22,11 @@ COUNT = """
 SELECT count(*) FILTER (WHERE outcome IS NULL)::int, count(*) FILTER (WHERE outcome = 'failed')::int
 FROM outcomes WHERE run_id = %s
 """
-WHY = "SELECT key, error FROM items WHERE run_id = %s AND stage = %s AND status = 'failed'"
+WHY = "SELECT key, error FROM items WHERE run_id = %s AND stage = %s AND status <> 'succeeded'"
+# From the table: whoever counts again after a crash counts the same.
+REASONS = """
+SELECT outcome, error_code, count(*)::int FROM outcomes WHERE run_id = %s AND outcome IS NOT NULL GROUP BY 1, 2
+"""
 KEEP = """
 INSERT INTO automation_run_fiches (run_id, fiche_id, fiche_cache_id, recordings_count)
 SELECT %s, fiche_id, fiche_cache_id, recordings_count
@@ -61,7 +64,7 @@ def judge(
         return Settled(fiche_id, "ignored", "GROUPE", reason)
     if limit is not None and recordings > limit:
         return Settled(fiche_id, "ignored", "TOO_MANY_RECORDINGS", f"{recordings} recordings, and {limit} is the most")
-    if selection.only_with_recordings and not recordings:
+    if selection.only_with_recordings and not (recordings or state.has_recordings):
         return Settled(fiche_id, "ignored", "NO_RECORDINGS", "It has no recordings")
     return None
 
@@ -81,10 +84,9 @@ async def decide(connection: Connection, run: Run, default_limit: int | None) ->
         settled = [verdict for verdict in verdicts if verdict is not None]
         await _keep(connection, run, list(known.values()))
         await settle_targets(connection, run, settled)
-        counted = {
-            outcome: dict(Counter(one.error_code for one in settled if one.outcome == outcome))
-            for outcome in ("ignored", "failed")
-        }
+        counted: dict[str, dict[str, int]] = {"ignored": {}, "failed": {}}
+        for outcome, code, count in await (await connection.execute(REASONS, (run.id,))).fetchall():
+            counted[outcome][code] = count
         gone_on = len(fiche_ids) - len(settled)
         stale = [one for one in why if (state := known.get(one)) is not None and state.ready]
         if stale:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Lane, Look, NewItem, Redispatch, RetryPolicy, Run, Settled, Stage, open_targets
+from ecluse.engine import Flow, Lane, Look, NewItem, Redispatch, RetryPolicy, Run, Settled, Stage, Tell, open_targets
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
 from ecluse.flows.audits.flow import audit_stage
@@ -122,12 +122,17 @@ class Automation:
         if wanted.dated:
             await story.fan_out(self.revalidate, selecting.days)
             await story.gate(self.revalidate)
-        if not await story.step("select-fiches", selecting.select):
-            return
+        if await story.step("select-fiches", selecting.select):
+            await self._take_through(story, wanted)
+        await story.phase("finalizing")
+        if not wanted.run_audits:
+            await story.step("settle-fiches", filtering.settle_open, Settled("", "successful"))
+
+    async def _take_through(self, story: Story, wanted: _Wanted) -> None:
         await story.phase("fetching")
         fetch = replace(self.fetch, rounds=wanted.rounds)
         await story.fan_out(fetch, _fetches)
-        await story.gate(fetch, seen=partial(_seen, "fetching", "Fiche details"))
+        await story.gate(fetch, seen=partial(_seen, story.tell, "fetching", "Fiche details"))
         left = await story.step("filter-fiches", filtering.decide, self.config.max_recordings)
         if wanted.run_transcription and await self._goes_on(story, wanted, left):
             await story.phase("transcribing")
@@ -135,9 +140,6 @@ class Automation:
         if wanted.run_audits and await self._goes_on(story, wanted, left):
             await story.phase("auditing")
             await self._audit(story, wanted)
-        await story.phase("finalizing")
-        if not wanted.run_audits:
-            await story.step("settle-fiches", filtering.settle_open, Settled("", "successful"))
 
     async def _goes_on(self, story: Story, wanted: _Wanted, left: tuple[int, int]) -> bool:
         still_there, failed = left
@@ -150,11 +152,13 @@ class Automation:
         transcripts = Transcripts(self.transcription, self.config, stage.rounds)
         await story.open(stage)
         await story.step("dispatch-transcriptions", transcripts.dispatch, stage.max_wait)
-        await story.gate(stage, units=transcripts, seen=partial(_seen, "transcribing", "Transcription"))
+        await story.gate(stage, units=transcripts, seen=partial(_seen, story.tell, "transcribing", "Transcription"))
         await story.step("settle-transcriptions", transcripts.settle)
         return await story.once("left-after-transcriptions", filtering.left)
 
     async def _audit(self, story: Story, wanted: _Wanted) -> None:
+        if not await story.step("resolve-audit-configs", _resolve):
+            return
         stage = replace(self.audit, rounds=wanted.rounds)
         if not wanted.run_transcription:
             # Whoever audits needs transcripts: they come out of the same time.
@@ -164,10 +168,8 @@ class Automation:
                 return
             seconds = await story.once("audit-time-left", _time_left)
             stage = replace(stage, max_wait=timedelta(seconds=seconds))
-        if not await story.step("resolve-audit-configs", _resolve):
-            return
         await story.fan_out(stage, _audits)
-        cause = await story.gate(stage, seen=partial(_seen, "auditing", "Audit"))
+        cause = await story.gate(stage, seen=partial(_seen, story.tell, "auditing", "Audit"))
         if cause == "timeout":
             await story.once("say-audits-late", _say_audits_late)
 
@@ -184,8 +186,9 @@ class _Wanted(BaseModel):
 
 async def _begin(connection: Connection, run: Run) -> dict[str, Any]:
     async with connection.transaction():
-        made = await snapshot.make(connection, run)
-        await telling.begun(connection, run)
+        if await snapshot.make(connection, run):
+            await telling.begun(connection, run)
+        made = await snapshot.load(connection, run)
     return _Wanted(
         dated=bool(selecting.days_of(made)),
         rounds=made.rounds,
@@ -228,19 +231,17 @@ async def _resolve(connection: Connection, run: Run) -> int:
 
 async def _audits(connection: Connection, run: Run) -> list[NewItem]:
     wanted = await snapshot.load(connection, run)
-    found = await configs.resolve_configs(
-        connection, run.tenant_id, wanted.specific_audit_configs, wanted.use_automatic_audits
-    )
-    fiche_ids = [item.key for item in await open_targets(connection, run)]
+    resolved = await snapshot.configs_of(connection, run)
     items = await plan_audits(
         connection,
         run,
-        fiche_ids,
-        found.configs,
+        [item.key for item in await open_targets(connection, run)],
+        resolved,
         use_rlm=wanted.selection.use_rlm,
         schedule_id=wanted.schedule_id,
     )
-    counted = f"{len(found.configs)} configs × {len(fiche_ids)} fiches = {len(items)} total audits"  # noqa: RUF001 - as it is known
+    fiches = len({item.target for item in items})
+    counted = f"{len(resolved)} configs × {fiches} fiches = {len(items)} total audits"  # noqa: RUF001 - as it is known
     await telling.say(connection, run, f"Running {counted}")
     sample = [f"{run.flow}-{run.id}-audit-{item.key}" for item in items[:3]]
     await telling.say(connection, run, "Dispatched audit/run fan-out events", audits=len(items), event_ids=sample)
@@ -258,7 +259,7 @@ async def _time_left(connection: Connection, run: Run) -> float:
     return float(row[0])
 
 
-async def _seen(phase: str, what: str, connection: Connection, run: Run, look: Look, decision: Any) -> None:
+async def _seen(tell: Tell, phase: str, what: str, connection: Connection, run: Run, look: Look, decision: Any) -> None:
     """At each look of a gate: how far it is, and that something is tried again."""
     done = look.succeeded + look.ignored
     if phase == "auditing":
@@ -266,7 +267,7 @@ async def _seen(phase: str, what: str, connection: Connection, run: Run, look: L
     else:
         told = f"{done}/{look.expected}"
     await telling.say(connection, run, f"{what} progress: {told}")
-    await telling.progress(connection, run, phase, done, look.expected, look.failed)
+    tell([telling.progress(run, phase, done, look.expected, look.failed)])
     if isinstance(decision, Redispatch) and phase == "fetching":
         message = "Fiche details stalled; retrying incomplete fetches"
         await telling.say(connection, run, message, "warning", round=decision.round)

@@ -26,10 +26,16 @@ SELECT f.fiche_id, f.groupe, EXISTS (
 FROM fiche_cache f WHERE f.tenant_id = %s AND f.sales_date BETWEEN %s AND %s AND f.sales_date = ANY(%s)
 ORDER BY f.sales_date, f.id
 """
-# What the vendor answered is in the words of the attempt; the status is in them, not in a column.
+# Also those that somebody still has in hand: their time is up.
 FAILED_DAYS = """
-SELECT i.key, i.error_code, i.error, (regexp_match(i.error, '\\m([45][0-9][0-9])\\M'))[1]::int FROM items i
-WHERE i.run_id = %s AND i.stage = %s AND i.status = 'failed' ORDER BY i.key
+SELECT i.key, i.error_code, i.error, a.http_status FROM items i LEFT JOIN LATERAL (
+    SELECT http_status FROM attempts WHERE item_id = i.id ORDER BY id DESC LIMIT 1) a ON true
+WHERE i.run_id = %s AND i.stage = %s AND i.status <> 'succeeded' ORDER BY i.key
+"""
+SELECTED = "SELECT selected FROM runs WHERE id = %s AND selected IS NOT NULL"
+WHY_NONE = """
+UPDATE automation_run_facts
+SET result_summary = coalesce(result_summary, '{}') || jsonb_build_object('reason', %s::text) WHERE run_id = %s
 """
 
 
@@ -62,6 +68,13 @@ def pick(found: Iterable[Listed], selection: Selection) -> Picked:
     return Picked(ids[:most], dict(dropped))
 
 
+def why_none(selection: Selection, dates: Sequence[date]) -> str:
+    """Of a selection that found nothing."""
+    if selection.mode == "manual":
+        return "no_fiches_manual"
+    return "no_fiches" if dates else "no_dates"
+
+
 def days_of(wanted: Snapshot) -> list[date]:
     return dates_to_query(wanted.selection, wanted.due, wanted.timezone)
 
@@ -79,6 +92,8 @@ async def days(connection: Connection, run: Run) -> list[NewItem]:
 async def select(connection: Connection, run: Run) -> int:
     """Decided once: a replay keeps the first answer."""
     async with connection.transaction():
+        if (known := await (await connection.execute(SELECTED, (run.id,))).fetchone()) is not None:
+            return int(known[0])
         wanted = await snapshot.load(connection, run)
         manual = wanted.selection.mode == "manual"
         picked = await (_named if manual else _sold)(connection, run, wanted)
@@ -86,7 +101,7 @@ async def select(connection: Connection, run: Run) -> int:
         await telling.say(connection, run, f"Final: {len(ids)} fiches to process", dropped=picked.dropped)
         await snapshot.add_summary(connection, run, selection={"picked": len(ids), "dropped": picked.dropped})
         if not ids:
-            await _why_none(connection, run, wanted)
+            await connection.execute(WHY_NONE, (why_none(wanted.selection, days_of(wanted)), run.id))
         await select_targets(connection, {run.id: [NewItem(fiche_id) for fiche_id in ids]})
         await telling.selected(connection, run, ids, wanted.selection.model_dump(mode="json", exclude={"fiche_ids"}))
     return len(ids)
@@ -122,13 +137,3 @@ async def _note_failed_days(connection: Connection, run: Run) -> None:
         message = f"Revalidation failed for {len(failed)} date(s): going on with what is known of them"
         await telling.say(connection, run, message, "warning", apiErrors=failed)
         await note_errors(connection, run, {"apiErrors": failed})
-
-
-async def _why_none(connection: Connection, run: Run, wanted: Snapshot) -> None:
-    none = "no_fiches" if days_of(wanted) else "no_dates"
-    reason = "no_fiches_manual" if wanted.selection.mode == "manual" else none
-    await connection.execute(
-        "UPDATE automation_run_facts SET result_summary = coalesce(result_summary, '{}') ||"
-        " jsonb_build_object('reason', %s::text) WHERE run_id = %s",
-        (reason, run.id),
-    )

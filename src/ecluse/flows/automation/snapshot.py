@@ -10,9 +10,10 @@ from typing import Any
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from ecluse.base.errors import EcluseError
+from ecluse.base.errors import NonRetriableError
 from ecluse.db.connect import Connection
 from ecluse.engine import Run
+from ecluse.flows.audits.configs import ConfigVersion
 from ecluse.flows.automation.schedules import selection_of
 from ecluse.flows.automation.selection import Override, Selection, merged, parsed
 
@@ -21,14 +22,13 @@ SETTINGS = (
     "specific_audit_configs", "continue_on_error", "retry_failed", "max_retries",
 )  # fmt: skip
 
-# Whatever it was when the run was asked for: deleted or switched off since, it is not run.
 SCHEDULE = """
 SELECT a.*, ecluse_now() AS now FROM automation_schedules a
 WHERE a.id = %s AND a.tenant_id = %s AND a.deleted_at IS NULL
 """
 STORE = """
 INSERT INTO automation_run_facts (run_id, schedule_id, config_snapshot, fiche_ids)
-VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING
+VALUES (%s, %s, %s, %s)
 """
 LOAD = "SELECT config_snapshot, fiche_ids FROM automation_run_facts WHERE run_id = %s"
 ADD_SUMMARY = """
@@ -38,7 +38,7 @@ UPDATE automation_run_facts SET config_snapshot = jsonb_set(config_snapshot, '{s
 ADD = "UPDATE automation_run_facts SET config_snapshot = config_snapshot || %s::jsonb WHERE run_id = %s"
 
 
-class NoSchedule(EcluseError):
+class NoSchedule(NonRetriableError):
     code = "NO_SCHEDULE"
 
 
@@ -71,15 +71,19 @@ class Snapshot:
         return {"own_key_of": str(self.schedule_id)} if self.has_key else None
 
 
-async def make(connection: Connection, run: Run) -> Snapshot:
-    """Once: a replay finds what was stored."""
+async def make(connection: Connection, run: Run) -> bool:
+    """Once: what was stored stays, whatever has become of the schedule. Was it this time?"""
+    if await (await connection.execute(LOAD, (run.id,))).fetchone() is not None:
+        return False
     if run.schedule_id is None:
         raise NoSchedule("An automation run is started by its schedule: use POST /api/automation/trigger.")
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(SCHEDULE, (run.schedule_id, run.tenant_id))
         row = await cursor.fetchone()
     if row is None:
-        raise NoSchedule(f"Schedule {run.schedule_id} is not there any more.")
+        raise NoSchedule(f"Schedule {run.schedule_id} was deleted before its run began.")
+    if not row["is_active"]:
+        raise NoSchedule(f"Schedule {run.schedule_id} was switched off before its run began.")
     given = run.input.get("override_fiche_selection")
     selection = merged(selection_of(row), None if given is None else Override.model_validate(given))
     kept = selection.model_dump(mode="json")
@@ -97,7 +101,7 @@ async def make(connection: Connection, run: Run) -> Snapshot:
         **{name: row[name] for name in SETTINGS},
     }
     await connection.execute(STORE, (run.id, run.schedule_id, Jsonb(snapshot), ids))
-    return await load(connection, run)
+    return True
 
 
 async def load(connection: Connection, run: Run) -> Snapshot:
@@ -113,6 +117,13 @@ async def load(connection: Connection, run: Run) -> Snapshot:
         has_key=kept["has_external_api_key"],
         **{name: kept[name] for name in SETTINGS},
     )
+
+
+async def configs_of(connection: Connection, run: Run) -> list[ConfigVersion]:
+    """Those that were resolved, as they stood then."""
+    row = await (await connection.execute(LOAD, (run.id,))).fetchone()
+    assert row is not None  # noqa: S101 - made by the first step
+    return [ConfigVersion(int(one["id"]), one["version"], one["name"]) for one in row[0]["audit_configs"]]
 
 
 async def add_summary(connection: Connection, run: Run, **parts: Any) -> None:

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from ecluse.base.errors import EcluseError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, is_away, one_line
-from ecluse.engine import Event, Run, write_events
+from ecluse.engine import Event, Live, Run, note_errors, write_events
 from ecluse.flows.audits.saving import record_failures
 from ecluse.notify.dispatch import Recipient, notify
 
@@ -32,18 +32,16 @@ BEGIN = """
 UPDATE automation_settings SET last_run_status = 'running', last_run_at = ecluse_now() WHERE id = %s
 """
 
-# Recordings and audits of this run's own making, however late they came.
+# Recordings that were transcribed for this run, in whatever round, and its audits.
 SUM_UP = """
-SELECT r.id, r.status, r.end_cause, r.reason, r.error_code, r.error_message, r.selected, r.successful, r.failed,
-       r.ignored, extract(epoch FROM r.ended_at - coalesce(r.started_at, r.created_at))::float8 AS seconds,
+SELECT r.id, r.status, r.phase, r.end_cause, r.error_code, r.error_message, r.successful, r.failed, r.ignored,
+       extract(epoch FROM r.ended_at - coalesce(r.started_at, r.created_at))::float8 AS seconds,
        f.result_summary, coalesce(t.n, 0)::int AS transcriptions_run, coalesce(a.n, 0)::int AS audits_run,
        coalesce(e.reasons, '{}') AS reasons
 FROM runs r LEFT JOIN automation_run_facts f ON f.run_id = r.id
 LEFT JOIN LATERAL (
-    SELECT count(*) AS n FROM automation_run_fiches k JOIN runs c ON c.id = k.transcription_run_id
-        AND c.parent_run_id = r.id
-    JOIN recordings d ON d.fiche_cache_id = k.fiche_cache_id AND d.transcribed_at >= c.created_at
-    WHERE k.run_id = r.id) t ON true
+    SELECT count(*) AS n FROM runs c JOIN items i ON i.run_id = c.id AND i.status = 'succeeded'
+    WHERE c.parent_run_id = r.id AND c.flow = 'transcription' AND i.result ->> 'cached' = 'false') t ON true
 LEFT JOIN LATERAL (
     SELECT count(*) AS n FROM audits WHERE automation_run_id = r.id AND status IN ('completed', 'failed')) a ON true
 LEFT JOIN LATERAL (
@@ -58,14 +56,18 @@ UPDATE automation_run_facts f SET result_summary = coalesce(f.result_summary, '{
 FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, summary jsonb, transcriptions_run integer, audits_run integer)
 WHERE f.run_id = t.run_id
 """
-# A run that another one still holds the schedule for does not say that it is idle.
+# While another run of it goes on, a schedule stays `running`; these runs have ended already.
 STATISTICS = """
-UPDATE automation_settings a SET total_runs = total_runs + 1,
-    successful_runs = successful_runs + (t.status = 'success')::int,
-    partial_runs = partial_runs + (t.status = 'partial')::int, failed_runs = failed_runs + (t.status = 'failed')::int,
-    last_run_status = CASE WHEN EXISTS (SELECT 1 FROM schedules s JOIN runs h ON h.id = s.holding_run_id
-        WHERE s.id = a.id AND h.id <> t.run_id AND h.ended_at IS NULL) THEN a.last_run_status ELSE t.status END
-FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, schedule_id bigint, status text) WHERE a.id = t.schedule_id
+UPDATE automation_settings a SET total_runs = total_runs + t.n, successful_runs = successful_runs + t.successful,
+    partial_runs = partial_runs + t.partial, failed_runs = failed_runs + t.failed,
+    last_run_status = CASE WHEN EXISTS (
+        SELECT 1 FROM schedules s JOIN runs h ON h.id IN (s.holding_run_id, s.last_run_id)
+        WHERE s.id = a.id AND h.ended_at IS NULL) THEN a.last_run_status ELSE t.latest END
+FROM (SELECT schedule_id, count(*) AS n, count(*) FILTER (WHERE status = 'success') AS successful,
+             count(*) FILTER (WHERE status = 'partial') AS partial, count(*) FILTER (WHERE status = 'failed') AS failed,
+             (array_agg(status ORDER BY run_id DESC))[1] AS latest
+      FROM jsonb_to_recordset(%s::jsonb) AS r(run_id bigint, schedule_id bigint, status text) GROUP BY 1) t
+WHERE a.id = t.schedule_id
 """
 WHOM = """
 SELECT webhook_url, notify_emails, notify_on_complete, notify_on_error FROM automation_settings WHERE id = %s
@@ -83,15 +85,20 @@ def job_id(run: Run) -> str:
     return f"automation-run-{run.id}"
 
 
+def about(run: Run, job: str | None = None) -> Row:
+    """What every payload carries."""
+    schedule = None if run.schedule_id is None else str(run.schedule_id)
+    return {"job_id": job or job_id(run), "run_id": str(run.id), "schedule_id": schedule}
+
+
 def event(run: Run, name: str, payload: Mapping[str, Any], *, suffix: str = "", job: str | None = None) -> Event:
     """Told once per run, name and suffix."""
-    about = {"job_id": job or job_id(run), "run_id": str(run.id), "schedule_id": str(run.schedule_id)}
     return Event(
         tenant_id=run.tenant_id,
         event_key=f"{run.event_key}:{name}{suffix}",
         event_type=name,
         aggregate=f"run:{run.id}",
-        payload={**about, **payload},
+        payload={**about(run, job), **payload},
         correlation_id=run.correlation_id or run.event_key,
     )
 
@@ -118,12 +125,10 @@ async def selected(connection: Connection, run: Run, fiche_ids: Sequence[str], c
     await write_events(connection, [event(run, "automation.run.selection", told)])
 
 
-async def progress(connection: Connection, run: Run, phase: str, done: int, total: int, failed: int) -> None:
-    """Not again while nothing has changed."""
+def progress(run: Run, phase: str, done: int, total: int, failed: int) -> Live:
+    """For whoever looks on."""
     told = {"phase": phase, "done": done, "total": total, "failed": failed}
-    await write_events(
-        connection, [event(run, "automation.run.progress", told, suffix=f":{phase}:{done}:{failed}:{total}")]
-    )
+    return Live(run.tenant_id, "automation.run.progress", {**about(run), **told})
 
 
 async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
@@ -152,6 +157,9 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
         level: Level = "info" if normal else "error"
         await say(connection, run, f"Automation run {'completed' if normal else 'failed'}", level, **told)
         events.append(event(run, f"automation.run.{'completed' if normal else 'failed'}", told))
+        if not normal:
+            error = {"cause": row["end_cause"], "code": row["error_code"], "phase": row["phase"]}
+            await note_errors(connection, run, error)
         await _notify(connection, run, row, told)
     return events
 
@@ -189,10 +197,10 @@ async def _notify(connection: Connection, run: Run, row: Row, told: Row) -> None
         return
     recipients = [Recipient("webhook", url)] if url else []
     recipients += [Recipient("mail", address) for address in addresses]
-    about = event(run, "automation/completed" if normal else "automation/failed", told, suffix=":notified")
+    name = "automation/completed" if normal else "automation/failed"
     try:
         async with connection.transaction():
-            await notify(connection, recipients, about)
+            await notify(connection, recipients, event(run, name, told, suffix=":notified"))
     except (psycopg.Error, EcluseError) as error:
         if is_away(error):
             raise

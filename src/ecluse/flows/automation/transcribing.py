@@ -28,18 +28,19 @@ JOIN recordings r ON r.fiche_cache_id = f.fiche_cache_id AND r.removed_at IS NUL
 LEFT JOIN runs t ON t.id = f.transcription_run_id
 WHERE f.run_id = %(run)s
 """
+# Nobody is at it any more, or ever was.
+OVER = "NOT r.has_transcription AND (t.id IS NULL OR t.ended_at IS NOT NULL)"
 UNHEALABLE = """EXISTS (SELECT 1 FROM items i WHERE i.run_id = t.id AND i.key = r.call_id AND i.status = 'failed'
     AND i.permanent AND i.target <> '')"""
 COUNT = f"""
 SELECT count(*)::int, (count(*) FILTER (WHERE r.has_transcription))::int,
-       (count(*) FILTER (WHERE NOT r.has_transcription AND t.ended_at IS NOT NULL))::int,
-       (count(*) FILTER (WHERE NOT r.has_transcription AND t.ended_at IS NOT NULL AND {UNHEALABLE}))::int {FROM}
+       (count(*) FILTER (WHERE {OVER}))::int, (count(*) FILTER (WHERE {OVER} AND {UNHEALABLE}))::int {FROM}
 """
 FICHES = f"""
 SELECT f.fiche_id, (count(*) FILTER (WHERE NOT r.has_transcription))::int {FROM} GROUP BY f.fiche_id ORDER BY 1
 """
 HEALABLE = f"""
-SELECT DISTINCT f.fiche_id {FROM} AND NOT r.has_transcription AND t.ended_at IS NOT NULL AND NOT {UNHEALABLE} ORDER BY 1
+SELECT DISTINCT f.fiche_id {FROM} AND {OVER} AND NOT {UNHEALABLE} ORDER BY 1
 """
 LATE = f"""
 SELECT f.fiche_id, count(*)::int, coalesce(
@@ -92,7 +93,7 @@ class Transcripts:
         await telling.say(connection, run, message, "warning", fiches=len(fiche_ids), event_ids=sample)
         run.trace.fan_out("fiche/transcribe", len(fiche_ids), sample, round=round_)
 
-    async def settle(self, connection: Connection, run: Run) -> tuple[int, int]:
+    async def settle(self, connection: Connection, run: Run) -> None:
         """After the gate: every fiche of which a transcript is missing has failed, and says which and why."""
         async with connection.transaction():
             rows = await (await connection.execute(LATE, {"run": run.id})).fetchall()
@@ -102,13 +103,9 @@ class Transcripts:
                 for fiche_id, missing, reasons in rows
             ]
             await settle_targets(connection, run, settled)
-            done = f"completed {counted.succeeded}/{counted.expected}"
             if settled:
-                message = f"Transcription timeout/stall - {done}"
+                message = f"Transcription timeout/stall - completed {counted.succeeded}/{counted.expected}"
                 await telling.say(connection, run, message, "warning", fiches=len(settled))
-            else:
-                await telling.say(connection, run, f"Transcription {done}")
-        return len(settled), counted.succeeded
 
     async def _start(
         self, connection: Connection, run: Run, fiche_ids: Sequence[str], priority: Any, round_: int

@@ -90,8 +90,11 @@ ALTER TABLE stages ADD COLUMN units integer;
 COMMENT ON COLUMN stages.units IS 'of a stage whose work is done by other runs: how many there are, of which '
     '`progress` are done; it has no items';
 
+ALTER TABLE attempts ADD COLUMN http_status smallint;
+COMMENT ON COLUMN attempts.http_status IS 'of an HTTP answer, for people to read';
+
 CREATE INDEX runs_schedule ON runs (schedule_id, id) WHERE schedule_id IS NOT NULL;
-CREATE INDEX runs_children ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL AND ended_at IS NULL;
+CREATE INDEX runs_children ON runs (parent_run_id, ended_at) WHERE parent_run_id IS NOT NULL;
 """
 
 VIEWS = """
