@@ -23,6 +23,7 @@ from ecluse.base import trace
 from ecluse.base.errors import SetUpError
 from ecluse.bootstrap import (
     Database,
+    automation_config,
     bootstrap,
     lacking,
     notify_setup,
@@ -32,6 +33,7 @@ from ecluse.bootstrap import (
     transcription_config,
 )
 from ecluse.engine import ROLES, Flow, Kit, Role
+from ecluse.flows.automation.diagnostic import Setup
 from ecluse.realtime.hub import Hub
 from ecluse.settings import Settings
 from ecluse.vendors.guarded import GuardedHttp
@@ -83,6 +85,7 @@ def create_app(
     app = FastAPI(title="Ecluse", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.secrets = open_secrets(settings, database)
     app.state.transcriptions = transcription_config(settings)
+    app.state.automation = _automation(settings, sealing=app.state.secrets is not None)
     app.state.realtime = realtime = open_realtime(settings, app.state.secrets)
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
     app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
@@ -94,6 +97,23 @@ def create_app(
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.include_router(health.routes)
     return app
+
+
+def _automation(settings: Settings, *, sealing: bool) -> Setup:
+    """What its diagnostic says: of secrets, whether they are there."""
+    (unset,) = [one.unset for one in lacking(settings) if one.flow == "automation"] or [[]]
+    needed = ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY", "LLM_API_KEY", "LLM_MODEL")
+    wanted = ("SMTP_HOST", "MAIL_FROM", "ECLUSE_PUBLIC_URL", "PUSHER_APP_ID")
+    knobs = [name for name in Settings.model_fields if name.startswith("AUTOMATION_")]
+    knobs += ["CRM_CONCURRENCY", "TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE", "ECLUSE_CATCH_UP_HOURS"]
+    return Setup(
+        automation_config(settings),
+        present={name: name not in unset for name in needed}
+        | {name: bool(getattr(settings, name)) for name in wanted}
+        | {"ECLUSE_SECRET_KEY": sealing},
+        knobs={name: getattr(settings, name) for name in knobs},
+        unset=tuple(unset),
+    )
 
 
 class Server(uvicorn.Server):

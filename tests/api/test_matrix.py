@@ -43,13 +43,15 @@ BODIES = {
     "/api/audit-configs": {"name": "matrix", "steps": [{"name": "a", "criteria": "b"}]},
     "/api/audit-configs/{config_id}": {"description": "matrix"},
     "/api/transcriptions/batch": {"fiche_ids": ["100000001"]},
+    "/api/automation/schedules": {"schedule_type": "MANUAL", "fiche_selection": {"mode": "manual"}},
+    "/api/automation/schedules/{schedule_id}": {"max_retries": 1},
     "/api/notifications/endpoints": {"kind": "webhook", "url": "https://8.8.8.8/", "events": ["*"]},
     "/api/notifications/endpoints/{endpoint_id}": {"description": "matrix"},
 }
 # A number that one tenant has may be another's, too: whoever asks for it gets a run of his own.
 EVERYBODYS = {"/api/transcriptions/{fiche_id}": "/api/transcriptions/100000001"}
 # What they are about is named in the body.
-NAMED = ("/api/leases/release", "/api/audits")
+NAMED = ("/api/leases/release", "/api/audits", "/api/automation/trigger")
 HOLD = """
 INSERT INTO leases (tenant_id, key, fence, owner, ttl, acquired_at, expires_at)
 VALUES ('default', 'fiche:7', %s, 'somebody', '2 hours', ecluse_now(), ecluse_now() + interval '2 hours')
@@ -81,6 +83,29 @@ INSERT INTO audits (id, tenant_id, run_id, fiche_cache_id, fiche_id, audit_confi
 SELECT %(id)s, 'default', %(id)s, id, fiche_id, %(id)s, 1, 'api', ecluse_now() FROM fiche_cache
 WHERE tenant_id = 'default' AND fiche_id = %(id)s::text ON CONFLICT DO NOTHING
 """
+# A schedule under that number, and an automation run that has ended and may be redriven; its number is another.
+SCHEDULE = """
+WITH made AS (
+    INSERT INTO schedules (id, tenant_id, flow, name, zone_rules, handled_until, created_at, updated_at)
+    OVERRIDING SYSTEM VALUE
+    VALUES (%(id)s, 'default', 'automation', 'matrix ' || %(id)s, '', ecluse_now(), ecluse_now(), ecluse_now())
+    ON CONFLICT (id) DO UPDATE SET deleted_at = NULL, enabled = true RETURNING id)
+INSERT INTO automation_settings (id, schedule_type, fiche_selection_mode) SELECT id, 'MANUAL', 'manual' FROM made
+ON CONFLICT DO NOTHING
+"""
+AUTOMATION_RUN = """
+WITH made AS (
+    INSERT INTO runs (id, tenant_id, flow, event_key, orchestrated, schedule_id, status, state, input, created_at)
+    OVERRIDING SYSTEM VALUE
+    SELECT %(run)s, 'default', 'automation', 'matrix-' || %(id)s, true, %(id)s, 'running', 'running', '{}', ecluse_now()
+    ON CONFLICT DO NOTHING RETURNING id)
+INSERT INTO outcomes (run_id, target, outcome, error_code, reason) SELECT id, '7', 'failed', 'MATRIX', '' FROM made
+"""
+END_AUTOMATION_RUN = """
+UPDATE runs SET status = 'failed', state = 'failed', selected = 1, successful = 0, failed = 1, ignored = 0,
+    end_cause = 'normal', ended_at = ecluse_now() WHERE id = %(run)s AND ended_at IS NULL
+"""
+APART = 500_000
 # One number for all of them: whatever a path asks for is there.
 TOLD = """
 WITH made AS (
@@ -124,7 +149,7 @@ def something(shared_api, shared_dsn):
     """An open run, a fiche with an audit, a held lease, an endpoint and a delivery, whatever was ended and deleted."""
     fences = itertools.count(1)
     with psycopg.connect(shared_dsn, autocommit=True) as connection:
-        for table in ("audits", "audit_configs", "notification_endpoints"):  # ours are runs' numbers
+        for table in ("audits", "audit_configs", "notification_endpoints", "schedules"):  # ours are runs' numbers
             connection.execute(f"ALTER SEQUENCE {table}_id_seq RESTART 1000000")
 
         def make() -> str:
@@ -136,6 +161,8 @@ def something(shared_api, shared_dsn):
                 asyncio.run(seal(shared_dsn, f"webhook:{run}"))
             connection.execute(FICHE, {"id": run})
             connection.execute(AUDIT, {"id": int(run)})
+            for statement in (SCHEDULE, AUTOMATION_RUN, END_AUTOMATION_RUN):
+                connection.execute(statement, {"id": int(run), "run": int(run) + APART})
             return run
 
         yield make
@@ -148,6 +175,15 @@ def table(app):
         for method in route.methods or ["GET"]:  # a socket begins as one
             paths.setdefault(route.path, {})[method] = route.original_route
     return [(method, path, routes.get(method)) for path, routes in paths.items() for method in METHODS]
+
+
+def named(path, number, cells):
+    """What is about something names it; what is made has a name that nobody has."""
+    return {
+        "/api/audits": {"fiche_id": number, "audit_config_id": number},
+        "/api/automation/trigger": {"schedule_id": number},
+        "/api/automation/schedules": {"name": f"matrix cell {cells}"},
+    }.get(path, {})
 
 
 def expected(who, path, route):
@@ -171,10 +207,10 @@ def test_every_route_answers_every_caller_as_its_permission_says(shared_api, cal
         if path in PUBLIC | SIGNED | BY_CHANNEL:
             continue
         for who in CALLERS:
-            address, body = EVERYBODYS.get(path, re.sub(r"\{\w+\}", number, path)), None
+            about = str(int(number) + APART) if path.startswith("/api/automation/runs/") else number
+            address, body = EVERYBODYS.get(path, re.sub(r"\{\w+\}", about, path)), None
             if method in ("POST", "PATCH"):
-                about = {"fiche_id": number, "audit_config_id": number}
-                body = about if path == "/api/audits" else BODIES.get(path, {})
+                body = {**BODIES.get(path, {}), **named(path, number, cells)}
             answer = shared_api.with_key(callers[who]).ask(method, address, body)
             if method != "GET" and answer.status < 300:
                 number = something()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from psycopg import AsyncConnection
-from pydantic import BaseModel
 
 from ecluse.bootstrap import load_flows
-from ecluse.engine import Flow
 from ecluse.flows.automation import schedules
 from ecluse.flows.automation.plan import Plan
 from ecluse.settings import Settings
 from ecluse.vendors.guarded import GuardedHttp
-from tests.engine.flows import flow, stage
 
 PLAN = {
     "name": "nightly",
@@ -29,19 +25,7 @@ UPDATE runs SET status = %(status)s, state = %(state)s, selected = %(selected)s,
 """
 
 
-class AutomationRun(BaseModel):
-    override_fiche_selection: dict[str, Any] | None = None
-    due_at: datetime | None = None
-
-
-def automation_flow() -> Flow:
-    """That of the box; where it is not there yet, one with its name and input."""
-    known = {one.name: one for one in load_flows(Settings())}
-    stand_in = flow(stage(), "automation", input=AutomationRun, slot_key="automation-schedule-{schedule}-{due}")
-    return known.get("automation", stand_in)
-
-
-FLOW = automation_flow()
+(FLOW,) = [flow for flow in load_flows(Settings()) if flow.name == "automation"]
 
 
 async def new_schedule(connection: AsyncConnection[Any], tenant: str = "default", **given: Any) -> dict[str, Any]:

@@ -9,18 +9,12 @@ import pytest
 
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import InvalidInput, NotFound
-from ecluse.flows.automation import bookkeeping, schedules
+from ecluse.flows.automation import schedules, telling
 from ecluse.flows.automation.plan import Changes
 from ecluse.flows.automation.selection import Override
 from ecluse.flows.automation.starting import redrive, start
 from ecluse.vendors.guarded import GuardedHttp
 from tests.flows.automation_rows import FLOW, end_run, new_schedule
-
-
-@pytest.fixture
-async def connection(dsn):
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        yield connection
 
 
 async def switch(connection, schedule_id, **changes):
@@ -44,7 +38,13 @@ async def test_a_run_and_the_event_that_says_so_are_there_together(connection, o
         f"{run.event_key}:automation/run",
         f"run:{run.id}",
         "me",
-        {"schedule_id": str(schedule["id"]), "run_id": str(run.id), "override_fiche_selection": given},
+        {
+            "schedule_id": str(schedule["id"]),
+            "run_id": str(run.id),
+            "job_id": f"automation-run-{run.id}",
+            "due_at": None,
+            "override_fiche_selection": given,
+        },
     )
 
 
@@ -124,31 +124,30 @@ async def test_what_cannot_be_redriven_is_refused(connection, one, how, code):
     assert one("SELECT count(*) FROM runs") == 1
 
 
-@pytest.mark.req("AUT-84", "AUT-85", "AUT-86", "AUT-124", "AUT-40")
-async def test_a_schedule_says_how_its_last_run_ended_and_how_often_it_ran(connection, one):
-    schedule = (await new_schedule(connection))["id"]
+@pytest.mark.req("AUT-84", "AUT-85", "AUT-86", "AUT-124", "AUT-40", "AUT-59")
+async def test_a_schedule_says_how_its_last_run_ended_and_how_often_it_ran(automate, query):
+    """Without any fiche there is nothing to ask anybody for."""
+    world = await automate()
+    schedule = await world.schedule()
     stands = "SELECT last_run_status, total_runs, successful_runs, partial_runs, failed_runs FROM automation_schedules"
-    assert one(stands) == (None, 0, 0, 0, 0)
-    for n, (status, word) in enumerate([("completed", "success"), ("partial", "partial"), ("failed", "failed")], 1):
-        run = (await start(connection, FLOW, "default", schedule, None)).run.id
-        await bookkeeping.mark_triggered(connection, schedule)
-        assert one(stands)[0] == "running"
-        assert one("SELECT last_run_at >= (SELECT max(created_at) FROM runs) FROM automation_schedules")
-        await end_run(connection, run, f1="failed" if status == "failed" else "successful")
-        await bookkeeping.mark_ended(connection, schedule, run, status)
-        assert one(stands)[:2] == (word, n)
-    assert one(stands) == ("failed", 3, 1, 1, 1)
+    assert query(stands) == [(None, 0, 0, 0, 0)]
+    run = await world.ended(await world.trigger(schedule))
+    assert (run["status"], run["result_summary"]["reason"]) == ("completed", "no_fiches_manual")
+    assert query(stands) == [("success", 1, 1, 0, 0)]
+    assert query("SELECT s.last_run_at >= r.created_at FROM automation_schedules s JOIN runs r ON true") == [(True,)]
 
 
-@pytest.mark.req("G-29", "AUT-135")
+@pytest.mark.req("AUT-84", "AUT-85", "G-29", "AUT-135")
 async def test_a_run_beside_the_one_that_holds_the_schedule_does_not_free_it(connection, one):
     schedule = (await new_schedule(connection))["id"]
-    holder, beside = [(await start(connection, FLOW, "default", schedule, None)).run.id for _ in range(2)]
-    assert one("SELECT holding_run_id, last_run_id FROM automation_schedules") == (holder, beside)
-    await bookkeeping.mark_triggered(connection, schedule)
-    await end_run(connection, beside, f1="failed")
-    await bookkeeping.mark_ended(connection, schedule, beside, "failed")
+    holder, beside = [(await start(connection, FLOW, "default", schedule, None)).run for _ in range(2)]
+    assert one("SELECT holding_run_id, last_run_id FROM automation_schedules") == (holder.id, beside.id)
+    for run in (holder, beside):
+        await telling.begun(connection, run)
+    assert one("SELECT last_run_status FROM automation_schedules") == "running"
+    await end_run(connection, beside.id, f1="failed")
+    await telling.ended(connection, [beside])
     assert one("SELECT last_run_status, failed_runs FROM automation_schedules") == ("running", 1)
-    await end_run(connection, holder, f1="successful")
-    await bookkeeping.mark_ended(connection, schedule, holder, "completed")
-    assert one("SELECT last_run_status, total_runs FROM automation_schedules") == ("success", 2)
+    await end_run(connection, holder.id, f1="successful", f2="failed")
+    await telling.ended(connection, [holder])
+    assert one("SELECT last_run_status, total_runs, partial_runs FROM automation_schedules") == ("partial", 2, 1)

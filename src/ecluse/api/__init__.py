@@ -16,6 +16,7 @@ from ecluse.db.connect import pool
 from ecluse.db.reads import READ_OPTIONS, Reads
 from ecluse.engine import Kit
 from ecluse.flows.audits import routes as audits
+from ecluse.flows.automation import routes as automation
 from ecluse.flows.fiches import routes as fiches
 from ecluse.flows.transcriptions import routes as transcriptions
 
@@ -23,8 +24,8 @@ READERS = 4
 
 
 def mount(app: FastAPI) -> None:
-    parts = (me, runs, outcomes, leases, fiches, transcriptions, audits, notifications, realtime, events, pusher)
-    for part in parts:
+    flows = (fiches, transcriptions, audits, automation)
+    for part in (me, runs, outcomes, leases, *flows, notifications, realtime, events, pusher):
         app.router.routes += part.routes.routes  # flat: an included router would be looked through per request
 
     def described() -> dict[str, Any]:

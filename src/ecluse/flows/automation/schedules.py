@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ecluse.access.secrets import Secrets
     from ecluse.vendors.guarded import GuardedHttp
 
-__all__ = ["create", "cron_of", "delete", "listed", "load", "plan_of", "secret_name", "selection_of", "update"]
+__all__ = ["create", "cron_of", "delete", "load", "plan_of", "secret_name", "selection_of", "update"]
 
 Row = dict[str, Any]
 
@@ -32,10 +32,6 @@ ENGINES = ("name", "timezone", "is_active", "catch_up")  # kept by the engine
 APART = (*ENGINES, "fiche_selection", "external_api_key")
 
 LOAD = "SELECT * FROM automation_schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
-LIST = """
-SELECT * FROM automation_schedules WHERE deleted_at IS NULL AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
-ORDER BY tenant_id, name LIMIT %(limit)s OFFSET %(offset)s
-"""
 # Its runs that go on need it until they end.
 FORGET_KEY = """
 UPDATE automation_settings SET has_external_api_key = false WHERE id = %s AND has_external_api_key
@@ -101,7 +97,7 @@ async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
             await sealed.delete(connection, tenant, secret_name(schedule_id))
 
 
-async def load(connection: Connection, tenant: str | None, schedule_id: int) -> Row:
+async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
     """All columns of `automation_schedules`."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(LOAD, (schedule_id, tenant))
@@ -109,13 +105,6 @@ async def load(connection: Connection, tenant: str | None, schedule_id: int) -> 
     if row is None:
         raise NotFound(f"there is no automation schedule {schedule_id}")
     return row
-
-
-async def listed(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[Row]:
-    """By name. `tenant` None is anybody's, which only the command line may ask for."""
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(LIST, {"tenant": tenant, "limit": limit, "offset": offset})
-        return await cursor.fetchall()
 
 
 def selection_of(row: Row) -> Selection:

@@ -6,13 +6,14 @@ Everything is checked before there is a run: a schedule that is unknown or off s
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import Event, Flow, Start, Started, fire_by_hand, load_schedule, write_events
+from ecluse.engine import Flow, Start, Started, fire_by_hand, load_schedule, write_events
+from ecluse.flows.automation import telling
+from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.schedules import load, selection_of
 from ecluse.flows.automation.selection import Override, budget_warning, merged, truncation_warning
 
@@ -27,7 +28,8 @@ WHERE r.id = %s AND r.tenant_id = %s AND r.flow = 'automation'
 FAILED = "SELECT target FROM outcomes WHERE run_id = %s AND outcome = 'failed' ORDER BY target"
 # Of fiches that are not known yet, nobody can say how many recordings they have.
 LEFT = """
-SELECT count(*) FROM fiche_cache f JOIN recordings r ON r.fiche_cache_id = f.id AND NOT r.has_transcription
+SELECT count(*) FROM fiche_cache f
+JOIN recordings r ON r.fiche_cache_id = f.id AND NOT r.has_transcription AND r.removed_at IS NULL
 WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
 """
 
@@ -77,22 +79,18 @@ async def redrive(
 
 
 async def warnings(
-    connection: Connection,
-    tenant: str,
-    schedule_id: int,
-    override: Override | None,
-    *,
-    per_minute: float,
-    max_wait: timedelta,
+    connection: Connection, tenant: str, schedule_id: int, override: Override | None, config: Config
 ) -> list[str]:
     """What can be known beforehand not to work out: of a manual list only, as others are yet to be selected."""
     row = await load(connection, tenant, schedule_id)
     selection = merged(selection_of(row), override)
-    taken = selection.fiche_ids[: selection.max_fiches]
+    # Whoever audits needs transcripts, too: without a stage of their own they are made in the time of the audits.
+    max_wait = config.transcription_wait if row["run_transcription"] else config.audit_wait
     left = 0
-    if taken and row["run_transcription"]:
+    if row["run_transcription"] or row["run_audits"]:
+        taken = selection.fiche_ids[: selection.max_fiches]
         (left,) = await (await connection.execute(LEFT, (tenant, taken))).fetchone() or (0,)
-    found = (truncation_warning(selection), budget_warning(left, per_minute, max_wait))
+    found = (truncation_warning(selection), budget_warning(left, config.per_minute, max_wait))
     return [one for one in found if one is not None]
 
 
@@ -116,17 +114,10 @@ async def _fire(
         named = replace(start, parent_run_id=how.parent_run_id, correlation_id=how.correlation_id, again=how.again)
         return replace(named, event_key=how.event_key) if how.event_key else named
 
-    asked = {"override_fiche_selection": given}
-    started = await fire_by_hand(connection, tenant, schedule_id, flow, input=asked, start=named)
+    wanted = {"override_fiche_selection": given}
+    started = await fire_by_hand(connection, tenant, schedule_id, flow, input=wanted, start=named)
     if not started.deduplicated:
-        run = started.run
-        event = Event(
-            tenant,
-            f"{run.event_key}:{RUN_EVENT}",
-            RUN_EVENT,
-            f"run:{run.id}",
-            {"schedule_id": str(schedule_id), "run_id": str(run.id), "override_fiche_selection": given},
-            run.correlation_id or run.event_key,
-        )
-        await write_events(connection, [event])
+        # The run tells it, too, under the same key: whoever listens need not wait until somebody takes it up.
+        asked = {"due_at": None, "override_fiche_selection": given}
+        await write_events(connection, [telling.event(started.run, RUN_EVENT, asked)])
     return started

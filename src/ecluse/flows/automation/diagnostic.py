@@ -1,0 +1,120 @@
+"""Is everything there that automation needs? What is set (never what secrets are), what fits into the waits, who is at
+work, and which schedules are in trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from ecluse.db.connect import Connection
+from ecluse.engine import list_lanes
+from ecluse.flows.automation.config import Config
+
+Row = dict[str, Any]
+
+WORST = 50
+LANE = ("name", "max_in_flight", "per_second", "in_flight", "waiting", "paused_reason", "held_until", "held_reason")
+
+REPLICAS = """
+SELECT id, roles, started_at, extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds,
+       EXISTS (SELECT FROM unnest(work) AS w WHERE w LIKE 'automation/%%') AS works_on_automation
+FROM replicas WHERE state = 'live' ORDER BY id
+"""
+SCHEDULES = """
+SELECT s.id, s.name, s.is_active, s.next_due_at, e.failures, e.error,
+       s.last_run_status = 'running' AND s.last_run_at < ecluse_now() - %(longest)s AS is_stale,
+       s.next_due_at < ecluse_now() - interval '1 minute' AS overdue, count(*) OVER () AS troubled
+FROM automation_schedules s JOIN schedules e ON e.id = s.id
+WHERE s.tenant_id = %(tenant)s AND s.deleted_at IS NULL AND (e.failures > 0
+    OR s.next_due_at < ecluse_now() - interval '1 minute'
+    OR s.last_run_status = 'running' AND s.last_run_at < ecluse_now() - %(longest)s)
+ORDER BY s.id LIMIT %(limit)s
+"""
+ACTIVE = """
+SELECT count(*) FILTER (WHERE is_active)::int, count(*)::int FROM automation_schedules
+WHERE tenant_id = %s AND deleted_at IS NULL
+"""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """From the composition root. `present` says of a knob whether it is set; `knobs` has those that are no secrets, as
+    they are in force; `unset` are those without which runs fail."""
+
+    config: Config = field(default_factory=Config)
+    present: Mapping[str, bool] = field(default_factory=dict)
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+
+
+def budgets(config: Config) -> Row:
+    """What fits into the waits, before any backoff."""
+    minute = timedelta(minutes=1)
+    return {
+        "details_wait_seconds": config.details_wait.total_seconds(),
+        "transcription_wait_seconds": config.transcription_wait.total_seconds(),
+        "audit_wait_seconds": config.audit_wait.total_seconds(),
+        "stale_after_seconds": config.longest.total_seconds(),
+        "recordings_per_minute": config.per_minute,
+        "recordings_that_fit": int(config.transcription_wait / minute * config.per_minute),
+    }
+
+
+async def look(connection: Connection, setup: Setup, tenant: str, lanes: Collection[str]) -> Row:
+    """`lanes` are those that automation uses."""
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(REPLICAS)
+        replicas = await cursor.fetchall()
+        await cursor.execute(SCHEDULES, {"tenant": tenant, "longest": setup.config.longest, "limit": WORST})
+        troubled = await cursor.fetchall()
+    active, known = await (await connection.execute(ACTIVE, (tenant,))).fetchone() or (0, 0)
+    used = [{name: lane[name] for name in LANE} for lane in await list_lanes(connection) if lane["name"] in lanes]
+    count = troubled[0]["troubled"] if troubled else 0
+    return {
+        "settings": dict(setup.present),
+        "knobs": dict(setup.knobs),
+        "budgets": budgets(setup.config),
+        "lanes": used,
+        "replicas": replicas,
+        "schedules": {
+            "known": known,
+            "active": active,
+            "in_trouble": count,
+            "worst": [{name: value for name, value in one.items() if name != "troubled"} for one in troubled],
+        },
+        "hints": hints(setup, used, replicas, troubled),
+    }
+
+
+def hints(setup: Setup, lanes: Collection[Row], replicas: Collection[Row], troubled: Collection[Row]) -> list[str]:
+    """What to do about it, the most urgent first."""
+    found = []
+    if setup.unset:
+        found.append(f"Set {', '.join(setup.unset)}: runs fail until then.")
+    if not setup.present.get("ECLUSE_SECRET_KEY", True):
+        found.append("Without ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE no schedule can have an external_api_key.")
+    if not setup.present.get("SMTP_HOST", True):
+        found.append("No mail is sent: notify_emails need SMTP_HOST and MAIL_FROM.")
+    if not any("scheduler" in replica["roles"] for replica in replicas):
+        found.append("No live replica has the role scheduler: nothing is fired by the clock. Start `ecluse serve`.")
+    if not any(replica["works_on_automation"] for replica in replicas):
+        found.append("No live replica works on automation: runs wait. Start `ecluse serve`.")
+    for lane in lanes:
+        if lane["paused_reason"] is not None:
+            found.append(f"Lane {lane['name']} is paused ({lane['paused_reason']}): `ecluse vendors resume` opens it.")
+        elif lane["held_until"] is not None:
+            until = lane["held_until"].isoformat(timespec="seconds")
+            found.append(f"Lane {lane['name']} is held until {until}: {lane['held_reason']}.")
+    for one in troubled:
+        about = f"Schedule {one['id']} ({one['name']})"
+        if one["failures"]:
+            found.append(f"{about} could not be fired {one['failures']} times: {one['error']}")
+        elif one["is_stale"]:
+            found.append(f"{about} has a run that takes longer than it may: it is ended as stale soon.")
+        else:
+            found.append(f"{about} is overdue since {one['next_due_at'].isoformat(timespec='seconds')}.")
+    return found

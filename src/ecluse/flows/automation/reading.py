@@ -1,0 +1,223 @@
+"""The one read side of automation: what API and command line say about schedules and runs.
+
+Enough to answer what operators ask: why was nothing triggered (activity, next fires, slots and their reasons, whether
+the last run is stale), where does a run stand (phase, stages, what each fiche still lacks), why is it partial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from psycopg.rows import dict_row
+
+from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.timetable import timetable
+from ecluse.db.connect import Connection
+from ecluse.engine import reading as engine
+from ecluse.engine import show_schedule
+from ecluse.flows.automation.schedules import SELECTION, selection_of
+from ecluse.flows.fiches.cache import states
+from ecluse.notify.rules import shown_to
+
+Row = dict[str, Any]
+RunStatus = Literal["running", "completed", "partial", "failed"]
+FicheStatus = Literal["open", "successful", "failed", "ignored"]
+
+OVERDUE = timedelta(minutes=1)
+LAST_RUNS = 10
+NEXT_FIRES = 5
+
+SCHEDULES = """
+SELECT s.*, e.cron, e.failures, e.error, ecluse_now() AS now
+FROM automation_schedules s JOIN schedules e ON e.id = s.id
+WHERE s.deleted_at IS NULL AND (%(tenant)s::text IS NULL OR s.tenant_id = %(tenant)s) {where}
+ORDER BY s.tenant_id, s.name LIMIT %(limit)s OFFSET %(offset)s
+"""
+# Whatever became of its schedule, a run can be read.
+KNOWN = "SELECT 1 FROM automation_schedules WHERE id = %s AND (%s::text IS NULL OR tenant_id = %s::text)"
+KNOWN_RUN = """
+SELECT tenant_id, state, correlation_id FROM runs
+WHERE id = %s AND flow = 'automation' AND (%s::text IS NULL OR tenant_id = %s::text)
+"""
+COLUMNS = """id, tenant_id, schedule_id, status, phase, total_fiches, successful_fiches, failed_fiches, ignored_fiches,
+    transcriptions_run, audits_run, error_code, error_message, end_cause, event_id, parent_run_id, created_at,
+    started_at, completed_at, duration_ms"""
+# The page first: what is counted is counted for that.
+RUNS = f"""
+SELECT {COLUMNS} FROM automation_runs WHERE id IN (
+    SELECT r.id FROM runs r WHERE r.flow = 'automation' {{where}} ORDER BY r.id DESC LIMIT %(limit)s OFFSET %(offset)s)
+ORDER BY id DESC
+"""  # noqa: S608 - our own names
+RUN = f"""
+SELECT {COLUMNS}, config_snapshot, result_summary, error_details, ecluse_now() AS now,
+    ARRAY(SELECT c.id FROM runs c WHERE c.parent_run_id = a.id AND c.flow = 'automation' ORDER BY c.id) AS redrives
+FROM automation_runs a WHERE id = %s
+"""  # noqa: S608 - our own names
+LOGS = """
+SELECT id, "timestamp", level, message, metadata, event_id FROM automation_logs WHERE run_id = %(run)s
+ORDER BY "timestamp", id LIMIT %(limit)s OFFSET %(offset)s
+"""
+FICHES = """
+SELECT o.target AS fiche_id, coalesce(o.outcome, 'open') AS status, CASE o.outcome WHEN 'failed' THEN o.reason END AS
+    error, CASE o.outcome WHEN 'ignored' THEN o.reason END AS ignore_reason, o.error_code, f.recordings_count,
+    f.transcription_run_id, t.status AS transcription_status
+FROM outcomes o LEFT JOIN automation_run_fiches f ON f.run_id = o.run_id AND f.fiche_id = o.target
+LEFT JOIN runs t ON t.id = f.transcription_run_id
+WHERE o.run_id = %(run)s AND (%(status)s::text IS NULL OR coalesce(o.outcome, 'open') = %(status)s)
+ORDER BY o.target LIMIT %(limit)s OFFSET %(offset)s
+"""
+AUDITS = """
+SELECT fiche_id, count(*)::int AS total, (count(*) FILTER (WHERE status = 'completed'))::int AS completed,
+       (count(*) FILTER (WHERE status = 'failed'))::int AS failed
+FROM audits WHERE automation_run_id = %s AND fiche_id = ANY(%s) GROUP BY fiche_id
+"""
+
+
+async def list_schedules(
+    connection: Connection, tenant: str | None, longest: timedelta, *, limit: int, offset: int
+) -> list[Row]:
+    """By name. `tenant` None is anybody's, which only the command line may ask for."""
+    given = {"tenant": tenant, "limit": limit, "offset": offset}
+    return [shown(row, longest) for row in await _rows(connection, SCHEDULES.format(where=""), given)]
+
+
+async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id: int, longest: timedelta) -> Row:
+    """With its last runs, its latest slots and when it is due next."""
+    given = {"tenant": tenant, "id": schedule_id, "limit": 1, "offset": 0}
+    rows = await _rows(connection, SCHEDULES.format(where="AND s.id = %(id)s"), given)
+    if not rows:
+        raise NotFound(f"there is no automation schedule {schedule_id}")
+    (row,) = rows
+    slots = (await show_schedule(connection, tenant, schedule_id))["slots"]
+    runs = await list_runs(connection, tenant, schedule_id=schedule_id, limit=LAST_RUNS, offset=0)
+    return {**shown(row, longest), "next_fires": next_fires(row), "slots": slots, "runs": runs}
+
+
+def shown(row: Row, longest: timedelta) -> Row:
+    """For whoever may look: the selection as one, of a webhook only where it goes, and what follows from the rest."""
+    told = {name: value for name, value in row.items() if not name.startswith(SELECTION)}
+    now = told.pop("now")
+    del told["deleted_at"]
+    webhook = None if row["webhook_url"] is None else shown_to("webhook", row["webhook_url"])
+    due = row["next_due_at"]
+    return {
+        **told,
+        "fiche_selection": selection_of(row).model_dump(mode="json"),
+        "specific_audit_configs": [str(one) for one in row["specific_audit_configs"]],
+        "webhook_url": webhook,
+        **staleness(row["last_run_at"] if row["last_run_status"] == "running" else None, now, longest),
+        "overdue": due is not None and now - due > OVERDUE,
+    }
+
+
+def staleness(running_since: datetime | None, now: datetime, longest: timedelta) -> Row:
+    """From when on a run that goes on is taken for dead; nothing of one that does not."""
+    if running_since is None:
+        return {"is_stale": False, "stale_at": None}
+    return {"is_stale": now - running_since > longest, "stale_at": running_since + longest}
+
+
+def next_fires(row: Row) -> list[Row]:
+    if row["cron"] is None or not row["is_active"]:
+        return []
+    try:
+        table = timetable(row["cron"], row["timezone"], None, None)
+    except InvalidInput:  # stored by another version: `error` says so once it is due
+        return []
+    return [fire._asdict() for fire in table.preview(row["now"], NEXT_FIRES)]
+
+
+async def list_runs(
+    connection: Connection,
+    tenant: str | None,
+    *,
+    schedule_id: int | None = None,
+    status: RunStatus | None = None,
+    limit: int,
+    offset: int,
+) -> list[Row]:
+    """The newest first; of a deleted schedule, too."""
+    if schedule_id is not None:
+        known = await connection.execute(KNOWN, (schedule_id, tenant, tenant))
+        if await known.fetchone() is None:
+            raise NotFound(f"there is no automation schedule {schedule_id}")
+    filters = {
+        "tenant": (tenant, "r.tenant_id = %(tenant)s"),
+        "schedule": (schedule_id, "r.schedule_id = %(schedule)s"),
+        # One that nobody has taken up yet is running, as operators know it.
+        "status": (status, "CASE r.status WHEN 'queued' THEN 'running' ELSE r.status END = %(status)s"),
+    }
+    where = "".join(f" AND {text}" for value, text in filters.values() if value is not None)
+    given = {name: value for name, (value, _) in filters.items()}
+    return await _rows(connection, RUNS.format(where=where), {**given, "limit": limit, "offset": offset})
+
+
+async def show_run(connection: Connection, tenant: str | None, run_id: int, longest: timedelta) -> Row:
+    """In full: its plan as it was at the start, what was picked and what was not, which days could not be had, how far
+    each stage is, and the runs that were started over what failed in it."""
+    known = await _known_run(connection, tenant, run_id)
+    (row,) = await _rows(connection, RUN, (run_id,))
+    now, snapshot = row.pop("now"), row.pop("config_snapshot")
+    going = None if row["completed_at"] is not None else row["started_at"]
+    if "specific_audit_configs" in snapshot:
+        snapshot["specific_audit_configs"] = [str(one) for one in snapshot["specific_audit_configs"]]
+    return {
+        **row,
+        "redrives": [str(one) for one in row["redrives"]],
+        "state": known["state"],
+        "correlation_id": known["correlation_id"],
+        **staleness(going, now, longest),
+        "config_snapshot": snapshot,
+        "selection_summary": snapshot.get("selection_summary"),
+        "audit_configs": snapshot.get("audit_configs"),
+        "budget_warning": snapshot.get("budget_warning"),
+        "api_errors": (row["error_details"] or {}).get("apiErrors", []),
+        "stages": (await engine.show_run(connection, tenant, run_id))["stages"],
+    }
+
+
+async def list_logs(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int) -> list[Row]:
+    """The oldest first."""
+    await _known_run(connection, tenant, run_id)
+    return await _rows(connection, LOGS, {"run": run_id, "limit": limit, "offset": offset})
+
+
+async def list_fiches(
+    connection: Connection,
+    tenant: str | None,
+    run_id: int,
+    *,
+    status: FicheStatus | None = None,
+    limit: int,
+    offset: int,
+) -> list[Row]:
+    """What became of each fiche, and how it stands with what its stages look at: details, transcripts, audits."""
+    run = await _known_run(connection, tenant, run_id)
+    rows = await _rows(connection, FICHES, {"run": run_id, "status": status, "limit": limit, "offset": offset})
+    ids = [row["fiche_id"] for row in rows]
+    known = await states(connection, run["tenant_id"], ids)
+    audits = {one.pop("fiche_id"): one for one in await _rows(connection, AUDITS, (run_id, ids))}
+    for row in rows:
+        state = known.get(row["fiche_id"])
+        row["details"] = state.details if state else "missing"
+        row["recordings"] = {
+            "total": state.total_recordings if state else 0,
+            "transcribed": state.transcribed if state else 0,
+        }
+        row["audits"] = audits.get(row["fiche_id"], {"total": 0, "completed": 0, "failed": 0})
+    return rows
+
+
+async def _known_run(connection: Connection, tenant: str | None, run_id: int) -> Row:
+    rows = await _rows(connection, KNOWN_RUN, (run_id, tenant, tenant))
+    if not rows:
+        raise NotFound(f"there is no automation run {run_id}")
+    return rows[0]
+
+
+async def _rows(connection: Connection, statement: str, parameters: Mapping[str, Any] | Sequence[Any]) -> list[Row]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(statement, parameters)  # type: ignore[arg-type, unused-ignore]
+        return await cursor.fetchall()

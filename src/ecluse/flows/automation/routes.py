@@ -1,0 +1,216 @@
+"""Automation over HTTP: schedules, runs of them and what became of each fiche. Nothing is started by mistake: whatever
+is wrong is said before there is a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request, Response
+from pydantic_core import to_jsonable_python
+
+from ecluse.access import audit_trail, door, idempotency
+from ecluse.access.door import caller_of, needs
+from ecluse.access.envelope import as_json, request_id
+from ecluse.access.idempotency import Answer
+from ecluse.access.wire import Filter, Limit, Offset, Row, kit_of, number, reads_of, with_ids_as_text
+from ecluse.db.connect import Connection
+from ecluse.engine import Flow, Started
+from ecluse.flows.automation import diagnostic, reading, schedules, shapes, starting
+from ecluse.flows.automation.diagnostic import Setup
+from ecluse.flows.automation.plan import Changes, Plan
+from ecluse.flows.automation.reading import FicheStatus, RunStatus
+
+routes = door.routes("automation")
+
+SCHEDULES, RUNS = "/api/automation/schedules", "/api/automation/runs"
+
+
+def setup_of(request: Request) -> Setup:
+    setup: Setup = request.app.state.automation
+    return setup
+
+
+@routes.get(SCHEDULES, openapi_extra=needs("automation.read"), response_model=shapes.SchedulePage)
+async def list_schedules(request: Request, limit: Limit = 50, offset: Offset = 0) -> Response:
+    """By name, with when each is due and how its last run went."""
+    tenant, longest = caller_of(request).tenant, setup_of(request).config.longest
+    rows = await reads_of(request)(lambda c: reading.list_schedules(c, tenant, longest, limit=limit, offset=offset))
+    return as_json({"schedules": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.post(SCHEDULES, openapi_extra=needs("automation.write"), status_code=201, response_model=shapes.ScheduleInFull)
+async def create_schedule(request: Request, body: Plan) -> Response:
+    """Add a schedule. It is due for times from now on. Fields are taken in snake_case and in camelCase."""
+    tenant = caller_of(request).tenant
+
+    async def ask(connection: Connection) -> Answer:
+        made = await schedules.create(connection, _flow(request), tenant, body, **_means(request))
+        await _record(connection, request, "automation_schedule.create", f"schedule:{made['id']}")
+        return Answer(201, to_jsonable_python(await _in_full(connection, request, made["id"])))
+
+    return await idempotency.once(request, kit_of(request).pool, ask)
+
+
+@routes.get(
+    f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.read"), response_model=shapes.ScheduleInFull
+)
+async def show_schedule(request: Request, schedule_id: str) -> Response:
+    """One schedule, with its last runs, what became of its latest due times, and when it is due next."""
+    wanted = number("automation schedule", schedule_id)
+    return as_json(await reads_of(request)(lambda c: _in_full(c, request, wanted)))
+
+
+@routes.patch(
+    f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.write"), response_model=shapes.ScheduleInFull
+)
+async def change_schedule(request: Request, schedule_id: str, body: Changes) -> Response:
+    """Change what is given, and only that. Runs under way go on as they began."""
+    tenant, wanted = caller_of(request).tenant, number("automation schedule", schedule_id)
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        await schedules.update(connection, _flow(request), tenant, wanted, body, **_means(request))
+        await _record(connection, request, "automation_schedule.update", f"schedule:{wanted}")
+        return as_json(await _in_full(connection, request, wanted))
+
+
+@routes.delete(f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.write"), response_model=shapes.Deleted)
+async def delete_schedule(request: Request, schedule_id: str) -> Response:
+    """It is due no more, and not listed. Its runs can be read as before; one that goes on finishes."""
+    tenant, wanted = caller_of(request).tenant, number("automation schedule", schedule_id)
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        await schedules.delete(connection, tenant, wanted)
+        await _record(connection, request, "automation_schedule.delete", f"schedule:{wanted}")
+    return as_json({"id": schedule_id, "deleted": True})
+
+
+@routes.get(f"{SCHEDULES}/{{schedule_id}}/runs", openapi_extra=needs("automation.read"), response_model=shapes.RunPage)
+async def list_runs_of_schedule(
+    request: Request, schedule_id: str, status: RunStatus | None = None, limit: Limit = 50, offset: Offset = 0
+) -> Response:
+    """Its runs, the newest first; of a deleted one, too."""
+    return await _runs(request, number("automation schedule", schedule_id), status, limit, offset)
+
+
+@routes.post("/api/automation/trigger", openapi_extra=needs("automation.write"), response_model=shapes.Triggered)
+async def trigger(request: Request, body: shapes.Trigger) -> Response:
+    """Run a schedule now, whatever else is running, perhaps over other fiches than it says. Of a list that is longer
+    than `max_fiches`, the first so many are taken, and `warnings` says so."""
+    tenant, schedule_id = caller_of(request).tenant, number("automation schedule", body.schedule_id)
+    override, config = body.override_fiche_selection, setup_of(request).config
+
+    async def ask(connection: Connection) -> Answer:
+        started = await starting.start(
+            connection, _flow(request), tenant, schedule_id, override, correlation_id=request_id(request)
+        )
+        await _record(connection, request, "automation_schedule.trigger", f"schedule:{schedule_id}")
+        found = await starting.warnings(connection, tenant, schedule_id, override, config)
+        return Answer(200, _started(started, found))
+
+    return await idempotency.once(request, kit_of(request).pool, ask)
+
+
+@routes.get(RUNS, openapi_extra=needs("automation.read"), response_model=shapes.RunPage)
+async def list_runs(
+    request: Request,
+    schedule_id: Filter = None,
+    status: RunStatus | None = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
+) -> Response:
+    """The newest first."""
+    wanted = None if schedule_id is None else number("automation schedule", schedule_id)
+    return await _runs(request, wanted, status, limit, offset)
+
+
+@routes.get(f"{RUNS}/{{run_id}}", openapi_extra=needs("automation.read"), response_model=shapes.RunInFull)
+async def show_run(request: Request, run_id: str) -> Response:
+    """One run in full: where it stands, what it goes by, what was picked and why the rest was not."""
+    tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
+    longest = setup_of(request).config.longest
+    return as_json(_told(await reads_of(request)(lambda c: reading.show_run(c, tenant, wanted, longest))))
+
+
+@routes.get(f"{RUNS}/{{run_id}}/logs", openapi_extra=needs("automation.read"), response_model=shapes.LogPage)
+async def list_logs(request: Request, run_id: str, limit: Limit = 50, offset: Offset = 0) -> Response:
+    """What happened, the oldest first."""
+    tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
+    rows = await reads_of(request)(lambda c: reading.list_logs(c, tenant, wanted, limit=limit, offset=offset))
+    return as_json({"logs": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.get(f"{RUNS}/{{run_id}}/fiches", openapi_extra=needs("automation.read"), response_model=shapes.FichePage)
+async def list_fiches(
+    request: Request, run_id: str, status: FicheStatus | None = None, limit: Limit = 50, offset: Offset = 0
+) -> Response:
+    """What became of each fiche, by id; of one that is open, what it still lacks."""
+    tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
+    rows = await reads_of(request)(
+        lambda c: reading.list_fiches(c, tenant, wanted, status=status, limit=limit, offset=offset)
+    )
+    return as_json({"fiches": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+@routes.post(f"{RUNS}/{{run_id}}/redrive", openapi_extra=needs("automation.write"), response_model=shapes.Redriven)
+async def redrive(request: Request, run_id: str) -> Response:
+    """A run over the fiches that failed in this one, linked to it. While that goes on, asking again gets the same."""
+    tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
+
+    async def ask(connection: Connection) -> Answer:
+        started = await starting.redrive(connection, _flow(request), tenant, wanted, correlation_id=request_id(request))
+        if not started.deduplicated:
+            await _record(connection, request, "automation_run.redrive", f"run:{wanted}")
+        link = {"parent_run_id": str(wanted), "deduplicated": started.deduplicated}
+        return Answer(200, {**_started(started, []), **link})
+
+    return await idempotency.once(request, kit_of(request).pool, ask)
+
+
+@routes.get("/api/automation/diagnostic", openapi_extra=needs("automation.read"), response_model=shapes.Diagnostic)
+async def diagnose(request: Request) -> Response:
+    """Whether everything is there that automation needs, and what to do if not."""
+    tenant, kit, setup = caller_of(request).tenant, kit_of(request), setup_of(request)
+    lanes = {stage.lane.name for name in ("automation", "transcription") for stage in kit.flow(name).stages}
+    found = await reads_of(request)(lambda c: diagnostic.look(c, setup, tenant, lanes))
+    with_ids_as_text(found["schedules"]["worst"])
+    return as_json(found)
+
+
+async def _in_full(connection: Connection, request: Request, schedule_id: int) -> Row:
+    tenant, longest = caller_of(request).tenant, setup_of(request).config.longest
+    row = await reading.show_schedule_in_full(connection, tenant, schedule_id, longest)
+    for part in ("slots", "runs"):
+        with_ids_as_text(row[part])
+    return _told(row)
+
+
+async def _runs(
+    request: Request, schedule_id: int | None, status: RunStatus | None, limit: int, offset: int
+) -> Response:
+    tenant = caller_of(request).tenant
+    rows = await reads_of(request)(
+        lambda c: reading.list_runs(c, tenant, schedule_id=schedule_id, status=status, limit=limit, offset=offset)
+    )
+    return as_json({"runs": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+
+def _flow(request: Request) -> Flow:
+    return kit_of(request).flow(schedules.FLOW)
+
+
+def _means(request: Request) -> dict[str, Any]:
+    return {"secrets": request.app.state.secrets, "guard": request.app.state.guard}
+
+
+def _started(started: Started, warnings: list[str]) -> Row:
+    run = started.run
+    return {"success": True, "run_id": str(run.id), "event_ids": [run.event_key], "warnings": warnings}
+
+
+async def _record(connection: Connection, request: Request, action: str, subject: str) -> None:
+    caller = caller_of(request)
+    done = (caller.tenant, caller.actor, action, subject)
+    await audit_trail.record(connection, *done, request_id=request_id(request))
+
+
+def _told(row: Row) -> Row:
+    with_ids_as_text([row])
+    return row

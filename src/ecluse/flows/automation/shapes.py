@@ -1,0 +1,239 @@
+"""What the routes of automation answer, and the body of a trigger; what a schedule says is in `plan.py`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from ecluse.access.wire import Shape
+from ecluse.flows.automation.plan import CatchUp, Priority, ScheduleType
+from ecluse.flows.automation.reading import FicheStatus, RunStatus
+from ecluse.flows.automation.selection import EitherSpelling, Override, Selection
+
+Id = Annotated[str, Field(examples=["7"])]
+
+
+class Trigger(EitherSpelling):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"scheduleId": "7"},
+                {"scheduleId": "7", "overrideFicheSelection": {"mode": "manual", "ficheIds": ["171234", "171235"]}},
+            ]
+        }
+    )
+
+    schedule_id: str = Field(pattern=r"^[1-9][0-9]{0,18}$", description="Also as `scheduleId`.")
+    override_fiche_selection: Override | None = Field(
+        None,
+        description="Also as `overrideFicheSelection`. Keys that are given replace the same keys of the schedule's "
+        "selection, for this run; the others stay.",
+    )
+
+
+class Triggered(Shape):
+    success: Literal[True]
+    run_id: Id
+    event_ids: list[str] = Field(examples=[["automation-schedule-7-manual-5f0c…"]])
+    warnings: list[str] = Field(description="What can be told beforehand: fiches left out, waits that are too short.")
+
+
+class Redriven(Triggered):
+    parent_run_id: Id = Field(description="The run whose failed fiches these are.")
+    deduplicated: bool = Field(description="Somebody has redriven them already, and that run still goes on: this one.")
+
+
+class RunRow(Shape):
+    id: Id
+    tenant_id: str
+    schedule_id: Id | None
+    status: RunStatus
+    phase: Literal["selection", "fetching", "transcribing", "auditing", "finalizing"] | None
+    total_fiches: int = Field(description="Without those that are ignored.")
+    successful_fiches: int
+    failed_fiches: int
+    ignored_fiches: int
+    transcriptions_run: int
+    audits_run: int
+    error_code: str | None
+    error_message: str | None
+    end_cause: Literal["normal", "operator", "stale", "catastrophic"] | None
+    event_id: str
+    parent_run_id: Id | None = Field(description="Of a redrive: the run whose failed fiches it takes.")
+    created_at: datetime
+    started_at: datetime
+    completed_at: datetime | None
+    duration_ms: int | None
+
+
+class RunPage(Shape):
+    runs: list[RunRow]
+    limit: int
+    offset: int
+
+
+class StageRow(Shape):
+    stage: str
+    expected: int
+    done: int
+    failed: int
+    ignored: int
+    in_flight: int
+    waiting: int
+    round: int
+    started_at: datetime
+    fanned_out_at: datetime | None
+    progress_at: datetime | None
+    deadline_at: datetime | None
+    ended_at: datetime | None
+    end_cause: str | None
+
+
+class RunInFull(RunRow):
+    state: str = Field(description="`queued`: nobody has taken it up yet.")
+    correlation_id: str | None
+    is_stale: bool
+    stale_at: datetime | None = Field(description="When it is taken for dead, if it still goes on then.")
+    config_snapshot: dict[str, Any] = Field(description="The schedule as it was when the run began; empty before.")
+    selection_summary: dict[str, Any] | None = Field(description="What was picked and what was not, by reason.")
+    audit_configs: list[dict[str, Any]] | None = Field(description="Those that were found, in their versions.")
+    budget_warning: str | None
+    api_errors: list[dict[str, Any]] = Field(description="Days that the CRM could not be asked for.")
+    result_summary: dict[str, Any] | None
+    error_details: dict[str, Any] | None
+    stages: list[StageRow]
+    redrives: list[Id]
+
+
+class LogRow(Shape):
+    id: Id
+    timestamp: datetime
+    level: Literal["debug", "info", "warning", "error"]
+    message: str
+    metadata: dict[str, Any] | None
+    event_id: str | None
+
+
+class LogPage(Shape):
+    logs: list[LogRow]
+    limit: int
+    offset: int
+
+
+class Recordings(Shape):
+    total: int
+    transcribed: int
+
+
+class Audits(Shape):
+    total: int
+    completed: int
+    failed: int
+
+
+class FicheRow(Shape):
+    fiche_id: str = Field(examples=["171234"])
+    status: FicheStatus = Field(description="`open`: nothing is decided about it yet.")
+    error: str | None
+    error_code: str | None
+    ignore_reason: str | None
+    recordings_count: int | None = Field(description="As the run found it.")
+    transcription_run_id: Id | None
+    transcription_status: str | None
+    details: Literal["ready", "not_found", "missing"] = Field(description="As known now.")
+    recordings: Recordings
+    audits: Audits = Field(description="Of this run.")
+
+
+class FichePage(Shape):
+    fiches: list[FicheRow]
+    limit: int
+    offset: int
+
+
+class ScheduleRow(Shape):
+    id: Id
+    tenant_id: str
+    name: str
+    schedule_type: ScheduleType
+    cron_expression: str | None
+    timezone: str
+    time_of_day: str | None
+    day_of_week: int | None
+    day_of_month: int | None
+    is_active: bool
+    catch_up: CatchUp
+    fiche_selection: Selection
+    run_transcription: bool
+    skip_if_transcribed: bool
+    transcription_priority: Priority
+    run_audits: bool
+    use_automatic_audits: bool
+    specific_audit_configs: list[str]
+    continue_on_error: bool
+    retry_failed: bool
+    max_retries: int
+    webhook_url: str | None = Field(description="Where it goes; its path and query, which may be secret, are hidden.")
+    notify_emails: list[str]
+    notify_on_complete: bool
+    notify_on_error: bool
+    has_external_api_key: bool
+    last_run_at: datetime | None
+    last_run_status: Literal["running", "success", "partial", "failed"] | None
+    total_runs: int
+    successful_runs: int
+    partial_runs: int
+    failed_runs: int
+    cron: str | None = Field(description="The expression made of its type; null: by hand only.")
+    next_due_at: datetime | None
+    overdue: bool = Field(description="It is past its due time, and nobody has looked.")
+    is_stale: bool = Field(description="Its run takes longer than it may.")
+    stale_at: datetime | None
+    failures: int = Field(description="How often it could not be fired, lately.")
+    error: str | None
+    holding_run_id: Id | None = Field(description="The run that later due times wait for, while it is open.")
+    last_run_id: Id | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class SchedulePage(Shape):
+    schedules: list[ScheduleRow]
+    limit: int
+    offset: int
+
+
+class Fire(Shape):
+    at: datetime
+    mark: str | None = Field(description="What a change of the clocks does to it.")
+
+
+class Slot(Shape):
+    due_at: datetime
+    state: Literal["fired", "waiting", "skipped", "missed"]
+    reason: str | None
+    run_id: Id | None
+    decided_at: datetime
+
+
+class ScheduleInFull(ScheduleRow):
+    next_fires: list[Fire]
+    slots: list[Slot] = Field(description="What became of its latest due times, the newest first.")
+    runs: list[RunRow] = Field(description="Its last runs, the newest first.")
+
+
+class Deleted(Shape):
+    id: Id
+    deleted: Literal[True]
+
+
+class Diagnostic(Shape):
+    settings: dict[str, bool] = Field(description="Whether it is set; never to what.")
+    knobs: dict[str, Any] = Field(description="In force; none of them is a secret.")
+    budgets: dict[str, float] = Field(description="What fits into the waits of a run.")
+    lanes: list[dict[str, Any]]
+    replicas: list[dict[str, Any]] = Field(description="Those that are alive.")
+    schedules: dict[str, Any]
+    hints: list[str] = Field(description="What to do about it.")
