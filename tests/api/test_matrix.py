@@ -99,8 +99,7 @@ WITH made AS (
     OVERRIDING SYSTEM VALUE
     SELECT %(run)s, 'default', 'automation', 'matrix-' || %(id)s, true, %(id)s, 'running', 'running', '{}', ecluse_now()
     ON CONFLICT DO NOTHING RETURNING id)
-INSERT INTO outcomes (run_id, target, outcome, error_code, reason)
-SELECT id, '7', 'failed', 'MATRIX', 'matrix' FROM made
+INSERT INTO outcomes (run_id, target, outcome, error_code, reason) SELECT id, '7', 'failed', 'MATRIX', '' FROM made
 """
 END_AUTOMATION_RUN = """
 UPDATE runs SET status = 'failed', state = 'failed', selected = 1, successful = 0, failed = 1, ignored = 0,
