@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
 from rich.console import Console
 
-from ecluse.demo.scene import Scene
+from ecluse.demo.scene import Scene, get
 from ecluse.demo.watching import Kill
 
 MOST_RECORDINGS = 7
@@ -17,11 +18,9 @@ CHARGING = ("elevenlabs", "llm")
 ORDER = ("successful", "failed", "ignored")
 SAMPLE = 5
 
-RUN = """
-SELECT r.status, r.selected, r.successful, r.failed, r.ignored, (
-    SELECT count(*) FROM attempts a JOIN runs c ON c.id = a.run_id WHERE r.id IN (c.id, c.parent_run_id)
-    AND a.retry_at IS NOT NULL) AS retries
-FROM runs r WHERE r.id = %s
+RETRIES = """
+SELECT count(*) AS n FROM attempts a JOIN runs r ON r.id = a.run_id
+WHERE %s IN (r.id, r.parent_run_id) AND a.retry_at IS NOT NULL
 """
 OUTCOMES = "SELECT target, outcome, error_code, reason FROM outcomes WHERE run_id = %s ORDER BY target"
 STAGES = """
@@ -47,8 +46,10 @@ def expected(fiche_id: str) -> str:
     return "TRANSCRIPTION_INCOMPLETE" if UNREADABLE.startswith(f"{fiche_id}-") else "successful"
 
 
-def gather(played: Scene, run_id: int, kill: Kill, seconds: float) -> dict[str, Any]:
-    (run,) = played.query(RUN, run_id)
+def gather(played: Scene, key: str, run_id: int, kill: Kill, seconds: float) -> dict[str, Any]:
+    """What the API says of the run, what the database holds of its fiches, what the vendors have seen."""
+    run = json.loads(get(f"{played.url}/api/automation/runs/{run_id}", key))
+    (retries,) = played.query(RETRIES, run_id)
     outcomes = [{**one, "code": one["error_code"] or one["outcome"]} for one in played.query(OUTCOMES, run_id)]
     first = {one["code"]: one for one in reversed(outcomes)}
     counted = Counter(one["code"] for one in outcomes)
@@ -57,9 +58,12 @@ def gather(played: Scene, run_id: int, kill: Kill, seconds: float) -> dict[str, 
     repeated = {row["error_code"]: row["calls"] for row in played.query(REPEATED)}
     charged = Counter(ref for vendor in CHARGING for ref in played.paid(vendor))
     return {
-        "run_id": str(run_id),
-        **run,
+        "run_id": run["id"],
+        "status": run["status"],
+        "selected": len(outcomes),
+        **{name: run[f"{name}_fiches"] for name in ORDER},
         "seconds": round(seconds, 1),
+        "retries": retries["n"],
         "outcomes": {
             code: {"fiches": counted[code], "outcome": one["outcome"], "example": _example(one)}
             for code, one in sorted(first.items(), key=lambda pair: (ORDER.index(pair[1]["outcome"]), pair[0]))
@@ -87,7 +91,8 @@ def gather(played: Scene, run_id: int, kill: Kill, seconds: float) -> dict[str, 
 
 
 def as_expected(report: dict[str, Any], fiches: int) -> bool:
-    ended = report["status"] == "partial" and report["selected"] == fiches and not report["unexpected"]
+    counted = report["selected"] == fiches == sum(report[name] for name in ORDER)
+    ended = report["status"] == "partial" and counted and not report["unexpected"]
     return ended and report["verify"] == "clean"
 
 

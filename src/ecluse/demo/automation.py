@@ -105,7 +105,7 @@ def run(*, fiches: int, keep: bool, as_json: bool) -> int:
         started = time.monotonic()
         run_id = _trigger(played, key, schedule)
         kill = _watch(console, played, run_id)
-        report = account.gather(played, run_id, kill, time.monotonic() - started)
+        report = account.gather(played, key, run_id, kill, time.monotonic() - started)
         account.say(console, report)
         if as_json:
             sys.stdout.write(json.dumps(report) + "\n")

@@ -120,8 +120,7 @@ def scene(
     demonstration neither touches his database nor writes to his mail server."""
     with _tidy(), _folder() as data, _sandbox(faults) as vendor:
         own = {name: value.format(vendor=vendor) for name, value in environment.items()}
-        inherited = {name: value for name, value in os.environ.items() if name not in Settings.model_fields}
-        whole = {**inherited, **own, "ECLUSE_DATA_DIR": str(data / "postgres"), "no_proxy": "127.0.0.1"}
+        whole = {**_inherited(data), **own, "ECLUSE_DATA_DIR": str(data / "postgres"), "no_proxy": "127.0.0.1"}
         database = embedded.start(data / "postgres")  # the server joins it
         played = Scene(vendor, database.dsn(), data, whole, arguments)
         try:
@@ -131,6 +130,14 @@ def scene(
             _deaf()
             played.stop_server()
             database.release()
+
+
+def _inherited(data: Path) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in Settings.model_fields}
+    # Where nothing may be compiled beside the sources, the server that comes after the kill would compile it all again.
+    if inherited.pop("PYTHONDONTWRITEBYTECODE", ""):
+        inherited["PYTHONPYCACHEPREFIX"] = str(data / "compiled")
+    return inherited
 
 
 @contextmanager
