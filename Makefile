@@ -50,7 +50,7 @@ imports: .venv/.ready ## Who may import whom (import-linter)
 	$(BIN)/lint-imports --no-cache
 
 demo: .venv/.ready ## The scripted demonstration; KEEP=1 leaves it running, JSON=1 prints JSON
-	$(BIN)/ecluse demo hello $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(JSON)),--json)
+	$(BIN)/ecluse demo automation $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(JSON)),--json)
 
 bench: .venv/.ready ## The benchmark; N=20000 sets the number of items, JSON=1 prints JSON
 	$(BIN)/python -m bench $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)

@@ -23,6 +23,7 @@ COMMANDS = [
     ("verify",),
     ("doctor",),
     ("demo",),
+    ("demo", "automation"),
     ("demo", "hello"),
     ("demo", "transcription"),
     ("runs",),

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from importlib.metadata import version
@@ -55,7 +56,7 @@ app.add_typer(schedules.app, name="schedules")
 app.add_typer(vendors.app, name="vendors")
 app.add_typer(transcriptions.app, name="transcriptions")
 app.add_typer(realtime.app, name="realtime")
-demo = typer.Typer(no_args_is_help=True, help="Scripted demonstrations, offline, with simulated vendors.")
+demo = typer.Typer(invoke_without_command=True)
 app.add_typer(demo, name="demo")
 
 
@@ -213,27 +214,53 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
     raise typer.Exit(0 if healthy else 1)
 
 
-@demo.command("hello")
-def demo_hello(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave server and sandbox running at the end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")] = False,
-) -> None:
-    """Read 2,000 prices from a flaky vendor, kill the worker half-way, and account for every one."""
-    from ecluse.demo import hello
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Leave server and sandbox running at the end.")]
 
-    logging.configure("WARNING")
-    raise typer.Exit(hello.run(keep=keep, as_json=as_json))
+
+@demo.callback()
+def demo_default(context: typer.Context) -> None:
+    """Scripted demonstrations, offline, with simulated vendors. Without a name: automation."""
+    if context.invoked_subcommand is None:
+        demo_automation()
+
+
+@demo.command("automation")
+def demo_automation(
+    fiches: Annotated[int, typer.Option(help="How many.", min=10, max=5_000)] = 200,
+    keep: Keep = False,
+    as_json: AsJson = False,
+) -> None:
+    """Transcribe and audit the calls of 200 fiches at flaky vendors, and kill the server half-way. The default."""
+    from ecluse.demo import automation
+
+    _play(lambda: automation.run(fiches=fiches, keep=keep, as_json=as_json))
 
 
 @demo.command("transcription")
-def demo_transcription(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")] = False,
-) -> None:
+def demo_transcription(as_json: AsJson = False) -> None:
     """Transcribe 20 fiches at flaky vendors, kill the server half-way, and compare what everybody says."""
     from ecluse.demo import transcription
 
+    _play(lambda: transcription.run(as_json=as_json))
+
+
+@demo.command("hello")
+def demo_hello(keep: Keep = False, as_json: AsJson = False) -> None:
+    """Read 2,000 prices from a flaky vendor, kill the worker half-way, and account for every one."""
+    from ecluse.demo import hello
+
+    _play(lambda: hello.run(keep=keep, as_json=as_json))
+
+
+def _play(play: Callable[[], int]) -> None:
     logging.configure("WARNING")
-    raise typer.Exit(transcription.run(as_json=as_json))
+    try:
+        code = play()
+    except KeyboardInterrupt:
+        typer.echo("stopped: nothing of it is left", err=True)
+        code = 130
+    raise typer.Exit(code)
 
 
 def main() -> None:

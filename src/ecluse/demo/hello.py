@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ecluse.base.errors import SetUpError
+from ecluse.demo import overrides
+from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
 from ecluse.demo.scene import Scene, scene, wait_for_interrupt
+from ecluse.demo.watching import Seen, watch
 
 ARTICLES = 2_000
+LONGEST_SECONDS = 180
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FAULTS: list[dict[str, object]] = [
     {"kind": "not_found", "ids": ["SKU-00013", "SKU-00666", "SKU-01313"]},
@@ -25,12 +28,12 @@ FAULTS: list[dict[str, object]] = [
     {"kind": "reset", "rate": 0.01},
     {"kind": "latency", "seconds": 0.25},
 ]
-OVERRIDES = {
-    "ECLUSE_HANDS": "100",
-    "ECLUSE_HEARTBEAT_SECONDS": "0.5",
-    "ECLUSE_DEAD_AFTER_SECONDS": "2",
-    "ECLUSE_LOG_LEVEL": "ERROR",
-}
+OVERRIDES = (
+    Override("ECLUSE_HANDS", "100", "slow enough to be watched"),
+    HEARTBEAT,
+    DEAD_AFTER,
+    QUIET,
+)
 
 
 def run(*, keep: bool, as_json: bool) -> int:
@@ -38,8 +41,9 @@ def run(*, keep: bool, as_json: bool) -> int:
         raise SetUpError("The demonstration needs the examples folder: run it from a checkout of the project.")
     console = Console(stderr=as_json)
     console.print(f"[bold]Ecluse[/] reads {ARTICLES} prices at a vendor that throttles, fails and resets connections")
-    console.print("overrides: " + ", ".join(f"{name}={value}" for name, value in OVERRIDES.items()), style="dim")
-    environment = {**OVERRIDES, "PYTHONPATH": str(EXAMPLES), "PRICE_LIST_URL": "{vendor}/price-list"}
+    overrides.say(console, OVERRIDES)
+    environment = overrides.environment(OVERRIDES)
+    environment |= {"PYTHONPATH": str(EXAMPLES), "PRICE_LIST_URL": "{vendor}/price-list"}
     with scene(environment, FAULTS, arguments=["--flow", "hello_flow:FLOW"]) as played:
         report = _watch(console, played)
         _print(console, report)
@@ -60,34 +64,12 @@ def _watch(console: Console, played: Scene) -> dict[str, Any]:
     started = time.monotonic()
     wanted = ["--key", "hello-demo", "--input", json.dumps({"articles": ARTICLES})]
     run_id = int(json.loads(played.command("runs", "start", "hello_flow:FLOW", *wanted))["run_id"])
-    killed_at: float | None = None
-    took_over: float | None = None
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    ) as progress:
-        bar = progress.add_task("reading prices", total=ARTICLES)
-        done = done_at_kill = 0
-        while True:
-            (row,) = played.query(PROGRESS, run_id)
-            done = int(row["done"])
-            progress.update(bar, completed=done)
-            if killed_at is None and done > ARTICLES * 0.4:
-                played.kill_server()
-                killed_at, done_at_kill = time.monotonic(), done
-                progress.console.print(
-                    f"kill -9 of the server at {done} of {ARTICLES}; starting it again", style="bold red"
-                )
-                played.start_server()
-            if killed_at and took_over is None and row["done"] > done_at_kill + 100:
-                took_over = time.monotonic() - killed_at
-                progress.console.print(f"work goes on {took_over:.1f} s after the kill", style="bold green")
-            if row["ended_at"] is not None:
-                break
-            if time.monotonic() - started > 180:
-                raise SetUpError(
-                    f"The demonstration did not end within three minutes: run {run_id} is {row['status']}."
-                )
-            time.sleep(0.1)
+
+    def look() -> Seen:
+        (row,) = played.query(PROGRESS, run_id)
+        return Seen("reading", int(row["done"]), ARTICLES, ended=row["ended_at"] is not None)
+
+    kill = watch(console, played, look, kill_when=lambda seen: seen.done > ARTICLES * 0.4, longest=LONGEST_SECONDS)
     (report,) = played.query(REPORT, run_id)
     stats = played.stats()["price_list"]
     return {
@@ -96,7 +78,7 @@ def _watch(console: Console, played: Scene) -> dict[str, Any]:
         "run_id": str(run_id),
         "seconds": round(time.monotonic() - started, 1),
         "kills": 1,
-        "took_over_after_s": round(took_over or 0.0, 1),
+        "took_over_after_s": round(kill.idle_seconds, 1),
         "vendor_calls": stats["calls"],
         "throttled": int(stats["by_status"].get("429", 0)),
     }

@@ -25,8 +25,13 @@ from psycopg.rows import dict_row
 
 from ecluse.base.errors import SetUpError
 from ecluse.db import embedded
+from ecluse.settings import Settings
 
 UP_SECONDS = 60.0
+DOWN_SECONDS = 20.0
+ANSWER_SECONDS = 30.0
+NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+TOLD_TO_GO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -43,16 +48,22 @@ class Scene:
     def log(self) -> Path:
         return self.data / "serve.log"
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def start_server(self) -> None:
         self.port = self.port or _free_port()
         command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port), *self.arguments]
         # Failures are part of the play: what the server says of them is kept, not shown.
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)  # noqa: S603 - ours
+            self.process = subprocess.Popen(  # noqa: S603 - our own program
+                command, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
         until = time.monotonic() + UP_SECONDS
         while self.process.poll() is None and time.monotonic() < until:
             with suppress(OSError):
-                get(f"http://127.0.0.1:{self.port}/readyz")
+                get(f"{self.url}/readyz")
                 return
             time.sleep(0.05)
         said = self.log.read_text(errors="replace").strip().splitlines()[-5:]
@@ -64,9 +75,8 @@ class Scene:
             self.process.wait()
 
     def stop_server(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(timeout=20)
+        if self.process is not None:
+            _end(self.process)
 
     def command(self, *arguments: str) -> str:
         """What our own program prints when it is called like this."""
@@ -76,6 +86,9 @@ class Scene:
             raise SetUpError(f"ecluse {' '.join(arguments)}: {answer.stderr.strip()}")
         return answer.stdout
 
+    def make_key(self, role: str) -> str:
+        return self.command("keys", "create", "--name", "demo", "--role", role).splitlines()[-1].strip()
+
     def query(self, query: str, *parameters: object) -> list[dict[str, Any]]:
         with psycopg.connect(self.dsn, autocommit=True, row_factory=dict_row) as connection:
             return connection.execute(query, parameters or None).fetchall()
@@ -84,10 +97,15 @@ class Scene:
         answer: dict[str, Any] = json.loads(get(f"{self.vendor}/_sandbox/stats"))
         return answer
 
+    def paid(self, vendor: str) -> list[str]:
+        """What the vendor charged for, by its own account: a record that was paid for twice is there twice."""
+        ledger = json.loads(get(f"{self.vendor}/_sandbox/ledger?vendor={vendor}&kind=paid"))
+        return [entry["ref"] for entry in ledger["entries"]]
+
     def audit(self) -> str | list[dict[str, str]]:
         """ "clean", or the violations."""
         command = [sys.executable, "-m", "ecluse.verify", "--database-url", self.dsn, "--ledger", self.vendor, "--json"]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own program
+        answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)  # noqa: S603
         if not answer.stdout:
             raise SetUpError(f"The auditor could not look: {answer.stderr.strip()}")
         verdict: str | list[dict[str, str]] = json.loads(answer.stdout.splitlines()[-1])["verify"]
@@ -98,34 +116,67 @@ class Scene:
 def scene(
     environment: Mapping[str, str], faults: Sequence[Mapping[str, object]], *, arguments: Sequence[str] = ()
 ) -> Iterator[Scene]:
-    """`{vendor}` in the environment's values is where the simulated vendors are."""
-    # However it is told to go, it goes through `finally`.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    """`{vendor}` in the environment's values is where the simulated vendors are. No knob of the caller's counts: a
+    demonstration neither touches his database nor writes to his mail server."""
+    with _tidy(), _folder() as data, _sandbox(faults) as vendor:
+        own = {name: value.format(vendor=vendor) for name, value in environment.items()}
+        whole = {**_inherited(data), **own, "ECLUSE_DATA_DIR": str(data / "postgres"), "no_proxy": "127.0.0.1"}
+        database = embedded.start(data / "postgres")  # the server joins it
+        played = Scene(vendor, database.dsn(), data, whole, arguments)
+        try:
+            played.start_server()
+            yield played
+        finally:
+            _deaf()
+            played.stop_server()
+            database.release()
+
+
+def _inherited(data: Path) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in Settings.model_fields}
+    # Where nothing may be compiled beside the sources, the server that comes after the kill would compile it all again.
+    if inherited.pop("PYTHONDONTWRITEBYTECODE", ""):
+        inherited["PYTHONPYCACHEPREFIX"] = str(data / "compiled")
+    return inherited
+
+
+@contextmanager
+def _tidy() -> Iterator[None]:
+    """However it is told to go, it goes through `finally`; being told again does not make it leave half-way."""
+    before = {number: signal.getsignal(number) for number in TOLD_TO_GO}
+    for number in TOLD_TO_GO[1:]:
+        if before[number] is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _deaf() -> None:
+    for number in TOLD_TO_GO:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
     data = Path(tempfile.mkdtemp(prefix="ecluse-demo-"))
     data.chmod(0o711)  # the account that runs PostgreSQL must get through, nobody else may look
     try:
-        with _sandbox(faults) as vendor:
-            own = {name: value.format(vendor=vendor) for name, value in environment.items()}
-            whole = {**os.environ, **own, "ECLUSE_DATA_DIR": str(data / "postgres")}
-            whole.pop("DATABASE_URL", None)
-            database = embedded.start(data / "postgres")  # the server joins it
-            played = Scene(vendor, database.dsn(), data, whole, arguments)
-            try:
-                played.start_server()
-                yield played
-            finally:
-                played.stop_server()
-                database.release()
+        yield data
     finally:
         shutil.rmtree(data, ignore_errors=True)
 
 
 @contextmanager
 def _sandbox(faults: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    # A session of its own, as the server: Ctrl-C is for us, who end both when we are done with them.
     process = subprocess.Popen(
         [sys.executable, "-m", "ecluse.sandbox", "--port", "0", "--seed", "7"],
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     try:
         line = process.stdout.readline() if process.stdout else ""
@@ -133,8 +184,17 @@ def _sandbox(faults: Sequence[Mapping[str, object]]) -> Iterator[str]:
         post(f"{url}/_sandbox/faults", faults)
         yield url
     finally:
-        process.terminate()
-        process.wait(timeout=10)
+        _deaf()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=DOWN_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def wait_for_interrupt() -> None:
@@ -144,7 +204,7 @@ def wait_for_interrupt() -> None:
 
 def get(url: str, key: str | None = None) -> bytes:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as response:  # noqa: S310 - our own
+    with NO_PROXY.open(urllib.request.Request(url, headers=headers), timeout=ANSWER_SECONDS) as response:  # noqa: S310
         return bytes(response.read())
 
 
@@ -152,7 +212,7 @@ def post(url: str, body: object, key: str | None = None) -> Any:
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - our own
     try:
-        with urllib.request.urlopen(request) as response:  # noqa: S310 - our own
+        with NO_PROXY.open(request, timeout=ANSWER_SECONDS) as response:
             return json.loads(response.read() or b"null")
     except urllib.error.HTTPError as error:
         raise SetUpError(f"{url}: {error.code} {error.read().decode()}") from error

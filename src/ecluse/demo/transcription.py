@@ -10,11 +10,12 @@ from collections import Counter
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ecluse.base.errors import SetUpError
+from ecluse.demo import overrides
+from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
 from ecluse.demo.scene import Scene, get, post, scene
+from ecluse.demo.watching import Seen, watch
 
 # One without recordings, one with a recording that has no URL, one that the CRM does not know.
 FICHES = [str(number) for number in (*range(1001, 1016), 9000, 9001, 9100, 9200, 9300)]
@@ -26,13 +27,13 @@ FAULTS: list[dict[str, object]] = [
     {"vendor": "elevenlabs", "kind": "refused", "ids": ["1007-2"], "status": 422, "code": "invalid_audio"},
     {"vendor": "crm", "kind": "server_error", "rate": 0.1, "status": 502},
 ]
-OVERRIDES = {
-    "TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE": "600",
-    "TRANSCRIPTION_ELEVENLABS_BACKOFF_BASE_SECONDS": "0.2",
-    "ECLUSE_HEARTBEAT_SECONDS": "0.5",
-    "ECLUSE_DEAD_AFTER_SECONDS": "2",
-    "ECLUSE_LOG_LEVEL": "ERROR",
-}
+OVERRIDES = (
+    Override("TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE", "600", "at the default, it takes ten minutes"),
+    Override("TRANSCRIPTION_ELEVENLABS_BACKOFF_BASE_SECONDS", "0.2", "shorter pauses after failures"),
+    HEARTBEAT,
+    DEAD_AFTER,
+    QUIET,
+)
 VENDORS = {
     "CRM_BASE_URL": "{vendor}/crm",
     "CRM_API_KEY": "demo",
@@ -64,8 +65,8 @@ def run(*, as_json: bool) -> int:
     console.print(
         f"[bold]Ecluse[/] transcribes the recordings of {len(FICHES)} fiches at vendors that throttle and fail"
     )
-    console.print("overrides: " + ", ".join(f"{name}={value}" for name, value in OVERRIDES.items()), style="dim")
-    with scene({**OVERRIDES, **VENDORS}, FAULTS) as played:
+    overrides.say(console, OVERRIDES)
+    with scene({**overrides.environment(OVERRIDES), **VENDORS}, FAULTS) as played:
         report = _play(console, played)
     _print(console, report)
     if as_json:
@@ -75,14 +76,18 @@ def run(*, as_json: bool) -> int:
 
 
 def _play(console: Console, played: Scene) -> dict[str, Any]:
-    key = played.command("keys", "create", "--name", "demo", "--role", "operator").splitlines()[-1].strip()
-    api, started = f"http://127.0.0.1:{played.port}/api/transcriptions", time.monotonic()
+    key = played.make_key("operator")
+    api, started = f"{played.url}/api/transcriptions", time.monotonic()
     post(f"{api}/batch", {"fiche_ids": FICHES, "priority": "normal"}, key)
-    took_over = _watch(console, played, started)
+
+    def look() -> Seen:
+        (row,) = played.query(PROGRESS)
+        return Seen("transcribing", row["done"], row["planned"] or None, ended=not row["open"])
+
+    kill = watch(console, played, look, kill_when=lambda seen: seen.done >= 20, longest=LONGEST_SECONDS)
     seconds = round(time.monotonic() - started, 1)
     told = {fiche: json.loads(get(f"{api}/{fiche}/status", key)) for fiche in FICHES}
-    ledger = json.loads(get(f"{played.vendor}/_sandbox/ledger?vendor=elevenlabs&kind=paid&limit=100000"))
-    paid = Counter(entry["ref"] for entry in ledger["entries"])
+    paid = Counter(played.paid("elevenlabs"))
     stored = {row["fiche_id"]: row["calls"] or [] for row in played.query(TRANSCRIBED)}
     stats = played.stats()
     fiches = [_account(told[fiche], stored.get(fiche, []), paid) for fiche in FICHES]
@@ -97,38 +102,11 @@ def _play(console: Console, played: Scene) -> dict[str, Any]:
         "agree": all(one["agree"] for one in fiches),
         "seconds": seconds,
         "kills": 1,
-        "took_over_after_s": round(took_over, 1),
+        "took_over_after_s": round(kill.idle_seconds, 1),
         "vendor_calls": sum(stats[vendor]["calls"] for vendor in ("crm", "elevenlabs")),
         "throttled": int(stats["elevenlabs"]["by_status"].get("429", 0)),
         "verify": played.audit(),
     }
-
-
-def _watch(console: Console, played: Scene, started: float) -> float:
-    """To the end of all runs; returns how long after the kill work went on."""
-    killed_at, took_over, done_at_kill = 0.0, 0.0, 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("transcribing", total=None)
-        while True:
-            (row,) = played.query(PROGRESS)
-            progress.update(bar, completed=row["done"], total=row["planned"] or None)
-            if not killed_at and row["done"] >= 20:
-                played.kill_server()
-                killed_at, done_at_kill = time.monotonic(), row["done"]
-                message = f"kill -9 of the server after {row['done']} recordings; starting it again"
-                progress.console.print(message, style="bold red")
-                played.start_server()
-            if killed_at and not took_over and row["done"] > done_at_kill:
-                took_over = time.monotonic() - killed_at
-                progress.console.print(f"work goes on {took_over:.1f} s after the kill", style="bold green")
-            if killed_at and not row["open"]:
-                return took_over
-            if time.monotonic() - started > LONGEST_SECONDS:
-                raise SetUpError(
-                    f"The demonstration did not end within {LONGEST_SECONDS} s: {row['open']} runs are open."
-                )
-            time.sleep(0.1)
 
 
 def _account(told: dict[str, Any], stored: list[str], paid: Counter[str]) -> dict[str, Any]:

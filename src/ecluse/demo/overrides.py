@@ -1,0 +1,40 @@
+"""What a demonstration sets otherwise than the program does, so that people need not wait: each is said, with its
+reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+
+from ecluse.settings import Settings
+
+
+class Override(NamedTuple):
+    knob: str
+    value: str
+    why: str
+
+
+HEARTBEAT = Override("ECLUSE_HEARTBEAT_SECONDS", "0.5", "with the next: a death is noticed sooner")
+DEAD_AFTER = Override("ECLUSE_DEAD_AFTER_SECONDS", "2", "what was in dead hands is taken over sooner")
+QUIET = Override("ECLUSE_LOG_LEVEL", "ERROR", "failures are part of the play")
+
+
+def environment(overrides: Sequence[Override]) -> dict[str, str]:
+    return {one.knob: one.value for one in overrides}
+
+
+def say(console: Console, overrides: Sequence[Override]) -> None:
+    console.print("knobs that are set otherwise here, default → demonstration:", style="dim")
+    rows = [(one.knob, f"{_default(one.knob)} → {one.value}", one.why) for one in overrides]
+    knob, change = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for row in rows:
+        line = f"  {row[0]:<{knob}}  {row[1]:<{change}}  {row[2]}"
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
+
+
+def _default(knob: str) -> str:
+    default = Settings.model_fields[knob].default
+    return "unset" if default is None else str(default)

@@ -1,0 +1,137 @@
+"""A run as it goes, for people: bars at a terminal, a line now and then elsewhere; and the kill in the middle of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ecluse.base.errors import SetUpError
+from ecluse.demo.scene import Scene
+
+LOOK_SECONDS = 0.1
+LINE_SECONDS = 3.0  # between two lines, where there is no terminal
+PACE_SECONDS = 5.0  # over which the rate is measured
+
+# The first work of whoever came after the kill.
+BACK = """
+SELECT extract(epoch FROM min(c.taken_at) - k.at)::float8 AS seconds FROM (SELECT %s::timestamptz AS at) k
+JOIN replicas r ON r.started_at > k.at JOIN claims c ON c.replica_id = r.id GROUP BY k.at
+"""
+
+
+class Seen(NamedTuple):
+    """One look at what is being played."""
+
+    phase: str
+    done: int
+    total: int | None
+    ended: bool
+
+
+class Kill(NamedTuple):
+    at: datetime
+    idle_seconds: float  # until a worker took up work again
+
+
+def watch(
+    console: Console, played: Scene, look: Callable[[], Seen], *, kill_when: Callable[[Seen], bool], longest: float
+) -> Kill:
+    """To the end, with one kill on the way."""
+    killed_at, kill = None, None
+    until = time.monotonic() + longest
+    with _display(console) as display:
+        while True:
+            seen = look()
+            display.show(seen)
+            if killed_at is None and not seen.ended and kill_when(seen):
+                played.kill_server()
+                killed_at = datetime.now(UTC)
+                display.say(f"kill -9 of the server, on purpose: {seen.phase}, {seen.done} of {seen.total} done", "red")
+                display.say("starting it again: nothing but the database is left of it", "red")
+                played.start_server()
+            if killed_at is not None and kill is None:
+                for row in played.query(BACK, killed_at):
+                    kill = Kill(killed_at, row["seconds"])
+                    display.say(f"work goes on {kill.idle_seconds:.1f} s after the kill", "green")
+            if seen.ended:
+                if kill is None:
+                    raise SetUpError("The play was over before the server could be killed: there is too little to do.")
+                return kill
+            if time.monotonic() > until:
+                far = f"{seen.phase}, {seen.done} of {seen.total} done"
+                raise SetUpError(f"The demonstration did not end within {longest:.0f} s: {far}.")
+            time.sleep(LOOK_SECONDS)
+
+
+class _Counted(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}", style="progress.download")
+
+
+class _Pace(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(_pace(task), style="progress.data.speed")
+
+
+def _pace(task: Task) -> str:
+    if task.finished or not task.speed:
+        return ""
+    left = "" if task.time_remaining is None else f", {task.time_remaining:.0f} s left"
+    return f"{task.speed:.0f}/s{left}"
+
+
+class _Display:
+    """A bar per phase."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(),
+            _Counted(),
+            TimeElapsedColumn(),
+            _Pace(),
+            console=console,
+            disable=not console.is_terminal,
+            speed_estimate_period=PACE_SECONDS,
+        )
+        self._task: TaskID | None = None
+        self._phase = ""
+        self._began = time.monotonic()
+        self._next_line = 0.0
+
+    def show(self, seen: Seen) -> None:
+        if self._task is None or seen.phase != self._phase:
+            self.end_phase()
+            self._task, self._phase, self._next_line = self.progress.add_task(seen.phase, total=None), seen.phase, 0.0
+        self.progress.update(self._task, completed=seen.done, total=seen.total)
+        now = time.monotonic()
+        if self.progress.disable and now >= self._next_line:
+            self._next_line = now + LINE_SECONDS
+            counted = f"{seen.done} of {seen.total}" if seen.total else ""
+            said = ", ".join(part for part in (counted, _pace(self.progress.tasks[self._task])) if part)
+            self.say(f"{now - self._began:5.1f} s  {seen.phase:<13} {said}".rstrip())
+
+    def end_phase(self) -> None:
+        """It was over before the next began, whatever we had seen of it."""
+        if self._task is not None:
+            total = self.progress.tasks[self._task].total or 1
+            self.progress.update(self._task, completed=total, total=total)
+            self.progress.stop_task(self._task)
+
+    def say(self, text: str, style: str | None = None) -> None:
+        self.progress.console.print(text, style=f"bold {style}" if style else None, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[_Display]:
+    display = _Display(console)
+    with display.progress:
+        yield display
+        display.end_phase()
