@@ -12,6 +12,7 @@ from fastapi import Request
 
 from ecluse.access.keys import Caller
 from ecluse.api import events
+from ecluse.realtime import stream as stream_answer
 from ecluse.realtime.channels import Subject
 from ecluse.realtime.hub import RECONNECT
 from tests.api.conftest import FLOW, new_key, serving
@@ -114,7 +115,7 @@ def test_a_stream_that_ends_while_it_catches_up_leaves_no_gap_behind(live, live_
 
 
 def test_a_client_that_never_reads_is_let_go(dsn, monkeypatch):
-    monkeypatch.setattr(events, "SEND_SECONDS", 0.2)
+    monkeypatch.setattr(stream_answer, "SEND_SECONDS", 0.2)
     with serving(dsn, FLOW) as client, socket.socket() as deaf:
         server = client.with_key(new_key(dsn))
         hub = server.app.state.realtime.hub

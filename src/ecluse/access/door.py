@@ -62,10 +62,15 @@ def routes(tag: str) -> APIRouter:
 
 
 async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:
-    keys: Keys = request.app.state.keys
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not key:
         raise _unauthenticated("Send an API key: `Authorization: Bearer ecl_…`.")
+    return await admit(request, key, permission, narrowed=narrowed)
+
+
+async def admit(request: Request, key: str, permission: str, *, narrowed: bool = False) -> Caller:
+    """Whoever comes with this key, if it may do that here."""
+    keys: Keys = request.app.state.keys
     caller = await keys.find(key)
     if caller is None:
         raise _unauthenticated(UNKNOWN)

@@ -182,9 +182,15 @@ async def _validation_error(request: Request, error: RequestValidationError) -> 
 
 
 async def _our_error(request: Request, error: EcluseError) -> Response:
-    if isinstance(error, Refused):
-        return error_answer(request_id(request), error.status, error.code, error.message, headers=error.headers)
-    status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), None)
+    status = status_of(error)
     if status is None:
         return _unexpected(request_id(request), error)
-    return error_answer(request_id(request), status, error.code, error.message)
+    headers = error.headers if isinstance(error, Refused) else None
+    return error_answer(request_id(request), status, error.code, error.message, headers=headers)
+
+
+def status_of(error: EcluseError) -> int | None:
+    """None: not an answer to anybody, but a fault of ours."""
+    if isinstance(error, Refused):
+        return error.status
+    return next((status for kind, status in STATUS.items() if isinstance(error, kind)), None)

@@ -3,16 +3,12 @@ back with `Last-Event-ID` first gets what was published meanwhile. An ephemeral 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from typing import Annotated
 
-import structlog
 from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from starlette.types import Message, Send
 
 from ecluse.access import door
 from ecluse.access.door import caller_of, needs
@@ -24,15 +20,13 @@ from ecluse.base.errors import InvalidInput
 from ecluse.engine import PublishedEvent, read_published
 from ecluse.realtime.channels import WHOLE_TENANT, Subject, channel_name, channels_of, subject_of
 from ecluse.realtime.hub import Listener, durable, is_told_live
+from ecluse.realtime.stream import EventStream
 from ecluse.realtime.tail import Tail
 
-log = structlog.get_logger(__name__)
 routes = door.routes("realtime")
 KEEP_ALIVE_SECONDS = 15.0
-SEND_SECONDS = 30.0
 MOST_CHANNELS = 50
 PAGE = 500
-HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 @routes.get(
@@ -64,7 +58,7 @@ async def stream_events(
         raise Refused(503, "STOPPING", "This server stops: ask again.", {"Retry-After": "1"})
     if realtime.pusher.full(caller.tenant, "sse"):
         raise Refused(429, "TOO_MANY_CONNECTIONS", "Too many listen for this tenant already.", {"Retry-After": "10"})
-    return _Answer(_Stream(request, subjects, last).run())
+    return EventStream(_Stream(request, subjects, last).run())
 
 
 def _may_hear_all(caller: Caller) -> bool:
@@ -77,25 +71,6 @@ def _place(given: str) -> int | None:
     if given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= LARGEST_ID:
         return int(given)
     raise InvalidInput("Last-Event-ID is the id of an event received here, or left out")
-
-
-class _Answer(StreamingResponse):
-    """A client that does not read is not waited for, or it would hold its place for ever."""
-
-    def __init__(self, told: AsyncGenerator[bytes]) -> None:
-        super().__init__(told, media_type="text/event-stream", headers=HEADERS)
-        self._told = told
-
-    async def stream_response(self, send: Send) -> None:
-        async def in_time(message: Message) -> None:
-            async with asyncio.timeout(SEND_SECONDS):
-                await send(message)
-
-        async with aclosing(self._told):
-            try:
-                await super().stream_response(in_time)
-            except TimeoutError:
-                log.warning("a stream was cut off: its client does not read")
 
 
 class _Stream:
