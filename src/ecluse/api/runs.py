@@ -29,9 +29,9 @@ async def list_runs(
 ) -> Response:
     """The newest first. `state` is a neutral state or a flow's own word for it. Deliveries of notifications, which are
     runs too, are left out unless `flow=notifications` asks for them."""
-    tenant, page = caller_of(request).tenant, {"limit": limit, "offset": offset}
+    tenant, but = caller_of(request).tenant, [NOTIFICATIONS]
     rows = await reads_of(request)(
-        lambda c: reading.list_runs(c, tenant=tenant, flow=flow, state=state, but=[NOTIFICATIONS], **page)
+        lambda c: reading.list_runs(c, tenant=tenant, flow=flow, state=state, but=but, limit=limit, offset=offset)
     )
     return as_json({"runs": with_ids_as_text(rows), "limit": limit, "offset": offset})
 

@@ -99,8 +99,10 @@ def list_runs(
     offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """The newest runs first; deliveries of notifications only with `--flow notifications`."""
-    given = {"tenant": tenant, "flow": flow, "state": state}
-    rows = with_connection(lambda c: reading.list_runs(c, **given, but=[NOTIFICATIONS], limit=limit, offset=offset))
+    but = [NOTIFICATIONS]
+    rows = with_connection(
+        lambda c: reading.list_runs(c, tenant=tenant, flow=flow, state=state, but=but, limit=limit, offset=offset)
+    )
     if not rows:
         filtered = flow or state or tenant or offset
         typer.echo("no such runs" if filtered else "no runs yet: start one with `ecluse runs start FLOW`")

@@ -1,4 +1,4 @@
-"""The one read side: what API, command line and metrics say about runs is computed here and nowhere else.
+"""The one read side: what API, pages, command line and metrics say about runs is computed here and nowhere else.
 
 Counts of work come from the counters of `claims`, never from counting items. `tenant` None is anybody's run, which only
 the command line may ask for; a run of somebody else does not exist.
@@ -32,7 +32,7 @@ FROM runs r WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = 
 """
 
 STAGES = """
-SELECT s.stage, coalesce(s.units, s.expected) AS expected, c.done, c.failed, c.ignored, c.in_flight,
+SELECT s.run_id, s.stage, coalesce(s.units, s.expected) AS expected, c.done, c.failed, c.ignored, c.in_flight,
        greatest(coalesce(s.units, s.expected) - c.done - c.failed - c.ignored - c.in_flight, 0) AS waiting,
        s.round, s.started_at, s.fanned_out_at, s.progress_at, s.deadline_at, s.ended_at, s.end_cause
 FROM stages s, LATERAL (
@@ -40,7 +40,7 @@ FROM stages s, LATERAL (
            coalesce(sum(failed), 0)::int AS failed,
            coalesce(sum(ignored), 0)::int AS ignored, coalesce(sum(in_flight), 0)::int AS in_flight
     FROM claims WHERE run_id = s.run_id AND stage = s.stage) c
-WHERE s.run_id = %(run)s ORDER BY s.started_at, s.stage
+WHERE s.run_id = ANY(%(runs)s) ORDER BY s.started_at, s.stage
 """
 
 # By (stage, key): the order of the index that finds them, so that any page costs what it shows.
@@ -54,7 +54,7 @@ WHERE i.run_id = %(run)s {where} ORDER BY i.stage, i.key LIMIT %(limit)s OFFSET 
 
 LOG = """
 SELECT id, at, level, message, event_id, data FROM run_log WHERE run_id = %(run)s
-ORDER BY id LIMIT %(limit)s OFFSET %(offset)s
+ORDER BY id {order} LIMIT %(limit)s OFFSET %(offset)s
 """
 
 TRACE = """
@@ -89,7 +89,19 @@ SELECT 'schedules_overdue', '{}', count(*) FROM schedules
 
 OUTCOMES = """
 SELECT target, outcome, error_code, reason, effect_may_exist FROM outcomes
-WHERE run_id = %(run)s AND (%(after)s::text IS NULL OR target > %(after)s) ORDER BY target LIMIT %(limit)s
+WHERE run_id = %(run)s {where} ORDER BY {order} target LIMIT %(limit)s OFFSET %(offset)s
+"""
+WORST_FIRST = "array_position(ARRAY['failed', 'ignored', 'open', 'successful'], coalesce(outcome, 'open')),"
+
+# What people call the reason: its code, or else its words. With an example of the words behind a code.
+REASONS = """
+SELECT coalesce(outcome, 'open') AS outcome, coalesce(error_code, reason) AS why, count(*) AS count,
+       min(reason) FILTER (WHERE error_code IS NOT NULL) AS example
+FROM outcomes WHERE run_id = %(run)s GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT %(limit)s
+"""
+
+SCHEDULES_OF_RUNS = """
+SELECT id, name, deleted_at IS NOT NULL AS deleted FROM schedules WHERE tenant_id = %(tenant)s AND id = ANY(%(ids)s)
 """
 
 
@@ -100,22 +112,34 @@ async def list_runs(
     flow: str | None = None,
     state: str | None = None,
     but: Collection[str] = (),
+    top: bool = False,
+    parent: int | None = None,
+    schedule: int | None = None,
+    ids: Collection[int] | None = None,
     limit: int,
     offset: int,
 ) -> list[Row]:
     """The newest first. `state` is a neutral state or a flow's own word for it; flows in `but` are shown only to who
-    asks for them by name."""
+    asks for them by name. `top`: only what people or the clock started, not what other runs did."""
     filters = {
         "tenant": "tenant_id = %(tenant)s",
         "flow": "flow = %(flow)s",
         "state": "%(state)s IN (state, status)",
         "but": "flow <> ALL(%(but)s)",
+        "top": "(parent_run_id IS NULL OR schedule_id IS NOT NULL)",
+        "parent": "parent_run_id = %(parent)s",
+        "schedule": "schedule_id = %(schedule)s",
+        "ids": "id = ANY(%(ids)s)",
     }
     given: dict[str, Any] = {
         "tenant": tenant,
         "flow": flow,
         "state": state,
         "but": list(but) if but and flow is None else None,
+        "top": top or None,
+        "parent": parent,
+        "schedule": schedule,
+        "ids": None if ids is None else list(ids),
     }
     where = " AND ".join(text for name, text in filters.items() if given[name] is not None)
     return await _rows(
@@ -131,7 +155,21 @@ async def show_run(connection: Connection, tenant: str | None, run_id: int) -> R
     rows = await _rows(connection, SHOW, {"run": run_id, "tenant": tenant})
     if not rows:
         raise _unknown(run_id)
-    return {**rows[0], "stages": await _rows(connection, STAGES, {"run": run_id})}
+    return {**rows[0], "stages": (await stages_of(connection, [run_id])).get(run_id, [])}
+
+
+async def stages_of(connection: Connection, run_ids: Collection[int]) -> dict[int, list[Row]]:
+    """By run, in the order in which they began. Whose runs these are was asked before."""
+    found: dict[int, list[Row]] = {}
+    for row in await _rows(connection, STAGES, {"runs": list(run_ids)}) if run_ids else []:
+        found.setdefault(row.pop("run_id"), []).append(row)
+    return found
+
+
+async def schedules_of(connection: Connection, tenant: str, ids: Collection[int]) -> dict[int, Row]:
+    """Their names, also of those that are deleted."""
+    rows = await _rows(connection, SCHEDULES_OF_RUNS, {"tenant": tenant, "ids": list(ids)}) if ids else []
+    return {row["id"]: row for row in rows}
 
 
 async def list_items(
@@ -155,10 +193,13 @@ async def list_items(
     return rows
 
 
-async def list_log(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int) -> list[Row]:
-    """The run's own account, the oldest first."""
+async def list_log(
+    connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
+) -> list[Row]:
+    """The run's own account."""
     await _allowed(connection, tenant, run_id)
-    return await _rows(connection, LOG, {"run": run_id, "limit": limit, "offset": offset})
+    statement = LOG.format(order="DESC" if newest_first else "ASC")
+    return await _rows(connection, statement, {"run": run_id, "limit": limit, "offset": offset})
 
 
 async def list_trace(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int) -> list[Row]:
@@ -168,12 +209,36 @@ async def list_trace(connection: Connection, tenant: str | None, run_id: int, *,
 
 
 async def list_outcomes(
-    connection: Connection, tenant: str | None, run_id: int, *, after: str | None, limit: int
+    connection: Connection,
+    tenant: str | None,
+    run_id: int,
+    *,
+    after: str | None = None,
+    outcome: str | None = None,
+    why: str | None = None,
+    worst_first: bool = False,
+    limit: int,
+    offset: int = 0,
 ) -> list[Row]:
-    """What became of its targets, by target, those after the one named: whoever reads all of them holds no connection
-    between the pages."""
+    """What became of its targets, by target, or those that failed before all others. Whoever reads all of them asks for
+    those `after` the last one seen, and holds no connection between the pages. `outcome` may be `open`; `why` is a
+    reason's code, or else its words."""
     await _allowed(connection, tenant, run_id)
-    return await _rows(connection, OUTCOMES, {"run": run_id, "after": after, "limit": limit})
+    filters = {
+        "after": "target > %(after)s",
+        "outcome": "coalesce(outcome, 'open') = %(outcome)s",
+        "why": "coalesce(error_code, reason) = %(why)s",
+    }
+    given: dict[str, Any] = {"after": after, "outcome": outcome, "why": why}
+    where = "".join(f" AND {text}" for name, text in filters.items() if given[name] is not None)
+    statement = OUTCOMES.format(where=where, order=WORST_FIRST if worst_first else "")
+    return await _rows(connection, statement, {**given, "run": run_id, "limit": limit, "offset": offset})
+
+
+async def reasons(connection: Connection, tenant: str | None, run_id: int, *, limit: int) -> list[Row]:
+    """How many of its targets came to what, and why; the most frequent first."""
+    await _allowed(connection, tenant, run_id)
+    return await _rows(connection, REASONS, {"run": run_id, "limit": limit})
 
 
 async def vitals(connection: Connection) -> list[Row]:
