@@ -1,12 +1,12 @@
 # Needs python3 (3.11 or newer), make and a package registry that pip or uv is configured for; everything else is installed
-# into .venv, with hashes.
+# into .venv, with hashes. Only the tests want more: see `browser`.
 PYTHON ?= python3
 BIN := .venv/bin
 COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header \
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all check lint format types imports demo bench bench-automation chaos coverage-of-requirements requirements docs clean
+.PHONY: help test test-all browser check lint format types imports demo bench bench-automation chaos coverage-of-requirements requirements docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,12 +26,19 @@ help: ## List the targets
 # failed tests (exit code 1), such as an error of collection, is not repeated.
 once_more = || { [ $$? = 1 ] && echo "FAILED BESIDE OTHERS; once more, alone:" && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
-test: check ## All checks and all tests but the slow ones
+test: check browser ## All checks and all tests but the slow ones
 	$(BIN)/pytest -n 2 --dist loadfile --maxfail 10 -m "not slow and not alone" $(once_more)
 	$(BIN)/pytest -m "alone and not slow" $(once_more)
 
 test-all: test ## All checks and all tests, the slow ones too
 	$(BIN)/pytest -m slow
+
+# The pages are tested in Chromium, and an unmodified pusher-js in node. Without them those tests fail, and say so.
+browser: ## Debian's chromium and nodejs for the tests, installed when they are missing and we are root
+	@missing=$$(for one in chromium:chromium node:nodejs; do command -v $${one%:*} > /dev/null || echo $${one#*:}; done); \
+	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && apt-get update -q && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; } || \
+	echo "Some tests need" $$missing "and will fail without. As root: apt-get install --no-install-recommends" $$missing >&2
 
 check: lint types imports ## All checks, no tests
 

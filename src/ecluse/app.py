@@ -15,7 +15,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from ecluse import api
+from ecluse import api, web
 from ecluse.access import envelope
 from ecluse.api import health
 from ecluse.api.metrics import CountRequests, Metrics
@@ -92,6 +92,7 @@ def create_app(
     envelope.install(app)
     if "api" in roles:
         api.mount(app)
+        web.mount(app)
 
     app.state.metrics, app.state.readiness = Metrics(), health.Readiness()
     app.add_middleware(CountRequests, metrics=app.state.metrics)

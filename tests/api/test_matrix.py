@@ -18,6 +18,7 @@ from ecluse.access.secrets import Secrets
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.notify.rules import new_secret
+from ecluse.web.door import Page
 from tests.api.conftest import FLOW, SEALING, SECRET_KEY, add_tenant, new_key
 
 PUBLIC = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
@@ -169,9 +170,12 @@ def something(shared_api, shared_dsn):
 
 
 def table(app):
-    """Method, path, route; the methods that a path does not have come with None."""
+    """Method, path, route; the methods that a path does not have come with None. Without the pages, which take the key
+    from a cookie: tests/web/test_page_rights.py has their table."""
     paths: dict[str, dict[str, object]] = {}
     for route in iter_route_contexts(app.routes):
+        if isinstance(route.original_route, Page):
+            continue
         for method in route.methods or ["GET"]:  # a socket begins as one
             paths.setdefault(route.path, {})[method] = route.original_route
     return [(method, path, routes.get(method)) for path, routes in paths.items() for method in METHODS]

@@ -1,0 +1,94 @@
+"""The door of the pages: the same as the API's, but the key comes in a cookie, and what goes wrong is a page, too.
+
+Every page says the permission it needs; who has no key that is good is asked for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import RedirectResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from ecluse.access import door
+from ecluse.access.door import PERMISSION
+from ecluse.access.envelope import Refused, status_of
+from ecluse.access.keys import Caller
+from ecluse.base.errors import EcluseError
+from ecluse.db.connect import is_away
+from ecluse.web import render
+
+COOKIE = "ecluse_key"
+LOGIN = "/ui/login"
+# Nothing from elsewhere, nothing inline: a text that got in unescaped would still not run.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+
+
+class Page(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        permission = (self.openapi_extra or {}).get(PERMISSION)
+
+        async def shown(request: Request) -> Response:
+            try:
+                if permission is not None:
+                    request.state.caller = await admitted(request, permission)
+                answer = await handle(request)
+            except (EcluseError, HTTPException, RequestValidationError, psycopg.Error) as error:
+                answer = _instead(request, error)
+            answer.headers.update(HEADERS)
+            return answer
+
+        return shown
+
+
+async def admitted(request: Request, permission: str) -> Caller:
+    key = request.cookies.get(COOKIE)
+    if not key:
+        raise Refused(401, "UNAUTHENTICATED", "Log in first.")
+    return await door.admit(request, key, permission)
+
+
+def same_site(request: Request) -> None:
+    """Refuse a form that another site has sent in the name of whoever sits there."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise Refused(403, "ANOTHER_SITE", "This came from another site.")
+
+
+def _instead(request: Request, error: Exception) -> Response:
+    match error:
+        case EcluseError() if (status := status_of(error)) is not None:
+            if status == 401:
+                return _ask_for_a_key(request)
+            return render.trouble(request, status, error.message)
+        case HTTPException():
+            return render.trouble(request, error.status_code, str(error.detail))
+        case RequestValidationError():
+            wrong = ", ".join(str(one["loc"][-1]) for one in error.errors())
+            return render.trouble(request, 422, f"This address is not understood: {wrong}.")
+        case psycopg.Error() if is_away(error):
+            return render.trouble(request, 503, "The database does not answer. Reload the page in a moment.")
+    raise error
+
+
+def _ask_for_a_key(request: Request) -> Response:
+    fetched = request.headers.get("sec-fetch-site"), request.headers.get("sec-fetch-mode", "navigate")
+    if fetched[1] != "navigate":  # a stream of a page that is shown already
+        return render.trouble(request, 401, "Log in first.")
+    if fetched[0] == "cross-site":
+        # Browsers keep the cookie back from who follows a link in a mail. Once here, the same address asked for again
+        # comes with it.
+        return render.page(request, "again.html")
+    wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"{LOGIN}?next={quote(wanted, safe='/')}", 303)

@@ -1,0 +1,85 @@
+"""Coming in and going out: the form that takes a key, what every page is made with, and where there is nothing.
+
+The cookie holds the key itself and is as good as that: a revoked key is out at once, and there are no sessions to keep.
+No script can read it, no other site can send it, and it is gone with the browser.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+
+from ecluse.access import door
+from ecluse.access.envelope import Refused
+from ecluse.base.errors import NotFound
+from ecluse.web import render
+from ecluse.web.door import COOKIE, LOGIN, Page, admitted, same_site
+from ecluse.web.files import FILES, PATH, VERSION
+
+HOME = "/ui/runs"
+FOR_GOOD = "public, max-age=31536000, immutable"
+
+routes = APIRouter(route_class=Page, include_in_schema=False)
+
+
+@routes.get("/")
+@routes.get("/ui")
+async def go_home() -> Response:
+    return RedirectResponse(HOME, 303)
+
+
+@routes.get(LOGIN)
+async def show_form(request: Request, next: str = "") -> Response:  # noqa: A002 - its name in the address
+    try:
+        await admitted(request, "runs.read")
+    except Refused:
+        return render.page(request, "login.html", next=_inside(next), problem=None)
+    return RedirectResponse(_inside(next), 303)
+
+
+@routes.post(LOGIN)
+async def log_in(request: Request) -> Response:
+    same_site(request)
+    form = await request.form()
+    key, wanted = str(form.get("key", "")).strip(), _inside(str(form.get("next", "")))
+    try:
+        await door.admit(request, key, "runs.read")
+    except Refused as refused:
+        return render.page(request, "login.html", refused.status, next=wanted, problem=refused.message)
+    answer = RedirectResponse(wanted, 303)
+    secure = request.url.scheme == "https"
+    answer.set_cookie(COOKIE, key, path="/ui", httponly=True, samesite="strict", secure=secure)
+    return answer
+
+
+@routes.post("/ui/logout")
+async def log_out(request: Request) -> Response:
+    same_site(request)
+    answer = RedirectResponse(LOGIN, 303)
+    answer.delete_cookie(COOKIE, path="/ui", httponly=True, samesite="strict")
+    return answer
+
+
+@routes.get(f"{PATH}/{{version}}/{{name:path}}")
+async def send_file(request: Request, version: str, name: str) -> Response:
+    """Under another version (a replica that runs it made the page) the same as ever, but not to be kept."""
+    if (file := FILES.get(name)) is None:
+        raise NotFound("There is no such file.")
+    headers = {"Cache-Control": FOR_GOOD if version == VERSION else "no-cache", "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(file.gzipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=file.type)
+    return Response(file.plain, headers=headers, media_type=file.type)
+
+
+@routes.get("/ui/{rest:path}")
+async def show_nothing(request: Request) -> Response:
+    with suppress(Refused):
+        request.state.caller = await admitted(request, "runs.read")
+    raise NotFound("There is no such page.")
+
+
+def _inside(wanted: str) -> str:
+    """Where to go after the log-in; nowhere but to a page of ours."""
+    return wanted if wanted.startswith("/ui/") and not wanted.startswith(LOGIN) else HOME

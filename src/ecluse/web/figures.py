@@ -1,0 +1,90 @@
+"""What the pages make of counts: how far a run is, in shares of a bar; and a table of runs, the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ecluse.db.connect import Connection
+from ecluse.engine import reading
+
+Row = reading.Row
+WORK = {"done": "successful", "failed": "failed", "ignored": "ignored", "in_flight": "in flight"}
+
+
+@dataclass(frozen=True)
+class Part:
+    kind: str
+    count: int
+    start: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Of `total`, so many of each kind; what is left of it is still to be done."""
+
+    total: int
+    parts: Sequence[Part]
+
+    @property
+    def finished(self) -> int:
+        return sum(part.count for part in self.parts if part.kind != "in flight")
+
+    @property
+    def failed(self) -> int:
+        return sum(part.count for part in self.parts if part.kind == "failed")
+
+    @property
+    def percent(self) -> int:
+        return self.finished * 100 // self.total if self.total else 100
+
+    @property
+    def said(self) -> str:
+        counts = ", ".join(f"{part.count:,} {part.kind}" for part in self.parts)
+        return f"{self.finished:,} of {self.total:,} finished" + (f": {counts}" if counts else "")
+
+
+def bar(total: int, counts: Mapping[str, int]) -> Bar:
+    parts, start = [], 0.0
+    for kind, count in counts.items():
+        if count:
+            width = 100 * count / max(total, sum(counts.values()))
+            parts.append(Part(kind, count, round(start, 3), round(width, 3)))
+            start += width
+    return Bar(total, parts)
+
+
+def of_stage(stage: Mapping[str, Any]) -> Bar:
+    return bar(stage["expected"], {kind: stage[name] for name, kind in WORK.items()})
+
+
+def of_run(run: Mapping[str, Any], stages: Sequence[Row]) -> tuple[str, Bar] | None:
+    """What came of its targets, once it has ended; until then, how far its latest stage is."""
+    if run["ended_at"] is not None:
+        return "targets", bar(run["selected"], {kind: run[kind] for kind in ("successful", "failed", "ignored")})
+    begun = [stage for stage in stages if stage["ended_at"] is None] or stages
+    return (begun[-1]["stage"], of_stage(begun[-1])) if begun else None
+
+
+@dataclass(frozen=True)
+class Table:
+    runs: Sequence[Row]
+    progress: Mapping[int, tuple[str, Bar] | None]
+    schedules: Mapping[int, Row]
+
+    @property
+    def busy(self) -> bool:
+        return any(run["ended_at"] is None for run in self.runs)
+
+
+async def table(connection: Connection, tenant: str, rows: Sequence[Row]) -> Table:
+    """With what is not in the rows themselves: how far the open ones are, what their schedules are called."""
+    stages = await reading.stages_of(connection, [run["id"] for run in rows if run["ended_at"] is None])
+    schedules = {run["schedule_id"] for run in rows if run["schedule_id"] is not None}
+    return Table(
+        rows,
+        {run["id"]: of_run(run, stages.get(run["id"], [])) for run in rows},
+        await reading.schedules_of(connection, tenant, schedules),
+    )

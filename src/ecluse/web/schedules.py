@@ -1,0 +1,115 @@
+"""Schedules: when each is due next, what became of its latest instants, and its latest runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel
+
+from ecluse.access.door import caller_of, needs
+from ecluse.access.wire import Offset, kit_of, number, reads_of
+from ecluse.base.errors import InvalidInput
+from ecluse.base.timetable import Fire, timetable
+from ecluse.db.connect import Connection
+from ecluse.engine import list_schedules, reading, show_schedule
+from ecluse.realtime.hub import Message
+from ecluse.web import figures, live, render
+from ecluse.web.door import Page
+from ecluse.web.live import Context
+
+SCHEDULES, RUNS = 25, 10  # of each so many on a page
+FIRES_IN_LIST, FIRES = 3, 10
+
+routes = APIRouter(route_class=Page, include_in_schema=False)
+MAY = "schedules.read"
+
+
+class Wanted(BaseModel):
+    offset: Offset = 0
+
+
+WantedSchedules = Annotated[Wanted, Query()]
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """When a schedule is due, in words and in instants; or what is wrong with it."""
+
+    words: str
+    fires: Sequence[Fire] = ()
+    problem: str | None = None
+
+
+def ahead(row: dict[str, Any], now: datetime, count: int) -> Ahead:
+    if row["cron"] is None:
+        return Ahead("Fired by hand only")
+    try:
+        table = timetable(row["cron"], row["timezone"], row["window_start"], row["window_end"])
+    except InvalidInput as error:  # stored by another version, whose rules were others
+        return Ahead(row["cron"], problem=error.message)
+    return Ahead(table.cron.explain(), table.preview(now, count) if row["enabled"] else ())
+
+
+@routes.get("/ui/schedules", openapi_extra=needs(MAY))
+async def show_schedules(request: Request, wanted: WantedSchedules) -> Response:
+    return render.page(request, "schedules.html", **await _schedules(request, wanted))
+
+
+@routes.get("/ui/schedules/live", openapi_extra=needs(MAY))
+async def follow_schedules(request: Request, wanted: WantedSchedules) -> Response:
+    return live.stream(request, MAY, "schedules_live.html", lambda: _schedules(request, wanted), _of_a_schedule)
+
+
+@routes.get("/ui/schedules/{schedule_id}", openapi_extra=needs(MAY))
+async def show_one(request: Request, schedule_id: str) -> Response:
+    return render.page(request, "schedule.html", **await _schedule(request, number("schedule", schedule_id)))
+
+
+@routes.get("/ui/schedules/{schedule_id}/live", openapi_extra=needs(MAY))
+async def follow_one(request: Request, schedule_id: str) -> Response:
+    wanted = number("schedule", schedule_id)
+    await _schedule(request, wanted)  # or a 404
+    return live.stream(request, MAY, "schedule_live.html", lambda: _schedule(request, wanted), _of_a_schedule)
+
+
+def _of_a_schedule(message: Message) -> bool:
+    return isinstance(message.payload, dict) and message.payload.get("schedule_id") is not None
+
+
+async def _schedules(request: Request, wanted: Wanted) -> Context:
+    tenant, now = caller_of(request).tenant, kit_of(request).clock.now()
+
+    async def ask(connection: Connection) -> Context:
+        rows = await list_schedules(connection, tenant, limit=SCHEDULES + 1, offset=wanted.offset)
+        last = [row["last_run_id"] for row in rows if row["last_run_id"] is not None]
+        runs = await reading.list_runs(connection, tenant=tenant, ids=last, limit=len(rows), offset=0)
+        return {"rows": rows, "last": {run["id"]: run for run in runs}}
+
+    shown = await reads_of(request)(ask)
+    rows = shown["rows"][:SCHEDULES]
+    return {
+        "schedules": rows,
+        "last": shown["last"],
+        "ahead": {row["id"]: ahead(row, now, FIRES_IN_LIST) for row in rows},
+        "more": len(shown["rows"]) > SCHEDULES,
+        "wanted": wanted,
+        "size": SCHEDULES,
+        "busy": any(run["ended_at"] is None for run in shown["last"].values()),
+        "over": False,
+    }
+
+
+async def _schedule(request: Request, schedule_id: int) -> Context:
+    tenant, now = caller_of(request).tenant, kit_of(request).clock.now()
+
+    async def ask(connection: Connection) -> Context:
+        row = await show_schedule(connection, tenant, schedule_id)
+        rows = await reading.list_runs(connection, tenant=tenant, schedule=schedule_id, limit=RUNS, offset=0)
+        return {"schedule": row, "table": await figures.table(connection, tenant, rows)}
+
+    shown = await reads_of(request)(ask)
+    return {**shown, "ahead": ahead(shown["schedule"], now, FIRES), "busy": shown["table"].busy, "over": False}

@@ -1,0 +1,235 @@
+"""A real server, a browser's cookie by hand, and a real browser: Debian's Chromium, driven by playwright."""
+
+from __future__ import annotations
+
+import html
+import http.client
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Response, sync_playwright
+
+from ecluse.web.door import COOKIE
+from tests.api.conftest import FLOW, Answer, Client, add_tenant, new_key, serving
+from tests.conftest import new_database
+
+PATIENCE = 30.0
+AXE = Path(__file__).parent / "vendored" / "axe-core-4.14.0" / "axe.min.js"
+LAPTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+def aside(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """In a thread of its own: while a browser is driven, this one has a running loop, and can have no other."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call, *arguments, **options).result()
+
+
+def text(answer: Answer) -> str:
+    """What is to be read on the page: no markup, one blank between words."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", answer.body.decode())).split())
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Asks for pages as a browser does, with the key in its cookie."""
+
+    client: Client
+    key: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Cookie": f"{COOKIE}={self.key}"} if self.key else {}
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.client.get(path, headers=self.headers | {n.replace("_", "-"): v for n, v in headers.items()})
+
+    def post(self, path: str, form: str = "", **headers: str) -> Answer:
+        given = {"Content-Type": "application/x-www-form-urlencoded"} | self.headers
+        return self.client.ask(
+            "POST", path, raw=form.encode(), headers=given | {n.replace("_", "-"): v for n, v in headers.items()}
+        )
+
+    def shown(self, path: str) -> str:
+        answer = self.get(path)
+        assert answer.status == 200, answer.body
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+        return text(answer)
+
+    def with_key(self, key: str | None) -> Reader:
+        return Reader(self.client, key)
+
+
+class LivePage:
+    """An open stream of a page: each event is its name and its data."""
+
+    def __init__(self, reader: Reader, path: str) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", reader.client.port, timeout=PATIENCE)
+        self._connection.request("GET", path, headers=reader.headers | {"Sec-Fetch-Mode": "cors"})
+        self._answer = self._connection.getresponse()
+        self.status, self.headers = self._answer.status, self._answer.headers
+
+    def next(self) -> tuple[str, str] | None:
+        """The next event that is not a comment; None: the stream has come to its proper end."""
+        name, data = "", []
+        while line := self._answer.readline().decode():
+            field, _, value = line.rstrip("\n").partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data":
+                data.append(value)
+            elif not field and (name or data):
+                return name, "\n".join(data)
+        assert self._answer.isclosed(), "cut off in the middle"
+        return None
+
+    def close(self) -> None:
+        self._answer.close()
+        self._connection.close()
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[[Reader, str], LivePage]]:
+    opened: list[LivePage] = []
+
+    def start(reader: Reader, path: str) -> LivePage:
+        opened.append(LivePage(reader, path))
+        return opened[-1]
+
+    yield start
+    for page in opened:
+        page.close()
+
+
+@pytest.fixture(scope="module")
+def pages_dsn(server, template) -> Iterator[str]:
+    with new_database(server, template) as dsn:
+        add_tenant(dsn, "rival")
+        yield dsn
+
+
+@pytest.fixture(scope="module")
+def reader(pages_dsn) -> Iterator[Reader]:
+    """One server for a whole file, where nobody works, with a viewer's key of tenant `default`."""
+    key = new_key(pages_dsn, "viewer")
+    with serving(pages_dsn, FLOW) as client:
+        yield Reader(client, key)
+
+
+@pytest.fixture
+def fill(pages_dsn) -> Iterator[Callable[..., Any]]:
+    """Rows as the engine would have left them; gives back the first column of the first row."""
+    with psycopg.connect(pages_dsn, autocommit=True) as connection:
+
+        def execute(sql: str, *parameters: object) -> Any:
+            cursor = connection.execute(sql, parameters or None)
+            return (cursor.fetchone() or [None])[0] if cursor.description else None
+
+        yield execute
+
+
+BEGUN = """
+WITH run AS (
+    INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, schedule_id, orchestrated, status, state, created_at,
+        started_at)
+    VALUES (%(tenant)s, %(flow)s, gen_random_uuid(), %(parent)s, %(schedule)s, true, 'running', 'running',
+        '2026-03-02 10:00:00Z', '2026-03-02 10:00:00Z') RETURNING id),
+settled AS (
+    INSERT INTO outcomes (run_id, target, outcome, error_code, reason)
+    SELECT run.id, t, o, c, r FROM run, unnest(%(targets)s::text[], %(outcomes)s::text[], %(codes)s::text[],
+        %(reasons)s::text[]) AS given(t, o, c, r))
+SELECT id FROM run
+"""
+ENDED = """
+UPDATE runs SET status = %(status)s, state = %(state)s, error_code = %(error_code)s, error_message = %(error_message)s,
+    selected = o.n, successful = o.successful, failed = o.failed, ignored = o.ignored, end_cause = 'normal',
+    ended_at = '2026-03-02 10:03:07Z'
+FROM (SELECT count(*) AS n, count(*) FILTER (WHERE outcome = 'successful') AS successful,
+        count(*) FILTER (WHERE outcome = 'failed') AS failed, count(*) FILTER (WHERE outcome = 'ignored') AS ignored
+    FROM outcomes WHERE run_id = %(id)s) o
+WHERE id = %(id)s
+"""
+
+
+@pytest.fixture
+def ended_run(pages_dsn) -> Callable[..., int]:
+    """A run that is over; `outcomes` are rows of target, outcome, code and reason."""
+
+    def make(*outcomes: tuple[str, str, str | None, str | None], **given: Any) -> int:
+        columns = [list(column) for column in zip(*outcomes, strict=True)] or [[], [], [], []]
+        values = {
+            **dict.fromkeys(("parent", "schedule", "error_code", "error_message")),
+            "tenant": "default",
+            "flow": "test",
+            "status": "completed",
+            "state": "succeeded",
+            **dict(zip(("targets", "outcomes", "codes", "reasons"), columns, strict=True)),
+            **given,
+        }
+        with psycopg.connect(pages_dsn) as connection:
+            (run_id,) = connection.execute(BEGUN, values).fetchone() or (0,)
+            connection.execute(ENDED, {"id": run_id, **values})
+        return int(run_id)
+
+    return make
+
+
+# For a file, not for the session: other tests want the thread's loop for themselves.
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    assert program, "the pages are tested with Debian's chromium, which is not installed: run `make browser` as root"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Visitor:
+    """A browser of its own, and everything that its pages complained about."""
+
+    def __init__(self, context: BrowserContext, port: int) -> None:
+        self.base = f"http://127.0.0.1:{port}"
+        self.complaints: list[str] = []
+        self.expected: tuple[str, ...] = ()  # what the browser may complain about
+        self.page = page = context.new_page()
+        page.set_default_timeout(PATIENCE * 1000)
+        page.on("console", self._hear)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not any(one in message.text for one in self.expected):
+            self.complaints.append(message.text)
+
+    def go(self, path: str) -> Response | None:
+        return self.page.goto(self.base + path)
+
+    def log_in(self, key: str, path: str = "/ui/runs") -> Page:
+        self.go(path)
+        self.page.get_by_label("API key").fill(key)
+        self.page.get_by_role("button", name="Log in").click()
+        self.page.get_by_role("button", name="Log out").wait_for()
+        return self.page
+
+
+@pytest.fixture
+def visit(chromium) -> Iterator[Callable[..., Visitor]]:
+    """A new browser profile at this server; at the end nothing may have been complained about."""
+    contexts: list[BrowserContext] = []
+    visitors: list[Visitor] = []
+
+    def start(client: Client, **options: Any) -> Visitor:
+        contexts.append(chromium.new_context(**({"viewport": LAPTOP} | options)))
+        visitors.append(Visitor(contexts[-1], client.port))
+        return visitors[-1]
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert [visitor.complaints for visitor in visitors] == [[] for _ in visitors]

@@ -1,0 +1,174 @@
+"""Who sees which page: the same as by the API, but the key comes in a cookie, and who has none is asked for it."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from http.cookies import SimpleCookie
+
+import psycopg
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from ecluse.access.permissions import ROLES
+from ecluse.app import create_app
+from ecluse.bootstrap import Database
+from ecluse.web import live
+from ecluse.web.door import COOKIE, HEADERS, Page
+from tests.api.conftest import FLOW, SEALING, new_key
+from tests.realtime.clients import wait_for
+from tests.web.conftest import LivePage, Reader, text
+
+# Without a key: what leads to the log-in, and what every page is made with.
+PUBLIC = {"/", "/ui", "/ui/login", "/ui/logout", "/ui/static/{version}/{name:path}", "/ui/{rest:path}"}
+UNKNOWN = ("nobody", "garbage", "expired", "revoked")
+SCHEDULE = """
+INSERT INTO schedules (tenant_id, flow, name, zone_rules, handled_until, created_at, updated_at)
+VALUES ('default', 'test', 'rights', '', ecluse_now(), ecluse_now(), ecluse_now()) RETURNING id
+"""
+
+
+def page_routes(app):
+    return [route.original_route for route in iter_route_contexts(app.routes) if isinstance(route.original_route, Page)]
+
+
+@pytest.fixture(scope="module")
+def callers(pages_dsn):
+    with psycopg.connect(pages_dsn, autocommit=True) as connection:
+        connection.execute("INSERT INTO tenants (id, name, created_at) VALUES ('closed', 'closed', ecluse_now())")
+        made = {role: new_key(pages_dsn, role) for role in ROLES} | {
+            "nobody": None,
+            "garbage": "ecl_" + "x" * 43,
+            "expired": new_key(pages_dsn, "admin", expires_in=timedelta(microseconds=1)),
+            "revoked": new_key(pages_dsn, "admin"),
+            "disabled tenant": new_key(pages_dsn, "admin", "closed"),
+            "limited scope": new_key(pages_dsn, "admin"),
+            "other tenant's admin": new_key(pages_dsn, "admin", "rival"),
+        }
+        hint = "UPDATE api_keys SET {} WHERE hint = %s"
+        connection.execute(hint.format("revoked_at = ecluse_now()"), (made["revoked"][:8],))
+        connection.execute(hint.format("scope = 'SELF', crm_user_id = '7'"), (made["limited scope"][:8],))
+        connection.execute("UPDATE tenants SET disabled_at = ecluse_now() WHERE id = 'closed'")
+    return made
+
+
+def expected(who, path):
+    if who in UNKNOWN:
+        return 401 if path.endswith("/live") else 303
+    if who in ("disabled tenant", "limited scope"):
+        return 403
+    return 404 if who == "other tenant's admin" and "{" in path else 200
+
+
+@pytest.mark.req("G-33", "ENG-106")
+def test_every_page_and_every_stream_answers_every_caller_as_its_permission_says(reader, callers, fill, ended_run):
+    ids = {"run_id": str(ended_run()), "schedule_id": str(fill(SCHEDULE))}
+    guarded = [route for route in page_routes(reader.client.app) if route.path not in PUBLIC]
+    assert {route.path for route in guarded} >= {"/ui/runs", "/ui/runs/{run_id}", "/ui/schedules", "/ui/runs/live"}
+    wrong = []
+    for route in guarded:
+        assert (route.openapi_extra or {})["x-permission"] in ROLES["viewer"], "a page shows, and changes nothing"
+        assert route.methods == {"GET"}
+        path = re.sub(r"\{(\w+)\}", lambda name: ids[name[1]], route.path)
+        for who, key in callers.items():
+            opened = LivePage(Reader(reader.client, key), path) if path.endswith("/live") else None
+            answer = opened or reader.with_key(key).get(path)
+            if answer.status != expected(who, route.path):
+                wrong.append((path, who, answer.status))
+            if answer.status == 303:
+                assert answer.headers["Location"] == f"/ui/login?next={path}"
+            if opened:
+                opened.close()
+    assert wrong == []
+
+
+def test_a_page_without_a_permission_is_public_by_name_and_a_worker_has_no_pages(reader, pages_dsn):
+    undeclared = {route.path for route in page_routes(reader.client.app) if not (route.openapi_extra or {})}
+    assert undeclared == PUBLIC
+    app = create_app(SEALING, Database(pages_dsn, None), [FLOW], frozenset({"worker"}))
+    assert page_routes(app) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/ui", "/ui/runs", "/ui/login", "/ui/nowhere", "/ui/runs/x", "/ui/runs?offset=x"]
+)
+def test_every_answer_forbids_what_is_inline_or_from_elsewhere(reader, path):
+    answer = reader.get(path)
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    assert "unsafe" not in HEADERS["Content-Security-Policy"]
+    body = answer.body.decode()
+    assert not re.search(r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son\w+=|javascript:", body)
+    if answer.status != 303:
+        assert answer.headers["Cache-Control"] == "no-store"
+
+
+def cookie_of(answer):
+    return SimpleCookie(answer.headers["Set-Cookie"])[COOKIE]
+
+
+def test_a_key_becomes_a_cookie_that_no_script_reads_and_no_other_site_sends(reader):
+    answer = reader.with_key(None).post("/ui/login", f"key=%20{reader.key}%20&next=/ui/runs/7%3Flog%3D20")
+    assert (answer.status, answer.headers["Location"]) == (303, "/ui/runs/7?log=20")
+    cookie = cookie_of(answer)
+    assert (cookie.value, cookie["path"], cookie["httponly"], cookie["samesite"]) == (reader.key, "/ui", True, "strict")
+    assert cookie["secure"] == ""
+    assert cookie["max-age"] == cookie["expires"] == "", "it is gone with the browser"
+    by_tls = reader.with_key(None).post("/ui/login", f"key={reader.key}", X_Forwarded_Proto="https")
+    assert cookie_of(by_tls)["secure"] is True
+
+
+@pytest.mark.parametrize("who", [*UNKNOWN, "disabled tenant", "limited scope"])
+def test_a_key_that_is_no_good_gets_the_form_again_and_no_cookie(reader, callers, who):
+    answer = reader.with_key(None).post("/ui/login", f"key={callers[who] or ''}&next=/ui/schedules")
+    assert answer.status == (401 if who in UNKNOWN else 403)
+    assert "Set-Cookie" not in answer.headers
+    said = {"disabled tenant": "is disabled", "limited scope": "limited to SELF"}.get(who, "not known here")
+    assert said in text(answer)
+    assert 'name="next" value="/ui/schedules"' in answer.body.decode()
+    assert (callers[who] or "ecl_") not in answer.body.decode()
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    ["", "https://example.com/", "//example.com", "/api/me", "/ui/login?next=/ui/login", "javascript:alert(1)"],
+)
+def test_the_log_in_leads_to_a_page_of_ours_or_to_the_runs(reader, wanted):
+    answer = reader.with_key(None).post("/ui/login", f"key={reader.key}&next={wanted}")
+    assert (answer.status, answer.headers["Location"]) == (303, "/ui/runs")
+
+
+def test_who_is_logged_in_already_need_not_do_it_again(reader):
+    answer = reader.get("/ui/login?next=/ui/schedules")
+    assert (answer.status, answer.headers["Location"]) == (303, "/ui/schedules")
+    assert reader.with_key(None).get("/ui/login").status == 200
+
+
+def test_a_form_that_another_site_sends_is_refused(reader):
+    for path in ("/ui/login", "/ui/logout"):
+        answer = reader.post(path, f"key={reader.key}", Sec_Fetch_Site="cross-site")
+        assert answer.status == 403
+        assert "Set-Cookie" not in answer.headers
+
+
+def test_logging_out_takes_the_cookie_away(reader):
+    answer = reader.post("/ui/logout", Sec_Fetch_Site="same-origin")
+    assert (answer.status, answer.headers["Location"]) == (303, "/ui/login")
+    assert (cookie_of(answer).value, cookie_of(answer)["max-age"], cookie_of(answer)["path"]) == ("", "0", "/ui")
+
+
+def test_the_cookie_is_no_key_to_the_api_and_the_header_none_to_the_pages(reader):
+    assert reader.get("/api/runs").status == 401
+    assert reader.client.with_key(reader.key).get("/ui/runs").status == 303
+
+
+def test_a_revoked_key_is_out_and_its_stream_says_so_and_ends(reader, pages_dsn, fill, follow, monkeypatch):
+    monkeypatch.setattr(live, "QUIET_SECONDS", 0.1)
+    mine = reader.with_key(new_key(pages_dsn))
+    page = follow(mine, "/ui/schedules/live")
+    assert page.next() is not None
+    fill("UPDATE api_keys SET revoked_at = ecluse_now() WHERE hint = %s", mine.key[:8])
+    wait_for(lambda: mine.get("/ui/schedules").status == 303)
+    while (said := page.next())[0] != "end":
+        last = said
+    assert "no longer good" in last[1]
+    assert page.next() is None
