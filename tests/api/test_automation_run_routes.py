@@ -357,6 +357,18 @@ def test_failed_fiches_are_redriven_as_a_linked_run_and_once_at_a_time(shared_ap
     assert ask(shared_dsn, trail, f"run:{run}") == [(1,)]
 
 
+@pytest.mark.req("G-73", "AUT-85")
+def test_an_operator_ends_a_run_as_failed_with_a_reason(shared_api):
+    schedule = new_schedule(shared_api, "7")
+    run = triggered(shared_api, schedule).run_id
+    assert shared_api.post(f"/api/runs/{run}/end", {"reason": "wrong fiches"}).status == 200
+    ended = shown(shared_api, run)
+    assert (ended.status, ended.end_cause) == ("failed", "operator")
+    assert "wrong fiches" in str(ended.error_message)
+    row = shared_api.get(f"{SCHEDULES}/{schedule}").json
+    assert (row["last_run_status"], row["failed_runs"], row["total_runs"]) == ("failed", 1, 1)
+
+
 @pytest.mark.req("G-33")
 def test_only_automation_runs_of_the_own_tenant_exist(shared_api, shared_dsn):
     add_tenant(shared_dsn, "acme")

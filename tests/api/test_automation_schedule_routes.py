@@ -281,7 +281,26 @@ def test_audit_configs_are_named_as_text_and_must_be_there(shared_api):
     assert change(shared_api, schedule, max_retries=1).specific_audit_configs == [config], "what was there stays"
 
 
-@pytest.mark.req("G-33", "AUT-05")
+@pytest.mark.req("AUT-05", "G-33")
+def test_who_may_only_read_changes_and_starts_nothing(shared_api, shared_dsn):
+    schedule = made(shared_api)
+    viewer = shared_api.with_key(new_key(shared_dsn, "viewer"))
+    run = shared_api.post("/api/automation/trigger", {"scheduleId": schedule.id}).json["run_id"]
+    for path in (PATH, f"{PATH}/{schedule.id}", f"{PATH}/{schedule.id}/runs", f"/api/automation/runs/{run}"):
+        assert viewer.get(path).status == 200
+    before = ask(shared_dsn, "SELECT (SELECT count(*) FROM runs), (SELECT max(updated_at) FROM schedules)")
+    for method, path, given in (
+        ("POST", PATH, body()), ("PATCH", f"{PATH}/{schedule.id}", {"name": "x"}),
+        ("DELETE", f"{PATH}/{schedule.id}", None), ("POST", "/api/automation/trigger", {"scheduleId": schedule.id}),
+        ("POST", f"/api/automation/runs/{run}/redrive", None),
+    ):  # fmt: skip
+        answer = viewer.ask(method, path, given)
+        assert (answer.status, answer.code) == (403, "FORBIDDEN")
+        assert "automation.write" in answer.json["error"]["message"]
+    assert ask(shared_dsn, "SELECT (SELECT count(*) FROM runs), (SELECT max(updated_at) FROM schedules)") == before
+
+
+@pytest.mark.req("G-33")
 def test_a_schedule_of_another_tenant_does_not_exist(shared_api, shared_dsn):
     add_tenant(shared_dsn, "rival")
     rival = shared_api.with_key(new_key(shared_dsn, "admin", "rival"))

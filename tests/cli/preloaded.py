@@ -14,6 +14,10 @@ import typer.rich_utils  # noqa: F401 - what the commands import when they run
 import ecluse.cli.doctor
 import ecluse.cli.watch
 import ecluse.engine.kit
+import ecluse.flows.audits.flow
+import ecluse.flows.automation.flow
+import ecluse.flows.automation.starting
+import ecluse.flows.transcriptions.flow
 import ecluse.migrations.runner
 import ecluse.vendors.price_list  # noqa: F401
 from ecluse.cli.main import main as program

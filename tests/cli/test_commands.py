@@ -57,6 +57,13 @@ COMMANDS = [
     *(("transcriptions", name) for name in ("start", "batch", "status", "logs")),
     ("realtime",),
     ("realtime", "show"),
+    ("automation",),
+    *(("automation", name) for name in ("trigger", "runs", "show", "logs", "fiches", "redrive")),
+    ("automation", "schedules"),
+    *(
+        ("automation", "schedules", name)
+        for name in ("create", "list", "show", "update", "preview", "enable", "disable", "delete")
+    ),
     ("audits",),
     *(("audits", name) for name in ("configs", "list", "show", "run")),
     ("vendors",),
@@ -76,8 +83,9 @@ def test_every_command_explains_itself_without_a_database(bare, command):
 
 def test_the_list_of_commands_here_is_complete(bare):
     groups = ("runs", "demo", "tenants", "keys", "leases", "schedules", "fiches", "transcriptions", "vendors")
-    groups += ("audits", "realtime", "notifications")
+    groups += ("audits", "realtime", "notifications", "automation")
     shown = bare("--help").out + "".join(bare(group, "--help").out for group in groups)
+    shown += bare("automation", "schedules", "--help").out
     listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
     assert listed == {command[-1] for command in COMMANDS if command}
 

@@ -13,6 +13,7 @@ from ecluse.flows.automation import schedules, telling
 from ecluse.flows.automation.plan import Changes
 from ecluse.flows.automation.selection import Override
 from ecluse.flows.automation.starting import redrive, start
+from ecluse.realtime.channels import channels_of
 from ecluse.vendors.guarded import GuardedHttp
 from tests.flows.automation_rows import FLOW, end_run, new_schedule
 
@@ -46,6 +47,18 @@ async def test_a_run_and_the_event_that_says_so_are_there_together(connection, o
             "override_fiche_selection": given,
         },
     )
+
+
+@pytest.mark.req("AUT-07")
+async def test_whoever_looks_at_the_schedule_hears_of_its_new_run_at_once(connection, query):
+    schedule = (await new_schedule(connection))["id"]
+    run = (await start(connection, FLOW, "default", schedule, None)).run
+    await telling.begun(connection, run)
+    ((payload,),) = query("SELECT payload FROM events_outbox WHERE event_type = 'automation.schedule.run_created'")
+    assert payload["run_id"] == str(run.id)
+    assert f"private-job-automation-schedule-{schedule}" in channels_of(payload, private=True)
+    told = query("SELECT count(*) FROM events_outbox WHERE event_type = 'automation/run'")
+    assert told == [(1,)], "the run itself tells it under the same key"
 
 
 @pytest.mark.req("AUT-17", "G-41")

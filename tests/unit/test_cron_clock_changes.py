@@ -150,7 +150,7 @@ def test_the_nights_on_which_debians_cron_was_watched(expression, day, fires):
     assert [f"{at.astimezone(zone):%H:%M}" for at in found] == fires
 
 
-@pytest.mark.req("G-69")
+@pytest.mark.req("G-69", "AUT-152", "AUT-153", "AUT-201")
 @pytest.mark.parametrize(
     ("expression", "days"),
     [("0 0 13 * 5", [6, 13, 20, 27]), ("0 0 */2 * 5", [13, 27]), ("0 0 * * 7", [1, 8, 15, 22, 29]),

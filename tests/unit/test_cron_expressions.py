@@ -17,7 +17,7 @@ from ecluse.base.timetable import timetable
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
 
-@pytest.mark.req("AUT-150", "AUT-151", "AUT-152", "G-69", "ENG-105")
+@pytest.mark.req("AUT-150", "AUT-151", "AUT-152", "AUT-201", "G-69", "ENG-105")
 @pytest.mark.parametrize(
     "expression",
     ["* * * * *", "*/5 * * * *", "5 4 3 2 1", "0,15,30 * * * *", "0-30 * * * *", "0-30/10 * * * *", "0 0 * * 0",
@@ -31,7 +31,7 @@ def test_these_are_accepted_explained_and_due_some_day(expression):
     assert next(parsed.due(NOW, cron.zone("UTC"))) > NOW
 
 
-@pytest.mark.req("AUT-151", "G-69")
+@pytest.mark.req("AUT-150", "AUT-151", "AUT-201", "G-69")
 @pytest.mark.parametrize(
     ("expression", "said"),
     [

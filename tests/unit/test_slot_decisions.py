@@ -86,3 +86,61 @@ def test_every_instant_of_a_downtime_is_recorded_or_counted(away):
     assert len(decision.slots) + decision.uncounted == away // timedelta(minutes=1)
     assert len(decision.slots) <= 100
     assert [slot.state for slot in decision.slots].count("fired") == 1
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+@pytest.mark.req("AUT-202", "AUT-130", "AUT-154", "AUT-155", "AUT-156", "G-28")
+@pytest.mark.parametrize(
+    ("zone", "cron", "handled", "now", "fires", "next_due"),
+    [
+        # Paris leaves out 02:30 on 29 March: once, at the first instant after the gap, and as ever on the next day.
+        ("Europe/Paris", "30 2 * * *", "2026-03-28T01:30", "2026-03-29T00:59", None, "2026-03-29T01:00"),
+        ("Europe/Paris", "30 2 * * *", "2026-03-28T01:30", "2026-03-29T01:00", "2026-03-29T01:00", "2026-03-30T00:30"),
+        ("Europe/Paris", "30 2 * * *", "2026-03-29T01:00", "2026-03-29T01:30", None, "2026-03-30T00:30"),
+        # It has 02:30 twice on 25 October: a fixed time counts once, what follows the clock twice.
+        ("Europe/Paris", "30 2 * * *", "2026-10-24T00:30", "2026-10-25T00:30", "2026-10-25T00:30", "2026-10-26T01:30"),
+        ("Europe/Paris", "30 2 * * *", "2026-10-25T00:30", "2026-10-25T01:45", None, "2026-10-26T01:30"),
+        ("Europe/Paris", "30 * * * *", "2026-10-25T00:30", "2026-10-25T01:30", "2026-10-25T01:30", "2026-10-25T02:30"),
+        # Lord Howe moves its clocks by half an hour, at 02:00.
+        ("Australia/Lord_Howe", "15 2 * * *", "2026-10-02T15:45", "2026-10-03T15:30", "2026-10-03T15:30",
+         "2026-10-04T15:15"),
+        ("Australia/Lord_Howe", "45 1 * * *", "2026-04-03T14:45", "2026-04-04T15:20", "2026-04-04T14:45",
+         "2026-04-05T15:15"),
+        # Around the date line it is another day: Sunday in Kiritimati and Saturday in Pago Pago at one instant.
+        ("Pacific/Kiritimati", "30 0 * * 0", "2026-06-01T00:00", "2026-06-06T10:30", "2026-06-06T10:30",
+         "2026-06-13T10:30"),
+        ("Pacific/Pago_Pago", "30 23 * * 6", "2026-06-01T00:00", "2026-06-07T10:30", "2026-06-07T10:30",
+         "2026-06-14T10:30"),
+        # Apia has left out 30 December 2011: its run is made up for when the 31st begins.
+        ("Pacific/Apia", "0 6 30 12 *", "2011-12-01T00:00", "2011-12-30T10:00", "2011-12-30T10:00",
+         "2012-12-29T16:00"),
+        # Days and months end by the zone's own clock.
+        ("America/New_York", "59 23 31 12 *", "2026-06-01T00:00", "2027-01-01T04:59", "2027-01-01T04:59",
+         "2028-01-01T04:59"),
+    ],
+)  # fmt: skip
+def test_the_most_recent_due_time_at_the_edges_of_zones(zone, cron, handled, now, fires, next_due):
+    schedule = replace(HOURLY, cron=cron, timezone=zone, handled_until=utc(handled))
+    decision = decide(schedule, utc(now), RULES)
+    assert decision.fires == (None if fires is None else utc(fires))
+    assert decision.next_due_at == utc(next_due)
+
+
+@pytest.mark.req("AUT-202", "AUT-130")
+@pytest.mark.parametrize(
+    ("late", "state"),
+    [(timedelta(0), "fired"), (timedelta(minutes=20), "fired"), (timedelta(minutes=20, microseconds=1), "missed")],
+)
+@pytest.mark.parametrize(("zone", "due"), [("Europe/Paris", "2026-03-29T01:00"), ("Europe/Paris", "2026-10-25T00:30"),
+                                           ("UTC", "2026-06-01T02:30")])  # fmt: skip
+def test_at_the_border_of_its_window_a_due_time_is_in_time_and_beyond_it_is_not(zone, due, late, state):
+    """Also where the clocks change within the window: its length is real time."""
+    schedule = replace(
+        HOURLY, cron="30 2 * * *", timezone=zone, catch_up="skip", handled_until=utc(due) - timedelta(hours=20)
+    )
+    (slot,) = decide(schedule, utc(due) + late, RULES).slots
+    assert (slot.due_at, slot.state) == (utc(due), state)
+    assert not decide(schedule, utc(due) - timedelta(microseconds=1), RULES).slots

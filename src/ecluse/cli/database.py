@@ -23,13 +23,17 @@ def operator() -> str:
 
 
 def with_connection(use: Callable[[Connection], Awaitable[R]]) -> R:
+    return with_database(lambda connection, _: use(connection))
+
+
+def with_database(use: Callable[[Connection, bootstrap.Database], Awaitable[R]]) -> R:
     logging.configure("WARNING")
     database = bootstrap.open_database(settings.load())
 
     async def opened() -> R:
         options = session_options(database.dsn)
         async with await psycopg.AsyncConnection.connect(database.dsn, autocommit=True, options=options) as connection:
-            return await use(connection)
+            return await use(connection, database)
 
     try:
         try:

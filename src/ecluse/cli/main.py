@@ -24,6 +24,7 @@ from ecluse.base import logging
 from ecluse.base.errors import EcluseError, SetUpError
 from ecluse.cli import (
     audits,
+    automation,
     fiches,
     keys,
     leases,
@@ -52,6 +53,7 @@ app.add_typer(leases.app, name="leases")
 app.add_typer(notifications.app, name="notifications")
 app.add_typer(fiches.app, name="fiches")
 app.add_typer(audits.app, name="audits")
+app.add_typer(automation.app, name="automation")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(vendors.app, name="vendors")
 app.add_typer(transcriptions.app, name="transcriptions")

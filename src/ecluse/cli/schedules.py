@@ -28,6 +28,7 @@ from ecluse.engine import (
 )
 
 app = typer.Typer(no_args_is_help=True, help="Start runs by the clock.")
+AUTOMATION = "automation"  # has commands of its own, because its schedules say more
 
 
 class Overlap(StrEnum):
@@ -62,6 +63,8 @@ def create(
     tenant: Tenant = "default",
 ) -> None:
     """Make a schedule. Without --cron it is only fired by hand."""
+    if flow == AUTOMATION:
+        raise InvalidInput("A schedule of automation says which fiches: use `ecluse automation schedules create`.")
     new = NewSchedule(
         flow_named(flow), name, cron, timezone, window_start, window_end, json_object(given),
         overlap.value, catch_up.value, tenant_id=tenant,
@@ -161,6 +164,8 @@ def run(
 
     async def fire(connection: Connection) -> dict[str, str]:
         row = await load_schedule(connection, tenant, schedule_id)
+        if row["flow"] == AUTOMATION:
+            raise InvalidInput(f"This is a schedule of automation: use `ecluse automation trigger {schedule_id}`.")
         async with connection.transaction():
             started = await fire_by_hand(connection, tenant, schedule_id, flow_named(flow or row["flow"]))
             await _record(connection, tenant, "schedule.run", schedule_id)

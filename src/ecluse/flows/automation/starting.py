@@ -18,6 +18,7 @@ from ecluse.flows.automation.schedules import load, selection_of
 from ecluse.flows.automation.selection import Override, budget_warning, merged, truncation_warning
 
 RUN_EVENT = "automation/run"
+CREATED_EVENT = "automation.schedule.run_created"
 
 ENDED = """
 SELECT r.schedule_id, r.ended_at IS NOT NULL, r.status, r.input -> 'override_fiche_selection',
@@ -117,7 +118,9 @@ async def _fire(
     wanted = {"override_fiche_selection": given}
     started = await fire_by_hand(connection, tenant, schedule_id, flow, input=wanted, start=named)
     if not started.deduplicated:
-        # The run tells it, too, under the same key: whoever listens need not wait until somebody takes it up.
-        asked = {"due_at": None, "override_fiche_selection": given}
-        await write_events(connection, [telling.event(started.run, RUN_EVENT, asked)])
+        # The run tells both, too, under the same keys: whoever listens need not wait until somebody takes it up.
+        due = {"due_at": None}
+        asked = telling.event(started.run, RUN_EVENT, {**due, "override_fiche_selection": given})
+        made = telling.event(started.run, CREATED_EVENT, due, job=f"automation-schedule-{schedule_id}")
+        await write_events(connection, [asked, made])
     return started

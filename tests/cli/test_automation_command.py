@@ -1,0 +1,174 @@
+"""`ecluse automation …`: schedules and runs of automation for whoever sits at the machine, by the same rules as over
+HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import signal
+
+import psycopg
+import pytest
+
+from tests.flows.automation_rows import end_run
+
+CREATE = ("automation", "schedules", "create", "--name", "nightly", "--range", "yesterday")
+KEY = base64.b64encode(bytes(range(32))).decode()
+
+
+def ended(dsn, run, **outcomes):
+    async def end():
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            await end_run(connection, int(run), **outcomes)
+
+    asyncio.run(end())
+
+
+def test_where_there_is_nothing_it_says_so(ecluse):
+    assert "no schedules yet: make one with" in ecluse("automation", "schedules", "list").out
+    assert "no runs yet: start one with" in ecluse("automation", "runs").out
+    assert ecluse("automation", "runs", "--status", "failed").out == "no such runs\n"
+    for command in ("show", "logs", "fiches", "redrive"):
+        missing = ecluse("automation", command, "7")
+        assert (missing.code, "there is no" in missing.err, "run 7" in missing.err) == (2, True, True)
+    missing = ecluse("automation", "schedules", "show", "7")
+    assert (missing.code, missing.err) == (2, "ecluse: there is no automation schedule 7\n")
+
+
+@pytest.mark.req("AUT-08", "AUT-09", "AUT-11", "AUT-12")
+def test_a_schedule_is_made_listed_shown_changed_switched_and_deleted(ecluse, one, query):
+    made = ecluse(*CREATE, "--type", "MONTHLY", "--at", "02:30", "--day-of-month", "30", "--tz", "Europe/Paris",
+                  "--groupe", "Paris", "--groupe", "Lyon", "--max-fiches", "10",
+                  "--more", '{"run_audits": false, "fiche_selection": {"use_rlm": true}}')  # fmt: skip
+    assert (made.code, made.err) == (0, "")
+    schedule = made.json["schedule_id"]
+    assert made.json["next_due_at"]
+    (line,) = ecluse("automation", "schedules", "list").out.splitlines()
+    assert line.split()[:4] == [schedule, "default", "MONTHLY", "nightly"]
+    shown = ecluse("automation", "schedules", "show", schedule).json
+    assert (shown["cron"], shown["run_audits"], len(shown["next_fires"])) == ("30 2 30L * *", False, 5)
+    chosen = shown["fiche_selection"]
+    assert (chosen["groupes"], chosen["max_fiches"], chosen["use_rlm"]) == (["Paris", "Lyon"], 10, True)
+    preview = ecluse("automation", "schedules", "preview", schedule, "-n", "12").out.splitlines()
+    assert preview[0] == "At 02:30 on day 30, or the last day, of every month (Europe/Paris)"
+    assert len(preview) == 13
+
+    changed = ecluse("automation", "schedules", "update", schedule, "--cron", "@daily", "--fiches", "8,7", "--mode",
+                     "manual").json  # fmt: skip
+    assert (changed["schedule_type"], changed["cron"], changed["time_of_day"]) == ("CRON", "@daily", None)
+    assert changed["fiche_selection"]["fiche_ids"] == ["8", "7"]
+    assert ecluse("automation", "schedules", "disable", schedule).json["next_due_at"] is None
+    assert " off " in ecluse("automation", "schedules", "list").out
+    assert ecluse("automation", "schedules", "enable", schedule).json["next_due_at"]
+    assert ecluse("automation", "schedules", "delete", schedule).out == f"automation schedule {schedule} is deleted\n"
+    assert ecluse("automation", "schedules", "show", schedule).code == 2
+    done = query("SELECT action FROM audit_trail WHERE actor LIKE 'cli:%%' ORDER BY id")
+    assert [action for (action,) in done] == [
+        f"automation_schedule.{verb}" for verb in ("create", "update", "disable", "enable", "delete")
+    ]
+    assert one("SELECT deleted_at IS NOT NULL FROM schedules")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*CREATE, "--type", "DAILY"), "DAILY needs time_of_day"),
+        ((*CREATE, "--at", "06:00"), "time_of_day goes with schedule_type DAILY"),
+        ((*CREATE, "--cron", "61 * * * *"), "bad minute"),
+        ((*CREATE, "--tz", "Europe/Pari"), "did you mean Europe/Paris?"),
+        ((*CREATE, "--range", "custom", "--start-date", "2026-02-01", "--end-date", "2026-01-01"), "backwards"),
+        ((*CREATE, "--fiches", "1"), "fiche_ids go with mode manual"),
+        ((*CREATE, "--more", "[]"), "JSON object"),
+        ((*CREATE, "--more", '{"owner": "me"}'), "owner"),
+        ((*CREATE, "--more", '{"webhook_url": "http://127.0.0.1/"}'), "webhook_url"),
+        ((*CREATE, "--tenant", "acme"), "There is no tenant 'acme'"),
+        ((*CREATE, "--external-api-key-file", "/nowhere/key"), "cannot be read"),
+        (("automation", "schedules", "create", "--name", "x"), "fiche_selection"),
+        (("automation", "schedules", "update", "7"), "Say what is to change"),
+        (("automation", "schedules", "update", "7", "--name", "x"), "there is no schedule 7"),
+        (("automation", "trigger", "7"), "there is no schedule 7"),
+        (("schedules", "create", "automation", "--name", "x"), "ecluse automation schedules create"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_answered_in_one_line(ecluse, one, arguments, said):
+    answer = ecluse(*arguments)
+    assert answer.code == 2
+    assert said in answer.err
+    assert "Traceback" not in answer.err
+    assert one("SELECT count(*) FROM schedules") == 0
+
+
+@pytest.mark.req("G-33")
+def test_a_key_comes_from_a_file_and_is_sealed(ecluse, one, tmp_path):
+    file = tmp_path / "key"
+    file.write_text("crm-secret\n")
+    given = (*CREATE, "--external-api-key-file", str(file))
+    refused = ecluse(*given)
+    assert (refused.code, "ECLUSE_SECRET_KEY" in refused.err) == (2, True)
+    schedule = ecluse(*given, ECLUSE_SECRET_KEY=KEY).json["schedule_id"]
+    shown = ecluse("automation", "schedules", "show", schedule)
+    assert (shown.json["has_external_api_key"], "crm-secret" in shown.out) == (True, False)
+    assert one("SELECT name FROM secrets") == f"schedule:{schedule}"
+
+
+@pytest.mark.req("AUT-17", "G-29")
+def test_runs_are_started_looked_at_and_redriven(ecluse, dsn, one, query):
+    schedule = ecluse("automation", "schedules", "create", "--name", "two", "--fiches", "1 2 3", "--more",
+                      '{"fiche_selection": {"max_fiches": 2}}').json["schedule_id"]  # fmt: skip
+    started = ecluse("automation", "trigger", schedule)
+    assert started.code == 0
+    assert "no server is running yet" in started.err
+    run, (warning,) = started.json["run_id"], started.json["warnings"]
+    assert "the first 2 are taken" in warning
+    assert ecluse("automation", "fiches", run).out == "none is selected yet\n"
+    instead = ecluse("automation", "trigger", schedule, "--fiches", "7,8", "--override", '{"max_fiches": null}').json
+    assert one("SELECT input->'override_fiche_selection' FROM runs WHERE id = %s", instead["run_id"]) == {
+        "mode": "manual", "fiche_ids": ["7", "8"], "max_fiches": None,
+    }  # fmt: skip
+    for wrong, said in ((("--fiches", " , "), "names no fiche"), (("--fiches", "x"), "1 to 20 digits"),
+                        (("--override", '{"fiches": 1}'), "fiches")):  # fmt: skip
+        answer = ecluse("automation", "trigger", schedule, *wrong)
+        assert (answer.code, said in answer.err) == (2, True)
+    by_generic = ecluse("schedules", "run", schedule)
+    assert (by_generic.code, f"ecluse automation trigger {schedule}" in by_generic.err) == (2, True)
+
+    early = ecluse("automation", "redrive", run)
+    assert (early.code, "still going" in early.err) == (2, True)
+    ended(dsn, run, f1="failed", f2="successful")
+    again = ecluse("automation", "redrive", run).json
+    assert (again["parent_run_id"], again["deduplicated"]) == (run, False)
+    assert ecluse("automation", "redrive", run).json["run_id"] == again["run_id"]
+    lines = ecluse("automation", "runs", "--schedule", schedule).out.splitlines()
+    assert [line.split()[0] for line in lines] == [again["run_id"], instead["run_id"], run]
+    assert lines[2].split()[4] == "partial"
+    assert lines[2].endswith("2 = 1+1")
+    assert ecluse("automation", "runs", "--status", "partial", "--json").json["runs"][0]["id"] == int(run)
+    shown = ecluse("automation", "show", run).out
+    assert "partial" in shown
+    assert f'redrives             ["{again["run_id"]}"]' in shown
+    assert ecluse("automation", "show", run, "--json").json["failed_fiches"] == 1
+    (line,) = ecluse("automation", "fiches", run, "--status", "failed").out.splitlines()
+    assert line.split() == ["1", "failed", "1", "was", "failed"]
+    assert ecluse("automation", "logs", run).out == "nothing yet\n"
+
+    ecluse("automation", "schedules", "disable", schedule)
+    off = ecluse("automation", "trigger", schedule)
+    assert (off.code, "switched off" in off.err) == (2, True)
+    assert query("SELECT count(*) FROM runs") == [(3,)]
+
+
+def test_a_run_can_be_waited_for(ecluse, serve):
+    """Over no fiches at all: nobody need be asked for anything."""
+    server = serve()
+    server.wait_until_ready()
+    schedule = ecluse("automation", "schedules", "create", "--name", "none", "--mode", "manual").json["schedule_id"]
+    done = ecluse("automation", "trigger", schedule, "--wait")
+    assert (done.code, "automation: completed" in done.out) == (0, True)
+    run = done.out.splitlines()[0]
+    assert "run_id" in run
+    last = ecluse("automation", "runs", "--json").json["runs"][0]["id"]
+    log = ecluse("automation", "logs", str(last)).out
+    assert "Processing manual fiche selection" in log
+    assert "no_fiches_manual" in ecluse("automation", "show", str(last)).out
+    assert "last: success" in ecluse("automation", "schedules", "list").out
+    server.end(signal.SIGTERM)
