@@ -53,11 +53,11 @@ def auditing(start_kit, sandbox, query):
 
 @pytest.fixture
 def automate(start_kit, sandbox, query):
-    """Make an engine that automates, at full speed unless told otherwise."""
+    """Make an engine that automates, at full speed unless told otherwise, beside other flows."""
 
-    async def make(*, kit=None, **options):
+    async def make(*others, kit=None, **options):
         (made, transcribing), lives = automation(sandbox, **options), []
-        engine = await start_kit(transcribing, made.flow, live=lives.extend, **(kit or {}))
+        engine = await start_kit(transcribing, made.flow, *others, live=lives.extend, **(kit or {}))
         return AutomationWorld(engine, made.flow, sandbox, query, lives)
 
     return make

@@ -77,7 +77,7 @@ async def decide(connection: Connection, run: Run, default_limit: int | None) ->
     async with connection.transaction():
         wanted = await snapshot.load(connection, run)
         limit = wanted.selection.max_recordings_per_fiche or default_limit
-        fiche_ids = [row[0] for row in await (await connection.execute(OPEN, (run.id,))).fetchall()]
+        fiche_ids = await open_fiches(connection, run)
         known = await states(connection, run.tenant_id, fiche_ids)
         why: dict[str, str] = dict(await (await connection.execute(WHY, (run.id, FETCH))).fetchall())
         verdicts = [judge(one, known.get(one), wanted.selection, limit, why.get(one)) for one in fiche_ids]
@@ -106,6 +106,11 @@ async def _keep(connection: Connection, run: Run, known: Sequence[FicheState]) -
     await connection.execute(KEEP, (run.id, to_json(rows).decode()))
 
 
+async def open_fiches(connection: Connection, run: Run) -> list[str]:
+    """Of which nothing is decided: what the next stage is for. However far that is, a replay finds the same."""
+    return [row[0] for row in await (await connection.execute(OPEN, (run.id,))).fetchall()]
+
+
 async def left(connection: Connection, run: Run) -> tuple[int, int]:
     row = await (await connection.execute(COUNT, (run.id,))).fetchone()
     assert row is not None  # noqa: S101 - an aggregate has one row
@@ -114,8 +119,8 @@ async def left(connection: Connection, run: Run) -> tuple[int, int]:
 
 async def settle_open(connection: Connection, run: Run, how: Settled) -> None:
     """All that are open, alike."""
-    rows = await (await connection.execute(OPEN, (run.id,))).fetchall()
-    await settle_targets(connection, run, [how._replace(target=target) for (target,) in rows])
+    fiche_ids = await open_fiches(connection, run)
+    await settle_targets(connection, run, [how._replace(target=fiche_id) for fiche_id in fiche_ids])
 
 
 async def stop(connection: Connection, run: Run) -> None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Lane, Look, NewItem, Redispatch, RetryPolicy, Run, Settled, Stage, Tell, open_targets
+from ecluse.engine import Flow, Lane, Look, NewItem, Redispatch, RetryPolicy, Run, Settled, Stage, Tell
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
 from ecluse.flows.audits.flow import audit_stage
@@ -206,7 +206,7 @@ def _about(run: Run) -> dict[str, Any]:
 async def _fetches(connection: Connection, run: Run) -> list[NewItem]:
     """Of every candidate, whatever is cached. None of them is a target's last word."""
     wanted = await snapshot.load(connection, run)
-    open_ = [item.key for item in await open_targets(connection, run)]
+    open_ = await filtering.open_fiches(connection, run)
     sample = [f"{run.flow}-{run.id}-{FETCH}-{fiche_id}" for fiche_id in open_[:3]]
     await telling.say(connection, run, "Dispatched fiche/fetch fan-out events", fiches=len(open_), event_ids=sample)
     return [NewItem(fiche_id, target="", payload=wanted.own_key) for fiche_id in open_]
@@ -235,7 +235,7 @@ async def _audits(connection: Connection, run: Run) -> list[NewItem]:
     items = await plan_audits(
         connection,
         run,
-        [item.key for item in await open_targets(connection, run)],
+        await filtering.open_fiches(connection, run),
         resolved,
         use_rlm=wanted.selection.use_rlm,
         schedule_id=wanted.schedule_id,
