@@ -229,7 +229,7 @@ def demo_default(context: typer.Context) -> None:
 
 @demo.command("automation")
 def demo_automation(
-    fiches: Annotated[int, typer.Option(help="How many.", min=10, max=5_000)] = 200,
+    fiches: Annotated[int, typer.Option(help="How many.", min=10, max=1_000)] = 200,
     keep: Keep = False,
     as_json: AsJson = False,
 ) -> None:

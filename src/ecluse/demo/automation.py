@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ecluse.demo import account, overrides
 from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
-from ecluse.demo.scene import Scene, post, scene, wait_for_interrupt
+from ecluse.demo.scene import Scene, post, scene, stay
 from ecluse.demo.watching import Kill, Seen, watch
 
 FIRST_DAY = date(2026, 3, 2)
@@ -34,7 +34,7 @@ VENDORS = {
 FAULTS: list[dict[str, object]] = [
     {"vendor": "crm", "kind": "latency", "seconds": 0.2},
     {"vendor": "crm", "kind": "latency", "rate": 0.03, "seconds": 1.5},
-    {"vendor": "crm", "kind": "throttle", "rate": 0.01, "retry_after": 1, "per_id_times": 1},
+    {"vendor": "crm", "kind": "throttle", "rate": 0.006, "retry_after": 1, "per_id_times": 1},
     {"vendor": "crm", "kind": "server_error", "rate": 0.04, "status": 502, "per_id_times": 1},
     {"vendor": "elevenlabs", "kind": "refused", "ids": [account.UNREADABLE], "status": 422, "code": "invalid_audio"},
     {"vendor": "elevenlabs", "kind": "latency", "seconds": 0.4},
@@ -45,8 +45,8 @@ FAULTS: list[dict[str, object]] = [
     {"vendor": "llm", "kind": "latency", "seconds": 0.5},
     {"vendor": "llm", "kind": "latency", "rate": 0.02, "seconds": 1.5},
     {"vendor": "llm", "kind": "throttle", "rate": 0.005, "retry_after": 1, "per_id_times": 1},
-    {"vendor": "llm", "kind": "server_error", "rate": 0.03, "status": 500, "per_id_times": 1},
-    {"vendor": "llm", "kind": "applied_then_reset", "rate": 0.008, "per_id_times": 1},
+    {"vendor": "llm", "kind": "server_error", "rate": 0.02, "status": 500, "per_id_times": 1},
+    {"vendor": "llm", "kind": "applied_then_reset", "rate": 0.006, "per_id_times": 1},
 ]
 OVERRIDES = (
     Override("TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE", "4500", "200 fiches would take more than an hour"),
@@ -111,7 +111,7 @@ def run(*, fiches: int, keep: bool, as_json: bool) -> int:
             sys.stdout.write(json.dumps(report) + "\n")
             sys.stdout.flush()
         if keep:
-            _stay(console, played, key, schedule)
+            stay(lambda: _say_what_stays(console, played, key, schedule))
     return 0 if account.as_expected(report, fiches) else 1
 
 
@@ -150,12 +150,12 @@ def _watch(console: Console, played: Scene, run_id: int) -> Kill:
         return Seen(row["phase"] or "selection", row["done"], row["planned"] or None, ended=row["ended"])
 
     def half_way(seen: Seen) -> bool:
-        return seen.phase in ("transcribing", "auditing") and 0 < 2 * seen.done >= (seen.total or 0)
+        return seen.phase == "auditing" or (seen.phase == "transcribing" and 0 < 2 * seen.done >= (seen.total or 0))
 
     return watch(console, played, look, kill_when=half_way, longest=LONGEST_SECONDS)
 
 
-def _stay(console: Console, played: Scene, key: str, schedule: str) -> None:
+def _say_what_stays(console: Console, played: Scene, key: str, schedule: str) -> None:
     trigger = f"curl -s {played.url}/api/automation/trigger -H 'Authorization: Bearer {key}'"
     for line in (
         "",
@@ -165,9 +165,8 @@ def _stay(console: Console, played: Scene, key: str, schedule: str) -> None:
         "run it again (transcripts that are there are not paid for again):",
         f"  {trigger} -H 'Content-Type: application/json' -d '{{\"scheduleId\": \"{schedule}\"}}'",
         "look inside, and at what the server says:",
-        f"  ECLUSE_DATA_DIR={played.data}/postgres {sys.argv[0]} psql",
+        f"  ECLUSE_DATA_DIR={played.data}/postgres {sys.executable} -m ecluse psql",
         f"  tail -f {played.log}",
         f"stop everything, and forget it: Ctrl-C, or kill {os.getpid()}",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    wait_for_interrupt()

@@ -14,7 +14,7 @@ from rich.console import Console
 from ecluse.base.errors import SetUpError
 from ecluse.demo import overrides
 from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
-from ecluse.demo.scene import Scene, scene, wait_for_interrupt
+from ecluse.demo.scene import Scene, scene, stay
 from ecluse.demo.watching import Seen, watch
 
 ARTICLES = 2_000
@@ -51,13 +51,14 @@ def run(*, keep: bool, as_json: bool) -> int:
             sys.stdout.write(json.dumps(report) + "\n")
             sys.stdout.flush()
         if keep:
-            console.print(
-                f"\nserver and sandbox stay up until Ctrl-C. The vendor is at {played.vendor}; look inside with"
-            )
-            console.print(f"  ECLUSE_DATA_DIR={played.data}/postgres .venv/bin/ecluse psql", soft_wrap=True)
-            console.print(f"  tail -f {played.log}", soft_wrap=True)
-            wait_for_interrupt()
+            stay(lambda: _say_what_stays(console, played))
     return 0 if report["status"] in ("completed", "partial") and report["verify"] == "clean" else 1
+
+
+def _say_what_stays(console: Console, played: Scene) -> None:
+    console.print(f"\nserver and sandbox stay up until Ctrl-C. The vendor is at {played.vendor}; look inside with")
+    console.print(f"  ECLUSE_DATA_DIR={played.data}/postgres .venv/bin/ecluse psql", soft_wrap=True)
+    console.print(f"  tail -f {played.log}", soft_wrap=True)
 
 
 def _watch(console: Console, played: Scene) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from ecluse.base.errors import SetUpError
 from ecluse.db import embedded
 from ecluse.settings import Settings
 
-UP_SECONDS = 60.0
+UP_SECONDS = 120.0
 DOWN_SECONDS = 20.0
 ANSWER_SECONDS = 30.0
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -143,15 +143,26 @@ def _inherited(data: Path) -> dict[str, str]:
 @contextmanager
 def _tidy() -> Iterator[None]:
     """However it is told to go, it goes through `finally`; being told again does not make it leave half-way."""
-    before = {number: signal.getsignal(number) for number in TOLD_TO_GO}
-    for number in TOLD_TO_GO[1:]:
-        if before[number] is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    before = {number: signal.getsignal(number) for number in _heeded()}
+    for number in before:
+        signal.signal(number, _go)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _heeded() -> list[signal.Signals]:
+    """Not those that we are to ignore, as under nohup."""
+    return [number for number in TOLD_TO_GO if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def _go(number: int, _: object) -> None:
+    _deaf()
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
 
 
 def _deaf() -> None:
@@ -197,9 +208,12 @@ def _end(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def wait_for_interrupt() -> None:
-    with suppress(KeyboardInterrupt):
-        signal.pause()
+def stay(say: Callable[[], None]) -> None:
+    """Until told to go, which from here on is no reason to hurry."""
+    heeded = _heeded()
+    signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+    say()
+    signal.sigwait(heeded)
 
 
 def get(url: str, key: str | None = None) -> bytes:

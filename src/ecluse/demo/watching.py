@@ -61,9 +61,9 @@ def watch(
                     kill = Kill(killed_at, row["seconds"])
                     display.say(f"work goes on {kill.idle_seconds:.1f} s after the kill", "green")
             if seen.ended:
-                if kill is None:
+                if killed_at is None:
                     raise SetUpError("The play was over before the server could be killed: there is too little to do.")
-                return kill
+                return kill or Kill(killed_at, (datetime.now(UTC) - killed_at).total_seconds())
             if time.monotonic() > until:
                 far = f"{seen.phase}, {seen.done} of {seen.total} done"
                 raise SetUpError(f"The demonstration did not end within {longest:.0f} s: {far}.")

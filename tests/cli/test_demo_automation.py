@@ -1,0 +1,182 @@
+"""The demonstration, as people run it: it ends well although its server is killed, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecluse.demo import account
+from ecluse.demo.scene import get
+from tests.cli.conftest import environment
+
+PATIENCE = 240.0
+FICHES = 40
+REPORT = {
+    "status": "partial",
+    "selected": 3,
+    "successful": 1,
+    "failed": 1,
+    "ignored": 1,
+    "unexpected": [],
+    "verify": "clean",
+}
+
+
+class Demo:
+    """`ecluse demo automation …`, with everything that it makes below a folder of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "ecluse", "demo", "automation", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            env=environment(TMPDIR=str(folder)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.out: list[str] = []
+        self.err: list[str] = []
+        pipes = ((self.process.stdout, self.out), (self.process.stderr, self.err))
+        self._readers = [threading.Thread(target=lines.extend, args=(pipe,)) for pipe, lines in pipes]
+        for reader in self._readers:
+            reader.start()
+
+    def wait_for(self, condition: Callable[[], Any]) -> Any:
+        until = time.monotonic() + PATIENCE
+        while not (value := condition()):
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < until, self.said
+            time.sleep(0.05)
+        return value
+
+    @property
+    def said(self) -> str:
+        return "".join(self.err)
+
+    def interrupt(self) -> int:
+        """As Ctrl-C does: everybody in the foreground hears it, and impatient people press it twice."""
+        for _ in range(2):
+            os.killpg(self.process.pid, signal.SIGINT)
+        return self.end()
+
+    def end(self) -> int:
+        code = self.process.wait(PATIENCE)
+        for reader in self._readers:
+            reader.join()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+        return code
+
+    def left(self) -> list[str]:
+        """Files, and processes: whatever it starts inherits where temporary files go, or works there."""
+        mark = os.fsencode(self.folder)
+        found = [path.name for path in self.folder.iterdir()]
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                command = (process / "cmdline").read_bytes()
+                if mark in command + (process / "environ").read_bytes():
+                    found.append(f"{process.name}: {command!r}")
+        return found
+
+
+@pytest.fixture
+def demo() -> Iterator[Callable[..., Demo]]:
+    folder = Path(tempfile.mkdtemp(prefix="ecl-")).resolve()
+    folder.chmod(0o711)  # the account that runs PostgreSQL must get through
+    started: list[Demo] = []
+
+    def start(*arguments: str) -> Demo:
+        started.append(Demo(folder, *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.terminate()  # it tidies up
+            one.end()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.timeout(2 * PATIENCE)
+@pytest.mark.req("AUT-01", "ENG-05")
+def test_every_fiche_gets_the_outcome_it_would_have_had_without_the_kill_and_all_stays_up_if_asked(demo):
+    played = demo("--fiches", str(FICHES), "--json", "--keep")
+    report = json.loads(played.wait_for(lambda: played.out)[-1])
+    assert report["unexpected"] == []
+    assert report["verify"] == "clean"
+    assert (report["status"], report["selected"], report["kills"]) == ("partial", FICHES, 1)
+    assert report["selected"] == report["successful"] + report["failed"] + report["ignored"]
+    assert sum(one["fiches"] for one in report["outcomes"].values()) == FICHES
+    assert {"successful", "NO_RECORDINGS", "TRANSCRIPTION_INCOMPLETE", "NOT_FOUND", "TOO_MANY_RECORDINGS"} == set(
+        report["outcomes"]
+    )
+    assert report["vendor_calls"] == sum(one["calls"] for one in report["vendors"].values())
+    assert report["throttled"] == sum(one["throttled"] for one in report["vendors"].values())
+    assert report["run_id"].isdecimal()
+    assert report["seconds"] > 0
+    assert "kill -9 of the server, on purpose" in played.said
+    assert "TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE  10 → 4500" in played.said
+
+    played.wait_for(lambda: "Ctrl-C" in played.said)
+    url, key = re.findall(r"^  (http://127\.0\.0\.1:\d+)/ui\n  (\S+)$", played.said, re.MULTILINE)[0]
+    runs = json.loads(get(f"{url}/api/automation/runs", key))["runs"]
+    assert [run["id"] for run in runs] == [report["run_id"]]
+    assert played.interrupt() == 0, played.said
+    assert played.left() == []
+
+
+@pytest.mark.timeout(2 * PATIENCE)
+def test_an_interrupt_while_all_is_coming_up_leaves_nothing_behind(demo):
+    played = demo("--fiches", str(FICHES))
+    played.wait_for(lambda: any("serve" in one for one in played.left()))
+    assert played.interrupt() == 130
+    assert "stopped" in played.said
+    assert "Traceback" not in played.said
+    assert played.left() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "fine"),
+    [
+        ({}, True),
+        ({"status": "completed"}, False),
+        ({"selected": 4}, False),
+        ({"ignored": 2}, False),
+        ({"unexpected": ["fiche 1000: NOT_FOUND, not successful"]}, False),
+        ({"verify": [{"invariant": "I-01"}]}, False),
+    ],
+)
+def test_only_what_was_expected_is_a_success(changed, fine):
+    assert account.as_expected({**REPORT, **changed}, 3) is fine
+
+
+@pytest.mark.parametrize(
+    ("fiche_id", "becomes"),
+    [
+        ("1006", "successful"),
+        ("1007", "TOO_MANY_RECORDINGS"),
+        ("9100", "NO_RECORDINGS"),
+        ("9200", "TRANSCRIPTION_INCOMPLETE"),
+        ("9300", "NOT_FOUND"),
+        ("1939", "TRANSCRIPTION_INCOMPLETE"),
+    ],
+)
+def test_what_is_to_become_of_a_fiche_is_known_beforehand(fiche_id, becomes):
+    assert account.expected(fiche_id) == becomes
