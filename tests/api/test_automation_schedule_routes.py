@@ -368,6 +368,17 @@ def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
     assert (calm.is_stale, calm.stale_at, calm.overdue) == (False, None, False)
 
 
+def test_one_that_was_spoilt_by_hand_is_shown_all_the_same(shared_api, shared_dsn):
+    schedule = made(shared_api)
+    spoil = "UPDATE automation_settings SET fiche_selection_mode = 'manual' WHERE id = %s"
+    ask(shared_dsn, spoil, schedule.id)
+    assert shared_api.get(f"{PATH}/{schedule.id}").json["fiche_selection"]["mode"] == "manual"
+    assert shared_api.get(PATH).status == 200
+    refused = shared_api.ask("PATCH", f"{PATH}/{schedule.id}", {"max_retries": 1})
+    assert (refused.status, refused.code) == (422, "INVALID_INPUT")
+    ask(shared_dsn, "UPDATE automation_settings SET fiche_selection_mode = 'filter' WHERE id = %s", schedule.id)
+
+
 def test_a_repetition_with_the_same_idempotency_key_makes_nothing(shared_api):
     given, once = body(), {"headers": {"Idempotency-Key": "schedule-once"}}
     first, again = (shared_api.post(PATH, given, **once) for _ in range(2))
