@@ -189,7 +189,7 @@ SNAPSHOT = {
 }
 
 
-@pytest.mark.req("AUT-14", "AUT-44", "AUT-45", "AUT-46", "AUT-56", "AUT-66", "AUT-72", "AUT-195")
+@pytest.mark.req("AUT-14", "AUT-44", "AUT-45", "AUT-56", "AUT-66", "AUT-72", "AUT-195")
 def test_a_run_is_shown_in_full(shared_api, shared_dsn):
     schedule = new_schedule(shared_api, "7")
     run = triggered(shared_api, schedule).run_id
@@ -383,7 +383,7 @@ def test_only_automation_runs_of_the_own_tenant_exist(shared_api, shared_dsn):
     assert test_run not in {one["id"] for one in shared_api.get(f"{RUNS}?limit=200").json["runs"]}
 
 
-@pytest.mark.req("AUT-16", "G-33", "G-87")
+@pytest.mark.req("AUT-16", "G-33")
 def test_the_diagnostic_says_what_is_set_and_what_to_do_and_no_secret(dsn):
     secrets = {
         "CRM_API_KEY": "crm-secret", "ELEVENLABS_API_KEY": "speech-secret", "CRM_BASE_URL": "http://user:pw@crm.test",

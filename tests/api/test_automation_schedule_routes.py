@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 
+from ecluse.engine import load_run
+from ecluse.flows.automation import telling
 from ecluse.flows.automation.reading import staleness
 from ecluse.flows.automation.shapes import ScheduleInFull, SchedulePage
 from ecluse.settings import Settings
@@ -52,6 +55,11 @@ def ask(dsn, sql, *parameters):
     with psycopg.connect(dsn, autocommit=True) as connection:
         cursor = connection.execute(sql, parameters)
         return cursor.fetchall() if cursor.description else []
+
+
+async def told(dsn, run_id, what):
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        await what(connection, await load_run(connection, run_id))
 
 
 def body(**given):
@@ -336,12 +344,10 @@ def test_a_run_is_stale_seventy_minutes_after_it_began_with_the_knobs_as_they_ar
 def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
     schedule = made(shared_api, schedule_type="DAILY", time_of_day="06:00")
     assert (schedule.is_stale, schedule.overdue, schedule.failures) == (False, False, 0)
-    ask(
-        shared_dsn,
-        "UPDATE automation_settings SET last_run_status = 'running', last_run_at = ecluse_now() - interval '71 minutes'"
-        " WHERE id = %s",
-        schedule.id,
-    )
+    run = int(shared_api.post("/api/automation/trigger", {"scheduleId": schedule.id}).json["run_id"])
+    asyncio.run(told(shared_dsn, run, telling.begun))
+    late = "UPDATE automation_settings SET last_run_at = ecluse_now() - interval '71 minutes' WHERE id = %s"
+    ask(shared_dsn, late, schedule.id)
     ask(
         shared_dsn,
         "UPDATE schedules SET next_due_at = ecluse_now() - interval '2 minutes', failures = 3, error = 'no such input'"
@@ -363,9 +369,20 @@ def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
     trouble = shared_api.get("/api/automation/diagnostic").json["schedules"]
     assert schedule.id in {one["id"] for one in trouble["worst"]}
     ask(shared_dsn, "UPDATE schedules SET failures = 0, error = NULL, next_due_at = NULL WHERE id = %s", schedule.id)
-    ask(shared_dsn, "UPDATE automation_settings SET last_run_status = 'failed' WHERE id = %s", schedule.id)
+    assert shared_api.post(f"/api/runs/{run}/end", {"reason": "stuck"}).status == 200
     calm = ScheduleInFull.model_validate(shared_api.get(f"{PATH}/{schedule.id}").json)
-    assert (calm.is_stale, calm.stale_at, calm.overdue) == (False, None, False)
+    assert (calm.is_stale, calm.stale_at, calm.overdue, calm.last_run_status) == (False, None, False, "failed")
+
+
+def test_one_that_was_spoilt_by_hand_is_shown_all_the_same(shared_api, shared_dsn):
+    schedule = made(shared_api)
+    spoil = "UPDATE automation_settings SET fiche_selection_mode = 'manual' WHERE id = %s"
+    ask(shared_dsn, spoil, schedule.id)
+    assert shared_api.get(f"{PATH}/{schedule.id}").json["fiche_selection"]["mode"] == "manual"
+    assert shared_api.get(PATH).status == 200
+    refused = shared_api.ask("PATCH", f"{PATH}/{schedule.id}", {"max_retries": 1})
+    assert (refused.status, refused.code) == (422, "INVALID_INPUT")
+    ask(shared_dsn, "UPDATE automation_settings SET fiche_selection_mode = 'filter' WHERE id = %s", schedule.id)
 
 
 def test_a_repetition_with_the_same_idempotency_key_makes_nothing(shared_api):

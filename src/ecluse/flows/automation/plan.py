@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints, model_validator
 
 from ecluse.base.text import storable
 from ecluse.flows.automation.selection import EitherSpelling, Override, Selection, merged
@@ -80,8 +80,27 @@ ApiKey = Annotated[
 ]
 
 
+EXAMPLES: list[Any] = [
+    {
+        "name": "Yesterday's calls",
+        "schedule_type": "DAILY",
+        "time_of_day": "06:30",
+        "timezone": "Europe/Paris",
+        "fiche_selection": {"mode": "date_range", "date_range": "yesterday", "only_with_recordings": True},
+        "notify_emails": ["ops@example.com"],
+    },
+    {
+        "name": "These two, by hand",
+        "schedule_type": "MANUAL",
+        "fiche_selection": {"mode": "manual", "fiche_ids": ["171234", "171235"]},
+    },
+]
+
+
 class Plan(EitherSpelling):
-    """In full, defaults filled in."""
+    """What a schedule says."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES})
 
     name: Name
     schedule_type: ScheduleType = Field(examples=["DAILY"])
@@ -125,6 +144,10 @@ NULLABLE = (*TIMES, "webhook_url", "external_api_key")
 class Changes(EitherSpelling):
     """Only what is to change; of the selection, too. Another `schedule_type` comes with its own fields, those of the
     former are dropped."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"is_active": False}, {"fiche_selection": {"groupes": ["Paris"]}}]}
+    )
 
     name: Name | None = None
     schedule_type: ScheduleType | None = None

@@ -17,7 +17,8 @@ from ecluse.base.timetable import timetable
 from ecluse.db.connect import Connection
 from ecluse.engine import reading as engine
 from ecluse.engine import show_schedule
-from ecluse.flows.automation.schedules import SELECTION, selection_of
+from ecluse.flows.automation.schedules import SELECTION
+from ecluse.flows.automation.selection import Selection
 from ecluse.flows.fiches.cache import states
 from ecluse.notify.rules import shown_to
 
@@ -52,7 +53,8 @@ ORDER BY id DESC
 """  # noqa: S608 - our own names
 RUN = f"""
 SELECT {COLUMNS}, config_snapshot, result_summary, error_details, ecluse_now() AS now,
-    ARRAY(SELECT c.id FROM runs c WHERE c.parent_run_id = a.id AND c.flow = 'automation' ORDER BY c.id) AS redrives
+    ARRAY(SELECT c.id FROM runs c WHERE c.flow = 'automation' AND c.tenant_id = a.tenant_id AND c.parent_run_id = a.id
+          ORDER BY c.id) AS redrives
 FROM automation_runs a WHERE id = %s
 """  # noqa: S608 - our own names
 LOGS = """
@@ -104,7 +106,7 @@ def shown(row: Row, longest: timedelta) -> Row:
     due = row["next_due_at"]
     return {
         **told,
-        "fiche_selection": selection_of(row).model_dump(mode="json"),
+        "fiche_selection": {name: row[SELECTION + name] for name in Selection.model_fields},
         "specific_audit_configs": [str(one) for one in row["specific_audit_configs"]],
         "webhook_url": webhook,
         **staleness(row["last_run_at"] if row["last_run_status"] == "running" else None, now, longest),

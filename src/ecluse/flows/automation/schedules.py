@@ -70,8 +70,9 @@ async def update(
 ) -> Row:
     async with connection.transaction():
         await load_schedule(connection, tenant, schedule_id, lock=True)
-        known = plan_of(await load(connection, tenant, schedule_id))
+        row = await load(connection, tenant, schedule_id)
         try:
+            known = plan_of(row)
             plan = Plan.model_validate(changed(known, changes))
         except ValidationError as error:
             raise InvalidInput(readable(error)) from error

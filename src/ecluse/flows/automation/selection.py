@@ -28,6 +28,11 @@ NAMED = 5
 LARGEST = 2**31 - 1
 FICHE_ID = re.compile("[0-9]{1,20}")
 DATES = ("start_date", "end_date")
+PRESETS = (
+    "Days of the schedule's zone, seen from its due time; of a run by hand, from now. `last_7_days` and `last_30_days` "
+    "end with that day, and so does `this_month`; `last_month` is the whole calendar month before. `custom` is from "
+    f"`start_date` to `end_date`, both included, {LONGEST_RANGE} days at most."
+)
 
 
 class EitherSpelling(BaseModel):
@@ -89,10 +94,10 @@ class Selection(EitherSpelling):
     completes and says so."""
 
     mode: Mode = Field(examples=["date_range"])
-    date_range: DateRange | None = Field(None, examples=["yesterday"])
+    date_range: DateRange | None = Field(None, examples=["yesterday"], description=PRESETS)
     start_date: Day = None
     end_date: Day = None
-    fiche_ids: FicheIds = Field(default_factory=list)
+    fiche_ids: FicheIds = Field(default_factory=list, description="With mode manual; the order given counts.")
     groupes: Groupes = Field(default_factory=list)
     only_with_recordings: bool = False
     only_unaudited: bool = False
@@ -131,7 +136,7 @@ class Override(EitherSpelling):
     """What is to be otherwise, this time: only what is given, and null only where that says something."""
 
     mode: Mode | None = Field(None, examples=["manual"])
-    date_range: DateRange | None = None
+    date_range: DateRange | None = Field(None, description=PRESETS)
     start_date: Day = None
     end_date: Day = None
     fiche_ids: FicheIds | None = None
