@@ -67,18 +67,21 @@ def test_runs_are_paged_and_filtered_and_what_people_did_not_start_is_left_out(o
     top = [ended_run(tenant="paging", flow="other" if n % 9 == 0 else "test") for n in range(30)]
     child = ended_run(tenant="paging", parent=top[0])
     delivery = ended_run(tenant="paging", flow="notifications")
+    again = ended_run(
+        tenant="paging", parent=top[1], schedule=schedule(fill, "redriven")
+    )  # by a person, for a schedule
     failed = ended_run(("a", "failed", "BAD", None), tenant="paging", status="failed", state="failed")
-    newest = [str(run) for run in [failed, *reversed(top)]]
+    newest = [str(run) for run in [failed, again, *reversed(top)]]
 
     assert rows(mine.shown("/ui/runs")) == newest[:25]
     assert "1 to 25" in mine.shown("/ui/runs")
     assert 'href="?offset=25"' in mine.get("/ui/runs").body.decode()
     assert rows(mine.shown("/ui/runs?offset=25")) == newest[25:]
-    assert "26 to 31" in mine.shown("/ui/runs?offset=25")
+    assert "26 to 32" in mine.shown("/ui/runs?offset=25")
     assert "Next" not in mine.shown("/ui/runs?offset=25")
     assert rows(mine.shown("/ui/runs?flow=other&state=")) == [str(run) for run in reversed(top[::9])]
     assert rows(mine.shown("/ui/runs?state=failed&flow=")) == [str(failed)]
-    assert rows(mine.shown("/ui/runs?all=1"))[:3] == [str(failed), str(delivery), str(child)]
+    assert rows(mine.shown("/ui/runs?all=1"))[:4] == [str(run) for run in (failed, again, delivery, child)]
     assert rows(mine.shown("/ui/runs?flow=notifications")) == [str(delivery)]
     under = mine.shown(f"/ui/runs?parent={top[0]}")
     assert f"Child runs of run #{top[0]}" in under

@@ -139,3 +139,18 @@ async def test_who_is_sent_away_does_not_wait():
     listener = Listener("default", "sse")
     listener.send_away(*RECONNECT)
     assert not await waits(listener, time.monotonic())
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ('{"run_id": "7"}', "7"),
+        ('{"run_id": 7}', "7"),
+        ('{"run_id": null}', None),
+        ("{}", None),
+        ('"7"', None),
+        ("x", None),
+    ],
+)
+def test_a_message_is_about_a_run_if_it_says_so_whatever_else_it_may_be(data, said):
+    assert live.said(Message("default", "any", [], data), "run_id") == said

@@ -96,10 +96,10 @@ async def _until_it_pays(listener: Listener, concerns: Callable[[Message], bool]
         await listener.wait(left)
 
 
-def names(message: Message, **wanted: str) -> bool:
-    """Is it about that?"""
-    told = message.payload
-    return isinstance(told, dict) and all(str(told.get(name)) == value for name, value in wanted.items())
+def said(message: Message, name: str) -> str | None:
+    """What its payload has under this name; None: nothing. (Publishers outside may send what is no object.)"""
+    value = message.payload.get(name) if isinstance(message.payload, dict) else None
+    return None if value is None else str(value)
 
 
 def _event(html: str) -> bytes:

@@ -13,7 +13,6 @@ from ecluse.access.wire import Filter, Offset, kit_of, number, reads_of
 from ecluse.db.connect import Connection
 from ecluse.engine import State, reading
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
-from ecluse.realtime.hub import Message
 from ecluse.web import figures, live, render
 from ecluse.web.door import Page
 from ecluse.web.figures import Table
@@ -69,11 +68,13 @@ async def show_run(request: Request, run_id: str, part: PartOfRun) -> Response:
 async def follow_run(request: Request, run_id: str, part: PartOfRun) -> Response:
     wanted = number("run", run_id)
     await reads_of(request)(lambda c: reading.show_run(c, caller_of(request).tenant, wanted))  # or a 404
-
-    def about_it(message: Message) -> bool:
-        return live.names(message, run_id=str(wanted))
-
-    return live.stream(request, MAY, "run_live.html", lambda: _run(request, wanted, part), about_it)
+    return live.stream(
+        request,
+        MAY,
+        "run_live.html",
+        lambda: _run(request, wanted, part),
+        lambda message: live.said(message, "run_id") == str(wanted),
+    )
 
 
 async def _runs(request: Request, wanted: Wanted) -> Context:

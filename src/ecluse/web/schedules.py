@@ -77,7 +77,7 @@ async def follow_one(request: Request, schedule_id: str) -> Response:
 
 
 def _of_a_schedule(message: Message) -> bool:
-    return isinstance(message.payload, dict) and message.payload.get("schedule_id") is not None
+    return live.said(message, "schedule_id") is not None
 
 
 async def _schedules(request: Request, wanted: Wanted) -> Context:
