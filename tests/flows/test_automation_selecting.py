@@ -185,7 +185,7 @@ async def test_a_list_made_by_hand_is_split_cleaned_and_cut_and_may_be_another_o
     assert world.run(first)["config_snapshot"]["overrides"] is None
 
 
-@pytest.mark.req("AUT-44", "AUT-60", "G-90")
+@pytest.mark.req("AUT-18", "AUT-44", "AUT-60", "G-90")
 async def test_a_run_goes_by_its_schedule_as_it_was_and_by_the_days_of_its_due_instant(automate, query):
     world = await automate()
     world.sandbox.set_faults(out_of_order(MONDAY))
@@ -213,6 +213,8 @@ async def test_a_run_goes_by_its_schedule_as_it_was_and_by_the_days_of_its_due_i
     assert (snapshot["schedule_name"], snapshot["schedule_type"]) == ("Yesterday's calls", "CRON")
     assert (snapshot["run_audits"], snapshot["timezone"]) == (False, "America/New_York")
     assert datetime.fromisoformat(snapshot["due_at"]) == due
+    told = dict(world.events(run.run.id))["automation/run"]
+    assert (told["schedule_id"], datetime.fromisoformat(told["due_at"])) == (str(schedule), due)
 
 
 @pytest.mark.req("AUT-59", "AUT-122", "AUT-125", "G-42", "AUT-56")
