@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from ecluse.engine import Start, enable_schedule, orchestration
-from ecluse.flows.automation import schedules, starting
+from ecluse.engine import Start, announce, enable_schedule, load_run, orchestration
+from ecluse.flows.automation import schedules, selecting, snapshot, starting
 from ecluse.flows.automation.plan import Plan
 from ecluse.vendors.guarded import GuardedHttp
 from tests.flows.automation_scenes import MONDAY, NO_AUDITS, ONLY_DETAILS, held_up, known, log_rows, out_of_order, over
@@ -122,6 +122,7 @@ async def test_a_schedule_that_is_gone_or_off_when_its_run_begins_is_not_run(aut
     await schedules.delete(connection, "default", deleted)
     await enable_schedule(connection, "default", off, enabled=False)
     world = await automate()
+    await announce(connection)
     third = (await world.kit.start_run(Start(world.flow, "by POST /api/runs"))).run.id
     texts = {
         first: f"Schedule {deleted} was deleted before its run began.",
@@ -140,15 +141,24 @@ async def test_a_schedule_that_is_gone_or_off_when_its_run_begins_is_not_run(aut
     assert counters(world, off) == ("failed", 1, 0, 0, 1)
 
 
-@pytest.mark.req("G-41")
-async def test_a_run_that_has_begun_finishes_though_its_schedule_is_deleted(automate, connection):
+@pytest.mark.req("AUT-44", "AUT-76", "G-41")
+async def test_what_a_run_has_decided_it_does_not_decide_again(automate, connection):
+    """Though its schedule is deleted meanwhile, and its day has more fiches: that goes for a step that is repeated."""
     world = await automate()
-    schedule = await world.schedule("1000", **ONLY_DETAILS)
+    world.sandbox.set_faults(out_of_order(MONDAY))
+    await known(world, MONDAY, f1000="Paris")
+    schedule = await world.schedule(fiche_selection=over(), **ONLY_DETAILS)
     async with held_up(world, DETAILS):
         run_id = await world.trigger(schedule)
         await looks_at_details(world, run_id)
         await schedules.delete(connection, "default", schedule)
+        await known(world, MONDAY, f1001="Lyon")
+        run, before = await load_run(connection, run_id), story_of(world, run_id)
+        assert await snapshot.make(connection, run) is False
+        assert await selecting.select(connection, run) == 1
+        assert story_of(world, run_id) == before
     assert (await world.ended(run_id))["status"] == "completed"
+    assert list(world.results(run_id)) == ["1000"]
 
 
 def without_what_differs(run):

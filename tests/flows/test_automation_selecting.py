@@ -8,6 +8,7 @@ import pytest
 
 from ecluse.flows.automation import schedules
 from ecluse.flows.automation.plan import Changes
+from ecluse.settings import Settings
 from ecluse.vendors.guarded import GuardedHttp
 from tests.flows.automation_scenes import (
     MONDAY,
@@ -39,7 +40,13 @@ def selection_log(world, run_id):
     return [line for line in world.logs(run_id) if line.startswith(SELECTION_LOG)]
 
 
+STATEMENTS = """
+SELECT count(DISTINCT (xmin::text, cmin::text)) FROM fiche_cache WHERE fetched_at IS NULL AND last_revalidated_at > %s
+"""
+
+
 @pytest.mark.req("AUT-29", "AUT-60", "AUT-61", "AUT-62", "AUT-67", "AUT-71", "AUT-72", "AUT-186", "G-47", "G-90")
+@pytest.mark.req("AUT-63", "G-87")
 async def test_every_day_is_asked_for_again_and_then_read_from_the_cache_at_once(automate, query, one):
     world = await automate()
     listed = dict.fromkeys(fiche for day in DAYS for fiche in sold(world, day))
@@ -60,6 +67,11 @@ async def test_every_day_is_asked_for_again_and_then_read_from_the_cache_at_once
         query("SELECT fiche_id, sales_date FROM fiche_cache WHERE last_revalidated_at > %s", run["created_at"])
     )
     assert (set(cached), set(cached.values())) == (set(listed), set(DAYS))
+
+    # A statement per commit, not one per fiche: the knob for that has no effect, and says so.
+    assert one(STATEMENTS, run["created_at"]) <= len(DAYS)
+    knob = Settings.model_fields["FICHE_SALES_CACHE_CONCURRENCY"]
+    assert (knob.default, (knob.description or "").partition(",")[0]) == (10, "No effect")
 
     picked = query("SELECT fiche_id FROM fiche_cache WHERE sales_date = %s ORDER BY id LIMIT 3", MONDAY)
     assert sorted(world.results(run_id)) == sorted(fiche for (fiche,) in picked)
@@ -173,7 +185,7 @@ async def test_a_list_made_by_hand_is_split_cleaned_and_cut_and_may_be_another_o
     assert world.run(first)["config_snapshot"]["overrides"] is None
 
 
-@pytest.mark.req("AUT-44", "AUT-60", "G-90")
+@pytest.mark.req("AUT-18", "AUT-44", "AUT-60", "G-90")
 async def test_a_run_goes_by_its_schedule_as_it_was_and_by_the_days_of_its_due_instant(automate, query):
     world = await automate()
     world.sandbox.set_faults(out_of_order(MONDAY))
@@ -201,6 +213,8 @@ async def test_a_run_goes_by_its_schedule_as_it_was_and_by_the_days_of_its_due_i
     assert (snapshot["schedule_name"], snapshot["schedule_type"]) == ("Yesterday's calls", "CRON")
     assert (snapshot["run_audits"], snapshot["timezone"]) == (False, "America/New_York")
     assert datetime.fromisoformat(snapshot["due_at"]) == due
+    told = dict(world.events(run.run.id))["automation/run"]
+    assert (told["schedule_id"], datetime.fromisoformat(told["due_at"])) == (str(schedule), due)
 
 
 @pytest.mark.req("AUT-59", "AUT-122", "AUT-125", "G-42", "AUT-56")

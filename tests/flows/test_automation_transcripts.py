@@ -177,3 +177,36 @@ async def test_another_replica_goes_on_where_one_has_left(automate, query):
     assert len(names) == len(set(names))
     replicas = query("SELECT count(DISTINCT c.replica_id) FROM claims c JOIN items i ON i.claim_id = c.id")
     assert replicas == [(2,)]
+
+
+@pytest.mark.req("AUT-43", "AUT-79", "AUT-188", "G-88")
+async def test_transcripts_of_every_round_are_counted(automate, query):
+    world = await automate(speech={"attempts": 1})
+    world.sandbox.set_faults([{"kind": "server_error", "vendor": PROVIDER, "ids": ["1001-2"], "times": 1}])
+    run = await world.run_over("1001", retry_failed=True, max_retries=2, **NO_AUDITS)
+    name = f"automation-{run['id']}-transcribe-1001"
+    assert [event for _, event, *_ in query(CHILDREN, run["id"])] == [name, f"{name}-retry-1"]
+    assert (run["status"], run["transcriptions_run"]) == ("completed", 2)
+    assert log_rows(world, run["id"], "Retrying transcriptions (1/2)") == [
+        ("warning", {"fiches": 1, "event_ids": [f"{name}-retry-1"]})
+    ]
+
+
+@pytest.mark.req("AUT-111", "AUT-110")
+async def test_nobody_waits_for_a_recording_that_nobody_is_at(automate, query):
+    """It came while the run waited for others: of a fiche that was complete, and was not dispatched."""
+    world = await automate()
+    await world.run_over("1000", **NO_AUDITS)
+    async with held_up(world, PROVIDER):
+        run_id = await world.trigger(await world.schedule("1000", "1001", **NO_AUDITS))
+        await waits(world, run_id)
+        query(
+            "INSERT INTO recordings (fiche_cache_id, call_id, created_at, updated_at)"
+            " SELECT id, 'new', now(), now() FROM fiche_cache WHERE fiche_id = '1000'"
+        )
+    run = await world.ended(run_id)
+    assert run["status"] == "partial"
+    assert world.results(run_id) == {
+        "1000": ("failed", "Transcription incomplete (timeout/stall)"),
+        "1001": ("successful", None),
+    }
