@@ -36,9 +36,8 @@ SELECT s.run_id, s.stage, coalesce(s.units, s.expected) AS expected, c.done, c.f
        greatest(coalesce(s.units, s.expected) - c.done - c.failed - c.ignored - c.in_flight, 0) AS waiting,
        s.round, s.started_at, s.fanned_out_at, s.progress_at, s.deadline_at, s.ended_at, s.end_cause
 FROM stages s, LATERAL (
-    SELECT coalesce(sum(succeeded), CASE WHEN s.units IS NULL THEN 0 ELSE s.progress END)::int AS done,
-           coalesce(sum(failed), CASE WHEN s.units IS NULL OR s.ended_at IS NULL THEN 0 ELSE s.units - s.progress END)::int
-               AS failed,
+    SELECT coalesce(sum(succeeded), CASE WHEN s.units IS NOT NULL THEN s.progress END, 0)::int AS done,
+           coalesce(sum(failed), CASE WHEN s.ended_at IS NOT NULL THEN s.units - s.progress END, 0)::int AS failed,
            coalesce(sum(ignored), 0)::int AS ignored, coalesce(sum(in_flight), 0)::int AS in_flight
     FROM claims WHERE run_id = s.run_id AND stage = s.stage) c
 WHERE s.run_id = ANY(%(runs)s) ORDER BY s.started_at, s.stage
