@@ -107,6 +107,7 @@ async def test_a_story_that_has_not_heard_of_the_end_starts_nothing_more(trouble
     assert await filtering.decide(connection, run, None) == (1, 0)
     waits = replace(world.flow.stage("fetch"), name="transcribe")
     await open_units(connection, run, waits)
+    assert await story._resolve(connection, run) == 1
     assert await world.kit.end_run(run.id, "wrong day")
     transcripts = Transcripts(world.kit.flow("transcription"), Config(), 1)
     before = query("SELECT count(*) FROM runs")

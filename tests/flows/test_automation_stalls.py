@@ -93,13 +93,14 @@ async def test_details_that_come_too_late_are_kept_and_change_no_outcome(trouble
     await until(lambda: query("SELECT 1 FROM fiche_cache WHERE fiche_id = '1000'"))
     move(query, timedelta(minutes=11))
     await model.asked.wait()
-    assert world.results(run_id) == {"1001": ("failed", "Fiche not found in cache")}
+    late = ("failed", "Fiche not found in cache: Not finished in time (timeout/stall)")
+    assert world.results(run_id) == {"1001": late}
     assert stages(world, run_id)["fetch"] == (0, "timeout")
     fiches.let.set()
     await until(lambda: query("SELECT 1 FROM fiche_cache WHERE fiche_id = '1001' AND fetched_at IS NOT NULL"))
     model.let.set()
     assert (await world.ended(run_id))["status"] == "partial"
-    assert world.results(run_id) == {"1000": ("successful", None), "1001": ("failed", "Fiche not found in cache")}
+    assert world.results(run_id) == {"1000": ("successful", None), "1001": late}
     assert query("SELECT DISTINCT fiche_id FROM audits") == [("1000",)]
 
 
