@@ -57,7 +57,7 @@ from ecluse.engine.outbox import write as write_events
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.run_log import write as log_run
-from ecluse.engine.runs import TENANT, Start, Started, announce, note_errors
+from ecluse.engine.runs import TENANT, Start, Started, announce, keep_open, note_errors
 from ecluse.engine.runs import begin_many as begin_runs
 from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import insert_many as insert_runs
@@ -164,6 +164,7 @@ __all__ = [
     "holders",
     "insert_run",
     "insert_runs",
+    "keep_open",
     "list_lanes",
     "list_leases",
     "list_schedules",

@@ -19,8 +19,8 @@ from ecluse.engine.states import State, terminal_state
 EndCause = Literal["normal", "operator", "stale", "catastrophic"]
 
 # In three strokes, the common one cheap: all items succeeded; something did not (failed before ignored, the first one
-# names the reason, an item nobody finished is incomplete); the rest. When a run is ended by force, only those count as
-# finished that have failed, are out, or have been through a last stage.
+# names the reason, an item nobody finished is incomplete, in the words of the gate that gave up on it); the rest. When
+# a run is ended by force, only those count as finished that have failed, are out, or have been through a last stage.
 SETTLE = (
     """
 UPDATE outcomes o SET outcome = 'successful'
@@ -31,8 +31,8 @@ WHERE o.run_id = ANY(%(runs)s) AND o.run_id = w.run_id AND o.target = w.target A
     """
 UPDATE outcomes o SET outcome = CASE w.status WHEN 'ignored' THEN 'ignored' ELSE 'failed' END,
     error_code = CASE w.status WHEN 'open' THEN 'INCOMPLETE' ELSE w.error_code END,
-    reason = CASE w.status WHEN 'open' THEN 'Not finished when the run ended' ELSE w.error END
-FROM (SELECT DISTINCT ON (run_id, target) run_id, target, status, error_code, error FROM items
+    reason = CASE WHEN w.status = 'open' AND NOT w.permanent THEN 'Not finished when the run ended' ELSE w.error END
+FROM (SELECT DISTINCT ON (run_id, target) run_id, target, status, permanent, error_code, error FROM items
       WHERE run_id = ANY(%(runs)s) AND status <> 'succeeded'
       ORDER BY run_id, target, array_position(ARRAY['failed', 'open', 'ignored'], status), finished_at, id) w
 WHERE o.run_id = ANY(%(runs)s) AND o.run_id = w.run_id AND o.target = w.target AND o.outcome IS NULL

@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 
 from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
-from ecluse.engine import run_log
+from ecluse.engine import run_log, runs
 from ecluse.engine.fan_out import event_of
 from ecluse.engine.flow import Run, Stage
 
@@ -191,7 +191,9 @@ FROM stages s JOIN runs r ON r.id = s.run_id, clock WHERE s.run_id = %(run)s AND
 
 async def open_units(connection: Connection, run: Run, stage: Stage) -> None:
     given = {"run": run.id, "stage": stage.name, "budget": stage.retry.executions, "max_wait": stage.max_wait}
-    await connection.execute(OPEN_UNITS, given)
+    opened = await connection.execute(OPEN_UNITS, given)
+    if not opened.rowcount and await runs.has_ended(connection, run.id):
+        raise runs.RunEnded
 
 
 async def look_at_units(connection: Connection, run: Run, stage: Stage, counted: Counted) -> Look:

@@ -211,6 +211,14 @@ async def has_ended(connection: Connection, run_id: int) -> bool:
     return bool(row[0])
 
 
+async def keep_open(connection: Connection, run: Run) -> None:
+    """For what a story starts outside its own items: nobody ends the run before the caller's transaction is over. One
+    that has ended ends the story instead."""
+    cursor = await connection.execute("SELECT 1 FROM runs WHERE id = %s AND ended_at IS NULL FOR SHARE", (run.id,))
+    if await cursor.fetchone() is None:
+        raise RunEnded
+
+
 async def begin(connection: Connection, flow: Flow, run: Run) -> bool:
     """Queued to running. False if it was running already (a replay); an ended run refuses."""
     async with connection.transaction():

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Lane, Look, NewItem, Redispatch, RetryPolicy, Run, Settled, Stage, Tell
+from ecluse.engine import Flow, Lane, Look, NewItem, Redispatch, RetryPolicy, Run, Settled, Stage, Tell, keep_open
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
 from ecluse.flows.audits.flow import audit_stage
@@ -232,14 +232,16 @@ async def _resolve(connection: Connection, run: Run) -> int:
 async def _audits(connection: Connection, run: Run) -> list[NewItem]:
     wanted = await snapshot.load(connection, run)
     resolved = await snapshot.configs_of(connection, run)
-    items = await plan_audits(
-        connection,
-        run,
-        await filtering.open_fiches(connection, run),
-        resolved,
-        use_rlm=wanted.selection.use_rlm,
-        schedule_id=wanted.schedule_id,
-    )
+    async with connection.transaction():
+        await keep_open(connection, run)
+        items = await plan_audits(
+            connection,
+            run,
+            await filtering.open_fiches(connection, run),
+            resolved,
+            use_rlm=wanted.selection.use_rlm,
+            schedule_id=wanted.schedule_id,
+        )
     fiches = len({item.target for item in items})
     counted = f"{len(resolved)} configs × {fiches} fiches = {len(items)} total audits"  # noqa: RUF001 - as it is known
     await telling.say(connection, run, f"Running {counted}")

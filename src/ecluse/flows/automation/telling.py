@@ -29,7 +29,7 @@ WHERE NOT EXISTS (SELECT 1 FROM run_log WHERE run_id = %(run)s AND message = %(m
 """
 
 BEGIN = """
-UPDATE automation_settings SET last_run_status = 'running', last_run_at = ecluse_now() WHERE id = %s
+UPDATE automation_settings SET last_run_at = ecluse_now() WHERE id = %s
 """
 
 # Recordings that were transcribed for this run, in whatever round, and its audits.
@@ -56,13 +56,10 @@ UPDATE automation_run_facts f SET result_summary = coalesce(f.result_summary, '{
 FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, summary jsonb, transcriptions_run integer, audits_run integer)
 WHERE f.run_id = t.run_id
 """
-# While another run of it goes on, a schedule stays `running`; these runs have ended already.
 STATISTICS = """
 UPDATE automation_settings a SET total_runs = total_runs + t.n, successful_runs = successful_runs + t.successful,
     partial_runs = partial_runs + t.partial, failed_runs = failed_runs + t.failed,
-    last_run_status = CASE WHEN EXISTS (
-        SELECT 1 FROM schedules s JOIN runs h ON h.id IN (s.holding_run_id, s.last_run_id)
-        WHERE s.id = a.id AND h.ended_at IS NULL) THEN a.last_run_status ELSE t.latest END
+    last_run_status = t.latest
 FROM (SELECT schedule_id, count(*) AS n, count(*) FILTER (WHERE status = 'success') AS successful,
              count(*) FILTER (WHERE status = 'partial') AS partial, count(*) FILTER (WHERE status = 'failed') AS failed,
              (array_agg(status ORDER BY run_id DESC))[1] AS latest

@@ -10,7 +10,7 @@ from typing import Any
 
 from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
-from ecluse.engine import Counted, Flow, Run, Settled, settle_targets
+from ecluse.engine import Counted, Flow, Run, Settled, keep_open, settle_targets
 from ecluse.flows.automation import snapshot, telling
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.selection import budget_warning
@@ -21,36 +21,43 @@ INCOMPLETE = "Transcription incomplete (timeout/stall)"
 SAMPLE = 3
 NAMED = 3  # recordings, in the error of a fiche
 
-# Of fiches that are still in play. A recording that is gone upstream counts nowhere.
-FROM = """
+# Of fiches that are still in play, what was there when the stage began. What is gone upstream counts nowhere.
+FROM = f"""
 FROM automation_run_fiches f JOIN outcomes o ON o.run_id = f.run_id AND o.target = f.fiche_id AND o.outcome IS NULL
-JOIN recordings r ON r.fiche_cache_id = f.fiche_cache_id AND r.removed_at IS NULL
+JOIN stages s ON s.run_id = f.run_id AND s.stage = '{TRANSCRIBE}'
+JOIN recordings r ON r.fiche_cache_id = f.fiche_cache_id AND r.removed_at IS NULL AND r.created_at <= s.started_at
 LEFT JOIN runs t ON t.id = f.transcription_run_id
-WHERE f.run_id = %(run)s
 """
+THIS = "WHERE f.run_id = %(run)s"
+MISSING = f"{THIS} AND NOT r.has_transcription"
 # Nobody is at it any more, or ever was.
 OVER = "NOT r.has_transcription AND (t.id IS NULL OR t.ended_at IS NOT NULL)"
 UNHEALABLE = """EXISTS (SELECT 1 FROM items i WHERE i.run_id = t.id AND i.key = r.call_id AND i.status = 'failed'
     AND i.permanent AND i.target <> '')"""
 COUNT = f"""
 SELECT count(*)::int, (count(*) FILTER (WHERE r.has_transcription))::int,
-       (count(*) FILTER (WHERE {OVER}))::int, (count(*) FILTER (WHERE {OVER} AND {UNHEALABLE}))::int {FROM}
+       (count(*) FILTER (WHERE {OVER}))::int, (count(*) FILTER (WHERE {OVER} AND {UNHEALABLE}))::int {FROM} {THIS}
 """
 FICHES = f"""
-SELECT f.fiche_id, (count(*) FILTER (WHERE NOT r.has_transcription))::int {FROM} GROUP BY f.fiche_id ORDER BY 1
+SELECT f.fiche_id, (count(*) FILTER (WHERE NOT r.has_transcription))::int {FROM} {THIS} GROUP BY f.fiche_id ORDER BY 1
 """
 HEALABLE = f"""
-SELECT DISTINCT f.fiche_id {FROM} AND {OVER} AND NOT {UNHEALABLE} ORDER BY 1
+SELECT DISTINCT f.fiche_id {FROM} {THIS} AND {OVER} AND NOT {UNHEALABLE} ORDER BY 1
 """
+LEFT_BY_OTHERS = f"""
+SELECT DISTINCT f.fiche_id {FROM} {MISSING} AND t.ended_at IS NOT NULL AND t.parent_run_id IS DISTINCT FROM f.run_id
+ORDER BY 1
+"""  # noqa: S608 - our own words
+# Why: what its run says of it, or what is known of it while that goes on, or what ended that before it had a plan.
 LATE = f"""
-SELECT f.fiche_id, count(*)::int, coalesce(
-           (array_agg(r.call_id || ': ' || coalesce(c.reason, i.error) ORDER BY r.call_id)
-            FILTER (WHERE coalesce(c.reason, i.error) IS NOT NULL))[1:{NAMED}], '{{}}')
-FROM automation_run_fiches f JOIN outcomes o ON o.run_id = f.run_id AND o.target = f.fiche_id AND o.outcome IS NULL
-JOIN recordings r ON r.fiche_cache_id = f.fiche_cache_id AND r.removed_at IS NULL AND NOT r.has_transcription
-LEFT JOIN outcomes c ON c.run_id = f.transcription_run_id AND c.target = r.call_id
-LEFT JOIN items i ON i.run_id = f.transcription_run_id AND i.stage = 'recordings' AND i.key = r.call_id
-WHERE f.run_id = %(run)s GROUP BY f.fiche_id ORDER BY 1
+SELECT w.fiche_id, count(*)::int, coalesce(
+    (array_agg(w.call_id || ': ' || w.why ORDER BY w.call_id) FILTER (WHERE w.why IS NOT NULL))[1:{NAMED}], '{{}}')
+FROM (SELECT f.fiche_id, r.call_id, coalesce(c.reason, i.error, t.error_message,
+                 'lane ' || l.name || ' is paused: ' || l.paused_reason) AS why
+      {FROM} LEFT JOIN outcomes c ON c.run_id = t.id AND c.target = r.call_id
+      LEFT JOIN items i ON i.run_id = t.id AND i.stage IN ('known', 'recordings') AND i.key = r.call_id
+      LEFT JOIN lanes l ON l.id = i.lane_id {MISSING}) w
+GROUP BY w.fiche_id ORDER BY 1
 """  # noqa: S608 - our own words
 LINK = """
 UPDATE automation_run_fiches f SET transcription_run_id = t.run, transcription_round = %s
@@ -80,6 +87,11 @@ class Transcripts:
         return len(fiche_ids)
 
     async def count(self, connection: Connection, run: Run) -> Counted:
+        """What others had begun, and have not finished, is ours from now on."""
+        left = [row[0] for row in await (await connection.execute(LEFT_BY_OTHERS, {"run": run.id})).fetchall()]
+        if left:
+            wanted = await snapshot.load(connection, run)
+            await self._start(connection, run, left, wanted.transcription_priority, 0)
         row = await (await connection.execute(COUNT, {"run": run.id})).fetchone()
         assert row is not None  # noqa: S101 - an aggregate has one row
         return Counted(*row)
@@ -113,6 +125,7 @@ class Transcripts:
         for first in range(0, len(fiche_ids), self.config.chunk):
             some = fiche_ids[first : first + self.config.chunk]
             async with connection.transaction():
+                await keep_open(connection, run)
                 started = await start(
                     connection,
                     self.flow,

@@ -49,8 +49,7 @@ CREATE TABLE automation_settings (
     notify_on_error                          boolean NOT NULL DEFAULT true,
     has_external_api_key                     boolean NOT NULL DEFAULT false,
     last_run_at                              timestamptz,
-    last_run_status                          text
-        CHECK (last_run_status IN ('running', 'success', 'partial', 'failed')),
+    last_run_status                          text CHECK (last_run_status IN ('success', 'partial', 'failed')),
     total_runs                               integer NOT NULL DEFAULT 0,
     successful_runs                          integer NOT NULL DEFAULT 0,
     partial_runs                             integer NOT NULL DEFAULT 0,
@@ -58,6 +57,8 @@ CREATE TABLE automation_settings (
 );
 COMMENT ON TABLE automation_settings IS 'beside its row in schedules; the key of its CRM is sealed in secrets, as '
     'schedule:<id>';
+COMMENT ON COLUMN automation_settings.last_run_status IS 'of the run that ended last; that one is `running` is to be '
+    'seen in the view';
 
 CREATE TABLE automation_run_facts (
     run_id             bigint PRIMARY KEY REFERENCES runs ON DELETE CASCADE,
@@ -111,7 +112,10 @@ SELECT s.id, s.tenant_id, s.name, s.enabled AS is_active, a.schedule_type, a.cro
        a.fiche_selection_use_rlm, a.fiche_selection_max_fiches, a.fiche_selection_max_recordings_per_fiche,
        a.run_transcription, a.skip_if_transcribed, a.transcription_priority, a.run_audits, a.use_automatic_audits,
        a.specific_audit_configs, a.continue_on_error, a.retry_failed, a.max_retries, a.webhook_url, a.notify_emails,
-       a.notify_on_complete, a.notify_on_error, a.has_external_api_key, a.last_run_at, a.last_run_status,
+       a.notify_on_complete, a.notify_on_error, a.has_external_api_key,
+       greatest(a.last_run_at, s.last_fired_at) AS last_run_at,
+       CASE WHEN EXISTS (SELECT FROM runs h WHERE h.id IN (s.holding_run_id, s.last_run_id) AND h.ended_at IS NULL)
+           THEN 'running' ELSE a.last_run_status END AS last_run_status,
        a.total_runs, a.successful_runs, a.partial_runs, a.failed_runs, s.catch_up, s.next_due_at, s.holding_run_id,
        s.last_run_id, s.created_at, s.updated_at, s.deleted_at
 FROM automation_settings a JOIN schedules s ON s.id = a.id;

@@ -1,0 +1,204 @@
+"""Ends of automation that are not normal: by an operator, of a run that nobody leads, of one that hangs. Whoever comes
+back afterwards finds nothing to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from ecluse import bootstrap, settings
+from ecluse.engine import load_run
+from ecluse.engine.gate import open_units
+from ecluse.engine.runs import RunEnded
+from ecluse.flows.automation import filtering, selecting, snapshot
+from ecluse.flows.automation import flow as story
+from ecluse.flows.automation.config import Config
+from ecluse.flows.automation.transcribing import Transcripts
+from tests.flows.automation_trouble import Deaf, maker
+from tests.flows.fiche_rows import call, details, save
+from tests.flows.transcription_world import until
+
+SWEEP = "NOTIFY ecluse_runs"
+WEBHOOK = "http://127.0.0.1:9/hook"
+ENDS = ("automation/completed", "automation/failed", "automation.run.completed", "automation.run.failed")
+LIMIT = Config().longest
+BEGUN = """
+UPDATE runs SET status = 'running', state = 'running', started_at = ecluse_now() - %s::interval WHERE id = %s
+"""
+
+
+@pytest.fixture
+def troubled(start_kit, sandbox, query):
+    return maker(start_kit, sandbox, query)
+
+
+def told(query, run_id):
+    return [event for (event,) in query("SELECT event_type FROM deliveries WHERE about_run = %s", run_id)]
+
+
+async def at_audits(troubled, sandbox, query, **given):
+    """A run at its last gate: one fiche has failed, the audit of one is there, that of another is being made."""
+    model = Deaf("ask", "audit-1016")
+    world = await troubled(model=model, audit_poll=timedelta(seconds=30))
+    await world.config()
+    sandbox.set_faults([{"kind": "unauthorized", "vendor": "crm", "ids": ["1008"]}])
+    schedule = await world.schedule("1000", "1008", "1016", webhook_url=WEBHOOK, **given)
+    run_id = await world.trigger(schedule)
+    await model.asked.wait()
+    await until(lambda: query("SELECT 1 FROM audits WHERE fiche_id = '1000' AND status = 'completed'"))
+    return world, schedule, run_id, model
+
+
+@pytest.mark.req("G-89", "G-82", "AUT-126", "AUT-24", "AUT-31", "AUT-85", "AUT-124", "G-43")
+async def test_a_run_that_an_operator_ends_says_so_and_keeps_what_was_known(troubled, sandbox, query):
+    world, schedule, run_id, model = await at_audits(troubled, sandbox, query)
+    assert world.stated(schedule)["last_run_status"] == "running"
+    assert await world.kit.end_run(run_id, "wrong day")
+    run = world.run(run_id)
+    assert (run["status"], run["end_cause"], run["error_message"]) == ("failed", "operator", "wrong day")
+    assert (run["total_fiches"], run["successful_fiches"], run["failed_fiches"]) == (3, 1, 2)
+    ended = {"1000": ("successful", None), "1016": ("failed", "Run ended: operator: wrong day")}
+    results = world.results(run_id)
+    assert results.pop("1008")[1].startswith("Fiche not found in cache")
+    assert results == ended
+    stated = world.stated(schedule)
+    assert (stated["last_run_status"], stated["failed_runs"], stated["total_runs"]) == ("failed", 1, 1)
+    events = world.events(run_id, *ENDS)
+    assert [name for name, _ in events] == ["automation/failed", "automation.run.failed"]
+    assert events[1][1]["error"] == "wrong day"
+    assert told(query, run_id) == ["automation/failed"]
+    assert query("SELECT status FROM audits WHERE fiche_id = '1016'") == [("failed",)]
+    assert "Automation run failed" in world.logs(run_id)
+    # It was paid for: the audit is kept, and nothing else.
+    model.let.set()
+    await until(lambda: query("SELECT 1 FROM audits WHERE fiche_id = '1016' AND status = 'completed'"))
+    assert (world.run(run_id), world.stated(schedule)) == (run, stated)
+    assert {fiche: world.results(run_id)[fiche] for fiche in ended} == ended
+
+
+@pytest.mark.req("G-89", "G-82")
+async def test_transcriptions_of_a_run_that_was_ended_go_on_and_end_by_themselves(troubled, query):
+    speech = Deaf("transcribe")
+    world = await troubled(deaf_speech=speech, transcription_poll=timedelta(seconds=30))
+    run_id = await world.trigger(await world.schedule("1000"))
+    await speech.asked.wait()
+    assert await world.kit.end_run(run_id, "wrong day")
+    over = "SELECT status FROM dbos.workflow_status WHERE workflow_uuid LIKE 'default/automation-schedule-%%'"
+    await until(lambda: query(over) == [("SUCCESS",)])
+    child = "SELECT status FROM runs WHERE parent_run_id = %s"
+    assert query(child, run_id) == [("running",)]
+    speech.let.set()
+    await until(lambda: query(child, run_id) == [("completed",)])
+    assert world.results(run_id) == {"1000": ("failed", "Run ended: operator: wrong day")}
+    assert world.run(run_id)["transcriptions_run"] == 0, "none of it was there when the run ended"
+
+
+@pytest.mark.req("G-89", "G-26")
+async def test_a_story_that_has_not_heard_of_the_end_starts_nothing_more(troubled, connection, query):
+    """The replica that leads it was away for a moment: each of its next steps finds the run ended."""
+    world = await troubled(kit={"roles": frozenset({"api"})})
+    await world.config()
+    await save(connection, ("1000", details(call("1000-1"))))
+    run = await load_run(connection, await world.trigger(await world.schedule("1000")))
+    await snapshot.make(connection, run)
+    await selecting.select(connection, run)
+    assert await filtering.decide(connection, run, None) == (1, 0)
+    waits = replace(world.flow.stage("fetch"), name="transcribe")
+    await open_units(connection, run, waits)
+    assert await story._resolve(connection, run) == 1
+    assert await world.kit.end_run(run.id, "wrong day")
+    transcripts = Transcripts(world.kit.flow("transcription"), Config(), 1)
+    before = query("SELECT count(*) FROM runs")
+    assert await transcripts.dispatch(connection, run, timedelta(minutes=15)) == 0
+    with pytest.raises(RunEnded):  # of which it had looked up before the end
+        await transcripts._start(connection, run, ["1000"], "normal", 0)
+    with pytest.raises(RunEnded):
+        await story._audits(connection, run)
+    with pytest.raises(RunEnded):
+        await open_units(connection, run, replace(waits, name="other"))
+    assert (query("SELECT count(*) FROM runs"), query("SELECT count(*) FROM audits")) == (before, [(0,)])
+
+
+@pytest.mark.req("AUT-136", "AUT-93")
+def test_how_long_a_run_may_take_follows_from_the_knobs(monkeypatch):
+    assert timedelta(minutes=70) == LIMIT
+    assert bootstrap.automation_config(settings.Settings()).longest == LIMIT
+    monkeypatch.setenv("AUTOMATION_AUDIT_MAX_WAIT_MS", str(60 * 60_000))
+    monkeypatch.setenv("AUTOMATION_SCHEDULER_STALE_GRACE_MS", "0")
+    known = settings.Settings()
+    assert bootstrap.automation_config(known).longest == timedelta(minutes=85)
+    (flow,) = (flow for flow in bootstrap.load_flows(known) if flow.name == "automation")
+    assert flow.stale_after == timedelta(minutes=85)
+
+
+@pytest.mark.req("AUT-137", "AUT-138", "AUT-205", "AUT-136", "G-26", "G-89", "ENG-93")
+async def test_a_run_that_nobody_leads_is_ended_as_stale_and_its_schedule_is_free(troubled, connection, query):
+    face = await troubled(kit={"roles": frozenset({"api"})})
+    old = await face.schedule("1000", webhook_url=WEBHOOK)
+    young = await face.schedule("1000")
+    stale, fresh = await face.trigger(old), await face.trigger(young)
+    # As if a replica had begun them, and been lost without a trace.
+    for run_id in (stale, fresh):
+        run = await load_run(connection, run_id)
+        await snapshot.make(connection, run)
+        await selecting.select(connection, run)
+    query(BEGUN, LIMIT + timedelta(minutes=1), stale)
+    query(BEGUN, LIMIT - timedelta(minutes=1), fresh)
+    world = await troubled()
+    run = await world.ended(stale)
+    assert (run["status"], run["end_cause"], run["error_code"]) == ("failed", "stale", "STALE")
+    assert "longer than the 1:10:00" in run["error_message"]
+    assert world.results(stale)["1000"][1].startswith("Run ended: stale: running for 1:11:")
+    errors = query("SELECT message FROM automation_logs WHERE run_id = %s AND level = 'error' ORDER BY id", stale)
+    assert errors == [("running -> failed",), ("Automation run failed",)]
+    stated = world.stated(old)
+    assert (stated["last_run_status"], stated["failed_runs"]) == ("failed", 1)
+    assert [name for name, _ in world.events(stale, *ENDS)] == ["automation/failed", "automation.run.failed"]
+    assert told(query, stale) == ["automation/failed"]
+    assert world.run(fresh)["completed_at"] is None
+    # Free: the next run of it holds it.
+    again = await world.trigger(old)
+    assert world.stated(old)["holding_run_id"] == again
+
+
+@pytest.mark.req("G-26", "AUT-136", "AUT-137")
+async def test_a_run_that_is_led_is_overdue_first_and_gets_twice_the_time(troubled, sandbox, query):
+    world, schedule, run_id, _ = await at_audits(troubled, sandbox, query)
+
+    async def sweep_at(age):
+        query("UPDATE runs SET started_at = ecluse_now() - %s::interval WHERE id = %s", age, run_id)
+        query(SWEEP)
+
+    overdue = "SELECT level FROM automation_logs WHERE run_id = %s AND message = 'overdue: still being led'"
+    await sweep_at(LIMIT + timedelta(minutes=1))
+    await until(lambda: query(overdue, run_id) == [("warning",)])
+    await sweep_at(2 * LIMIT - timedelta(minutes=1))
+    assert world.stated(schedule)["last_run_status"] == "running"
+    await sweep_at(2 * LIMIT + timedelta(minutes=1))
+    run = await world.ended(run_id)
+    assert (run["status"], run["end_cause"]) == ("failed", "stale")
+    assert world.stated(schedule)["last_run_status"] == "failed"
+    assert world.results(run_id)["1000"] == ("successful", None)
+
+
+@pytest.mark.req("AUT-139")
+async def test_one_that_cannot_be_reconciled_keeps_nobody_else(troubled, connection, query):
+    face = await troubled(kit={"roles": frozenset({"api"})})
+    schedules = [await face.schedule("1000"), await face.schedule("1000")]
+    runs = [await face.trigger(schedule) for schedule in schedules]
+    for run_id in runs:
+        query(BEGUN, LIMIT + timedelta(minutes=10), run_id)
+    query(
+        "CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'cannot be written'; END $$;"
+        f" CREATE TRIGGER broken BEFORE UPDATE ON automation_settings FOR EACH ROW WHEN (old.id = {schedules[0]})"
+        " EXECUTE FUNCTION broken()"
+    )
+    world = await troubled()
+    assert (await world.ended(runs[1]))["end_cause"] == "stale"
+    assert world.run(runs[0])["completed_at"] is None
+    query("DROP TRIGGER broken ON automation_settings")
+    query(SWEEP)
+    assert (await world.ended(runs[0]))["end_cause"] == "stale"
+    assert not world.kit.broken.is_set()
