@@ -135,7 +135,7 @@ async def watch(session: aiohttp.ClientSession, run_id: str, fiches: int) -> lis
         began = time.perf_counter()
         run = await ask(session, "GET", f"/api/automation/runs/{run_id}")
         took.append((time.perf_counter() - began) * 1000)
-        if run["ended_at"]:
+        if run["completed_at"]:
             assert run["status"] == "completed", run
             assert run["successful_fiches"] == fiches, run
             return took

@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from structlog.testing import capture_logs
 
 from ecluse.base.errors import SetUpError
+from ecluse.db import connect
 from ecluse.db import listen as listening
 from ecluse.db.connect import LIBPQ, check, normalise, pool
 from ecluse.db.listen import listen
@@ -212,10 +213,26 @@ async def test_the_pool_heals_after_its_connections_were_killed(dsn, query):
                 return int(row[0])
 
         before = set(await asyncio.gather(*(backend(0.1) for _ in range(3))))
-        assert query("SELECT count(*) FROM unnest(%s::int[]) pid WHERE pg_terminate_backend(pid)", [*before]) == [(3,)]
+        gone = "SELECT count(*) FROM unnest(%s::int[]) pid WHERE pg_terminate_backend(pid, 30000)"
+        assert query(gone, [*before]) == [(3,)]
         after = set(await asyncio.gather(*(backend() for _ in range(12))))
     assert after
     assert not after & before
+
+
+@pytest.mark.parametrize(("recent", "doubted", "asked"), [(60, False, "SELECT 42"), (60, True, ""), (0, False, "")])
+async def test_only_a_connection_that_was_idle_for_a_while_or_is_in_doubt_is_asked_whether_it_lives(
+    dsn, query, monkeypatch, recent, doubted, asked
+):
+    monkeypatch.setattr(connect, "RECENT_SECONDS", recent)
+    async with opened(dsn, size=1) as connections:
+        async with connections.connection() as connection:
+            await connection.execute("SELECT 42")
+        if doubted:
+            connect.doubt_all()
+        async with connections.connection() as connection:
+            last = "SELECT query FROM pg_stat_activity WHERE pid = %s"
+            assert query(last, connection.info.backend_pid) == [(asked,)]
 
 
 class Heard:

@@ -33,6 +33,9 @@ def test_a_lock_token_is_shortened_and_harmless_names_are_shown():
     ("text", "left"),
     [
         ("key ecl_live_0123456789 refused", "key ecl_*** refused"),
+        ("ECL_LIVE_0123456789", "ECL_***"),
+        ("sent with bearer abcdef", "sent with bearer ***"),
+        ("sent with Basic abcdef", "sent with Basic ***"),
         ("Authorization: Bearer eyJhbGciOi.abc", "Authorization: Bearer ***"),
         ("postgresql://bob:hunter2@db/x", "postgresql://***@db/x"),
         ("postgresql://bob:p@ss:w@db/x", "postgresql://***@db/x"),

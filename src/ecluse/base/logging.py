@@ -140,4 +140,4 @@ def harmless(text: str) -> str:
     """Nothing that moves a terminal's cursor, and nothing that looks like the head of a line."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
-    return PREFIX.sub(r"\\u005b", text)
+    return PREFIX.sub(r"\\u005b", text) if "[" in text else text

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import select
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -35,6 +38,8 @@ SESSION = (
     " -c client_connection_check_interval=5s -c timezone=UTC"
 )
 GIVE_IT = "Give it as postgresql://user:password@host:5432/database, or unset it to use the embedded PostgreSQL."
+
+RECENT_SECONDS = 1.0
 
 # Conditions that pass: connection, read-only or idle session, conflict, resources, lock, operator.
 PASSING = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57")
@@ -115,16 +120,39 @@ async def set_up_session(connection: Connection) -> None:
     await connection.set_autocommit(True)
 
 
+_asked_for_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+
+
+def doubt_all() -> None:
+    """For whoever has lost a connection: the others are asked before they are handed out."""
+    _asked_for_at.clear()
+
+
+async def _still_lives(connection: Connection) -> None:
+    """One that was handed out a moment ago is not asked: it would not have come back if its server had gone. Whatever
+    has come in since, a farewell or the end, is a reason to ask."""
+    now = time.monotonic()
+    recent = now - _asked_for_at.get(connection, now - RECENT_SECONDS) < RECENT_SECONDS
+    if not recent or _something_came_in(connection):
+        await AsyncConnectionPool.check_connection(connection)
+    _asked_for_at[connection] = now
+
+
+def _something_came_in(connection: Connection) -> bool:
+    watch = select.poll()
+    watch.register(connection.fileno(), select.POLLIN)
+    return bool(watch.poll(0))
+
+
 def pool(dsn: str, *, size: int, extra_options: str = "", checked: bool = True) -> Pool:
     """Autocommit connections: a single statement is its own transaction, several take `connection.transaction()`.
-    A `checked` connection is asked whether it still lives before it is handed out; whoever repeats what failed need not
-    pay that round trip."""
+    A `checked` connection is known to live when it is handed out; whoever repeats what failed need not pay for that."""
     return AsyncConnectionPool(
         dsn,
         connection_class=Connection,
         kwargs={"options": session_options(dsn, extra_options)},
         configure=set_up_session,
-        check=AsyncConnectionPool.check_connection if checked else None,
+        check=_still_lives if checked else None,
         min_size=1,
         max_size=size,
         # Short, both of them: the pool tries again at growing intervals within one, callers wait for the other; whoever

@@ -13,7 +13,7 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from ecluse.base.errors import EcluseError
-from ecluse.db.connect import Connection, Pool, is_away
+from ecluse.db.connect import Connection, Pool, doubt_all, is_away
 
 R = TypeVar("R")
 READ_SECONDS = 5
@@ -40,5 +40,6 @@ class Reads:
         except psycopg.Error as error:
             if isinstance(error, PoolTimeout) or not is_away(error) or (error.sqlstate or "").startswith(TOO_MUCH):
                 raise
+        doubt_all()
         async with self._checked.connection() as connection:
             return await ask(connection)

@@ -7,7 +7,7 @@ reader that sees one of them has seen all before it. Write at the end of a trans
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -78,7 +78,7 @@ TELL = f"WITH r AS (SELECT * FROM runs WHERE id = ANY(%(runs)s)), {OF_RUNS}{WRIT
 async def write(connection: Connection, events: Sequence[Event]) -> None:
     """In the caller's transaction."""
     if events:
-        rows = [{"place": place, **asdict(event)} for place, event in enumerate(events)]
+        rows = [{"place": place, **vars(event)} for place, event in enumerate(events)]
         await connection.execute(WRITE, (to_json(rows).decode(),))
 
 

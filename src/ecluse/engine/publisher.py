@@ -82,11 +82,14 @@ class Publisher:
     async def _publish(self, own: Connection) -> None:
         self.hint.clear()
         events = [PublishedEvent(*row) for row in await _ask(own, READ)]
-        if not events:
+        if events:
+            await self._publish_all(own, events)
+        if len(events) < BATCH:  # whatever was written since then has said so
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
                     await self.hint.wait()
-            return
+
+    async def _publish_all(self, own: Connection, events: Sequence[PublishedEvent]) -> None:
         telling = asyncio.create_task(self._tell(events))
         try:
             while not (await asyncio.wait([telling], timeout=BEAT_SECONDS))[0]:

@@ -1,8 +1,5 @@
 """The work loop: claim what there are hands for, call with no transaction open, decide, hand the result to the
-committer. NOTIFY wakes it, a slow poll is the fallback.
-
-Work is claimed a tenth of a second ahead, by the pace measured, so that fast items come in large batches while slow
-ones stay available to other replicas until there is a hand for them.
+committer. NOTIFY wakes it, a slow poll is the fallback; `pace.py` says when to claim how much.
 """
 
 from __future__ import annotations
@@ -26,20 +23,18 @@ from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import claim, closing, finishing, news
 from ecluse.engine.claim import AHEAD_SECONDS, ALONE, SHARE_OF_SUSPECTS, SUSPECTS_SECONDS, Claimant, Taken
-from ecluse.engine.committer import LARGEST_BATCH, Committer, Finish
+from ecluse.engine.committer import Committer, Finish
 from ecluse.engine.effects import LATER, Ended, Fenced, Performer
 from ecluse.engine.finishing import TOO_MANY_CRASHES, later
 from ecluse.engine.flow import Done, Flow, Ignored, Item, Postponed, Result, Stage, Tell, WorkContext, Write
 from ecluse.engine.hands import Hand, Hands
 from ecluse.engine.lanes import Closed, Lanes
+from ecluse.engine.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
 from ecluse.engine.paying import Paying
 
 log = structlog.get_logger(__name__)
 
-POLL_SECONDS = 1.0
 FLUSH_SECONDS = 3.0  # at a stop: a database that is away must not keep us
-BUSY_POLL_SECONDS = 0.05
-PACE_SECONDS = 0.03  # over which the pace is measured
 # A lane with a rate gives permits for a tenth of a second at a time: while it does, ask more often; a slow one has its
 # next permit at an instant that we know.
 PACED_SECONDS = 2.0
@@ -77,6 +72,7 @@ class Worker:
         self._clock = clock
         self._chance = chance
         self._wake = asyncio.Event()
+        self._pace = Pace(hands)
         self._alarm = Alarm(self.wake)
         self.hands = Hands(hands, self._execute, empty=self._wake.set, died=died)
         self.committer = Committer(
@@ -98,6 +94,8 @@ class Worker:
         self._closing: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
+        """There may be something new."""
+        self._pace.heard()
         self._wake.set()
 
     def _lanes_changed(self) -> None:
@@ -109,21 +107,14 @@ class Worker:
     async def run(self) -> None:
         """Until cancelled. What is in hand then is finished or handed back by `drain`."""
         self.hands.start()
-        measured_at, finished, pace = self._clock.monotonic(), 0, 0.0
         while True:
             now = self._clock.monotonic()
-            if now - measured_at >= PACE_SECONDS:
-                pace = (self.hands.finished - finished) / (now - measured_at)
-                finished, measured_at = self.hands.finished, now
-            capacity = min(self.hands.count + int(pace * AHEAD_SECONDS), LARGEST_BATCH)
-            room = capacity - self.hands.busy - len(self.hands.ready) - self.committer.backlog
-            # Worth a claim: what would come free anyway until the next look, and at most a quarter of what we can hold.
-            worth = max(1, min(capacity // 4, int(pace * BUSY_POLL_SECONDS)))
+            self._pace.measure(now, self.hands.finished)
+            room = self._pace.capacity - self.hands.busy - len(self.hands.ready) - self.committer.backlog
             self._wake.clear()
-            got = await self._claim(room) if room >= worth or self.hands.busy == 0 < room else None
-            if got is None:
-                await self._sleep(BUSY_POLL_SECONDS)
-            elif got == 0:
+            if (pause := self._pace.pause(now, room, self.hands.busy)) > 0:
+                await self._sleep(pause)
+            elif await self._claim(room) == 0:
                 await self._sleep(BUSY_POLL_SECONDS if now < self._paced_until else POLL_SECONDS)
 
     @property
@@ -163,6 +154,7 @@ class Worker:
 
     async def _claim(self, room: int) -> int:
         taken: list[Taken] = []
+        self._pace.claiming(self._clock.monotonic())
         try:
             async with self._work_pool.connection() as connection:
                 if self._unsure:
@@ -189,6 +181,7 @@ class Worker:
                 else:
                     self._wake_at(one.start_at + timedelta(seconds=spacing - AHEAD_SECONDS / 2))
         self.hands.give(taken)
+        self._pace.claimed(room, len(taken))
         return len(taken)
 
     async def _choose(self, connection: Connection, room: int) -> list[Taken]:
@@ -212,6 +205,8 @@ class Worker:
 
     async def _claim_from(self, connection: Connection, who: Claimant, room: int) -> list[Taken]:
         free, capped = self._lanes.free, self._lanes.capped
+        now, clean = self._clock.monotonic(), who == self._who
+        free = [] if clean and self._pace.is_dry(now) else free
         taken: list[Taken] = []
         # Where caps hold, only what there is a hand for right now; and half of it, if others wait as well.
         now_free = min(room, self.hands.count - self.hands.busy - len(self.hands.ready))
@@ -219,7 +214,10 @@ class Worker:
         if capped and capped_room > 0:
             taken += await claim.claim_capped(connection, who, capped, capped_room)
         if free and len(taken) < room:
-            taken += await claim.claim_free(connection, who, free, room - len(taken))
+            found = await claim.claim_free(connection, who, free, room - len(taken))
+            if clean and not found:
+                self._pace.found_dry(now)
+            taken += found
         return taken
 
     def _known_claims(self) -> list[int]:
@@ -314,6 +312,8 @@ class Worker:
         for finish in batch:
             if finish.due_at is not None:
                 self._wake_at(finish.due_at)
+            elif finish.status == "open":
+                self._pace.heard()
         self._forget(batch)
         self._over += over
         # One at a time: what becomes complete meanwhile is gathered, and closed together.
@@ -323,7 +323,8 @@ class Worker:
     def _wake_at(self, instant: datetime) -> None:
         self._alarm.set((instant - self._clock.now()).total_seconds())
 
-    def _forget(self, ended: Iterable[Taken | Finish]) -> None:
+    def _forget(self, ended: Sequence[Taken | Finish]) -> None:
+        self._pace.ended(len(ended))
         for one in ended:
             if self._performer.phase:
                 self._performer.phase.pop(one.held, None)
@@ -334,7 +335,7 @@ class Worker:
             if self._in_hand[pair] == 0:
                 del self._in_hand[pair]
                 self._to_close.add(pair)
-        self.wake()
+        self._wake.set()
 
     async def _close(self) -> None:
         while self._to_close or self._over:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -54,7 +54,7 @@ def day_id(fiche_id: str, day: date) -> str:
 def speech_key(call_id: str, url: str, wanted: Speech) -> bytes:
     """What was paid for: signatures in the query change with every fetch, the recording does not."""
     parts = urlsplit(url.strip())
-    said = [call_id, parts.scheme, parts.netloc, parts.path, asdict(wanted)]
+    said = [call_id, parts.scheme, parts.netloc, parts.path, vars(wanted)]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 
 
