@@ -6,6 +6,7 @@ import time
 import urllib.request
 
 import psycopg
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 FLOW = "hello_flow:FLOW"
@@ -32,6 +33,7 @@ def scrape_until(server, good, seconds=40.0):
     return found
 
 
+@pytest.mark.req("AUT-95")
 def test_a_server_tells_what_it_has_done_and_what_is_waiting(serve, ecluse, query, sandbox):
     server = serve("--flow", FLOW, PRICE_LIST_URL=f"{sandbox.url}/price-list")
     server.wait_until_ready()
@@ -57,7 +59,12 @@ def test_a_server_tells_what_it_has_done_and_what_is_waiting(serve, ecluse, quer
     assert finished["hello", "read", "succeeded"] == 18
     assert finished["hello", "read", "failed"] == 1
     assert sum(finished.values()) == 20
+    # What slows a run down: a vendor that is slow, fails or throttles; how often gates read; what nobody has taken up.
     assert after["ecluse_vendor_errors_total"]["UNAUTHORIZED", "hello", "read"] >= 1
+    assert after["ecluse_calls_total"]["hello", "read"] >= 20
+    assert after["ecluse_call_seconds_total"]["hello", "read"] > 0
+    assert after["ecluse_gate_looks_total"]["hello", "read"] >= 1
+    assert set(after["ecluse_items_waiting"].values()) == {0}
 
 
 def test_requests_are_counted_by_route_and_not_by_path(serve):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from ecluse.base.errors import SetUpError
+from ecluse.bootstrap import automation_config
+from ecluse.engine.ticks import TICK_SECONDS
 from ecluse.settings import Settings, load
 
 DEFAULTS = {
@@ -225,6 +228,17 @@ def test_an_empty_variable_counts_as_unset(given):
     with capture_logs() as lines:
         assert given(**dict.fromkeys(DEFAULTS, "")).model_dump() == DEFAULTS
     assert lines == []
+
+
+@pytest.mark.req("AUT-19", "AUT-91", "AUT-92", "AUT-93")
+def test_the_scheduler_looks_every_second_whatever_its_cron_says(given):
+    """More often than each minute, the default of a knob that is read and has no effect."""
+    used = given(AUTOMATION_SCHEDULER_WINDOW_MINUTES="1", AUTOMATION_SCHEDULER_CRON="*/7 * * * *")
+    assert (used.AUTOMATION_SCHEDULER_CRON, used.AUTOMATION_SCHEDULER_WINDOW_MINUTES) == ("*/7 * * * *", 5)
+    assert Settings.model_fields["AUTOMATION_SCHEDULER_CRON"].description.startswith("No effect, because")
+    assert timedelta(seconds=TICK_SECONDS) < timedelta(minutes=1)
+    assert automation_config(given()).longest == timedelta(minutes=10 + 15 + 30 + 15)
+    assert automation_config(given(AUTOMATION_SCHEDULER_STALE_GRACE_MS="0")).longest == timedelta(minutes=55)
 
 
 def test_unknown_variables_and_other_spellings_are_ignored(given):

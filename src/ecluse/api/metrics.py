@@ -44,10 +44,13 @@ SHARED = {
     "schedules_overdue": ([], "Schedules with a due instant more than a minute ago that nobody has decided on."),
 }
 # Of this process, since it started.
-OWN: dict[str, tuple[list[str], str, Mapping[Any, int]]] = {
+OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
     "runs_ended": (["flow", "state"], "Runs that this process ended.", counts.runs_ended),
     "items_finished": (["flow", "stage", "status"], "Items whose end this process stored.", counts.items_finished),
     "vendor_errors": (["flow", "stage", "code"], "Calls that a vendor refused or lost.", counts.vendor_errors),
+    "calls": (["flow", "stage"], "Executions of items, whatever came of them.", counts.calls),
+    "call_seconds": (["flow", "stage"], "What those took together; by `calls`, the latency.", counts.call_seconds),
+    "gate_looks": (["flow", "stage"], "How often gates read how far their stage is.", counts.gate_looks),
 }
 
 

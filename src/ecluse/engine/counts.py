@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 runs_ended: Counter[tuple[str, str]] = Counter()  # flow, state
 items_finished: Counter[tuple[str, str, str]] = Counter()  # flow, stage, status
 vendor_errors: Counter[tuple[str, str, str]] = Counter()  # flow, stage, code
+calls: Counter[tuple[str, str]] = Counter()  # flow, stage
+call_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)  # of those calls together
+gate_looks: Counter[tuple[str, str]] = Counter()  # flow, stage
+
+
+@contextmanager
+def timed(flow: str, stage: str) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        calls[flow, stage] += 1
+        call_seconds[flow, stage] += time.monotonic() - began

@@ -1,6 +1,5 @@
 """The work loop: claim what there are hands for, call with no transaction open, decide, hand the result to the
-committer. NOTIFY wakes it, a slow poll is the fallback; `pace.py` says when to claim how much.
-"""
+committer. NOTIFY wakes it, a slow poll is the fallback; `pace.py` says when to claim how much."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import claim, closing, finishing, news
+from ecluse.engine import claim, closing, counts, finishing, news
 from ecluse.engine.claim import AHEAD_SECONDS, ALONE, SHARE_OF_SUSPECTS, SUSPECTS_SECONDS, Claimant, Taken
 from ecluse.engine.committer import Committer, Finish
 from ecluse.engine.effects import LATER, Ended, Fenced, Performer
@@ -246,7 +245,8 @@ class Worker:
                 finish = later(stage, taken)
             else:
                 hand.deadline = asyncio.get_running_loop().time() + limit
-                finish = await self._try(stage, taken)
+                with counts.timed(taken.item.flow, stage.name):
+                    finish = await self._try(stage, taken)
         except Closed:
             finish = later(stage, taken)
         except asyncio.CancelledError as error:
