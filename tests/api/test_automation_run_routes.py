@@ -77,7 +77,7 @@ def test_a_trigger_answers_with_the_run_there_is_to_look_at(shared_api, shared_d
         schedule,
         started.event_ids[0],
     )
-    assert run.event_id.startswith(f"automation-schedule-{schedule}-manual-")
+    assert run.event_id.startswith("automation-manual-")
     (told,) = ask(
         shared_dsn,
         "SELECT payload FROM events_outbox WHERE event_type = 'automation/run' AND event_key = %s",

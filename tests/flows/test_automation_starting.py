@@ -29,7 +29,7 @@ async def test_a_run_and_the_event_that_says_so_are_there_together(connection, o
     override = Override.model_validate({"mode": "manual", "ficheIds": "7 8", "maxFiches": None})
     started = await start(connection, FLOW, "default", schedule["id"], override, correlation_id="me")
     run, given = started.run, {"mode": "manual", "fiche_ids": ["7", "8"], "max_fiches": None}
-    assert run.event_key.startswith(f"automation-schedule-{schedule['id']}-manual-")
+    assert run.event_key.startswith("automation-manual-")
     assert one("SELECT schedule_id, correlation_id, parent_run_id, input->'override_fiche_selection' FROM runs") == (
         schedule["id"], "me", None, given,
     )  # fmt: skip

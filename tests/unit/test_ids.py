@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import uuid
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecluse.base.ids import item_event_id, replica_id, retry_id, workflow_id
+from ecluse.base.ids import item_event_id, replica_id, retry_id, uuid7, workflow_id
 from ecluse.engine.flow import Item
 
 TEXT = st.text(min_size=1, max_size=8)
@@ -55,3 +56,11 @@ def test_a_replica_names_its_host_and_process_and_no_start_twice() -> None:
     names = [replica_id() for _ in range(50)]
     assert all(name.startswith(f"{socket.gethostname()}-{os.getpid()}-") for name in names)
     assert all(one != other for one, other in pairwise(sorted(names)))
+
+
+@pytest.mark.req("G-81")
+def test_a_drawn_name_is_a_uuid_in_the_order_of_time() -> None:
+    drawn = [uuid7(1_772_445_600_000 + n // 10) for n in range(1_000)]
+    assert {(one.version, one.variant) for one in drawn} == {(7, uuid.RFC_4122)}
+    assert len(set(drawn)) == 1_000
+    assert [one.int >> 80 for one in drawn] == [1_772_445_600_000 + n // 10 for n in range(1_000)]

@@ -36,7 +36,7 @@ class Trigger(EitherSpelling):
 class Triggered(Shape):
     success: Literal[True]
     run_id: Id
-    event_ids: list[str] = Field(examples=[["automation-schedule-7-manual-5f0c…"]])
+    event_ids: list[str] = Field(examples=[["automation-manual-019a8f3c-…"]])
     warnings: list[str] = Field(description="What can be told beforehand: fiches left out, waits that are too short.")
 
 

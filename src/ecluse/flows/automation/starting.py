@@ -5,11 +5,13 @@ Everything is checked before there is a run: a schedule that is unknown or off s
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
+from ecluse.base.ids import uuid7
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, Start, Started, fire_by_hand, load_schedule, write_events
 from ecluse.flows.automation import telling
@@ -112,8 +114,9 @@ async def _fire(
         given = override.model_dump(mode="json", exclude_unset=True)
 
     def named(start: Start) -> Start:
-        named = replace(start, parent_run_id=how.parent_run_id, correlation_id=how.correlation_id, again=how.again)
-        return replace(named, event_key=how.event_key) if how.event_key else named
+        key = how.event_key or f"automation-manual-{uuid7(time.time_ns() // 1_000_000)}"
+        link = {"parent_run_id": how.parent_run_id, "correlation_id": how.correlation_id, "again": how.again}
+        return replace(start, event_key=key, **link)  # type: ignore[arg-type]
 
     wanted = {"override_fiche_selection": given}
     started = await fire_by_hand(connection, tenant, schedule_id, flow, input=wanted, start=named)
