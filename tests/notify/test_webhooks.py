@@ -178,6 +178,21 @@ async def test_a_flow_may_tell_somebody_directly_once_per_recipient(start_world)
     assert "webhook-signature" not in one.got[0].headers
 
 
+@pytest.mark.req("G-43")
+async def test_whom_a_flow_tells_directly_is_tried_three_times(start_world, query):
+    async with receiving(500) as receiver:
+        world = await start_world()
+        about = Event("default", "run-7-end", "test/completed", "run:7", {"run_id": "7"}, correlation_id="c")
+        async with world.kit.pool.connection() as connection, connection.transaction():
+            await notify(connection, [Recipient("webhook", receiver.url)], about)
+        for tried in (1, 2):
+            await until(lambda tried=tried: query("SELECT executions FROM items WHERE claim_id IS NULL") == [(tried,)])
+            query("UPDATE items SET due_at = ecluse_now()")
+            query("SELECT pg_notify('ecluse_work', '')")
+        assert await world.settled() == [("failed", "VENDOR_ERROR_500")]
+        assert len(receiver.got) == 3
+
+
 async def test_receivers_that_hang_do_not_keep_others_waiting(start_world):
     async with receiving(-1) as dead, receiving() as alive:
         world = await start_world(webhook_timeout=60.0)

@@ -135,7 +135,11 @@ async def deliver(connection: Connection, tellings: Sequence[Telling], *, again:
             FLOW,
             one.key,
             tenant_id=one.tenant_id,
-            input={"kind": one.kind, "to": str(one.endpoint_id or shown_to(one.kind, one.recipient))[:200]},
+            input={
+                "kind": one.kind,
+                "to": str(one.endpoint_id or shown_to(one.kind, one.recipient))[:200],
+                "lasting": one.endpoint_id is not None,
+            },
             again=again,
         )
         for one in tellings

@@ -30,6 +30,7 @@ PER_RECEIVER = 4
 class Input(BaseModel):
     kind: Literal["webhook", "mail"]
     to: str  # who waits behind whom: the endpoint, or the recipient
+    lasting: bool = True  # tried for a day, because an endpoint was made for that
 
 
 WEBHOOK = Stage(
@@ -50,10 +51,18 @@ MAIL = Stage(
 )
 
 
+# Of those whom one schedule names: whoever did not hear of its run after three tries looks at the run.
+BRIEF = tuple(
+    replace(stage, name=f"{stage.name}-of-schedule", retry=replace(RETRY, executions=3)) for stage in (WEBHOOK, MAIL)
+)
+
+
 async def begin(connection: Connection, runs: Sequence[Run]) -> None:
     await begin_runs(connection, FLOW, runs)
-    for stage in (WEBHOOK, MAIL):
-        mine = [run for run in runs if run.input["kind"] == stage.name]
+    for stage in FLOW.stages:
+        mine = [
+            run for run in runs if stage.name == run.input["kind"] + ("" if run.input["lasting"] else "-of-schedule")
+        ]
         if mine:
             await open_stage(connection, stage, [(run, [_message(run.input["to"])]) for run in mine], select=True)
 
@@ -63,7 +72,7 @@ def _message(to: str) -> NewItem:
     return NewItem("message", target=masked(to), group=to)
 
 
-FLOW = Flow(FLOW_NAME, (WEBHOOK, MAIL), story=None, input=Input, begin=begin)
+FLOW = Flow(FLOW_NAME, (WEBHOOK, MAIL, *BRIEF), story=None, input=Input, begin=begin)
 
 
 def working(setup: Setup) -> Flow:
