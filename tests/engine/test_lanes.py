@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
@@ -350,3 +351,14 @@ async def test_an_unknown_lane_is_named_beside_the_known_ones(start_kit):
     kit = await start_kit(flow(stage(lane=Lane("vendor"))))
     with pytest.raises(NotFound, match=r"no lane 'vndor' \(known: vendor\)"):
         await say(kit, pause_lane, "vndor", reason="x", by="test")
+
+
+async def test_a_replica_starts_while_another_sleeps_in_the_middle_of_a_claim(board, dsn, query):
+    """It may sleep for longer than anybody waits for a lock."""
+    lane = Lane("vendor", max_in_flight=7, per_second=2.0)
+    await Lanes(board.pool, [flow(stage(lane=lane))], Clock()).put()
+    async with await psycopg.AsyncConnection.connect(dsn) as sleeper:
+        await sleeper.execute("SELECT 1 FROM lanes FOR NO KEY UPDATE")
+        await Lanes(board.pool, [flow(stage(lane=lane))], Clock()).put()
+    await Lanes(board.pool, [flow(stage(lane=replace(lane, max_in_flight=8)))], Clock()).put()
+    assert query("SELECT max_in_flight, per_second FROM lanes WHERE name = 'vendor'") == [(8, 2.0)]

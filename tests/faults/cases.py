@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ecluse.base.crash import POINTS
 from tests.faults import measure
 from tests.faults.chaos import LYING, WRITES, Plan, play, slow
+from tests.faults.subjects import SUBJECTS, Subject
 from tests.faults.wire import bad_wire
-from tests.faults.world import QUICK_HEART, World
+from tests.faults.world import ENDED_SECONDS, QUICK_HEART, World
 
 FEW_HANDS = {"ECLUSE_HANDS": "6"}
 # The life of a replica in a storm: shorter than the silence after which it counts as dead.
@@ -35,6 +35,7 @@ class Case:
     alone: bool = False  # it measures: nothing else may use the machine
     checked: bool = True  # it ends as without the fault
     slow: bool = False
+    only: Literal["effect", "paid"] | None = None  # of subjects of this kind
 
 
 def killed_at(point: str) -> Case:
@@ -68,7 +69,8 @@ def all_killed_at_once(world: World) -> None:
 
 
 def random_kills(world: World) -> None:
-    report = play(world, Plan(kills=8, effects=150, targets=40, pause=(0.2, 1.2), freezes=1, seed=1), quiet=True)
+    plan = Plan(kills=8, effects=150, targets=world.subject.targets, pause=(0.2, 1.2), freezes=1, seed=1)
+    report = play(world, plan, quiet=True)
     assert not (problems := report.problems()), problems
 
 
@@ -239,8 +241,40 @@ def ended_by_operator(world: World) -> None:
     assert problems == [], f"{problems}\n{world.diagnosis()}"
 
 
+def ended_by_operator_while_paying(world: World) -> None:
+    """What was paid for by then is kept; nothing more is bought for the run itself."""
+    world.sandbox.set_faults([{**slow(0.6), "methods": WRITES}])
+    world.start_replicas(2, FEW_HANDS)
+    run = world.start_run(2 * world.subject.targets)
+    bought = "SELECT count(*) >= 2 FROM items WHERE run_id = %s AND target <> '' AND status = 'succeeded'"
+    world.wait_for(lambda: world.one(bought, run), "the run's last stage is under way", ENDED_SECONDS)
+    in_hand = world.one("SELECT coalesce(sum(in_flight), 0) FROM claims WHERE run_id = %s", run)
+    code, out, err = world.command("runs", "end", str(run), "--reason", "wrong day")
+    assert code == 0, out + err
+    ended_at = world.one("SELECT extract(epoch FROM ended_at)::float FROM runs WHERE id = %s", run)
+    row = world.ask("SELECT status, end_cause, selected, successful, failed FROM runs WHERE id = %s", run)[0]
+    assert (row["status"], row["end_cause"]) == ("failed", "operator"), row
+    assert row["successful"] >= 2
+    assert row["failed"] >= 1, "nothing was left to do: the case proves nothing"
+    reasons = world.ask("SELECT DISTINCT reason FROM outcomes WHERE run_id = %s AND outcome = 'failed'", run)
+    assert reasons == [{"reason": "Run ended: operator: wrong day"}]
+    before = world.ask("SELECT * FROM outcomes WHERE run_id = %s ORDER BY target", run)
+    assert in_hand, "no call was in flight: the case proves nothing"
+    time.sleep(1.5)  # longer than what was in flight takes
+    # Between the decision to call and the first byte on the wire there is no asking once more.
+    late = [
+        call for call in world.sandbox.ledger(kind="call") if call["method"] in WRITES and call["at"] > ended_at + 1
+    ]
+    assert late == [], f"{len(late)} calls began a second after the end"
+    assert world.ask("SELECT * FROM outcomes WHERE run_id = %s ORDER BY target", run) == before
+    world.wait_until_ended()
+    found = world.tally()
+    problems = [line for line in found.problems() if not line.startswith("false_outcomes")]
+    assert problems == [], f"{problems}\n{world.diagnosis()}"
+
+
 CASES: dict[str, Case] = {
-    **{f"killed {point}": killed_at(point) for point in POINTS},
+    **{f"killed {point}": killed_at(point) for point in dict.fromkeys(p for one in SUBJECTS for p in one.points)},
     "random kills": Case(random_kills),
     "all killed at once": Case(all_killed_at_once),
     "restart storm": Case(restart_storm, heart=STORM_HEART, alone=True),
@@ -252,5 +286,13 @@ CASES: dict[str, Case] = {
     "disk full": Case(disk_full, needs="small disk", heart={}),
     "database away for long": Case(restarted("fast", 35.0), needs="own server", heart={}, slow=True),
     "told to go": Case(told_to_go, alone=True),
-    "ended by the operator": Case(ended_by_operator, checked=False),
+    "ended by the operator": Case(ended_by_operator, checked=False, only="effect"),
+    "ended by the operator while paying": Case(ended_by_operator_while_paying, checked=False, only="paid"),
 }
+
+
+def fits(name: str, subject: Subject) -> bool:
+    """Whether the case says anything about the subject."""
+    return CASES[name].only in (None, subject.kind) and (
+        not name.startswith("killed ") or name == "killed connections" or name.removeprefix("killed ") in subject.points
+    )

@@ -173,8 +173,7 @@ class Chaos:
         if time.monotonic() < self._fed_at + FED_EVERY:
             return
         self._fed_at = time.monotonic()
-        ended = self.world.one("SELECT count(*) FROM runs WHERE ended_at IS NOT NULL")
-        if len(self.world.runs) - ended < self.plan.open_runs:
+        if len(self.world.runs) - self.world.ended() < self.plan.open_runs:
             self.world.start_run(self.plan.targets)
 
     def _kill(self) -> None:
@@ -217,8 +216,7 @@ class Chaos:
             self._wake()
             self._replace()
             self._say()
-            ended = self.world.one("SELECT count(*) FROM runs WHERE ended_at IS NOT NULL")
-            return not self._asleep and bool(ended == len(self.world.runs))
+            return not self._asleep and self.world.ended() == len(self.world.runs)
 
         self.world.wait_for(all_ended, f"{what} has ended", self.plan.patience)
 
@@ -249,13 +247,12 @@ class Chaos:
             return
         self._said_at = time.monotonic()
         row = self.world.ask(
-            "SELECT (SELECT count(*) FROM effects WHERE state = 'applied') AS applied,"
-            " (SELECT count(*) FROM runs WHERE ended_at IS NOT NULL) AS ended,"
-            " (SELECT count(*) FROM items WHERE status = 'open') AS open, (SELECT max(crashes) FROM items) AS crashes"
+            "SELECT count(*) FILTER (WHERE status = 'succeeded') AS done,"
+            " count(*) FILTER (WHERE status = 'open') AS open, max(crashes) AS crashes FROM items"
         )[0]
         sys.stderr.write(
             f"{time.monotonic() - self._began:5.0f} s  {self.report.kills} of {self.plan.kills} kills,"
-            f" {row['applied']} effects, {row['ended']} of {len(self.world.runs)} runs ended, {row['open']} items open,"
+            f" {self.world.ended()} of {len(self.world.runs)} runs ended, {row['done']} items done, {row['open']} open,"
             f" at most {row['crashes'] or 0} crashes of one\n"
         )
 

@@ -3,9 +3,17 @@ every fault case takes any subject, so that a new flow comes with one more entry
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
+
+from ecluse.base.crash import POINTS, POINTS_OF_AUTOMATION, after_step
+from ecluse.db.connect import Connection
+from ecluse.engine import Run, Start, announce, fire_by_hand, insert_run
+from ecluse.flows.audits import configs
+from ecluse.flows.automation import schedules
+from ecluse.flows.automation.plan import Plan
+from ecluse.vendors.guarded import GuardedHttp
 
 Entry = Mapping[str, Any]  # of the sandbox's ledger
 
@@ -18,15 +26,24 @@ def _all_successful(targets: int) -> dict[str, object]:
     return {"status": "completed", "selected": targets, "successful": targets, "failed": 0, "ignored": 0}
 
 
+async def _as_the_command_does(connection: Connection, start: Start) -> Run:
+    started = await insert_run(connection, start)
+    await announce(connection)
+    return started.run
+
+
 @dataclass(frozen=True)
 class Subject:
     name: str
-    flow: str  # as --flow takes it
+    flow: str  # as --flow takes it; one in the box goes by its name
     given: Callable[[Sequence[str]], dict[str, Any]]  # a run's input, for these targets
     target: Callable[[int], str]  # the name of the n-th
     environment: Callable[[str], dict[str, str]] = lambda _: {}  # from the sandbox's address
+    start: Callable[[Connection, Start], Awaitable[Run]] = _as_the_command_does
     targets: int = 40
-    vendor: str = ""  # its name in the ledger
+    points: Sequence[str] = POINTS  # at which a replica can be killed
+    vendor: str | None = None  # its name in the ledger; "": all of them
+    kind: Literal["effect", "paid"] = "effect"  # a payment may be made twice, if that it may have been is on record
     wanted: Callable[[str], frozenset[str]] = _nothing  # names of the effects that one target is to have at the vendor
     effect: Callable[[Entry], str] = lambda entry: str(entry["ref"])  # which of those names an effect's entry bears
     expected: Callable[[int], dict[str, object]] = _all_successful  # the run's row after a run without any fault
@@ -57,7 +74,89 @@ HELLO = Subject(
     effect=_article_effect,
 )
 
-SUBJECTS = (HELLO,)
+
+RECORDINGS = 8  # that a fiche of the sandbox may have, by its number
+
+
+async def _trigger(connection: Connection, start: Start) -> Run:
+    """A schedule over these fiches, one audit of each, and a run of it."""
+    if not await (await connection.execute("SELECT 1 FROM audit_configs")).fetchone():
+        steps = [{"name": "Consent", "criteria": "Is the customer told that the call is recorded?"}]
+        await configs.create(connection, start.tenant_id, {"name": "One", "steps": steps, "run_automatically": True})
+    selection = {"mode": "manual", "fiche_ids": start.input["fiche_ids"]} if start.input else {}
+    plan = {"name": start.event_key, "schedule_type": "MANUAL", "fiche_selection": selection}
+    schedule = await schedules.create(
+        connection, start.flow, start.tenant_id, Plan.model_validate(plan), secrets=None, guard=GuardedHttp(())
+    )
+
+    def named(given: Start) -> Start:
+        return replace(given, event_key=start.event_key)
+
+    return (await fire_by_hand(connection, start.tenant_id, schedule["id"], start.flow, input={}, start=named)).run
+
+
+def _calls_and_audits(fiche: str) -> frozenset[str]:
+    calls = {f"transcript of {fiche}-{n}" for n in range(1, int(fiche) % RECORDINGS + 2)}
+    return frozenset({*calls, f"audit of {fiche}"})
+
+
+def _bought(entry: Entry) -> str:
+    if entry["vendor"] == "elevenlabs":
+        return f"transcript of {entry['ref']}"
+    return f"audit of {entry['ref'].split('-')[3]}"  # automation-RUN-audit-FICHE-CONFIG
+
+
+def _all_vendors(url: str) -> dict[str, str]:
+    seconds = {
+        f"AUTOMATION_{gate}_POLL_INTERVAL_SECONDS": "0.5" for gate in ("FICHE_DETAILS", "TRANSCRIPTION", "AUDIT")
+    }
+    return {
+        **seconds,
+        "CRM_BASE_URL": f"{url}/crm",
+        "CRM_API_KEY": "key",
+        "ELEVENLABS_BASE_URL": f"{url}/elevenlabs",
+        "ELEVENLABS_API_KEY": "key",
+        "LLM_BASE_URL": f"{url}/llm/v1",
+        "LLM_API_KEY": "key",
+        "LLM_MODEL": "sandbox",
+        "AUTOMATION_SEND_EVENT_CHUNK_SIZE": "4",
+        "TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE": "60000",
+        "TRANSCRIPTION_RECORDING_WORKER_CONCURRENCY": "60",
+        "TRANSCRIPTION_ELEVENLABS_BACKOFF_BASE_SECONDS": "0.2",
+        "LLM_CONCURRENCY": "40",
+    }
+
+
+STEPS = (
+    "load-schedule",
+    "select-fiches",
+    "fan-out-fetch",
+    "filter-fiches",
+    "open-transcribe",
+    "dispatch-transcriptions",
+    "settle-transcriptions",
+    "resolve-audit-configs",
+    "fan-out-audit",
+    "finalize",
+)
+# What it never comes to: its runs are led by servers, select in a step of their own, and write nothing at vendors.
+ELSEWHERE = ("after run insert", "after select", "after intent", "before send", "after send")
+AUTOMATION = Subject(
+    name="automation",
+    flow="automation",
+    given=lambda fiches: {"fiche_ids": list(fiches)},
+    target=lambda n: str(10_000 + n),
+    environment=_all_vendors,
+    start=_trigger,
+    targets=12,
+    points=(*(one for one in POINTS if one not in ELSEWHERE), *POINTS_OF_AUTOMATION, *map(after_step, STEPS)),
+    vendor="",
+    kind="paid",
+    wanted=_calls_and_audits,
+    effect=_bought,
+)
+
+SUBJECTS = (HELLO, AUTOMATION)
 
 # The same work without the effect protocol: what the checks must find.
 NAIVE = Subject(

@@ -30,6 +30,10 @@ UNION ALL
 SELECT 'send', e.id::text, e.last_send_at, its.id, its.ended_at FROM its JOIN effects e ON e.claim_id = its.claim_id
 WHERE e.last_send_at > its.ended_at
 """
+NOTED = """
+SELECT CASE i.stage WHEN 'audit' THEN 'audit of ' || i.target ELSE 'transcript of ' || i.key END AS name, count(*) AS n
+FROM attempts a JOIN items i ON i.id = a.item_id WHERE a.maybe_paid GROUP BY 1
+"""
 COUNTS = ("status", "selected", "successful", "failed", "ignored")
 RUNS = "SELECT id, event_key, status, selected, successful, failed, ignored, ended_at FROM runs"
 SHOWN = 8
@@ -42,6 +46,7 @@ class Tally:
     wanted: int = 0
     applied: int = 0
     sends: int = 0
+    paid_twice: int = 0  # payments beyond the first of each
     unknown: int = 0  # outcomes that had to say "it may have happened"
     faults: Mapping[str, int] = field(default_factory=dict)  # calls that the vendor spoilt, by kind
     unended: list[str] = field(default_factory=list)
@@ -72,7 +77,7 @@ def take(subject: Subject, started: Mapping[str, Sequence[str]], ask: Ask, ledge
         for row in ask("SELECT run_id, target, outcome, error_code, effect_may_exist FROM outcomes")
     }
     effects = ask("SELECT id::text AS id, run_id, stage, target, state, sends FROM effects")
-    applied = [entry for entry in ledger if entry["kind"] == "effect"]
+    applied = [entry for entry in ledger if entry["kind"] == subject.kind]
     tally = Tally(
         runs=len(started),
         targets=sum(map(len, started.values())),
@@ -83,7 +88,12 @@ def take(subject: Subject, started: Mapping[str, Sequence[str]], ask: Ask, ledge
         faults=Counter(entry["fault"] for entry in ledger if entry["kind"] == "call" and entry["fault"]),
     )
     tally.unended = [key for key in started if key not in rows or rows[key]["ended_at"] is None]
-    tally.doubled = list(_doubled(subject, applied))
+    tally.paid_twice = _beyond_the_first(subject, applied).total() if subject.kind == "paid" else 0
+    if subject.kind == "paid":
+        noted = {row["name"]: row["n"] for row in ask(NOTED)}
+        tally.doubled = list(_unnoted(subject, applied, noted))
+    else:
+        tally.doubled = list(_doubled(subject, applied))
     tally.lost = list(_lost(subject, runs, outcomes, applied))
     for key, targets in started.items():
         if key not in tally.unended:
@@ -94,6 +104,17 @@ def take(subject: Subject, started: Mapping[str, Sequence[str]], ask: Ask, ledge
         for row in ask(LATE)
     ]
     return tally
+
+
+def _beyond_the_first(subject: Subject, applied: Sequence[Entry]) -> Counter[str]:
+    return Counter(subject.effect(entry) for entry in applied) - Counter({subject.effect(entry) for entry in applied})
+
+
+def _unnoted(subject: Subject, applied: Sequence[Entry], noted: Mapping[str, int]) -> Iterator[str]:
+    """Whoever dies, or loses the answer, pays again; that this may have happened is on record each time."""
+    for name, times in _beyond_the_first(subject, applied).items():
+        if times > noted.get(name, 0):
+            yield f"{name} paid for {times} times too often, but {noted.get(name, 0)} are on record"
 
 
 def _doubled(subject: Subject, applied: Sequence[Entry]) -> Iterator[str]:

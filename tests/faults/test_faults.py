@@ -8,20 +8,49 @@ from collections.abc import Callable
 
 import pytest
 
-from ecluse.base.crash import POINTS
 from tests.faults import measure
-from tests.faults.cases import CASES, FEW_HANDS
+from tests.faults.cases import CASES, FEW_HANDS, fits
 from tests.faults.chaos import Plan, play
 from tests.faults.conftest import played
-from tests.faults.subjects import HELLO, NAIVE, NEW_FLOW, OLD, POISON, POISONED, STEADY_OLD, SUBJECTS
+from tests.faults.subjects import (
+    AUTOMATION,
+    HELLO,
+    NAIVE,
+    NEW_FLOW,
+    OLD,
+    POISON,
+    POISONED,
+    STEADY_OLD,
+    SUBJECTS,
+    Subject,
+)
 from tests.faults.world import Violated
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for the cases of all the others
-EACH_SUBJECT = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
-AT_A_POINT = [name for name in CASES if name.removeprefix("killed ") in POINTS]
+AT_A_POINT = [name for name in CASES if any(name == f"killed {point}" for one in SUBJECTS for point in one.points)]
 ALONE = [name for name, case in CASES.items() if case.alone]
 SPECIAL = [*AT_A_POINT, *ALONE, "put to sleep", "all killed at once"]
-OTHER = [pytest.param(n, marks=[pytest.mark.slow] if c.slow else []) for n, c in CASES.items() if n not in SPECIAL]
+OTHER = [name for name in CASES if name not in SPECIAL]
+# A run of automation takes longer than all others: of its cases, those that are its own are played each time.
+EACH_TIME = {"killed in dispatch", "killed after step dispatch-transcriptions", "killed after step fan-out-audit",
+             "killed after step finalize", "database crashed", "ended by the operator while paying"}  # fmt: skip
+
+
+def each_subject(*names: str) -> pytest.MarkDecorator:
+    """With each of these cases."""
+    return pytest.mark.parametrize(
+        ("subject", "case"),
+        [
+            pytest.param(one, name, id=f"{one.name}-{name}", marks=[pytest.mark.slow] if rarely(one, name) else [])
+            for one in SUBJECTS
+            for name in names
+            if fits(name, one)
+        ],
+    )
+
+
+def rarely(subject: Subject, name: str) -> bool:
+    return CASES[name].slow or (subject is AUTOMATION and name not in EACH_TIME)
 
 
 @pytest.fixture
@@ -35,37 +64,32 @@ def outcome(side_by_side, subject, case) -> Callable[[], None]:
 
 
 @pytest.mark.req("ENG-05", "ENG-06")
-@EACH_SUBJECT
-@pytest.mark.parametrize("case", AT_A_POINT, ids=str)
+@each_subject(*AT_A_POINT)
 def test_killed_at_any_point_the_run_ends_as_without_the_kill(outcome, subject, case):
     outcome()
 
 
 @pytest.mark.req("ENG-05", "ENG-06", "ENG-19", "ENG-99")
-@EACH_SUBJECT
-@pytest.mark.parametrize("case", ["all killed at once"], ids=str)
+@each_subject("all killed at once")
 def test_all_that_is_needed_to_go_on_is_in_the_database(outcome, subject, case):
     outcome()
 
 
 @pytest.mark.req("ENG-27")
-@EACH_SUBJECT
-@pytest.mark.parametrize("case", ["put to sleep"], ids=str)
+@each_subject("put to sleep")
 def test_who_was_declared_dead_writes_nothing_any_more_and_says_why_it_leaves(outcome, subject, case):
     outcome()
 
 
 @pytest.mark.req("ENG-05")
-@EACH_SUBJECT
-@pytest.mark.parametrize("case", OTHER)
+@each_subject(*OTHER)
 def test_the_run_ends_as_without_the_fault(outcome, subject, case):
     outcome()
 
 
 @pytest.mark.alone
 @pytest.mark.req("ENG-19")
-@EACH_SUBJECT
-@pytest.mark.parametrize("case", ALONE, ids=str)
+@each_subject(*ALONE)
 def test_others_go_on_in_time(shared, born, subject, case):
     print(f"{played(CASES[case], subject, shared, born):.1f} s")
 

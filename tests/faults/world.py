@@ -17,7 +17,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from ecluse import bootstrap, settings
-from ecluse.engine import Start, announce, insert_run
+from ecluse.engine import Flow, Start
 from tests.faults import tally
 from tests.faults.nursery import Child, Nursery
 from tests.faults.postgres import Postgres, SmallDisk
@@ -43,6 +43,19 @@ END $$;
 CREATE TRIGGER witness AFTER UPDATE ON items REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION witness_claims();
 """
+
+
+ENDED = """
+SELECT count(*) FROM runs r WHERE event_key = ANY(%s) AND ended_at IS NOT NULL
+  AND NOT EXISTS (SELECT 1 FROM runs c WHERE c.parent_run_id = r.id AND c.ended_at IS NULL)
+"""
+
+
+def load_flow(name: str) -> Flow:
+    """As --flow takes it, or of one in the box."""
+    if ":" in name:
+        return bootstrap.load_flows(settings.Settings(), [name])[-1]
+    return next(flow for flow in bootstrap.load_flows(settings.Settings()) if flow.name == name)
 
 
 class Violated(AssertionError):
@@ -126,7 +139,7 @@ class World:
         self.runs: dict[str, list[str]] = {}  # their targets, by event key
         self.disk: SmallDisk | None = None
         self.supervised = False  # who dies is started again
-        self._flow = bootstrap.load_flows(settings.Settings(), [subject.flow])[-1]
+        self._flow = load_flow(subject.flow)
         self._connection: psycopg.Connection[dict[str, Any]] | None = None
         if self._flow.schema:
             self.ask(self._flow.schema)
@@ -173,7 +186,8 @@ class World:
     def _start(self, arguments: tuple[str, Mapping[str, str]], *, wait: bool) -> Replica:
         flow, variables = arguments
         environment = {**self.environment, "DATABASE_URL": self.replicas_dsn, **variables}
-        child = self.nursery.start("ecluse", ["serve", "--flow", flow, "--port", "0"], environment)
+        extra = ["--flow", flow] if ":" in flow else []
+        child = self.nursery.start("ecluse", ["serve", *extra, "--port", "0"], environment)
         self.replicas.append(Replica(child, arguments))
         if wait:
             self.replicas[-1].wait_until_ready()
@@ -199,22 +213,19 @@ class World:
         return Start(self._flow, f"faults-{first}", input=self.subject.given(names))
 
     def start_run(self, targets: int | None = None) -> int:
-        """Insert it and tell the servers, as `ecluse runs start` does. Returns its id."""
+        """Insert it and tell the servers. Returns its id."""
         start = self.prepare_run(targets)
 
         async def ask() -> int:
             async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
-                started = await insert_run(connection, start)
-                await announce(connection)
-                return started.run.id
+                return (await self.subject.start(connection, start)).id
 
         return asyncio.run(ask())
 
     def command(self, *arguments: str) -> tuple[int, str, str]:
         """`ecluse …`: exit code, output, complaints."""
-        return self.nursery.run(
-            "ecluse", arguments, {**self.environment, "DATABASE_URL": self.dsn, "ECLUSE_FLOWS": self.subject.flow}
-        )
+        flows = {"ECLUSE_FLOWS": self.subject.flow} if ":" in self.subject.flow else {}
+        return self.nursery.run("ecluse", arguments, {**self.environment, "DATABASE_URL": self.dsn, **flows})
 
     # Waiting
 
@@ -230,12 +241,12 @@ class World:
                 raise AssertionError(f"not within {seconds:g} s: {what}\n{self.diagnosis()}")
             time.sleep(0.02)
 
+    def ended(self) -> int:
+        """How many of the runs that were started have ended; not those of which others go on on their behalf."""
+        return int(self.one(ENDED, list(self.runs)))
+
     def wait_until_ended(self, seconds: float = ENDED_SECONDS) -> None:
-        self.wait_for(
-            lambda: self.one("SELECT count(*) = %s FROM runs WHERE ended_at IS NOT NULL", len(self.runs)),
-            "every run has ended",
-            seconds,
-        )
+        self.wait_for(lambda: self.ended() == len(self.runs), "every run has ended", seconds)
 
     def wait_until_busy(self, replica: Replica | None = None, items: int = 1) -> None:
         """Until that many items are in somebody's hands."""
@@ -243,8 +254,8 @@ class World:
         self.wait_for(lambda: self.one(held, items, replica.id if replica else None), f"{items} items in hand")
 
     def effects(self) -> list[dict[str, Any]]:
-        """Applied at the vendor so far."""
-        return self.sandbox.ledger(vendor=self.subject.vendor, kind="effect")
+        """Applied at the vendor so far, or paid for."""
+        return self.sandbox.ledger(vendor=self.subject.vendor or "", kind=self.subject.kind)
 
     def wait_for_effects(self, count: int) -> None:
         self.wait_for(lambda: len(self.effects()) >= count, f"{count} effects at the vendor")
@@ -252,7 +263,7 @@ class World:
     # The account
 
     def tally(self) -> Tally:
-        ledger = self.sandbox.ledger(vendor=self.subject.vendor) if self.subject.vendor else []
+        ledger = self.sandbox.ledger(vendor=self.subject.vendor) if self.subject.vendor is not None else []
         counted = tally.take(self.subject, self.runs, self.ask, ledger)
         counted.verify = self.audit()
         return counted

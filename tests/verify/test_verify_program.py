@@ -37,7 +37,7 @@ def test_a_world_in_order_is_exit_code_0_and_says_how_much_was_looked_at(world: 
     done = program(world.dsn, "--ledger", world.sandbox.url)
     assert (done.returncode, done.stderr) == (0, "")
     runs = world.one("SELECT count(*) FROM runs")
-    assert done.stdout.startswith(f"clean: {runs} runs, 14 items, 7 effects, 6 ledger effects checked (I-01 {runs}, ")
+    assert done.stdout.startswith(f"clean: {runs} runs, 15 items, 7 effects, 6 ledger effects checked (I-01 {runs}, ")
 
 
 @both
@@ -58,7 +58,7 @@ def test_violations_are_exit_code_1_and_a_readable_list(world: World, program: P
             "message": "work was done for it, but it was never selected",
         },
     ]
-    assert told["checked"]["items"] == 14
+    assert told["checked"]["items"] == 15
 
 
 def test_json_of_a_clean_world_is_one_word_and_the_counts(world: World) -> None:

@@ -215,6 +215,7 @@ def healthy(world: World) -> None:
     _told(world)
     _held(world)
     _transcribed(world)
+    _automated(world)
     # items.id is drawn before the effects know it
     world.sql("UPDATE effects e SET item_id = i.id FROM items i WHERE i.run_id = e.run_id AND i.key = e.key")
 
@@ -355,3 +356,39 @@ def _transcribed(world: World) -> None:
     world.event(f"run:{run_id}", "fiche:fiche/transcribed", "fiche/transcribed", {"run_id": str(run_id)})
     counts = "successful = 1, failed = 1, ignored = 0, ended_at = clock_timestamp(), end_cause = 'normal'"
     world.change("fiche", "runs", f"status = 'partial', state = 'partial', {counts}")
+
+
+def _automated(world: World) -> None:
+    """A schedule by hand and its one run: the fiche above was left out because it has failed before, another has its
+    transcript and its audit."""
+    now = world.now
+    made = {"tenant_id": "t", "created_at": now, "updated_at": now}
+    schedule = world.insert("schedules", name="calls", flow="automation", zone_rules="1", handled_until=now, **made)
+    run_id = world.run("calls", "automation", ["queued", "running", "partial"], workflow="SUCCESS", state="running",
+                       schedule_id=schedule)  # fmt: skip
+    settings = {"schedule_type": "MANUAL", "fiche_selection_mode": "manual", "last_run_status": "partial"}
+    world.insert("automation_settings", id=schedule, total_runs=1, partial_runs=1, **settings)
+    summary = {"successful_fiches": 1, "failed_fiches": 1, "ignored_fiches": 0, "total_fiches": 2}
+    snapshot = {"run_audits": True, "run_transcription": True}
+    world.insert("automation_run_facts", run_id=run_id, schedule_id=schedule, config_snapshot=snapshot,
+                 result_summary=summary, transcriptions_run=0, audits_run=1)  # fmt: skip
+    fiche = world.insert("fiche_cache", fiche_id="8", **made)
+    text = {"has_transcription": True, "transcription_text": "Bonjour", "transcribed_at": now}
+    world.insert("recordings", fiche_cache_id=fiche, call_id="8-1", created_at=now, updated_at=now, **text)
+    world.insert("automation_run_fiches", run_id=run_id, fiche_id="8", fiche_cache_id=fiche, recordings_count=1)
+    world.stage(run_id, 0, stage="transcribe", units=1, ended_at=world.now, end_cause="done")
+    world.stage(run_id, 1, stage="audit", ended_at=world.now, end_cause="done")
+    done = {"replica_id": ALIVE, "run_id": run_id, "lane_id": 1, "taken_at": now, "stage": "audit"}
+    claim = world.insert("claims", taken=1, succeeded=1, **done)
+    world.item(run_id, "8-1-audit", "succeeded", claim, flow="automation", stage="audit", target="8")
+    world.sql(
+        "INSERT INTO audits (tenant_id, run_id, automation_run_id, fiche_cache_id, fiche_id, audit_config_id,"
+        " config_version, trigger_source, status, score, result, is_latest, created_at, finished_at)"
+        " VALUES ('t', %s, %s, %s, '8', 1, 1, 'automation', 'completed', 50, '{}', true, now(), now())",
+        run_id, run_id, fiche,
+    )  # fmt: skip
+    world.insert("outcomes", run_id=run_id, target="7", outcome="failed")
+    world.insert("outcomes", run_id=run_id, target="8", outcome="successful")
+    world.event(f"run:{run_id}", "calls:end", "automation.run.completed", {"run_id": str(run_id)})
+    counts = "successful = 1, failed = 1, ignored = 0, selected = 2, ended_at = clock_timestamp(), end_cause = 'normal'"
+    world.change("calls", "runs", f"status = 'partial', state = 'partial', {counts}")

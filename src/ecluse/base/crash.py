@@ -1,6 +1,6 @@
 """Named places at which a test can have the process killed: durability is a claim until something was killed there.
 
-Off unless ECLUSE_CRASH_AT names one of them.
+Off unless ECLUSE_CRASH_AT names one of them, or a step of a story (`after_step`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ POINTS = (
     "after finalize",
 )
 POINTS_OF_A_TICK = ("in tick", "after tick")
+POINTS_OF_AUTOMATION = ("in dispatch",)
 
 _armed = os.environ.get("ECLUSE_CRASH_AT")
+
+
+def after_step(name: str) -> str:
+    """When its work is done, and that it is done is not recorded: it will be done once more."""
+    return f"after step {name}"
 
 
 def crashpoint(name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import psycopg
 
-from ecluse.base.crash import crashpoint
+from ecluse.base.crash import after_step, crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import counts, ending, gate, orchestration, run_log, runs, targets
@@ -81,7 +81,9 @@ class Story:
             while True:
                 try:
                     async with self._pool.connection() as connection:
-                        return await function(connection, self.run, *args, **kw)
+                        result = await function(connection, self.run, *args, **kw)
+                    crashpoint(after_step(name))
+                    return result
                 except psycopg.Error as error:
                     if not is_away(error):
                         raise

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from ecluse.verify import attempts, transcriptions
+from ecluse.verify import attempts, automation, transcriptions
 from ecluse.verify.report import About, Report, Violation
 
 
@@ -111,6 +111,8 @@ I_04_NO_FALSE_SUCCESS = Check(
         WHERE o.outcome = 'successful' AND e.state IN ('sending', 'unknown') ORDER BY 2, 3
         """,
         transcriptions.NO_TRANSCRIPT,
+        automation.UNWRITTEN,
+        automation.UNAUDITED,
     ),
 )
 
@@ -181,6 +183,8 @@ I_12_COUNTERS = Check(
         WHERE i.claim_id IS NULL AND i.status <> 'open' OR (c.run_id, c.stage) <> (i.run_id, i.stage) ORDER BY i.id
         """,
         transcriptions.SUMMARY,
+        automation.SUMMARY,
+        automation.STATISTICS,
     ),
 )
 

@@ -5,9 +5,9 @@ A run without a started event began before there were any: of such a run nothing
 
 from __future__ import annotations
 
+from ecluse.verify import automation, transcriptions
 from ecluse.verify.database import Check
 from ecluse.verify.stuck import CARE
-from ecluse.verify.transcriptions import TOLD
 
 OF_RUNS = """
 WITH told AS (
@@ -72,5 +72,5 @@ WHERE NOT care.moved AND published_seq IS NULL AND greatest(occurred_at, care.si
 ORDER BY e.id
 """  # noqa: S608 - the fragments above
 
-STATEMENTS = (HOW_OFTEN, WHAT, NO_SUCH_RUN, ORDER, UNTOLD, TOLD)
+STATEMENTS = (HOW_OFTEN, WHAT, NO_SUCH_RUN, ORDER, UNTOLD, transcriptions.TOLD, automation.TOLD)
 I_09_OUTBOX = Check("I-09", "SELECT count(*) AS n FROM events_outbox", STATEMENTS)

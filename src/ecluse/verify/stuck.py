@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 
 from ecluse.verify import database
+from ecluse.verify.automation import UNDECIDED
 from ecluse.verify.database import Check
 from ecluse.verify.report import Report
 
@@ -123,7 +124,7 @@ I_19_NOTHING_STUCK = Check(
     "SELECT (SELECT count(*) FROM runs) + (SELECT count(*) FROM claims WHERE in_flight > 0)"
     " + (SELECT count(*) FROM effects WHERE state IN ('sending', 'unknown'))"
     " + (SELECT count(*) FROM leases WHERE ended_at IS NULL) AS n",
-    (CLAIMS, ITEMS_OF_ENDED_RUNS, STAGES_OF_ENDED_RUNS, WORKFLOWS, STAGES, UNCLOSED, EFFECTS, LEASES),
+    (CLAIMS, ITEMS_OF_ENDED_RUNS, STAGES_OF_ENDED_RUNS, WORKFLOWS, STAGES, UNCLOSED, EFFECTS, LEASES, UNDECIDED),
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from ecluse.base.crash import crashpoint
 from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
 from ecluse.engine import Counted, Flow, Run, Settled, keep_open, settle_targets
@@ -139,6 +140,7 @@ class Transcripts:
                 )
                 ids = [one.run_id for one in started]
                 await connection.execute(LINK, (round_, [one.fiche_id for one in started], ids, run.id))
+            crashpoint("in dispatch")
 
     async def _warn(self, connection: Connection, run: Run, recordings: int, max_wait: timedelta) -> None:
         if warning := budget_warning(recordings, self.config.per_minute, max_wait):
