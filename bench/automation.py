@@ -10,7 +10,7 @@ rss_mb               the most memory that the server ever had (goal: 400)
 statements_per_item  of a tenth of the fiches, all statements of all connections, in a run of its own that is not timed
                      (goal: 0.5; an item is a call)
 linear               seconds per fiche, those of all fiches by those of a tenth of them (goal: about 1)
-poll_…_ms            `GET /api/automation/runs/{id}` meanwhile, five times a second (goal: 50)
+poll_…_ms            `GET /api/automation/runs/{id}` meanwhile, twice a second (goal: 50)
 cpu_…                milliseconds of CPU per call: the script, the server, its PostgreSQL and the sandbox beside it
 others_…             cores that neither had, because somebody else was busy: above 0.1, measure again
 """
@@ -48,7 +48,7 @@ KNOBS = {
     "LLM_CONCURRENCY": str(CONCURRENCY),
     "ECLUSE_LOG_LEVEL": "ERROR",
 }
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.5
 
 
 class Cost(NamedTuple):

@@ -1,4 +1,5 @@
-"""Items that ask the database about the same thing at about the same moment share one question."""
+"""Items that ask the database about the same thing at about the same moment share one question: those that start
+together, and those that come while it is too early for the next."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine.flow import Item, WorkContext
 
 T = TypeVar("T")
-GATHER_SECONDS = 0.01
+APART_SECONDS = 0.01  # between two questions; whoever comes first does not wait for others
 
 
 class Looks(Generic[T]):
@@ -20,6 +21,7 @@ class Looks(Generic[T]):
         self._ask = answer
         self._gathering: list[Item] | None = None
         self._asking: asyncio.Task[Mapping[int, T]] | None = None
+        self._asked_at = 0.0
 
     async def look(self, context: WorkContext, item: Item) -> T:
         if self._gathering is None or self._asking is None:
@@ -30,7 +32,8 @@ class Looks(Generic[T]):
         return answers[item.id]
 
     async def _answer(self, context: WorkContext, gathered: list[Item]) -> Mapping[int, T]:
-        await asyncio.sleep(GATHER_SECONDS)
-        self._gathering = None
+        now = asyncio.get_running_loop().time
+        await asyncio.sleep(max(0.0, self._asked_at + APART_SECONDS - now()))
+        self._gathering, self._asked_at = None, now()
         async with context.database() as connection:
             return await self._ask(connection, gathered)
