@@ -348,6 +348,7 @@ def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
     asyncio.run(told(shared_dsn, run, telling.begun))
     late = "UPDATE automation_settings SET last_run_at = ecluse_now() - interval '71 minutes' WHERE id = %s"
     ask(shared_dsn, late, schedule.id)
+    ask(shared_dsn, "UPDATE schedules SET last_fired_at = NULL WHERE id = %s", schedule.id)
     ask(
         shared_dsn,
         "UPDATE schedules SET next_due_at = ecluse_now() - interval '2 minutes', failures = 3, error = 'no such input'"

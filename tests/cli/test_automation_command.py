@@ -111,7 +111,7 @@ def test_a_key_comes_from_a_file_and_is_sealed(ecluse, one, tmp_path):
     assert one("SELECT name FROM secrets") == f"schedule:{schedule}"
 
 
-@pytest.mark.req("AUT-17", "G-29")
+@pytest.mark.req("G-29")
 def test_runs_are_started_looked_at_and_redriven(ecluse, dsn, one, query):
     schedule = ecluse("automation", "schedules", "create", "--name", "two", "--fiches", "1 2 3", "--more",
                       '{"fiche_selection": {"max_fiches": 2}}').json["schedule_id"]  # fmt: skip

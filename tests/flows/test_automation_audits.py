@@ -119,7 +119,7 @@ async def test_whoever_only_audits_has_transcripts_made_first_if_there_is_anythi
     assert query("SELECT stage FROM stages WHERE run_id = %s", neither["id"]) == [("fetch",)]
 
 
-@pytest.mark.req("AUT-115", "AUT-76", "G-40")
+@pytest.mark.req("AUT-115", "G-40")
 async def test_a_run_audits_with_the_configs_that_it_has_resolved(automate, query):
     """Whatever becomes of them, or joins them, while it waits."""
     world = await automate()

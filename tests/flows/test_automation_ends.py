@@ -85,7 +85,7 @@ async def test_transcriptions_of_a_run_that_was_ended_go_on_and_end_by_themselve
     run_id = await world.trigger(await world.schedule("1000"))
     await speech.asked.wait()
     assert await world.kit.end_run(run_id, "wrong day")
-    over = "SELECT status FROM dbos.workflow_status WHERE workflow_uuid LIKE 'default/automation-schedule-%%'"
+    over = "SELECT status FROM dbos.workflow_status WHERE workflow_uuid LIKE 'default/automation-manual-%%'"
     await until(lambda: query(over) == [("SUCCESS",)])
     child = "SELECT status FROM runs WHERE parent_run_id = %s"
     assert query(child, run_id) == [("running",)]

@@ -137,7 +137,7 @@ async def test_what_cannot_be_redriven_is_refused(connection, one, how, code):
     assert one("SELECT count(*) FROM runs") == 1
 
 
-@pytest.mark.req("AUT-84", "AUT-85", "AUT-86", "AUT-124", "AUT-40", "AUT-59")
+@pytest.mark.req("AUT-85", "AUT-86", "AUT-124", "AUT-40", "AUT-59")
 async def test_a_schedule_says_how_its_last_run_ended_and_how_often_it_ran(automate, query):
     """Without any fiche there is nothing to ask anybody for."""
     world = await automate()

@@ -146,6 +146,9 @@ def delete(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
     """Its runs and slots stay, its name is free again."""
 
     async def drop(connection: Connection) -> None:
+        if (await load_schedule(connection, tenant, schedule_id))["flow"] == AUTOMATION:
+            right = f"ecluse automation schedules delete {schedule_id}"
+            raise InvalidInput(f"This is a schedule of automation: use `{right}`.")
         async with connection.transaction():
             await delete_schedule(connection, tenant, schedule_id)
             await _record(connection, tenant, "schedule.delete", schedule_id)

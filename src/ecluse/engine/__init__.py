@@ -34,7 +34,7 @@ from ecluse.engine.flow import (
     WorkContext,
     Write,
 )
-from ecluse.engine.gate import Counted, Look, Redispatch
+from ecluse.engine.gate import Counted, Look, Redispatch, Wait
 from ecluse.engine.gathering import Looks
 from ecluse.engine.lanes import list_lanes
 from ecluse.engine.lanes import pause as pause_lane
@@ -56,7 +56,6 @@ from ecluse.engine.outbox import EVENTS_CHANNEL, Event, PublishedEvent, Sink, re
 from ecluse.engine.outbox import write as write_events
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.roles import ROLES, Role
-from ecluse.engine.run_log import write as log_run
 from ecluse.engine.runs import TENANT, Start, Started, announce, keep_open, note_errors
 from ecluse.engine.runs import begin_many as begin_runs
 from ecluse.engine.runs import insert as insert_run
@@ -144,6 +143,7 @@ __all__ = [
     "State",
     "Story",
     "Tell",
+    "Wait",
     "Waiting",
     "Words",
     "Work",
@@ -171,7 +171,6 @@ __all__ = [
     "load_run",
     "load_runs",
     "load_schedule",
-    "log_run",
     "migrate",
     "note_errors",
     "open_stage",

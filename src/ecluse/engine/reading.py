@@ -20,13 +20,15 @@ Row = dict[str, Any]
 LIST = """
 SELECT id, tenant_id, flow, event_key, parent_run_id, schedule_id, correlation_id, status, state, phase, selected,
        successful, failed, ignored, reason, error_code, end_cause, created_at, started_at, ended_at
-FROM runs {where} ORDER BY id DESC LIMIT %(limit)s OFFSET %(offset)s
+FROM runs WHERE id IN (SELECT id FROM runs {where} ORDER BY id DESC LIMIT %(limit)s OFFSET %(offset)s) ORDER BY id DESC
 """
 
-# Outcomes are settled at the end, in one commit: until then every selected target is open.
+# Most outcomes are settled at the end, in one commit: until then, those of the largest runs are not counted.
 SHOW = """
-SELECT r.*, CASE WHEN r.ended_at IS NOT NULL THEN (SELECT coalesce(jsonb_object_agg(code, n), '{}') FROM (
-    SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes WHERE run_id = r.id GROUP BY 1) o)
+SELECT r.*, CASE WHEN r.ended_at IS NOT NULL OR r.selected <= 20000 THEN (
+    SELECT coalesce(jsonb_object_agg(code, n), '{}') FROM (
+        SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes
+        WHERE run_id = r.id GROUP BY 1) o)
     WHEN r.selected > 0 THEN jsonb_build_object('open', r.selected) ELSE '{}' END AS outcomes
 FROM runs r WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = %(tenant)s)
 """

@@ -214,7 +214,9 @@ async def has_ended(connection: Connection, run_id: int) -> bool:
 async def keep_open(connection: Connection, run: Run) -> None:
     """For what a story starts outside its own items: nobody ends the run before the caller's transaction is over. One
     that has ended ends the story instead."""
-    cursor = await connection.execute("SELECT 1 FROM runs WHERE id = %s AND ended_at IS NULL FOR SHARE", (run.id,))
+    cursor = await connection.execute(
+        "SELECT 1 FROM runs WHERE id = %s AND ended_at IS NULL FOR NO KEY UPDATE", (run.id,)
+    )
     if await cursor.fetchone() is None:
         raise RunEnded
 

@@ -26,8 +26,8 @@ Seen = Callable[[Connection, Run, gate.Look, gate.Passed | gate.Redispatch | gat
 
 
 class Units(Protocol):
-    """Of a stage whose work is done by other runs: how far they are, and how to repeat what failed, in the transaction
-    that opens the round."""
+    """Of a stage whose work is done by other runs: how far they are, and how to repeat what failed, before the round
+    counts as opened: twice must be harmless."""
 
     async def count(self, connection: Connection, run: Run) -> gate.Counted: ...
 
@@ -168,9 +168,9 @@ async def _look(
             if units is None:
                 await gate.redispatch(connection, run, stage, round_)
             else:
+                await units.again(connection, run, round_)
                 async with connection.transaction():
-                    if await gate.next_round(connection, run, stage, round_):
-                        await units.again(connection, run, round_)
+                    await gate.next_round(connection, run, stage, round_)
             return "wait", gate.FIRST_PAUSE.total_seconds()
         case gate.Wait(seconds):
             if first:

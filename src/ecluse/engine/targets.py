@@ -76,5 +76,6 @@ WHERE o.run_id = %s AND o.target = t.target AND o.outcome IS NULL AND r.id = o.r
 async def settle_targets(connection: Connection, run: Run, settled: Sequence[Settled]) -> int:
     """For good: the first word on a target is the last. Returns of how many this was the first."""
     rows = [one._replace(reason=storable(one.reason))._asdict() if one.reason else one._asdict() for one in settled]
-    await connection.execute("SELECT 1 FROM runs WHERE id = %s FOR SHARE", (run.id,))
-    return (await connection.execute(SETTLE_TARGETS, (to_json(rows).decode(), run.id))).rowcount
+    async with connection.transaction():
+        await connection.execute("SELECT 1 FROM runs WHERE id = %s FOR NO KEY UPDATE", (run.id,))
+        return (await connection.execute(SETTLE_TARGETS, (to_json(rows).decode(), run.id))).rowcount

@@ -10,6 +10,8 @@ from pydantic_settings import BaseSettings
 
 log = structlog.get_logger(__name__)
 
+WEEK_MS = 7 * 24 * 3_600_000
+
 
 def at_least(minimum: float) -> Any:
     def raised(value: Any, info: ValidationInfo) -> Any:
@@ -44,19 +46,19 @@ class AutomationKnobs(BaseSettings):
         "while a live replica leads it, after twice that time.",
     )
     AUTOMATION_FICHE_DETAILS_MAX_WAIT_MS: Annotated[int, at_least(1_000)] = Field(
-        10 * 60_000, description="How long a run waits for the details of its fiches. Minimum 1000."
+        10 * 60_000, le=WEEK_MS, description="How long a run waits for the details of its fiches. Minimum 1000."
     )
     AUTOMATION_FICHE_DETAILS_POLL_INTERVAL_SECONDS: Annotated[float, at_least(0.1)] = Field(
         20, description="The longest pause between two looks at them; no progress for three of it is a stall."
     )
     AUTOMATION_TRANSCRIPTION_MAX_WAIT_MS: Annotated[int, at_least(1_000)] = Field(
-        15 * 60_000, description="How long a run waits for transcripts. Minimum 1000."
+        15 * 60_000, le=WEEK_MS, description="How long a run waits for transcripts. Minimum 1000."
     )
     AUTOMATION_TRANSCRIPTION_POLL_INTERVAL_SECONDS: Annotated[float, at_least(0.1)] = Field(
         30, description="The longest pause between two looks at them; no progress for three of it is a stall."
     )
     AUTOMATION_AUDIT_MAX_WAIT_MS: Annotated[int, at_least(1_000)] = Field(
-        30 * 60_000, description="How long a run waits for audits. Minimum 1000."
+        30 * 60_000, le=WEEK_MS, description="How long a run waits for audits. Minimum 1000."
     )
     AUTOMATION_AUDIT_POLL_INTERVAL_SECONDS: Annotated[float, at_least(0.1)] = Field(
         60, description="The longest pause between two looks at them; no progress for three of it is a stall."

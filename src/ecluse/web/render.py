@@ -63,6 +63,10 @@ def as_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
+def as_line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
 def query(given: dict[str, Any], **changed: Any) -> str:
     """The address's question, with these changes; what says nothing is left out."""
     left = {name: value for name, value in {**given, **changed}.items() if value not in (None, "", 0, False)}
@@ -77,7 +81,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"instant": instant, "lasted": lasted, "number": number, "as_json": as_json}
+    made.filters |= {"instant": instant, "lasted": lasted, "number": number, "as_json": as_json, "as_line": as_line}
     made.globals |= {"static": address, "query": query, "dash": NONE}
     return made
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from pydantic_core import to_json
 
@@ -12,6 +11,7 @@ from ecluse.engine import Run, Settled, settle_targets
 from ecluse.flows.automation import snapshot, telling
 from ecluse.flows.automation.selection import Selection
 from ecluse.flows.fiches.cache import FicheState, states
+from ecluse.flows.fiches.scopes import is_fiche_id
 
 FETCH = "fetch"
 NOT_FOUND = "Fiche not found (404)"
@@ -35,13 +35,6 @@ ON CONFLICT DO NOTHING
 """
 
 
-class Left(NamedTuple):
-    """How many targets are still to be dealt with, and how many have failed."""
-
-    open: int
-    failed: int
-
-
 def recordings_of(state: FicheState) -> int:
     return state.recordings_count if state.recordings_count is not None else state.total_recordings
 
@@ -50,6 +43,8 @@ def judge(
     fiche_id: str, state: FicheState | None, selection: Selection, limit: int | None, why: str | None
 ) -> Settled | None:
     """None: it goes on. The first that hits names the reason; `why` is what became of the fetch."""
+    if not is_fiche_id(fiche_id):
+        return Settled(fiche_id, "failed", "BAD_ID", "Its id is not a number of 1 to 20 digits")
     if state is None:
         return _failed(fiche_id, "Fiche not found in cache", why)
     if not state.ready:

@@ -20,7 +20,20 @@ from pydantic import BaseModel, ConfigDict
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Lane, Look, NewItem, Redispatch, RetryPolicy, Run, Settled, Stage, Tell, keep_open
+from ecluse.engine import (
+    Flow,
+    Lane,
+    Look,
+    NewItem,
+    Redispatch,
+    RetryPolicy,
+    Run,
+    Settled,
+    Stage,
+    Tell,
+    Wait,
+    keep_open,
+)
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
 from ecluse.flows.audits.flow import audit_stage
@@ -134,7 +147,9 @@ class Automation:
         await story.fan_out(fetch, _fetches)
         await story.gate(fetch, seen=partial(_seen, story.tell, "fetching", "Fiche details"))
         left = await story.step("filter-fiches", filtering.decide, self.config.max_recordings)
-        if wanted.run_transcription and await self._goes_on(story, wanted, left):
+        if wanted.run_transcription:
+            if not await self._goes_on(story, wanted, left):
+                return
             await story.phase("transcribing")
             left = await self._transcribe(story, replace(self.transcribe, rounds=wanted.rounds))
         if wanted.run_audits and await self._goes_on(story, wanted, left):
@@ -152,7 +167,7 @@ class Automation:
         transcripts = Transcripts(self.transcription, self.config, stage.rounds)
         await story.open(stage)
         await story.step("dispatch-transcriptions", transcripts.dispatch, stage.max_wait)
-        await story.gate(stage, units=transcripts, seen=partial(_seen, story.tell, "transcribing", "Transcription"))
+        await story.gate(stage, units=transcripts, seen=partial(_seen_transcribing, story.tell, transcripts))
         await story.step("settle-transcriptions", transcripts.settle)
         return await story.once("left-after-transcriptions", filtering.left)
 
@@ -186,6 +201,7 @@ class _Wanted(BaseModel):
 
 async def _begin(connection: Connection, run: Run) -> dict[str, Any]:
     async with connection.transaction():
+        await keep_open(connection, run)
         if await snapshot.make(connection, run):
             await telling.begun(connection, run)
         made = await snapshot.load(connection, run)
@@ -276,6 +292,14 @@ async def _seen(tell: Tell, phase: str, what: str, connection: Connection, run: 
     if isinstance(decision, Redispatch) and phase == "auditing":
         message = f"Audits stalled; sending the missing ones again (round {decision.round})"
         await telling.say(connection, run, message, "warning", missing=look.expected - done)
+
+
+async def _seen_transcribing(
+    tell: Tell, transcripts: Transcripts, connection: Connection, run: Run, look: Look, decision: Any
+) -> None:
+    await _seen(tell, "transcribing", "Transcription", connection, run, look, decision)
+    if isinstance(decision, Wait):
+        await transcripts.take_over(connection, run, look.round)
 
 
 LATE_AUDITS = """

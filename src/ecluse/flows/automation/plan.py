@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints, model_validator
@@ -24,6 +25,12 @@ NEEDED: dict[ScheduleType, tuple[str, ...]] = {
 TIMES = ("cron_expression", "time_of_day", "day_of_week", "day_of_month")
 MOST_CONFIGS = 100
 LARGEST_ID = 2**63 - 1
+
+
+def _sendable(key: SecretStr | None) -> SecretStr | None:
+    if key is not None and not re.fullmatch("[!-~]([ -~]*[!-~])?", key.get_secret_value()):
+        raise ValueError("an API key is printable ASCII, without blanks around it")
+    return key
 
 
 def _address(text: str) -> str:
@@ -77,6 +84,7 @@ ApiKey = Annotated[
         description="The CRM's key for this schedule, instead of CRM_API_KEY. Sealed, and never shown.",
         json_schema_extra={"writeOnly": True},
     ),
+    AfterValidator(_sendable),
 ]
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from psycopg.rows import class_row
 
 from ecluse.db.connect import Connection
-from ecluse.engine import NewItem, Run, note_errors, select_targets
+from ecluse.engine import NewItem, Run, keep_open, note_errors, select_targets
 from ecluse.flows.automation import snapshot, telling
 from ecluse.flows.automation.selection import Selection, crm_date, dates_to_query
 from ecluse.flows.automation.snapshot import Snapshot
@@ -92,6 +92,7 @@ async def days(connection: Connection, run: Run) -> list[NewItem]:
 async def select(connection: Connection, run: Run) -> int:
     """Decided once: a replay keeps the first answer."""
     async with connection.transaction():
+        await keep_open(connection, run)  # before everything else, as whoever ends it does
         if (known := await (await connection.execute(SELECTED, (run.id,))).fetchone()) is not None:
             return int(known[0])
         wanted = await snapshot.load(connection, run)

@@ -21,6 +21,7 @@ from ecluse.base.errors import InvalidInput
 Mode = Literal["date_range", "manual", "filter"]
 DateRange = Literal["today", "yesterday", "last_7_days", "last_30_days", "this_month", "last_month", "custom"]
 
+WAIT, AUDIT_WAIT = "AUTOMATION_TRANSCRIPTION_MAX_WAIT_MS", "AUTOMATION_AUDIT_MAX_WAIT_MS"
 LONGEST_RANGE = 366  # days
 MOST_FICHES = 50_000
 MOST_GROUPES = 200
@@ -220,13 +221,13 @@ def truncation_warning(selection: Selection) -> str | None:
     return f"{given} fiches are given and max_fiches is {most}: the first {most} are taken, the others are left out."
 
 
-def budget_warning(recordings: int, per_minute: float, max_wait: timedelta) -> str | None:
+def budget_warning(recordings: int, per_minute: float, max_wait: timedelta, knob: str = WAIT) -> str | None:
     """Whether so many transcripts can be there in time at all, before any backoff."""
     minutes, budget = ceil(recordings / per_minute), max_wait / timedelta(minutes=1)
     if minutes <= budget:
         return None
     return (
         f"{recordings} recordings have no transcript yet, which takes {minutes} min at {per_minute:g} a minute; the "
-        f"run waits {budget:g} min (AUTOMATION_TRANSCRIPTION_MAX_WAIT_MS): about {int(budget * per_minute)} of them "
+        f"run waits {budget:g} min ({knob}): about {int(budget * per_minute)} of them "
         "can be there in time, and the fiches of the others fail."
     )

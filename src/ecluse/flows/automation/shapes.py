@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
 from ecluse.access.wire import Shape
 from ecluse.flows.automation.plan import CatchUp, Priority, ScheduleType
@@ -15,21 +16,21 @@ from ecluse.flows.automation.selection import EitherSpelling, Override, Selectio
 Id = Annotated[str, Field(examples=["7"])]
 
 
-class Trigger(EitherSpelling):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"scheduleId": "7"},
-                {"scheduleId": "7", "overrideFicheSelection": {"mode": "manual", "ficheIds": ["171234", "171235"]}},
-            ]
-        }
-    )
+def in_camel_case(schema: dict[str, Any]) -> None:
+    """As its contract spells it; it is taken in snake_case, too."""
+    schema["properties"] = {to_camel(name): told for name, told in schema["properties"].items()}
+    schema["required"] = [to_camel(name) for name in schema["required"]]
 
-    schedule_id: str = Field(pattern=r"^[1-9][0-9]{0,18}$", description="Also as `scheduleId`.")
+
+class Trigger(EitherSpelling):
+    model_config = ConfigDict(json_schema_extra=in_camel_case)
+
+    schedule_id: str = Field(pattern=r"^[1-9][0-9]{0,18}$", examples=["7"])
     override_fiche_selection: Override | None = Field(
         None,
-        description="Also as `overrideFicheSelection`. Keys that are given replace the same keys of the schedule's "
-        "selection, for this run; the others stay.",
+        description="Keys that are given replace the same keys of the schedule's selection, for this run; the others "
+        "stay.",
+        examples=[{"mode": "manual", "fiche_ids": ["171234", "171235"]}],
     )
 
 

@@ -17,10 +17,16 @@ from ecluse.engine import Flow, Start, Started, fire_by_hand, load_schedule, wri
 from ecluse.flows.automation import telling
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.schedules import load, selection_of
-from ecluse.flows.automation.selection import Override, budget_warning, merged, truncation_warning
-
-RUN_EVENT = "automation/run"
-CREATED_EVENT = "automation.schedule.run_created"
+from ecluse.flows.automation.selection import (
+    AUDIT_WAIT,
+    MOST_FICHES,
+    WAIT,
+    Override,
+    budget_warning,
+    merged,
+    truncation_warning,
+)
+from ecluse.flows.fiches.scopes import is_fiche_id
 
 ENDED = """
 SELECT r.schedule_id, r.ended_at IS NOT NULL, r.status, r.input -> 'override_fiche_selection',
@@ -67,7 +73,8 @@ async def redrive(
             raise Refused(
                 409, "RUN_NOT_ENDED", f"Run {run_id} is still going ({status}): it can be redriven once over."
             )
-        failed = [target for (target,) in await (await connection.execute(FAILED, (run_id,))).fetchall()]
+        rows = await (await connection.execute(FAILED, (run_id,))).fetchall()
+        failed = [target for (target,) in rows if is_fiche_id(target)][:MOST_FICHES]
         if not failed:
             why = f"No fiche failed in run {run_id}: there is nothing to redrive. A trigger starts its schedule anew."
             raise Refused(409, "NOTHING_FAILED", why)
@@ -93,7 +100,8 @@ async def warnings(
     if row["run_transcription"] or row["run_audits"]:
         taken = selection.fiche_ids[: selection.max_fiches]
         (left,) = await (await connection.execute(LEFT, (tenant, taken))).fetchone() or (0,)
-    found = (truncation_warning(selection), budget_warning(left, config.per_minute, max_wait))
+    knob = WAIT if row["run_transcription"] else AUDIT_WAIT
+    found = (truncation_warning(selection), budget_warning(left, config.per_minute, max_wait, knob))
     return [one for one in found if one is not None]
 
 
@@ -121,9 +129,6 @@ async def _fire(
     wanted = {"override_fiche_selection": given}
     started = await fire_by_hand(connection, tenant, schedule_id, flow, input=wanted, start=named)
     if not started.deduplicated:
-        # The run tells both, too, under the same keys: whoever listens need not wait until somebody takes it up.
-        due = {"due_at": None}
-        asked = telling.event(started.run, RUN_EVENT, {**due, "override_fiche_selection": given})
-        made = telling.event(started.run, CREATED_EVENT, due, job=f"automation-schedule-{schedule_id}")
-        await write_events(connection, [asked, made])
+        # The run tells it, too, under the same keys: whoever listens need not wait until somebody takes it up.
+        await write_events(connection, telling.asked_for(started.run))
     return started

@@ -25,7 +25,9 @@ TOLD = 200  # fiches named in an event, at most
 SAY = """
 INSERT INTO run_log (run_id, at, level, message, data)
 SELECT %(run)s, ecluse_now(), %(level)s, %(message)s, %(data)s
-WHERE NOT EXISTS (SELECT 1 FROM run_log WHERE run_id = %(run)s AND message = %(message)s)
+WHERE NOT EXISTS (
+    SELECT 1 FROM run_log
+    WHERE run_id = %(run)s AND message = %(message)s AND data IS NOT DISTINCT FROM %(data)s::jsonb)
 """
 
 BEGIN = """
@@ -66,6 +68,12 @@ FROM (SELECT schedule_id, count(*) AS n, count(*) FILTER (WHERE status = 'succes
       FROM jsonb_to_recordset(%s::jsonb) AS r(run_id bigint, schedule_id bigint, status text) GROUP BY 1) t
 WHERE a.id = t.schedule_id
 """
+# Of schedules that were deleted while a run of them still needed it.
+FORGET_KEYS = """
+DELETE FROM secrets k USING schedules s
+WHERE s.id = ANY(%s) AND s.deleted_at IS NOT NULL AND k.tenant_id = s.tenant_id AND k.name = 'schedule:' || s.id
+  AND NOT EXISTS (SELECT FROM runs r WHERE r.schedule_id = s.id AND r.ended_at IS NULL)
+"""
 WHOM = """
 SELECT webhook_url, notify_emails, notify_on_complete, notify_on_error FROM automation_settings WHERE id = %s
 """
@@ -103,16 +111,20 @@ def event(run: Run, name: str, payload: Mapping[str, Any], *, suffix: str = "", 
 async def begun(connection: Connection, run: Run) -> None:
     """The schedule is marked, and whoever looks at it, or at the run, hears of it."""
     await connection.execute(BEGIN, (run.schedule_id,))
+    started = event(run, "automation.run.started", {"due_at": run.input.get("due_at")})
+    await write_events(connection, [*asked_for(run), started])
+
+
+def asked_for(run: Run) -> list[Event]:
+    """That there is a run; of a long list of fiches, how it begins."""
+    given = run.input.get("override_fiche_selection")
+    if given is not None and len(given.get("fiche_ids") or ()) > TOLD:
+        given = {**given, "fiche_ids": given["fiche_ids"][:TOLD], "fiche_ids_given": len(given["fiche_ids"])}
     due = {"due_at": run.input.get("due_at")}
-    asked = {"override_fiche_selection": run.input.get("override_fiche_selection")}
-    await write_events(
-        connection,
-        [
-            event(run, "automation/run", {**due, **asked}),
-            event(run, "automation.schedule.run_created", due, job=f"automation-schedule-{run.schedule_id}"),
-            event(run, "automation.run.started", due),
-        ],
-    )
+    return [
+        event(run, "automation/run", {**due, "override_fiche_selection": given}),
+        event(run, "automation.schedule.run_created", due, job=f"automation-schedule-{run.schedule_id}"),
+    ]
 
 
 async def selected(connection: Connection, run: Run, fiche_ids: Sequence[str], controls: Mapping[str, Any]) -> None:
@@ -147,6 +159,7 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
         for row in rows
     ]
     await connection.execute(STATISTICS, (to_json(statistics).decode(),))
+    await connection.execute(FORGET_KEYS, ([run.schedule_id for run in runs],))
     events = []
     for row in rows:
         run, told = by_id[row["id"]], summaries[row["id"]]

@@ -14,7 +14,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import Counted, Flow, Run, Settled, keep_open, settle_targets
 from ecluse.flows.automation import snapshot, telling
 from ecluse.flows.automation.config import Config
-from ecluse.flows.automation.selection import budget_warning
+from ecluse.flows.automation.selection import AUDIT_WAIT, WAIT, budget_warning
 from ecluse.flows.transcriptions.starting import start
 
 TRANSCRIBE = "transcribe"
@@ -22,17 +22,19 @@ INCOMPLETE = "Transcription incomplete (timeout/stall)"
 SAMPLE = 3
 NAMED = 3  # recordings, in the error of a fiche
 
-# Of fiches that are still in play, what was there when the stage began. What is gone upstream counts nowhere.
+# Of fiches that are still in play, what was there when the stage began. What is gone upstream counts nowhere. (OFFSET:
+# whatever the planner believes of tables that were just filled, outcomes are found by their key.)
 FROM = f"""
-FROM automation_run_fiches f JOIN outcomes o ON o.run_id = f.run_id AND o.target = f.fiche_id AND o.outcome IS NULL
+FROM automation_run_fiches f CROSS JOIN LATERAL (
+    SELECT 1 FROM outcomes o WHERE o.run_id = f.run_id AND o.target = f.fiche_id AND o.outcome IS NULL OFFSET 0) o
 JOIN stages s ON s.run_id = f.run_id AND s.stage = '{TRANSCRIBE}'
 JOIN recordings r ON r.fiche_cache_id = f.fiche_cache_id AND r.removed_at IS NULL AND r.created_at <= s.started_at
 LEFT JOIN runs t ON t.id = f.transcription_run_id
-"""
+"""  # noqa: S608 - our own words
 THIS = "WHERE f.run_id = %(run)s"
 MISSING = f"{THIS} AND NOT r.has_transcription"
-# Nobody is at it any more, or ever was.
-OVER = "NOT r.has_transcription AND (t.id IS NULL OR t.ended_at IS NOT NULL)"
+# Nobody is at it any more, or ever was. What others left undone is not over: it is taken over.
+OVER = "NOT r.has_transcription AND (t.id IS NULL OR (t.ended_at IS NOT NULL AND t.parent_run_id = f.run_id))"
 UNHEALABLE = """EXISTS (SELECT 1 FROM items i WHERE i.run_id = t.id AND i.key = r.call_id AND i.status = 'failed'
     AND i.permanent AND i.target <> '')"""
 COUNT = f"""
@@ -88,16 +90,19 @@ class Transcripts:
         return len(fiche_ids)
 
     async def count(self, connection: Connection, run: Run) -> Counted:
-        """What others had begun, and have not finished, is ours from now on."""
-        left = [row[0] for row in await (await connection.execute(LEFT_BY_OTHERS, {"run": run.id})).fetchall()]
-        if left:
-            wanted = await snapshot.load(connection, run)
-            await self._start(connection, run, left, wanted.transcription_priority, 0)
         row = await (await connection.execute(COUNT, {"run": run.id})).fetchone()
         assert row is not None  # noqa: S101 - an aggregate has one row
         return Counted(*row)
 
+    async def take_over(self, connection: Connection, run: Run, round_: int) -> None:
+        """What others had begun and have not finished is ours from now on."""
+        left = [row[0] for row in await (await connection.execute(LEFT_BY_OTHERS, {"run": run.id})).fetchall()]
+        if left:
+            wanted = await snapshot.load(connection, run)
+            await self._start(connection, run, left, wanted.transcription_priority, round_)
+
     async def again(self, connection: Connection, run: Run, round_: int) -> None:
+        """Twice starts nothing twice: what is at work is not healable, and names are computed."""
         wanted = await snapshot.load(connection, run)
         fiche_ids = [row[0] for row in await (await connection.execute(HEALABLE, {"run": run.id})).fetchall()]
         await self._start(connection, run, fiche_ids, wanted.transcription_priority, round_)
@@ -143,7 +148,8 @@ class Transcripts:
             crashpoint("in dispatch")
 
     async def _warn(self, connection: Connection, run: Run, recordings: int, max_wait: timedelta) -> None:
-        if warning := budget_warning(recordings, self.config.per_minute, max_wait):
+        knob = WAIT if max_wait == self.config.transcription_wait else AUDIT_WAIT
+        if warning := budget_warning(recordings, self.config.per_minute, max_wait, knob):
             await telling.say(connection, run, f"The budget does not fit: {warning}", "warning")
             await snapshot.add(connection, run, budget_warning=warning)
             run.trace.warn(warning)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import date
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound, PermanentError
@@ -16,12 +16,14 @@ from ecluse.db.connect import Connection
 from ecluse.engine import Done, Item, Result, Saved, WorkContext
 from ecluse.flows.audits.work import Access as AuditAccess
 from ecluse.flows.audits.work import Auditor, connected_auditor
+from ecluse.flows.automation.schedules import secret_name
 from ecluse.flows.fiches.cache import cache_sales
 from ecluse.flows.fiches.fetching import Fetched, fetch_fiche, save_details
 from ecluse.vendors.crm import Crm
 from ecluse.vendors.http import VendorHttp
 
-KEY_SECONDS = 30.0  # a schedule's key is asked for again after this: it may have been changed
+# A schedule's key may be changed: it is asked for again after this, or after so little if the CRM does not like it.
+KEY_SECONDS, REFUSED_SECONDS = 30.0, 1.0
 
 ReadSecret = Callable[[Connection, str, str], Awaitable[str]]
 
@@ -47,15 +49,15 @@ class Keys:
         self._known: dict[tuple[str, int], tuple[float, str]] = {}
         self._asking = asyncio.Lock()
 
-    async def of(self, context: WorkContext, item: Item) -> str | None:
-        """None: the general one is meant."""
+    async def of(self, context: WorkContext, item: Item, oldest: float = KEY_SECONDS) -> str | None:
+        """None: the general one is meant. What was asked for longer ago than `oldest` is asked for again."""
         schedule = item.payload.get("own_key_of") if item.payload else None
         if schedule is None:
             return None
         key = (item.tenant_id, int(schedule))
         async with self._asking:
             asked, value = self._known.get(key, (float("-inf"), ""))
-            if time.monotonic() - asked > KEY_SECONDS:
+            if time.monotonic() - asked > oldest:
                 value = await self._ask(context, *key)
                 self._known[key] = (time.monotonic(), value)
         return value
@@ -70,10 +72,6 @@ class Keys:
         except NotFound as error:
             message = "The schedule's own API key is not there any more: give it anew."
             raise PermanentError(message, code="NO_KEY") from error
-
-
-def secret_name(schedule_id: int) -> str:
-    return f"schedule:{schedule_id}"
 
 
 class Vendors(NamedTuple):
@@ -95,9 +93,29 @@ async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
         yield Vendors(Crm(crm, access.crm_key), Keys(access.read_secret), auditor)
 
 
+R = TypeVar("R")
+
+
+async def _ask(context: WorkContext, item: Item, call: Callable[[str | None], Awaitable[R]]) -> R:
+    """With the schedule's own key; one that is refused may have been changed just now."""
+    keys: Keys = context.vendors.keys
+    key = await keys.of(context, item)
+    try:
+        return await call(key)
+    except PermanentError as error:
+        if (
+            key is None
+            or error.status not in (401, 403)
+            or (new := await keys.of(context, item, REFUSED_SECONDS)) == key
+        ):
+            raise
+    await context.permit(item)
+    return await call(new)
+
+
 async def revalidate(context: WorkContext, item: Item) -> Result:
-    vendors: Vendors = context.vendors
-    sales = await vendors.crm.sales(date.fromisoformat(item.key), api_key=await vendors.keys.of(context, item))
+    crm: Crm = context.vendors.crm
+    sales = await _ask(context, item, lambda key: crm.sales(date.fromisoformat(item.key), api_key=key))
     rows = [fiche.model_dump(mode="json") for fiche in sales.fiches]
     return Done({"fiches": len(rows), "skipped": sales.skipped[:20]}, kept={"rows": rows, "at": context.now()})
 
@@ -111,8 +129,8 @@ async def save_sales(connection: Connection, saved: Sequence[Saved]) -> None:
 
 async def fetch(context: WorkContext, item: Item) -> Result:
     """Anew, whatever is cached. One that the CRM does not know is an answer, and is stored as one."""
-    vendors: Vendors = context.vendors
-    answer = await fetch_fiche(vendors.crm, item.key, api_key=await vendors.keys.of(context, item))
+    crm: Crm = context.vendors.crm
+    answer = await _ask(context, item, lambda key: fetch_fiche(crm, item.key, api_key=key))
     return Done({"found": answer["found"]}, kept=answer.get("details"))
 
 
