@@ -51,7 +51,8 @@ ORDER BY r.id
 STATISTICS = """
 SELECT 'schedule ' || a.id AS subject, a.id AS schedule_id, format('counts %s runs (%s successful, %s partial, '
     '%s failed; the last %s), but of its runs have ended %s', a.total_runs, a.successful_runs, a.partial_runs,
-    a.failed_runs, coalesce(a.last_run_status, 'none'), coalesce(left(array_to_string(n.words, ', '), 200), 'none')) AS message
+    a.failed_runs, coalesce(a.last_run_status, 'none'), coalesce(left(array_to_string(n.words, ', '), 200), 'none'))
+    AS message
 FROM automation_settings a LEFT JOIN (
     SELECT schedule_id, array_agg(CASE status WHEN 'completed' THEN 'success' ELSE status END ORDER BY id) AS words
     FROM runs WHERE flow = 'automation' AND ended_at IS NOT NULL GROUP BY 1) n ON n.schedule_id = a.id
