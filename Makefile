@@ -6,7 +6,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all browser check lint format types imports demo bench bench-automation chaos coverage-of-requirements requirements docs clean
+.PHONY: help test test-all browser check lint format types imports demo bench bench-automation chaos chaos-automation coverage-of-requirements requirements docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,10 @@ bench-automation: .venv/.ready ## What the automation flow costs above its calls
 chaos: .venv/.ready ## Replicas killed at random, then the account; KILLS=200 SEED=1 by default, JSON=1 prints JSON
 	$(BIN)/python -m tests.faults.chaos $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(filter 1,$(JSON)),--json)
+
+chaos-automation: .venv/.ready ## The same over one run of automation; KILLS=50 FICHES=1000 SEED=1 by default, JSON=1 prints JSON
+	$(BIN)/python -m tests.faults.automation_chaos $(if $(KILLS),--kills $(KILLS)) $(if $(FICHES),--fiches $(FICHES)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(filter 1,$(JSON)),--json)
 
 coverage-of-requirements: .venv/.ready ## Which requirements no test cites
 	$(BIN)/python tools/coverage_of_requirements.py

@@ -1,0 +1,201 @@
+"""One large run of automation while its replicas are killed at random, beside the same run without a kill: what became
+of each fiche must be the same.
+
+`make chaos-automation KILLS=50 FICHES=1000 SEED=1 JSON=1`. A test plays the same with smaller numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.faults.chaos import MANY_KILLS, WRITES, Chaos, Plan, Report, slow
+from tests.faults.nursery import ROOT, nursery
+from tests.faults.postgres import own_postgres
+from tests.faults.subjects import AUTOMATION, Subject
+from tests.faults.world import World, open_world
+
+REFUSED = [f"{10_000 + n}-1" for n in range(3, 4_000, 97)]
+# Whatever fails heals within the attempts that there are, but for recordings that nobody can read.
+FAULTS: list[dict[str, Any]] = [
+    {"kind": "refused", "vendor": "elevenlabs", "ids": REFUSED, "status": 422, "code": "invalid_audio"},
+    {"kind": "applied_then_error", "methods": WRITES, "rate": 0.03, "per_id_times": 1},
+    {"kind": "server_error", "vendor": "crm", "rate": 0.05, "per_id_times": 1},
+    slow(0.1),
+    slow(0.6, rate=0.05),
+]
+OUTCOMES = "SELECT target, outcome, error_code FROM outcomes WHERE run_id = %s"
+DONE = "SELECT count(*) AS n FROM items WHERE status <> 'open'"
+NOTED = "SELECT error_code, count(*) AS n FROM attempts WHERE maybe_paid GROUP BY 1 ORDER BY 1"
+AT_VENDORS = {"AUTOMATION_SEND_EVENT_CHUNK_SIZE": "50"}
+Open = Callable[[Subject], AbstractContextManager[World]]
+
+
+def fiche(n: int) -> str:
+    """Mostly ordinary ones; of forty, one has no recordings, one a recording without an address, one is unknown."""
+    strange = {20: 9_100, 30: 9_200, 39: 9_300}.get(n % 40)
+    return str(10_000 + n if strange is None else strange + n // 40)
+
+
+def bought_for(number: str) -> frozenset[str]:
+    """At most: of a fiche that fails, what could be bought."""
+    match int(number) // 100:
+        case 91 | 93:
+            return frozenset()
+        case 92:
+            return frozenset({f"transcript of {number}-1", f"transcript of {number}-3"})
+    return AUTOMATION.wanted(number)
+
+
+CROWD = replace(
+    AUTOMATION,
+    target=fiche,
+    wanted=bought_for,
+    environment=lambda url: {**AUTOMATION.environment(url), **AT_VENDORS},
+)
+Outcomes = dict[str, tuple[str, str | None]]
+
+
+@dataclass
+class Account(Report):
+    fiches: int = 0
+    outcomes: Outcomes = field(default_factory=dict)
+    expected: Outcomes = field(default_factory=dict)
+    quiet_seconds: float = 0.0  # what the same run takes without a kill
+    noted: dict[str, int] = field(default_factory=dict)
+    paid: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def otherwise(self) -> list[str]:
+        fiches = sorted(self.expected.keys() | self.outcomes.keys())
+        return [
+            f"{one}: {self.outcomes.get(one)}, not {self.expected.get(one)}"
+            for one in fiches
+            if self.outcomes.get(one) != self.expected.get(one)
+        ]
+
+    def problems(self) -> list[str]:
+        few = self.plan.kills < MANY_KILLS  # they may miss, or come too late: that proves nothing, and is no fault
+        expected = {
+            f"{self.plan.kills} kills, not {self.kills}": self.kills == self.plan.kills or few,
+            f"{self.fiches} fiches with an outcome, not {len(self.outcomes)}": len(self.outcomes) == self.fiches,
+            f"the same outcomes as without kills, not: {'; '.join(self.otherwise[:8])}": not self.otherwise,
+            "work in the hands of somebody who was killed": bool(self.take_overs) or few,
+            f"nobody to leave by himself, not: {self.exited}": not self.exited,
+        }
+        return [*self.tally.problems(), *(f"expected {what}" for what, seen in expected.items() if not seen)]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kills": self.kills,
+            "fiches": self.fiches,
+            "outcomes": dict(Counter(" ".join(filter(None, one)) for one in self.outcomes.values())),
+            "otherwise": len(self.otherwise),
+            "bought": self.tally.applied,
+            "lost": len(self.tally.lost),
+            "paid": dict(self.paid),
+            "paid_twice": self.tally.paid_twice,
+            "paid_twice_unnoted": len(self.tally.doubled),
+            "noted": self.noted,
+            "late_writes": len(self.tally.late_writes),
+            "takeovers": len(self.take_overs),
+            "takeover_p50_s": self.percentile(50),
+            "takeover_p99_s": self.percentile(99),
+            "replicas_exited": len(self.exited),
+            "seconds": round(self.seconds, 1),
+            "seconds_without_kills": round(self.quiet_seconds, 1),
+            "seed": self.plan.seed,
+            "verify": self.tally.verify,
+        }
+
+
+class OneRun(Chaos):
+    """Kills come as the work proceeds: at random, and all of them while it does."""
+
+    def __init__(self, world: World, plan: Plan, *, quiet: bool) -> None:
+        super().__init__(world, plan, quiet=quiet)
+        self.report: Account = Account(plan, fiches=plan.targets)
+
+    def play(self) -> Account:
+        world, plan, report = self.world, self.plan, self.report
+        world.watch_claims()
+        world.sandbox.set_faults(FAULTS)
+        world.start_replicas(plan.replicas)
+        names = [CROWD.target(n) for n in range(1, plan.targets + 1)]
+        # From the first details to the last audits, and a few left over.
+        work = len(names) + sum(len(CROWD.wanted(name)) for name in names)
+        moments = sorted(self._chance.randrange(work // 100, work * 97 // 100) for _ in range(plan.kills))
+        run = world.start_run(plan.targets)
+
+        def ended() -> bool:
+            self._replace()
+            self._say()
+            if moments and world.one(DONE) >= moments[0]:
+                del moments[0]
+                self._kill()
+            return world.ended() == 1
+
+        world.wait_for(ended, "the run has ended", plan.patience)
+        report.seconds = time.monotonic() - self._began
+        rows = world.ask(OUTCOMES, run)
+        report.outcomes = {row["target"]: (row["outcome"], row["error_code"]) for row in rows}
+        report.noted = {row["error_code"]: row["n"] for row in world.ask(NOTED)}
+        report.paid = Counter(entry["vendor"] for entry in world.sandbox.ledger(kind="paid"))
+        report.take_overs = [seconds for one in self._taken if (seconds := one.seconds(world)) is not None]
+        return report
+
+
+def compare(open_: Open, plan: Plan, *, quiet: bool = False) -> Account:
+    """First without a kill, then with all of them; each in a world of its own."""
+    with open_(CROWD) as world:
+        calm = OneRun(world, replace(plan, kills=0), quiet=quiet).play()
+        row = world.ask("SELECT status, selected, successful, failed, ignored FROM runs WHERE flow = 'automation'")[0]
+    with open_(replace(CROWD, expected=lambda _: row)) as world:
+        report = OneRun(world, plan, quiet=quiet).play()
+        report.expected, report.quiet_seconds = calm.outcomes, calm.seconds
+        report.tally = world.tally()
+        if report.problems() and not quiet:
+            sys.stderr.write(world.diagnosis() + "\n")
+    return report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.automation_chaos", description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--fiches", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    args = parser.parse_args(argv)
+    plan = Plan(kills=args.kills, seed=args.seed, targets=args.fiches, patience=1_800.0)
+    sys.path.insert(0, str(ROOT / "examples"))  # as pytest has it
+    folder = Path(tempfile.mkdtemp(prefix="ecluse-chaos-"))
+    try:
+        with own_postgres(folder) as postgres, nursery(folder) as born:
+            # The program's own heartbeat: what is measured is what an operator gets.
+            opened = partial(open_world, postgres=postgres, nursery=born, folder=folder, heart={}, seed=args.seed)
+            report = compare(opened, plan)
+            problems = report.problems()
+            rows = {name: value for name, value in report.as_json().items() if name != "verify"}
+            told = [f"  {name:<22} {value}" for name, value in rows.items()]
+            verdict = problems or ["all is well, and the auditor agrees"]
+            sys.stdout.write("\n".join([f"automation under {args.kills} kills", *told, "", *verdict]) + "\n")
+            if args.json:
+                sys.stdout.write(json.dumps(report.as_json()) + "\n")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
