@@ -83,7 +83,8 @@ TALLY = """
 SELECT r.id, count(*) FILTER (WHERE o.outcome = 'successful'), count(*) FILTER (WHERE o.outcome = 'failed'),
        count(*) FILTER (WHERE o.outcome = 'ignored'),
        extract(epoch FROM ecluse_now() - coalesce(r.started_at, r.created_at))::float8
-FROM runs r LEFT JOIN outcomes o ON o.run_id = r.id WHERE r.id = ANY(%(runs)s) GROUP BY r.id
+FROM runs r LEFT JOIN outcomes o ON o.run_id = r.id AND o.run_id = ANY(%(runs)s)
+WHERE r.id = ANY(%(runs)s) GROUP BY r.id
 """
 
 

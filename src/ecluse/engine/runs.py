@@ -285,7 +285,7 @@ moved AS (
         started_at = CASE WHEN m.ends THEN r.started_at ELSE ecluse_now() END,
         ended_at = CASE WHEN m.ends THEN ecluse_now() END,
         {", ".join(f"{name} = m.{name}" for name in FACTS)}
-    FROM m WHERE r.id = m.run AND r.status = m.from_word RETURNING r.id),
+    FROM m WHERE r.id = ANY(%(runs)s) AND r.id = m.run AND r.status = m.from_word RETURNING r.id),
 noted AS (
     INSERT INTO run_log (run_id, at, level, message, data)
     SELECT run, ecluse_now(), level, from_word || ' -> ' || to_word, data FROM m ORDER BY run)
@@ -305,7 +305,8 @@ async def set_status(connection: Connection, flow: Flow, moves: Sequence[Move]) 
             | {"ends": "end_cause" in facts, "level": "error" if state is State.FAILED else "info"}
             | {"data": facts or None, **facts}
         )
-    await connection.execute(SET_STATUS, {"moves": to_json(rows).decode()})
+    runs = [move.run.id for move in moves]
+    await connection.execute(SET_STATUS, {"runs": runs, "moves": to_json(rows).decode()})
     return words
 
 

@@ -122,20 +122,22 @@ FROM automation_settings a JOIN schedules s ON s.id = a.id;
 
 CREATE VIEW automation_runs AS
 SELECT r.id, r.tenant_id, r.schedule_id, CASE r.status WHEN 'queued' THEN 'running' ELSE r.status END AS status,
-       r.phase, coalesce(r.successful + r.failed, r.selected - (SELECT count(*)::int FROM outcomes o
-           WHERE o.run_id = r.id AND o.outcome = 'ignored'), 0) AS total_fiches,
-       coalesce(r.successful, (SELECT count(*)::int FROM outcomes o
-           WHERE o.run_id = r.id AND o.outcome = 'successful')) AS successful_fiches,
-       coalesce(r.failed, (SELECT count(*)::int FROM outcomes o
-           WHERE o.run_id = r.id AND o.outcome = 'failed')) AS failed_fiches,
-       coalesce(r.ignored, (SELECT count(*)::int FROM outcomes o
-           WHERE o.run_id = r.id AND o.outcome = 'ignored')) AS ignored_fiches,
+       r.phase, coalesce(r.successful + r.failed, r.selected - c.ignored, 0) AS total_fiches,
+       coalesce(r.successful, c.successful) AS successful_fiches, coalesce(r.failed, c.failed) AS failed_fiches,
+       coalesce(r.ignored, c.ignored) AS ignored_fiches,
        coalesce(f.transcriptions_run, 0) AS transcriptions_run, coalesce(f.audits_run, 0) AS audits_run,
        coalesce(f.config_snapshot, '{}'::jsonb) AS config_snapshot, f.result_summary, r.error_code, r.error_message,
        r.error_details, r.end_cause, r.event_key AS event_id, r.parent_run_id, r.created_at,
        coalesce(r.started_at, r.created_at) AS started_at, r.ended_at AS completed_at,
        (extract(epoch FROM r.ended_at - coalesce(r.started_at, r.created_at)) * 1000)::bigint AS duration_ms
-FROM runs r LEFT JOIN automation_run_facts f ON f.run_id = r.id WHERE r.flow = 'automation';
+FROM runs r LEFT JOIN automation_run_facts f ON f.run_id = r.id
+-- counted once, and only while it goes on
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE o.outcome = 'successful')::int AS successful,
+           count(*) FILTER (WHERE o.outcome = 'failed')::int AS failed,
+           count(*) FILTER (WHERE o.outcome = 'ignored')::int AS ignored
+    FROM outcomes o WHERE o.run_id = r.id AND r.ended_at IS NULL) c
+WHERE r.flow = 'automation';
 
 CREATE VIEW automation_run_fiche_results AS
 SELECT o.run_id, o.target AS fiche_id, o.outcome AS status,
