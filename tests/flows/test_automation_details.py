@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.flows.automation_scenes import MONDAY, NO_AUDITS, ONLY_DETAILS, asked, known, log_rows, over
+from ecluse.flows.automation import work
+from tests.flows.automation_scenes import MONDAY, NO_AUDITS, ONLY_DETAILS, asked, known, log_rows, out_of_order, over
 from tests.flows.fiche_rows import call, details, save
 from tests.notify.world import new_secrets
 
@@ -181,3 +182,29 @@ async def test_a_schedule_has_a_key_of_its_own_for_the_crm(automate, query):
     query("DELETE FROM secrets")
     run = await world.ended(await world.trigger(gone))
     assert "own API key is not there any more" in world.results(run["id"])["1001"][1]
+
+
+async def test_an_id_that_cannot_be_transcribed_fails_alone(automate, query):
+    """The CRM may call a fiche what it likes; the others of its day are none the worse for it."""
+    world = await automate()
+    await known(world, MONDAY, f1000="Paris")
+    await in_full(world, "A-17")
+    query("UPDATE fiche_cache SET sales_date = %s WHERE fiche_id = 'A-17'", MONDAY)
+    world.sandbox.set_faults(out_of_order(MONDAY))
+    run = await world.run_over(fiche_selection=over(MONDAY), **NO_AUDITS)
+    assert world.results(run["id"]) == {
+        "1000": ("successful", None),
+        "A-17": ("failed", "Its id is not a number of 1 to 20 digits"),
+    }
+    assert (run["status"], run["end_cause"]) == ("partial", "normal")
+
+
+async def test_a_key_that_was_changed_a_moment_ago_is_asked_for(automate, monkeypatch):
+    monkeypatch.setattr(work, "REFUSED_SECONDS", 0.0)
+    secrets = new_secrets()
+    world = await automate(crm={"read_secret": secrets.get})
+    schedule = await world.schedule("1000", secrets=secrets, external_api_key="forbidden", **ONLY_DETAILS)
+    assert (await world.ended(await world.trigger(schedule)))["status"] == "failed"
+    async with world.kit.pool.connection() as connection:
+        await secrets.put(connection, "default", f"schedule:{schedule}", "another")
+    assert (await world.ended(await world.trigger(schedule)))["status"] == "completed"

@@ -143,6 +143,12 @@ def test_a_fiche_is_gone_if_the_fetch_failed_and_said_so_in_whatever_case(succes
     assert is_ready(success, message, has_information=True, raw_data=None)
 
 
+@pytest.mark.parametrize("fiche_id", ["A-17", "", "123456789012345678901"])
+def test_a_fiche_whose_id_is_no_number_fails_for_itself(fiche_id):
+    verdict = judge(fiche_id, state(), selection(), None, None)
+    assert (verdict.outcome, verdict.error_code) == ("failed", "BAD_ID")
+
+
 @pytest.mark.req("AUT-98", "AUT-106", "AUT-172")
 @pytest.mark.parametrize(
     ("fiche", "text"),
