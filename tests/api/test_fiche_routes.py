@@ -36,14 +36,14 @@ def fiches(shared_dsn):
     async def fill() -> None:
         async with await psycopg.AsyncConnection.connect(shared_dsn, autocommit=True) as c:
             for day, fiche in ((2, "10"), (3, "11"), (4, "20")):
-                await cache_sales(c, "default", date(2026, 3, day), [{"id": fiche, "groupe": "B", "data": {}}], NOW)
+                await cache_sales(c, "default", {date(2026, 3, day): [{"id": fiche, "groupe": "B", "data": {}}]}, NOW)
             told = details(*recordings, call("gone"), groupe="A", user="7", lien=SIGNED, api_key="hush")
             await save(c, ("10", told), ("11", details(groupe="B", user="8")), ("12", None))
             await save(c, ("10", {**told, "recordings": recordings}))
             await save(c, ("10", details(groupe="Z", user="99")), tenant="acme")
             await c.execute(TRANSCRIBE)
             legacy = {"information": {"groupe": "L", "attribution_user_id": 9, "ville": "Nice"}, "recordings": [{}]}
-            await cache_sales(c, "default", date(2026, 3, 1), [{"id": "30", "groupe": None, "data": legacy}], NOW)
+            await cache_sales(c, "default", {date(2026, 3, 1): [{"id": "30", "groupe": None, "data": legacy}]}, NOW)
 
     asyncio.run(fill())
 

@@ -118,7 +118,8 @@ def test_runs_are_started_looked_at_and_redriven(ecluse, dsn, one, query):
     started = ecluse("automation", "trigger", schedule)
     assert started.code == 0
     assert "no server is running yet" in started.err
-    run, (warning,) = started.json["run_id"], started.json["warnings"]
+    run, (no_config, warning) = started.json["run_id"], started.json["warnings"]
+    assert "There is no audit config for it" in no_config
     assert "the first 2 are taken" in warning
     assert ecluse("automation", "fiches", run).out == "none is selected yet\n"
     instead = ecluse("automation", "trigger", schedule, "--fiches", "7,8", "--override", '{"max_fiches": null}').json

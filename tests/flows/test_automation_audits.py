@@ -75,7 +75,10 @@ async def test_a_config_that_fails_fails_the_fiche_with_its_error(automate, quer
     assert results["1008"] == ("successful", None)
     (error,) = query("SELECT error FROM audits WHERE status = 'failed' AND fiche_id = '1000'")
     assert results["1000"] == ("failed", error[0])
-    assert results["9100"] == ("failed", "Fiche 9100 has no transcript: transcribe it first.")
+    assert results["9100"] == (
+        "failed",
+        "Fiche 9100 has no transcript: it has no recordings, or they are not transcribed yet.",
+    )
     assert (partial["status"], partial["total_fiches"], partial["failed_fiches"]) == ("partial", 3, 2)
     assert partial["audits_run"] == 6
     assert query("SELECT audit_config_id, status FROM audits WHERE fiche_id = '1000' ORDER BY 1") == [

@@ -111,6 +111,7 @@ def automation_config(settings: Settings) -> AutomationConfig:
         crm_concurrency=settings.CRM_CONCURRENCY,
         per_minute=settings.TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE,
         chunk=settings.AUTOMATION_SEND_EVENT_CHUNK_SIZE,
+        unset=tuple(name for one in lacking(settings) if one.flow == "automation" for name in one.unset),
     )
 
 

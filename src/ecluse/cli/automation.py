@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -64,7 +65,7 @@ def trigger(
     """Run a schedule now, whatever else is running. No due time is used up by that."""
     from ecluse.flows.automation import starting  # brings the faces along: who only looks need not wait for them
 
-    given = json_object(override) if override is not None else {}
+    given = json_object(override, "--override") if override is not None else {}
     if fiches is not None:
         if not fiches.strip(" ,"):
             raise InvalidInput("--fiches names no fiche: leave it out to take those that the schedule says.")
@@ -73,7 +74,7 @@ def trigger(
         instead = Override.model_validate(given) if given else None
     except ValidationError as error:
         raise InvalidInput(readable(error)) from error
-    config = bootstrap.automation_config(settings.load())
+    config = replace(bootstrap.automation_config(settings.load()), unset=())  # of this shell, not of the server
 
     async def ask(connection: Connection) -> dict[str, Any]:
         await tenants.require(connection, tenant, enabled=True)

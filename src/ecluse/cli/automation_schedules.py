@@ -290,7 +290,7 @@ def _selection(
 
 def _merged(given: dict[str, Any], more: str | None, key_file: Path | None) -> dict[str, Any]:
     """Options win over --more."""
-    rest = json_object(more) if more is not None else {}
+    rest = json_object(more, "--more") if more is not None else {}
     if "fiche_selection" in given and isinstance(rest.get("fiche_selection"), dict):
         given = {**given, "fiche_selection": {**rest["fiche_selection"], **given["fiche_selection"]}}
     key = {"external_api_key": _read(key_file)} if key_file is not None else {}

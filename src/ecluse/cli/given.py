@@ -22,11 +22,11 @@ def flow_named(name: str) -> Flow:
     return chosen
 
 
-def json_object(text: str) -> dict[str, Any]:
+def json_object(text: str, option: str = "--input") -> dict[str, Any]:
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InvalidInput(f"--input is not JSON: {error}") from error
+        raise InvalidInput(f"{option} is not JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise InvalidInput("--input must be a JSON object")
+        raise InvalidInput(f"{option} must be a JSON object")
     return parsed

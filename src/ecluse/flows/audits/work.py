@@ -78,7 +78,8 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
     if standing.done is not None:
         return Done({**told, "score": float(standing.done)})
     if not text:
-        raise PermanentError(f"Fiche {item.target} has no transcript: transcribe it first.", code="NO_TRANSCRIPT")
+        why = f"Fiche {item.target} has no transcript: it has no recordings, or they are not transcribed yet."
+        raise PermanentError(why, code="NO_TRANSCRIPT")
     if len(text) > max_input_chars:
         raise PermanentError(
             f"The transcript of fiche {item.target} has {len(text)} characters, and AUDIT_MAX_INPUT_CHARS is"

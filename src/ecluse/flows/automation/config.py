@@ -19,6 +19,7 @@ class Config:
     crm_concurrency: int = 20
     per_minute: float = 10  # recordings that start at the provider
     chunk: int = 200  # runs started in one transaction
+    unset: tuple[str, ...] = ()  # knobs without which runs fail
 
     @property
     def longest(self) -> timedelta:

@@ -8,6 +8,7 @@ its days.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from math import ceil
 from typing import Annotated, Any, Literal, Self
@@ -211,6 +212,19 @@ def dates_to_query(selection: Selection, due: datetime, timezone: str) -> list[d
 def crm_date(day: date) -> str:
     """As the CRM writes it."""
     return f"{day:%d/%m/%Y}"
+
+
+def nothing_warning(selection: Selection) -> str | None:
+    if selection.mode != "manual" or selection.fiche_ids:
+        return None
+    return "No fiche is given: the run will complete, and do nothing."
+
+
+def missing_warning(unset: Sequence[str], transcribes: bool, audits: bool) -> str | None:
+    """Of the knobs that are not set: those without which such a run cannot succeed."""
+    wanted = {"CRM_": True, "ELEVENLABS_": transcribes or audits, "LLM_": audits}
+    missing = [name for name in unset if any(on and name.startswith(vendor) for vendor, on in wanted.items())]
+    return f"Not set on this server: {', '.join(missing)}. The run will fail for want of it." if missing else None
 
 
 def truncation_warning(selection: Selection) -> str | None:

@@ -14,6 +14,7 @@ from ecluse.base.errors import NotFound
 from ecluse.base.ids import uuid7
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, Start, Started, fire_by_hand, load_schedule, write_events
+from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation import telling
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.schedules import load, selection_of
@@ -24,9 +25,16 @@ from ecluse.flows.automation.selection import (
     Override,
     budget_warning,
     merged,
+    missing_warning,
+    nothing_warning,
     truncation_warning,
 )
 from ecluse.flows.fiches.scopes import is_fiche_id
+
+NO_CONFIGS = (
+    "There is no audit config for it: every fiche will fail with `No audit configs resolved`, after its transcripts "
+    "were paid for. Make one that has run_automatically, or name it in specific_audit_configs."
+)
 
 ENDED = """
 SELECT r.schedule_id, r.ended_at IS NOT NULL, r.status, r.input -> 'override_fiche_selection',
@@ -91,7 +99,7 @@ async def redrive(
 async def warnings(
     connection: Connection, tenant: str, schedule_id: int, override: Override | None, config: Config
 ) -> list[str]:
-    """What can be known beforehand not to work out: of a manual list only, as others are yet to be selected."""
+    """What can be known beforehand not to work out; how many fiches there are, of a manual list only."""
     row = await load(connection, tenant, schedule_id)
     selection = merged(selection_of(row), override)
     # Whoever audits needs transcripts, too: without a stage of their own they are made in the time of the audits.
@@ -101,7 +109,14 @@ async def warnings(
         taken = selection.fiche_ids[: selection.max_fiches]
         (left,) = await (await connection.execute(LEFT, (tenant, taken))).fetchone() or (0,)
     knob = WAIT if row["run_transcription"] else AUDIT_WAIT
-    found = (truncation_warning(selection), budget_warning(left, config.per_minute, max_wait, knob))
+    resolved = await resolve_configs(connection, tenant, row["specific_audit_configs"], row["use_automatic_audits"])
+    found = (
+        nothing_warning(selection),
+        missing_warning(config.unset, row["run_transcription"], row["run_audits"]),
+        None if resolved.configs or not row["run_audits"] else NO_CONFIGS,
+        truncation_warning(selection),
+        budget_warning(left, config.per_minute, max_wait, knob),
+    )
     return [one for one in found if one is not None]
 
 
@@ -110,7 +125,7 @@ async def _startable(connection: Connection, tenant: str, schedule_id: int, over
     await load_schedule(connection, tenant, schedule_id, lock=True)
     row = await load(connection, tenant, schedule_id)
     if not row["is_active"]:
-        raise Refused(409, "SCHEDULE_INACTIVE", f"Schedule {schedule_id} is switched off: set is_active first.")
+        raise Refused(409, "SCHEDULE_INACTIVE", f"Schedule {schedule_id} is off: switch it on first (is_active).")
     merged(selection_of(row), override)
 
 
