@@ -38,6 +38,7 @@ QUEUE_POLL_SECONDS = 1.0
 # A run that has just ended still has its workflow's result to record.
 LAST_WORDS_SECONDS = 0.1
 GIVE_BACK_SECONDS = 2.0
+IDLE_SECONDS = 10.0
 
 DATABASE_ERRORS = (psycopg.Error, exc.SQLAlchemyError)  # `away` says of which kind
 
@@ -107,6 +108,8 @@ async def launch(dsn: str, executor_id: str, lead: Lead) -> None:
         "enable_patching": True,
         "executor_id": executor_id,
         "sys_db_pool_size": 10,
+        # As ours: a replica that sleeps in the middle of a step keeps others from taking over its runs for so long.
+        "sys_db_idle_transaction_timeout_sec": IDLE_SECONDS,
         "log_level": "WARNING",
         "run_migrations": False,
         "scheduler_polling_interval_sec": 3600.0,
