@@ -72,7 +72,7 @@ UPDATE stages SET ended_at = ecluse_now(), end_cause = 'run ended' WHERE run_id 
 """
 
 LOCK = """
-SELECT id, status, selected IS NULL FROM runs WHERE id = ANY(%(runs)s) ORDER BY id FOR NO KEY UPDATE
+SELECT id, status, selected FROM runs WHERE id = ANY(%(runs)s) ORDER BY id FOR NO KEY UPDATE
 """
 # Before there was anything to answer for: the run itself has failed, for the reason of that item.
 BROKEN = """
@@ -144,24 +144,25 @@ async def end_many(
     async with connection.transaction():
         cursor = await connection.execute(LOCK, {"runs": list(by_id)})
         words = {
-            run: (word, unselected)
-            for run, word, unselected in await cursor.fetchall()
+            run: (word, selected)
+            for run, word, selected in await cursor.fetchall()
             if flow.words.meaning[word] in (State.QUEUED, State.RUNNING)
         }
         if not words:
             return 0
         runs_too = {"runs": list(words)}
-        await connection.execute("UPDATE runs SET selected = 0 WHERE id = ANY(%(runs)s) AND selected IS NULL", runs_too)
+        causes = dict.fromkeys(words, cause)
+        unselected = [run for run, (_, selected) in words.items() if selected is None]
+        if unselected:
+            await connection.execute("UPDATE runs SET selected = 0 WHERE id = ANY(%s)", (unselected,))
         # Claims before items before outcomes: the one lock order.
         await connection.execute(
             "SELECT 1 FROM claims WHERE run_id = ANY(%(runs)s) ORDER BY id FOR NO KEY UPDATE", runs_too
         )
-        causes = dict.fromkeys(words, cause)
-        unselected = [run for run, (_, unselected) in words.items() if unselected]
         if cause.cause == "normal" and unselected:
             cursor = await connection.execute(BROKEN, {"runs": unselected})
             causes |= {run: Cause("catastrophic", code, error) for run, code, error in await cursor.fetchall()}
-        await _settle(connection, flow, list(words), cause)
+        await _settle(connection, flow, list(words), cause, sum(selected or 0 for _, selected in words.values()))
         crashpoint("in finalize")
         cursor = await connection.execute(TALLY, runs_too)
         for run_id, successful, failed, ignored, seconds in await cursor.fetchall():
@@ -183,18 +184,19 @@ async def end_many(
     return len(ended)
 
 
-async def _settle(connection: Connection, flow: Flow, run_ids: list[int], cause: Cause) -> None:
+async def _settle(connection: Connection, flow: Flow, run_ids: list[int], cause: Cause, selected: int) -> None:
     rest = {"code": "NOT_PROCESSED", "reason": "No work was done for this target"}
     if cause.cause != "normal":
         text = storable(f"Run ended: {cause.cause}: {cause.reason or cause.code or 'no reason given'}")
         rest = {"code": cause.code or "RUN_ENDED", "reason": text}
+    facts = {"runs": run_ids, "normal": cause.cause == "normal", "last": flow.last_stages, **rest}
     # Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
     await connection.execute("SET LOCAL enable_nestloop = off")
-    for stroke in SETTLE:
-        facts = {"runs": run_ids, "normal": cause.cause == "normal", "last": flow.last_stages, **rest}
+    all_good = (await connection.execute(SETTLE[0], facts)).rowcount == selected
+    for stroke in () if all_good else SETTLE[1:]:
         await connection.execute(stroke, facts)
     await connection.execute("SET LOCAL enable_nestloop = on")
-    for statement in (MAY_EXIST, CLOSE_WORK, leases.END_OF_RUNS):
+    for statement in (*(() if all_good else (MAY_EXIST,)), CLOSE_WORK, leases.END_OF_RUNS):
         await connection.execute(statement, {"runs": run_ids})
 
 

@@ -20,8 +20,9 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import claim, closing, counts, finishing, news
+from ecluse.engine import claim, counts, finishing
 from ecluse.engine.claim import AHEAD_SECONDS, ALONE, SHARE_OF_SUSPECTS, SUSPECTS_SECONDS, Claimant, Taken
+from ecluse.engine.closer import Closer
 from ecluse.engine.committer import Committer, Finish
 from ecluse.engine.effects import LATER, Ended, Fenced, Performer
 from ecluse.engine.finishing import TOO_MANY_CRASHES, later
@@ -58,11 +59,8 @@ class Worker:
         died: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._work_pool = work_pool
-        self._pool = pool
-        self._flows = flows
         self._paying = paying
         self._contexts = {name: replace(context, reserve=self._reserve) for name, context in contexts.items()}
-        self._tell = tell
         self._stages = {(flow.name, stage.name): stage for flow in flows.values() for stage in flow.stages}
         weights = [stage.weight for stage in self._stages.values()]
         self._who = Claimant(replica, [f"{flow}/{stage}" for flow, stage in self._stages], weights)
@@ -88,9 +86,7 @@ class Worker:
         self._in_hand: Counter[tuple[int, str]] = Counter()
         self._waiting: set[int] = set()  # items that wait for a permit
         self._paced_until = 0.0
-        self._to_close: set[tuple[int, str]] = set()
-        self._over: list[Finish] = []  # items whose stage has news of them
-        self._closing: asyncio.Task[None] | None = None
+        self._closer = Closer(pool, flows, tell)
 
     def wake(self) -> None:
         """There may be something new."""
@@ -144,7 +140,7 @@ class Worker:
             async with asyncio.timeout(max(grace, FLUSH_SECONDS)):
                 await self.committer.flush()
                 await self._paying.note_cut_off()
-                await (self._closing or asyncio.sleep(0))
+                await self._closer.finish()
 
     async def _sleep(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -315,10 +311,7 @@ class Worker:
             elif finish.status == "open":
                 self._pace.heard()
         self._forget(batch)
-        self._over += over
-        # One at a time: what becomes complete meanwhile is gathered, and closed together.
-        if (self._to_close or self._over) and (self._closing is None or self._closing.done()):
-            self._closing = asyncio.create_task(self._close())
+        self._closer.committed(over, busy=bool(self._in_hand))
 
     def _wake_at(self, instant: datetime) -> None:
         self._alarm.set((instant - self._clock.now()).total_seconds())
@@ -334,17 +327,5 @@ class Worker:
             self._in_hand[pair] -= 1
             if self._in_hand[pair] == 0:
                 del self._in_hand[pair]
-                self._to_close.add(pair)
+                self._closer.add(*pair)
         self._wake.set()
-
-    async def _close(self) -> None:
-        while self._to_close or self._over:
-            pairs, self._to_close, over, self._over = self._to_close, set(), self._over, []
-            await news.tell(self._pool, over, self._tell)  # first: of an item before its run
-            try:
-                await closing.close(self._pool, self._flows, pairs)
-                crashpoint("after hint")
-            except psycopg.Error as error:
-                if not is_away(error):
-                    raise
-                log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())

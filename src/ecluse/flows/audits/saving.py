@@ -73,7 +73,9 @@ async def record_failures(connection: Connection, run_ids: Collection[int]) -> N
         _told({"audit_id": audit, "fiche_cache_id": fiche}, "failed", error_code=code, error=error)
         for audit, fiche, code, error in await cursor.fetchall()
     ]
-    await _finish(connection, found)
+    if found:
+        async with connection.transaction():
+            await _finish(connection, found)
 
 
 async def news(connection: Connection, over: Sequence[Over]) -> list[Live]:
@@ -82,18 +84,20 @@ async def news(connection: Connection, over: Sequence[Over]) -> list[Live]:
         for one in over
         if one.status != "succeeded"
     ]
-    await _finish(connection, failed)
+    if failed:
+        async with connection.transaction():
+            await _finish(connection, failed)
     return [_live(one) for one in over]
 
 
 async def _finish(connection: Connection, rows: Sequence[Row]) -> None:
+    """In the caller's transaction."""
     if not rows:
         return
     given = to_json(rows).decode()
-    async with connection.transaction():
-        await connection.execute(LOCK_FICHES, (sorted({int(row["fiche_cache_id"]) for row in rows}),))
-        await connection.execute(UNSET, (given,))
-        await connection.execute(FINISH, (given,))
+    await connection.execute(LOCK_FICHES, (sorted({int(row["fiche_cache_id"]) for row in rows}),))
+    await connection.execute(UNSET, (given,))
+    await connection.execute(FINISH, (given,))
 
 
 def _told(payload: Row, status: str, **facts: Any) -> Row:
