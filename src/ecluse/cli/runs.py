@@ -98,11 +98,9 @@ def list_runs(
     limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
     offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """The newest runs first; deliveries of notifications only with `--flow notifications`."""
-    but = [NOTIFICATIONS]
-    rows = with_connection(
-        lambda c: reading.list_runs(c, tenant=tenant, flow=flow, state=state, but=but, limit=limit, offset=offset)
-    )
+    """The newest runs first; what other runs have started, and deliveries of notifications, only by `--flow`."""
+    wanted: dict[str, Any] = {"flow": flow, "state": state, "but": [NOTIFICATIONS], "top": flow is None}
+    rows = with_connection(lambda c: reading.list_runs(c, tenant=tenant, **wanted, limit=limit, offset=offset))
     if not rows:
         filtered = flow or state or tenant or offset
         typer.echo("no such runs" if filtered else "no runs yet: start one with `ecluse runs start FLOW`")
