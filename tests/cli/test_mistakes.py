@@ -186,7 +186,7 @@ def data_dir():
 def test_without_an_address_the_embedded_database_serves_each_command_and_then_stops(bare, data_dir):
     knobs = {"ECLUSE_DATA_DIR": str(data_dir), "DATABASE_URL": ""}
     migrated = bare("migrate", **knobs)
-    assert (migrated.code, migrated.out, migrated.err) == (0, "schema 0011\n", "")
+    assert (migrated.code, migrated.out, migrated.err) == (0, "schema 0012\n", "")
     assert_nothing_runs(data_dir)
     version = bare("psql", "-Atc", "select version_num from alembic_version", **knobs)
     assert (version.code, version.out, version.err) == (0, "0011\n", "")

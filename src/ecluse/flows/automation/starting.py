@@ -125,7 +125,7 @@ async def _startable(connection: Connection, tenant: str, schedule_id: int, over
     await load_schedule(connection, tenant, schedule_id, lock=True)
     row = await load(connection, tenant, schedule_id)
     if not row["is_active"]:
-        raise Refused(409, "SCHEDULE_INACTIVE", f"Schedule {schedule_id} is off: switch it on first (is_active).")
+        raise Refused(409, "SCHEDULE_INACTIVE", f"Schedule {schedule_id} is switched off: switch it on (is_active).")
     merged(selection_of(row), override)
 
 
