@@ -10,12 +10,12 @@ import psycopg
 import pytest
 
 from ecluse.flows.automation.shapes import (
+    AutomationFichePage,
+    AutomationLogPage,
+    AutomationRunPage,
     Diagnostic,
-    FichePage,
-    LogPage,
     Redriven,
     RunInFull,
-    RunPage,
     Triggered,
 )
 from tests.api.conftest import add_tenant, new_key, serving
@@ -103,7 +103,7 @@ def test_a_trigger_answers_with_the_run_there_is_to_look_at(shared_api, shared_d
     assert told["override_fiche_selection"] == {"mode": "manual", "fiche_ids": ["8", "9"], "use_rlm": True}
     assert (told["run_id"], told["schedule_id"]) == (run.id, schedule)
     for path in (f"{SCHEDULES}/{schedule}/runs", f"{RUNS}?schedule_id={schedule}"):
-        page = RunPage.model_validate(shared_api.get(path).json)
+        page = AutomationRunPage.model_validate(shared_api.get(path).json)
         assert [one.id for one in page.runs] == [run.id]
     assert [one["id"] for one in shared_api.get(f"{SCHEDULES}/{schedule}").json["runs"]] == [run.id]
     trail = "SELECT count(*) FROM audit_trail WHERE action = 'automation_schedule.trigger' AND subject = %s"
@@ -278,7 +278,7 @@ def test_logs_are_in_the_order_of_their_time(shared_api, shared_dsn):
         " 'warning', 'line ' || n, '{\"n\": 1}' FROM unnest(ARRAY[3, 1, 2]) n",
         run,
     )
-    page = LogPage.model_validate(shared_api.get(f"{RUNS}/{run}/logs").json)
+    page = AutomationLogPage.model_validate(shared_api.get(f"{RUNS}/{run}/logs").json)
     assert [line.message for line in page.logs] == ["line 1", "line 2", "line 3"]
     assert (page.logs[0].level, page.logs[0].metadata) == ("warning", {"n": 1})
     rest = shared_api.get(f"{RUNS}/{run}/logs?limit=1&offset=1").json["logs"]
@@ -313,7 +313,7 @@ def test_what_became_of_each_fiche_and_what_it_still_lacks(shared_api, shared_ds
         " ecluse_now())",
         run, ids[1], config, run,
     )  # fmt: skip
-    rows = FichePage.model_validate(shared_api.get(f"{RUNS}/{run}/fiches").json).fiches
+    rows = AutomationFichePage.model_validate(shared_api.get(f"{RUNS}/{run}/fiches").json).fiches
     assert [(row.fiche_id, row.status, row.details) for row in rows] == [
         ("501", "open", "ready"), ("502", "successful", "ready"), ("503", "failed", "missing"),
         ("504", "ignored", "missing"),

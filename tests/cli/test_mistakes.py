@@ -189,7 +189,7 @@ def test_without_an_address_the_embedded_database_serves_each_command_and_then_s
     assert (migrated.code, migrated.out, migrated.err) == (0, "schema 0012\n", "")
     assert_nothing_runs(data_dir)
     version = bare("psql", "-Atc", "select version_num from alembic_version", **knobs)
-    assert (version.code, version.out, version.err) == (0, "0011\n", "")
+    assert (version.code, version.out, version.err) == (0, "0012\n", "")
     assert_nothing_runs(data_dir)
     started = bare("runs", "start", FLOW, **knobs)
     assert started.code == 0

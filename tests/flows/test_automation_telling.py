@@ -49,6 +49,7 @@ async def told(automate, monkeypatch, tmp_path):
             run_id = await world.trigger(schedule, fiche_ids=["1000", "1001", "9300"])
             await until(lambda: "Fiche details progress: 0/3" in world.logs(run_id))
         run = await world.ended(run_id)
+        await until(lambda: any(one.get("verb") == "END:" and one.get("run_id") == run_id for one in lines))
     return world, schedule, run, lines, tmp_path
 
 

@@ -82,7 +82,9 @@ async def delete_schedule(request: Request, schedule_id: str) -> Response:
     return as_json({"id": schedule_id, "deleted": True})
 
 
-@routes.get(f"{SCHEDULES}/{{schedule_id}}/runs", openapi_extra=needs("automation.read"), response_model=shapes.RunPage)
+@routes.get(
+    f"{SCHEDULES}/{{schedule_id}}/runs", openapi_extra=needs("automation.read"), response_model=shapes.AutomationRunPage
+)
 async def list_runs_of_schedule(
     request: Request, schedule_id: str, status: RunStatus | None = None, limit: Limit = 50, offset: Offset = 0
 ) -> Response:
@@ -108,7 +110,7 @@ async def trigger(request: Request, body: shapes.Trigger) -> Response:
     return await idempotency.once(request, kit_of(request).pool, ask)
 
 
-@routes.get(RUNS, openapi_extra=needs("automation.read"), response_model=shapes.RunPage)
+@routes.get(RUNS, openapi_extra=needs("automation.read"), response_model=shapes.AutomationRunPage)
 async def list_runs(
     request: Request,
     schedule_id: Filter = None,
@@ -129,7 +131,7 @@ async def show_run(request: Request, run_id: str) -> Response:
     return as_json(_told(await reads_of(request)(lambda c: reading.show_run(c, tenant, wanted, longest))))
 
 
-@routes.get(f"{RUNS}/{{run_id}}/logs", openapi_extra=needs("automation.read"), response_model=shapes.LogPage)
+@routes.get(f"{RUNS}/{{run_id}}/logs", openapi_extra=needs("automation.read"), response_model=shapes.AutomationLogPage)
 async def list_logs(request: Request, run_id: str, limit: Limit = 50, offset: Offset = 0) -> Response:
     """What happened, the oldest first."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
@@ -137,7 +139,9 @@ async def list_logs(request: Request, run_id: str, limit: Limit = 50, offset: Of
     return as_json({"logs": with_ids_as_text(rows), "limit": limit, "offset": offset})
 
 
-@routes.get(f"{RUNS}/{{run_id}}/fiches", openapi_extra=needs("automation.read"), response_model=shapes.FichePage)
+@routes.get(
+    f"{RUNS}/{{run_id}}/fiches", openapi_extra=needs("automation.read"), response_model=shapes.AutomationFichePage
+)
 async def list_fiches(
     request: Request, run_id: str, status: FicheStatus | None = None, limit: Limit = 50, offset: Offset = 0
 ) -> Response:

@@ -46,7 +46,7 @@ class Redriven(Triggered):
     deduplicated: bool = Field(description="Somebody has redriven them already, and that run still goes on: this one.")
 
 
-class RunRow(Shape):
+class AutomationRunRow(Shape):
     id: Id
     tenant_id: str
     schedule_id: Id | None
@@ -69,13 +69,13 @@ class RunRow(Shape):
     duration_ms: int | None
 
 
-class RunPage(Shape):
-    runs: list[RunRow]
+class AutomationRunPage(Shape):
+    runs: list[AutomationRunRow]
     limit: int
     offset: int
 
 
-class StageRow(Shape):
+class AutomationStageRow(Shape):
     stage: str
     expected: int
     done: int
@@ -92,7 +92,7 @@ class StageRow(Shape):
     end_cause: str | None
 
 
-class RunInFull(RunRow):
+class RunInFull(AutomationRunRow):
     state: str = Field(description="`queued`: nobody has taken it up yet.")
     correlation_id: str | None
     is_stale: bool
@@ -104,11 +104,11 @@ class RunInFull(RunRow):
     api_errors: list[dict[str, Any]] = Field(description="Days that the CRM could not be asked for.")
     result_summary: dict[str, Any] | None
     error_details: dict[str, Any] | None
-    stages: list[StageRow]
+    stages: list[AutomationStageRow]
     redrives: list[Id]
 
 
-class LogRow(Shape):
+class AutomationLogRow(Shape):
     id: Id
     timestamp: datetime
     level: Literal["debug", "info", "warning", "error"]
@@ -117,8 +117,8 @@ class LogRow(Shape):
     event_id: str | None
 
 
-class LogPage(Shape):
-    logs: list[LogRow]
+class AutomationLogPage(Shape):
+    logs: list[AutomationLogRow]
     limit: int
     offset: int
 
@@ -134,7 +134,7 @@ class Audits(Shape):
     failed: int
 
 
-class FicheRow(Shape):
+class AutomationFicheRow(Shape):
     fiche_id: str = Field(examples=["171234"])
     status: FicheStatus = Field(description="`open`: nothing is decided about it yet.")
     error: str | None
@@ -148,8 +148,8 @@ class FicheRow(Shape):
     audits: Audits = Field(description="Of this run.")
 
 
-class FichePage(Shape):
-    fiches: list[FicheRow]
+class AutomationFichePage(Shape):
+    fiches: list[AutomationFicheRow]
     limit: int
     offset: int
 
@@ -222,7 +222,7 @@ class Slot(Shape):
 class ScheduleInFull(ScheduleRow):
     next_fires: list[Fire]
     slots: list[Slot] = Field(description="What became of its latest due times, the newest first.")
-    runs: list[RunRow] = Field(description="Its last runs, the newest first.")
+    runs: list[AutomationRunRow] = Field(description="Its last runs, the newest first.")
 
 
 class Deleted(Shape):
