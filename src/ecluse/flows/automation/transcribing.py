@@ -23,13 +23,15 @@ SAMPLE = 3
 NAMED = 3  # recordings, in the error of a fiche
 
 # Of fiches that are still in play, what was there when the stage began. What is gone upstream counts nowhere. (OFFSET:
-# whatever the planner believes of tables that were just filled, outcomes are found by their key.)
+# whatever the planner believes of tables that were just filled, all is found by its key, fiche after fiche.)
 FROM = f"""
-FROM automation_run_fiches f CROSS JOIN LATERAL (
+FROM automation_run_fiches f JOIN stages s ON s.run_id = f.run_id AND s.stage = '{TRANSCRIBE}'
+CROSS JOIN LATERAL (
     SELECT 1 FROM outcomes o WHERE o.run_id = f.run_id AND o.target = f.fiche_id AND o.outcome IS NULL OFFSET 0) o
-JOIN stages s ON s.run_id = f.run_id AND s.stage = '{TRANSCRIBE}'
-JOIN recordings r ON r.fiche_cache_id = f.fiche_cache_id AND r.removed_at IS NULL AND r.created_at <= s.started_at
-LEFT JOIN runs t ON t.id = f.transcription_run_id
+LEFT JOIN LATERAL (SELECT * FROM runs t WHERE t.id = f.transcription_run_id OFFSET 0) t ON true
+CROSS JOIN LATERAL (
+    SELECT r.call_id, r.has_transcription FROM recordings r
+    WHERE r.fiche_cache_id = f.fiche_cache_id AND r.removed_at IS NULL AND r.created_at <= s.started_at OFFSET 0) r
 """  # noqa: S608 - our own words
 THIS = "WHERE f.run_id = %(run)s"
 MISSING = f"{THIS} AND NOT r.has_transcription"
