@@ -103,13 +103,13 @@ def test_commands_that_only_look_do_not_wait_for_what_they_do_not_use():
 def test_the_installed_module_is_the_same_program(dsn):
     command = [sys.executable, "-m", "ecluse", "migrate"]
     done = subprocess.run(command, env=environment(DATABASE_URL=dsn), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "schema 0012\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "schema 0013\n", "")
 
 
 def test_migrate_makes_the_schema_and_the_tables_of_the_flows_named(bare, empty_dsn):
     for _ in range(2):
         answer = bare("migrate", "--flow", FLOW, DATABASE_URL=empty_dsn)
-        assert (answer.code, answer.out, answer.err) == (0, "schema 0012\n", "")
+        assert (answer.code, answer.out, answer.err) == (0, "schema 0013\n", "")
     with psycopg.connect(empty_dsn) as connection:
         assert connection.execute("SELECT count(*) FROM hello_prices").fetchone() == (0,)
 

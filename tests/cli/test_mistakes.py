@@ -186,10 +186,10 @@ def data_dir():
 def test_without_an_address_the_embedded_database_serves_each_command_and_then_stops(bare, data_dir):
     knobs = {"ECLUSE_DATA_DIR": str(data_dir), "DATABASE_URL": ""}
     migrated = bare("migrate", **knobs)
-    assert (migrated.code, migrated.out, migrated.err) == (0, "schema 0012\n", "")
+    assert (migrated.code, migrated.out, migrated.err) == (0, "schema 0013\n", "")
     assert_nothing_runs(data_dir)
     version = bare("psql", "-Atc", "select version_num from alembic_version", **knobs)
-    assert (version.code, version.out, version.err) == (0, "0012\n", "")
+    assert (version.code, version.out, version.err) == (0, "0013\n", "")
     assert_nothing_runs(data_dir)
     started = bare("runs", "start", FLOW, **knobs)
     assert started.code == 0

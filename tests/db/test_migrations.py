@@ -14,7 +14,7 @@ from ecluse.base.errors import SetUpError
 from ecluse.migrations.runner import LOCK, upgrade
 from tests.engine.flows import flow, stage
 
-HEAD = "0012"
+HEAD = "0013"
 TABLES = {
     "alembic_version",
     "api_keys",

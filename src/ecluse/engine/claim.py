@@ -18,14 +18,30 @@ from ecluse.engine.flow import Item
 # holds and endings to keep their effect.
 AHEAD_SECONDS = 0.1
 
+# Where caps must hold over all replicas, what is in flight must have been seen when the lane is ours. A statement sees
+# what was there when it began: if somebody has taken a turn since, the row we lock says so, and nothing is taken. A
+# lane that somebody else is claiming from is left to them.
+OURS = """
+ours AS MATERIALIZED (
+    SELECT held.* FROM (SELECT * FROM lanes WHERE id = ANY(%(lanes)s) FOR NO KEY UPDATE SKIP LOCKED) held
+    JOIN lanes seen ON seen.id = held.id AND seen.turn = held.turn),"""
+OUR_TURN = """
+turn AS (
+    UPDATE lanes l SET turn = l.turn + 1, next_free_at = coalesce(x.base + m.permits * x.spacing, l.next_free_at)
+    FROM (SELECT lane_id, sum(weight) AS permits FROM mine GROUP BY 1) m JOIN lane x ON x.id = m.lane_id
+    WHERE l.id = m.lane_id
+      AND (num_nonnulls(l.max_in_flight, l.max_per_key, l.spacing) > 0 OR l.failures >= l.break_after)),"""
+ANYBODYS = """
+ours AS MATERIALIZED (SELECT * FROM lanes WHERE id = ANY(%(lanes)s)),"""
+
 CLAIM = """
-WITH RECURSIVE clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+WITH RECURSIVE clock AS MATERIALIZED (SELECT ecluse_now() AS now),{ours}
 -- of the groups that have a cap, how many are in flight
 busy AS MATERIALIZED (
-    SELECT l.id AS lane_id, b.group_key, b.n FROM lanes l CROSS JOIN LATERAL (
+    SELECT l.id AS lane_id, b.group_key, b.n FROM ours l CROSS JOIN LATERAL (
         SELECT i.group_key, count(*) AS n FROM claims c JOIN items i ON i.claim_id = c.id
         WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open' GROUP BY 1) b
-    WHERE l.id = ANY(%(lanes)s) AND l.max_per_key IS NOT NULL
+    WHERE l.max_per_key IS NOT NULL
 ),
 lane AS MATERIALIZED (
     SELECT l.id, l.max_per_key, l.spacing, p.base, least(
@@ -37,9 +53,9 @@ lane AS MATERIALIZED (
                floor(extract(epoch FROM now - p.base + %(ahead)s * interval '1 second') * l.per_second) + 1
            )::int AS room,
            (SELECT array_agg(b.group_key) FROM busy b WHERE b.lane_id = l.id AND b.n >= l.max_per_key) AS full_keys
-    FROM clock, lanes l, LATERAL (
+    FROM clock, ours l, LATERAL (
         SELECT greatest(l.next_free_at, now - (l.burst - 1) * l.spacing) AS base) p
-    WHERE l.id = ANY(%(lanes)s) AND l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= now)
+    WHERE l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= now)
       -- whoever was declared dead takes nothing any more, even before it has noticed
       AND EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live')
 ),
@@ -104,16 +120,11 @@ mine AS MATERIALIZED (SELECT * FROM (
         WHERE k.max_per_key IS NULL OR p.group_key IS NULL OR p.in_group <= k.max_per_key) g
     JOIN lane l ON l.id = g.lane_id WHERE g.place <= g.most) m
     WHERE m.start_at IS NULL OR m.start_at <= (SELECT now FROM clock) + %(ahead)s * interval '1 second'
-),
+),{turn}
 claim AS (
     INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, taken_at)
     SELECT %(replica)s, run_id, stage, lane_id, count(*), now FROM mine, clock GROUP BY run_id, stage, lane_id, now
     RETURNING id, fence, run_id, stage, lane_id
-),
-paced AS (
-    UPDATE lanes l SET next_free_at = x.base + m.permits * x.spacing
-    FROM (SELECT lane_id, sum(weight) AS permits FROM mine GROUP BY 1) m JOIN lane x ON x.id = m.lane_id
-    WHERE l.id = m.lane_id AND x.spacing IS NOT NULL
 )
 UPDATE items i SET claim_id = c.id
 FROM mine m JOIN claim c ON c.run_id = m.run_id AND c.stage = m.stage AND c.lane_id = m.lane_id
@@ -121,6 +132,7 @@ WHERE i.id = m.id
 RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
           m.event_key, m.correlation_id, c.id, c.fence, m.start_at, i.lane_id
 """
+CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ANYBODYS, turn=""), CLAIM.format(ours=OURS, turn=OUR_TURN)
 
 # Which levels of suspicion are waiting that this worker could take.
 SUSPECTS = """
@@ -138,9 +150,6 @@ ALONE, MOST_CRASHES = 3, 32_767
 # item runs alone (ALONE); two more, and it is not run again.
 SUSPECTS_SECONDS = 1.0
 SHARE_OF_SUSPECTS = {1: 10, 2: 100}
-
-LOCK_CAPPED = "SELECT id FROM lanes WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED"
-
 
 Held = tuple[int, int]  # an item, under a claim
 
@@ -176,19 +185,18 @@ async def suspects(connection: Connection, who: Claimant, lanes: list[int]) -> s
 
 async def claim_free(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[Taken]:
     """At most `room` items from lanes without any cap."""
-    parameters = {**who._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
-    cursor = await connection.execute(CLAIM, parameters, prepare=True)
-    return [Taken(Item._make(row[:-4]), *row[-4:]) for row in await cursor.fetchall()]
+    return await _claim(connection, CLAIM_FREE, who, lanes, room)
 
 
 async def claim_capped(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[Taken]:
-    """The same where caps must hold over all replicas. Two statements: what is in flight has to be read after the lane
-    is ours, with a fresh snapshot. A lane that somebody else is claiming from is left to them."""
-    async with connection.transaction():
-        held = [row[0] for row in await (await connection.execute(LOCK_CAPPED, (lanes,))).fetchall()]
-        if not held:
-            return []
-        return await claim_free(connection, who, held, room)
+    """The same where caps must hold over all replicas."""
+    return await _claim(connection, CLAIM_CAPPED, who, lanes, room)
+
+
+async def _claim(connection: Connection, statement: str, who: Claimant, lanes: list[int], room: int) -> list[Taken]:
+    parameters = {**who._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
+    cursor = await connection.execute(statement, parameters, prepare=True)  # type: ignore[arg-type, unused-ignore]
+    return [Taken(Item._make(row[:-4]), *row[-4:]) for row in await cursor.fetchall()]
 
 
 RELEASE = """
