@@ -39,7 +39,7 @@ SESSION = (
 )
 GIVE_IT = "Give it as postgresql://user:password@host:5432/database, or unset it to use the embedded PostgreSQL."
 
-RECENT_SECONDS = 1.0
+RECENT_SECONDS = 5.0
 
 # Conditions that pass: connection, read-only or idle session, conflict, resources, lock, operator.
 PASSING = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57")

@@ -95,9 +95,9 @@ async def _finish(connection: Connection, rows: Sequence[Row]) -> None:
     if not rows:
         return
     given = to_json(rows).decode()
-    await connection.execute(LOCK_FICHES, (sorted({int(row["fiche_cache_id"]) for row in rows}),))
-    await connection.execute(UNSET, (given,))
-    await connection.execute(FINISH, (given,))
+    await connection.execute(LOCK_FICHES, (sorted({int(row["fiche_cache_id"]) for row in rows}),), prepare=True)
+    await connection.execute(UNSET, (given,), prepare=True)
+    await connection.execute(FINISH, (given,), prepare=True)
 
 
 def _told(payload: Row, status: str, **facts: Any) -> Row:

@@ -14,37 +14,32 @@ from ecluse.engine import Saved
 from ecluse.flows.transcriptions import traces
 from ecluse.flows.transcriptions.chunks import derive
 
-# Locked in the order that everybody keeps who writes recordings.
+# Recordings are locked in the order that everybody keeps who writes them. What has a `key` was paid for just now.
 STORE = """
 WITH told AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset(%s::jsonb) AS t(fiche_cache_id bigint, call_id text, transcription_id text,
-        text text, data jsonb, pieces boolean)),
+    SELECT * FROM jsonb_to_recordset(%s::jsonb) AS t(tenant_id text, key text, model text, fiche_cache_id bigint,
+        call_id text, transcription_id text, text text, data jsonb, chunks jsonb)),
+clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 mine AS MATERIALIZED (
     SELECT r.id, r.call_id, r.fiche_cache_id, r.has_transcription FROM recordings r
     JOIN told t ON t.fiche_cache_id = r.fiche_cache_id AND t.call_id = r.call_id
     ORDER BY r.fiche_cache_id, r.call_id FOR NO KEY UPDATE OF r),
 cleared AS (
     DELETE FROM recording_transcription_chunks c USING mine m JOIN told t USING (fiche_cache_id, call_id)
-    WHERE c.recording_id = m.id AND t.pieces AND NOT m.has_transcription)
-UPDATE recordings r SET has_transcription = true, transcription_id = t.transcription_id, transcription_text = t.text,
-    transcription_data = t.data, transcribed_at = now, updated_at = now
-FROM (SELECT ecluse_now() AS now) clock, mine m JOIN told t USING (fiche_cache_id, call_id)
-WHERE r.id = m.id AND NOT r.has_transcription
-RETURNING r.id, r.fiche_cache_id, r.call_id
-"""
-
-STORE_CHUNKS = """
+    WHERE c.recording_id = m.id AND t.chunks IS NOT NULL AND NOT m.has_transcription RETURNING 1),
+stored AS (
+    UPDATE recordings r SET has_transcription = true, transcription_id = t.transcription_id,
+        transcription_text = t.text, transcription_data = t.data, transcribed_at = now, updated_at = now
+    FROM clock, mine m JOIN told t USING (fiche_cache_id, call_id) WHERE r.id = m.id AND NOT r.has_transcription
+    RETURNING r.id, t.chunks),
+remembered AS (
+    INSERT INTO speech_results (tenant_id, key, call_id, model, transcription_id, text, chunks, created_at)
+    SELECT tenant_id, decode(key, 'hex'), call_id, model, transcription_id, text, chunks, now
+    FROM told, clock WHERE key IS NOT NULL ORDER BY tenant_id, key
+    ON CONFLICT DO NOTHING)
 INSERT INTO recording_transcription_chunks (recording_id, position, speaker, start_s, end_s, text)
-SELECT * FROM jsonb_to_recordset(%s::jsonb) AS t(recording_id bigint, position integer, speaker text,
-    start_s double precision, end_s double precision, text text)
-"""
-
-REMEMBER = """
-INSERT INTO speech_results (tenant_id, key, call_id, model, transcription_id, text, chunks, created_at)
-SELECT tenant_id, decode(key, 'hex'), call_id, model, transcription_id, text, chunks, ecluse_now()
-FROM jsonb_to_recordset(%s::jsonb) AS t(tenant_id text, key text, call_id text, model text, transcription_id text,
-    text text, chunks jsonb) ORDER BY tenant_id, key
-ON CONFLICT DO NOTHING
+SELECT s.id, c.* FROM (SELECT count(*) FROM cleared) AS first, stored s, jsonb_to_recordset(s.chunks)
+    AS c(position integer, speaker text, start_s double precision, end_s double precision, text text)
 """
 
 RECALL = """
@@ -59,9 +54,7 @@ async def save_recordings(connection: Connection, saved: Sequence[Saved]) -> Non
     if not fresh:
         return
     began = time.monotonic()
-    rows = [{**_named(one), **one.kept} for one in fresh]
-    await connection.execute(REMEMBER, (_json(rows),))
-    await _store(connection, rows)
+    await _store(connection, [{**_named(one), **one.kept} for one in fresh])
     for one in fresh:
         traces.worker(one.item).done("update-recording-transcription", time.monotonic() - began, together=len(fresh))
 
@@ -82,13 +75,8 @@ async def save_known(connection: Connection, saved: Sequence[Saved]) -> None:
 
 
 async def _store(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    told = [{**row, "pieces": row["chunks"] is not None, "chunks": None} for row in rows]
-    cursor = await connection.execute(STORE, (_json(told),))
-    ids = {(fiche, call): recording for recording, fiche, call in await cursor.fetchall()}
-    new = [(ids[key], row) for row in rows if (key := (int(row["fiche_cache_id"]), row["call_id"])) in ids]
-    pieces = [{"recording_id": recording, **chunk} for recording, row in new for chunk in row["chunks"] or ()]
-    if pieces:
-        await connection.execute(STORE_CHUNKS, (_json(pieces),))
+    if rows:
+        await connection.execute(STORE, (to_json(rows).decode(),), prepare=True)
 
 
 def _named(one: Saved) -> dict[str, Any]:
@@ -98,7 +86,3 @@ def _named(one: Saved) -> dict[str, Any]:
         "fiche_cache_id": payload["fiche_cache_id"],
         "call_id": one.item.key,
     }
-
-
-def _json(rows: Sequence[Any]) -> str:
-    return to_json(rows).decode()
