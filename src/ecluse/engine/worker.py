@@ -107,7 +107,7 @@ class Worker:
             self._pace.measure(now, self.hands.finished)
             room = self._pace.capacity - self.hands.busy - len(self.hands.ready) - self.committer.backlog
             self._wake.clear()
-            if (pause := self._pace.pause(now, room, self.hands.busy)) > 0:
+            if (pause := self._pace.pause(now, room, bool(self._in_hand))) > 0:
                 await self._sleep(pause)
             elif await self._claim(room) == 0:
                 await self._sleep(BUSY_POLL_SECONDS if now < self._paced_until else POLL_SECONDS)
