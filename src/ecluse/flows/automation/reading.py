@@ -39,8 +39,7 @@ ORDER BY s.tenant_id, s.name LIMIT %(limit)s OFFSET %(offset)s
 # Whatever became of its schedule, a run can be read.
 KNOWN = "SELECT 1 FROM automation_schedules WHERE id = %s AND (%s::text IS NULL OR tenant_id = %s::text)"
 KNOWN_RUN = """
-SELECT tenant_id, state, correlation_id FROM runs
-WHERE id = %s AND flow = 'automation' AND (%s::text IS NULL OR tenant_id = %s::text)
+SELECT tenant_id FROM runs WHERE id = %s AND flow = 'automation' AND (%s::text IS NULL OR tenant_id = %s::text)
 """
 COLUMNS = """id, tenant_id, schedule_id, status, phase, total_fiches, successful_fiches, failed_fiches, ignored_fiches,
     transcriptions_run, audits_run, error_code, error_message, end_cause, event_id, parent_run_id, created_at,
@@ -52,10 +51,11 @@ SELECT {COLUMNS} FROM automation_runs WHERE id IN (
 ORDER BY id DESC
 """  # noqa: S608 - our own names
 RUN = f"""
-SELECT {COLUMNS}, config_snapshot, result_summary, error_details, ecluse_now() AS now,
+SELECT {COLUMNS}, config_snapshot, result_summary, error_details, ecluse_now() AS now, state, correlation_id,
     ARRAY(SELECT c.id FROM runs c WHERE c.flow = 'automation' AND c.tenant_id = a.tenant_id AND c.parent_run_id = a.id
           ORDER BY c.id) AS redrives
-FROM automation_runs a WHERE id = %s
+FROM automation_runs a CROSS JOIN LATERAL (SELECT r.state, r.correlation_id FROM runs r WHERE r.id = a.id) r
+WHERE a.id = %s AND (%s::text IS NULL OR a.tenant_id = %s::text)
 """  # noqa: S608 - our own names
 LOGS = """
 SELECT id, "timestamp", level, message, metadata, event_id FROM automation_logs WHERE run_id = %(run)s
@@ -159,8 +159,10 @@ async def list_runs(
 async def show_run(connection: Connection, tenant: str | None, run_id: int, longest: timedelta) -> Row:
     """In full: its plan as it was at the start, what was picked and what was not, which days could not be had, how far
     each stage is, and the runs that were started over what failed in it."""
-    known = await _known_run(connection, tenant, run_id)
-    (row,) = await _rows(connection, RUN, (run_id,))
+    rows = await _rows(connection, RUN, (run_id, tenant, tenant))
+    if not rows:
+        raise _unknown(run_id)
+    (row,) = rows
     now, snapshot = row.pop("now"), row.pop("config_snapshot")
     going = None if row["completed_at"] is not None else row["started_at"]
     if "specific_audit_configs" in snapshot:
@@ -168,15 +170,13 @@ async def show_run(connection: Connection, tenant: str | None, run_id: int, long
     return {
         **row,
         "redrives": [str(one) for one in row["redrives"]],
-        "state": known["state"],
-        "correlation_id": known["correlation_id"],
         **staleness(going, now, longest),
         "config_snapshot": snapshot,
         "selection_summary": snapshot.get("selection_summary"),
         "audit_configs": snapshot.get("audit_configs"),
         "budget_warning": snapshot.get("budget_warning"),
         "api_errors": (row["error_details"] or {}).get("apiErrors", []),
-        "stages": (await engine.show_run(connection, tenant, run_id))["stages"],
+        "stages": (await engine.stages_of(connection, [run_id])).get(run_id, []),
     }
 
 
@@ -215,8 +215,12 @@ async def list_fiches(
 async def _known_run(connection: Connection, tenant: str | None, run_id: int) -> Row:
     rows = await _rows(connection, KNOWN_RUN, (run_id, tenant, tenant))
     if not rows:
-        raise NotFound(f"there is no automation run {run_id}")
+        raise _unknown(run_id)
     return rows[0]
+
+
+def _unknown(run_id: int) -> NotFound:
+    return NotFound(f"there is no automation run {run_id}")
 
 
 async def _rows(connection: Connection, statement: str, parameters: Mapping[str, Any] | Sequence[Any]) -> list[Row]:
