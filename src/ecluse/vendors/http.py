@@ -36,12 +36,14 @@ from yarl import URL
 from ecluse.base.errors import NotSentError, PermanentError, TransientError, VendorError
 from ecluse.base.retry_after import parse_retry_after
 from ecluse.base.text import storable
+from ecluse.base.turnstile import Turnstile
 
 M = TypeVar("M", bound=BaseModel)
 
 EXCERPT = 300  # characters
 LARGEST_REFUSAL = 65_536  # bytes read of an answer whose status has said it all
 JSON = {"Content-Type": "application/json"}
+A_PASS = 8  # calls that are written or read in one pass of the loop
 REFUSALS = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 404: "NOT_FOUND", 409: "CONFLICT", 412: "PRECONDITION_FAILED"}
 WORTH_REPEATING = {408, 425}
 NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # after an even number of backslashes
@@ -104,6 +106,7 @@ class VendorHttp:
         self._headers = headers
         self._now = now
         self._session: ClientSession | None = None
+        self._turnstile = Turnstile(A_PASS)
 
     async def call(
         self,
@@ -122,6 +125,7 @@ class VendorHttp:
         is sent as multipart. `explain` may turn a refusal into one that knows this vendor's words."""
         deadline = self._deadline if deadline is None else deadline
         session = self._session or self._open()
+        await self._turnstile.go_through()
         body: bytes | FormData | None = multipart(form) if form is not None else None
         if json is not None:
             body = json.model_dump_json().encode() if isinstance(json, BaseModel) else to_json(json)
@@ -152,6 +156,7 @@ class VendorHttp:
         finally:
             if response is not None:
                 response.release()  # keeps the connection only when the answer was read to its end
+        await self._turnstile.go_through()
         if not succeeded:
             error = refusal(subject, response.status, response.headers, answer, self._now())
             raise error if explain is None else explain(error, bytes(answer))

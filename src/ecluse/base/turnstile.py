@@ -1,0 +1,37 @@
+"""A few at a time: where a hundred coroutines would go on in the same pass of the loop, each with a millisecond of work,
+whoever else wants to be heard would wait for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Turnstile:
+    def __init__(self, a_pass: int) -> None:
+        self._a_pass = self._left = a_pass
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turning = False
+
+    async def go_through(self) -> None:
+        """At once, or in one of the next passes, in the order of arrival."""
+        loop = asyncio.get_running_loop()
+        if not self._turning:
+            self._turning = True
+            loop.call_soon(self._turn)
+        if self._left > 0:
+            self._left -= 1
+        else:
+            self._waiting.append(loop.create_future())
+            await self._waiting[-1]
+
+    def _turn(self) -> None:
+        self._left = self._a_pass
+        while self._waiting and self._left > 0:
+            future = self._waiting.popleft()
+            if not future.done():  # else whoever waited was cancelled
+                future.set_result(None)
+                self._left -= 1
+        self._turning = bool(self._waiting) or self._left < self._a_pass
+        if self._turning:
+            asyncio.get_running_loop().call_soon(self._turn)
