@@ -27,7 +27,7 @@ async def pool(dsn: str) -> AsyncIterator[Pool]:
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next round is only begun because there is nothing else to do."""
-    monkeypatch.setattr(closing_rounds, "APART_SECONDS", 3_600)
+    monkeypatch.setattr(closing_rounds, "LEAST_REST_SECONDS", 3_600)
 
 
 class Heard:

@@ -22,61 +22,61 @@ def short_of(pace: Pace, now: float) -> Pace:
     return pace
 
 
-def test_idle_hands_are_given_work_at_once() -> None:
+def test_with_nothing_in_hand_it_claims_at_once() -> None:
     pace = short_of(at_work(), 1.0)
-    assert pace.pause(1.0, room=1, busy=0) == 0
+    assert pace.pause(1.0, room=1, in_hand=False) == 0
 
 
-def test_without_room_it_waits_even_if_nothing_is_busy() -> None:
-    assert at_work().pause(1.0, room=0, busy=0) == BUSY_POLL_SECONDS
+def test_without_room_it_waits_even_if_nothing_is_in_hand() -> None:
+    assert at_work().pause(1.0, room=0, in_hand=False) == BUSY_POLL_SECONDS
 
 
 @pytest.mark.parametrize(("room", "pause"), [(49, BUSY_POLL_SECONDS), (50, 0.0)])
 def test_a_claim_brings_a_helping(room: int, pause: float) -> None:
-    assert at_work().pause(1.0, room, busy=10) == pause
+    assert at_work().pause(1.0, room, in_hand=True) == pause
 
 
 def test_slow_work_is_claimed_one_by_one() -> None:
-    assert at_work(per_second=3).pause(1.0, room=1, busy=99) == 0
+    assert at_work(per_second=3).pause(1.0, room=1, in_hand=True) == 0
 
 
 def test_a_helping_is_at_most_a_quarter_of_what_can_be_held() -> None:
     pace = at_work(per_second=100_000)
     assert pace.capacity == 2_000
-    assert (pace.pause(1.0, 499, busy=1), pace.pause(1.0, 500, busy=1)) == (BUSY_POLL_SECONDS, 0.0)
+    assert (pace.pause(1.0, 499, in_hand=True), pace.pause(1.0, 500, in_hand=True)) == (BUSY_POLL_SECONDS, 0.0)
 
 
 def test_what_a_lane_did_not_give_it_is_not_asked_for_again_at_once() -> None:
     pace = short_of(at_work(), 1.0)
-    assert pace.pause(1.01, room=90, busy=10) == pytest.approx(BUSY_POLL_SECONDS - 0.01)
-    assert pace.pause(1.0 + BUSY_POLL_SECONDS, room=90, busy=10) == 0
+    assert pace.pause(1.01, room=90, in_hand=True) == pytest.approx(BUSY_POLL_SECONDS - 0.01)
+    assert pace.pause(1.0 + BUSY_POLL_SECONDS, room=90, in_hand=True) == 0
 
 
 def test_a_claim_that_got_all_it_asked_for_is_followed_by_the_next() -> None:
     pace = at_work()
     pace.claiming(1.0)
     pace.claimed(room=100, got=100)
-    assert pace.pause(1.01, room=90, busy=10) == 0
+    assert pace.pause(1.01, room=90, in_hand=True) == 0
 
 
 def test_ends_make_room_again() -> None:
     pace = short_of(at_work(), 1.0)
     pace.ended(49)
-    assert pace.pause(1.01, room=90, busy=10) > 0
+    assert pace.pause(1.01, room=90, in_hand=True) > 0
     pace.ended(1)
-    assert pace.pause(1.01, room=90, busy=10) == 0
+    assert pace.pause(1.01, room=90, in_hand=True) == 0
     short_of(pace, 1.02)
-    assert pace.pause(1.03, room=90, busy=10) > 0  # counted anew
+    assert pace.pause(1.03, room=90, in_hand=True) > 0  # counted anew
 
 
 def test_news_is_claimed_at_once_even_if_it_came_during_the_claim() -> None:
     pace = short_of(at_work(), 1.0)
     pace.heard()
-    assert pace.pause(1.01, room=90, busy=10) == 0
+    assert pace.pause(1.01, room=90, in_hand=True) == 0
     pace.claiming(1.01)
     pace.heard()
     pace.claimed(room=100, got=0)
-    assert pace.pause(1.02, room=90, busy=10) == 0
+    assert pace.pause(1.02, room=90, in_hand=True) == 0
 
 
 def test_lanes_without_caps_are_left_alone_while_they_are_known_to_be_dry() -> None:

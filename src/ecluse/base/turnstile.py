@@ -1,4 +1,4 @@
-"""A few at a time: where a hundred coroutines would go on in the same pass of the loop, each with a millisecond of work,
+"""A few at a time: where a hundred coroutines would go on in one pass of the loop, each with a millisecond of work,
 whoever else wants to be heard would wait for all of them."""
 
 from __future__ import annotations

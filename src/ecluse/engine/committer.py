@@ -244,7 +244,7 @@ class Committer:
         recorded: dict[Held, Standing] = {}
         async with self._pool.connection() as connection:
             if intents or ended or any(finish.stage.save and finish.status == "succeeded" for finish in finishes):
-                # What needs no answer goes with what comes next: the fewer round trips, the sooner the next calls start.
+                # What needs no answer goes with what comes next: fewer round trips, and the next calls start sooner.
                 async with connection.pipeline(), connection.transaction():
                     if opening := {f.item.run_id for f in finishes if f.stage.opens and f.status == "succeeded"}:
                         await connection.execute(LOCK_RUNS, (list(opening),))

@@ -16,6 +16,7 @@ from ecluse.engine import counts, leases, outbox, runs
 from ecluse.engine.flow import Flow, Run
 from ecluse.engine.states import State, terminal_state
 
+FEW = 500  # targets
 EndCause = Literal["normal", "operator", "stale", "catastrophic"]
 
 # In three strokes, the common one cheap: all items succeeded; something did not (failed before ignored, the first one
@@ -191,11 +192,13 @@ async def _settle(connection: Connection, flow: Flow, run_ids: list[int], cause:
         rest = {"code": cause.code or "RUN_ENDED", "reason": text}
     facts = {"runs": run_ids, "normal": cause.cause == "normal", "last": flow.last_stages, **rest}
     # Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
-    await connection.execute("SET LOCAL enable_nestloop = off")
+    if many := selected > FEW:
+        await connection.execute("SET LOCAL enable_nestloop = off")
     all_good = (await connection.execute(SETTLE[0], facts)).rowcount == selected
     for stroke in () if all_good else SETTLE[1:]:
         await connection.execute(stroke, facts)
-    await connection.execute("SET LOCAL enable_nestloop = on")
+    if many:
+        await connection.execute("SET LOCAL enable_nestloop = on")
     for statement in (*(() if all_good else (MAY_EXIST,)), CLOSE_WORK, leases.END_OF_RUNS):
         await connection.execute(statement, {"runs": run_ids})
 

@@ -38,8 +38,8 @@ class Pace:
         return min(self._hands + int(self._per_second * AHEAD_SECONDS), LARGEST_BATCH)
 
     def pause(self, now: float, room: int, in_hand: bool) -> float:
-        """How long to wait before the next look; 0: claim. What is finished is `in_hand` until it is stored: the caps of
-        its lane are full until then."""
+        """How long to wait before the next look; 0: claim. What is finished is `in_hand` until it is stored: until then
+        it counts against the caps of its lane."""
         if room > 0 and not in_hand:
             return 0.0
         # What would come free anyway until the next look, and at most a quarter of what we can hold.

@@ -87,8 +87,10 @@ async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
     if not told:
         return
     try:
-        async with pool.connection() as connection, connection.transaction():
-            await deliver(connection, await _wanted(connection, told))
+        async with pool.connection() as connection:
+            if wanted := await _wanted(connection, told):
+                async with connection.transaction():
+                    await deliver(connection, wanted)
     except (psycopg.Error, EcluseError) as error:
         if len(told) > 1 or is_away(error):
             raise
