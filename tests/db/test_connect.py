@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from ecluse.base.errors import SetUpError
 from ecluse.db import connect
 from ecluse.db import listen as listening
-from ecluse.db.connect import LIBPQ, check, normalise, pool
+from ecluse.db.connect import LIBPQ, check, is_away, normalise, pool, together
 from ecluse.db.listen import listen
 
 WHAT_TO_DO = "postgresql://user:password@host:5432/database"
@@ -298,3 +298,32 @@ async def test_no_notification_is_lost_while_the_listener_probes_its_connection(
             for number in range(300):
                 await connection.execute("SELECT pg_notify('first', %s)", (str(number),))
         await heard.until({"first": ["", *map(str, range(300))]})
+
+
+async def test_what_somebody_who_sleeps_in_the_middle_of_a_transaction_has_locked_is_free_again(dsn):
+    """In a pipeline, where the server does not call the session idle."""
+    async with pool(dsn, size=2, transaction_seconds=1) as own, own.connection() as other:
+        await other.execute("CREATE TABLE locked AS SELECT 1 AS id")
+        with pytest.raises(psycopg.Error) as caught:
+            async with own.connection() as sleeper, together(sleeper):
+                cursor = await sleeper.execute("SELECT id FROM locked FOR UPDATE")
+                assert await cursor.fetchall() == [(1,)]
+                skipping = "SELECT id FROM locked FOR UPDATE SKIP LOCKED"
+                assert await (await other.execute(skipping)).fetchall() == []
+                async with asyncio.timeout(10):
+                    while not await (await other.execute(skipping)).fetchall():
+                        await asyncio.sleep(0.05)
+                await (await sleeper.execute("SELECT 1")).fetchall()
+        assert is_away(caught.value)
+        async with own.connection() as fresh:
+            assert await (await fresh.execute("SELECT 1")).fetchone() == (1,)
+
+
+async def test_what_was_refused_earlier_in_a_pipeline_is_no_sign_that_the_database_is_away(dsn):
+    async with pool(dsn, size=1) as own, own.connection() as connection:
+        with pytest.raises(psycopg.errors.PipelineAborted) as caught:
+            async with together(connection):
+                with contextlib.suppress(psycopg.errors.DivisionByZero):
+                    await (await connection.execute("SELECT 1 / 0")).fetchall()
+                await (await connection.execute("SELECT 1")).fetchall()
+        assert not is_away(caught.value)

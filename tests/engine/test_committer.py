@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from decimal import Decimal
 
 import psycopg
@@ -93,6 +94,44 @@ async def test_a_bug_in_save_fails_the_items_it_cannot_store_and_no_other(start_
     assert "KeyError: 'colour'" in one("SELECT reason FROM outcomes WHERE outcome = 'failed'")
     assert one("SELECT count(*) FROM saved") == 49
     assert not kit.broken.is_set()
+
+
+async def test_a_save_that_hides_what_was_refused_fails_its_items_and_stops_nobody(start_kit, query, one):
+    shelf = Shelf()
+
+    async def blind(connection, results):
+        if any(saved.item.key == "t00013" for saved in results):
+            with suppress(psycopg.Error):
+                await (await connection.execute("SELECT 1 / 0")).fetchall()
+        await shelf.save(connection, results)
+
+    f = flow(stage(amounts, save=blind), schema=SCHEMA)
+    kit = await start_kit(f)
+    row = await run_to_end(kit, f, keys(50))
+    assert (row["status"], row["successful"], row["failed"]) == ("partial", 49, 1)
+    assert query("SELECT target, error_code FROM outcomes WHERE outcome = 'failed'") == [("t00013", "STORE_FAILED")]
+    assert one("SELECT count(*) FROM saved") == 49
+
+
+async def test_what_takes_too_long_together_is_stored_in_parts(start_kit, one, monkeypatch):
+    monkeypatch.setattr("ecluse.engine.kit.COMMIT_SECONDS", 1)
+    shelf, gave_up = Shelf(), []
+
+    async def slow(connection, results):
+        try:
+            await (await connection.execute("SELECT pg_sleep(%s)", (0.3 * len(results),))).fetchall()
+        except psycopg.Error:
+            gave_up.append(len(results))
+            raise
+        await shelf.save(connection, results)
+
+    f = flow(stage(amounts, save=slow), schema=SCHEMA)
+    kit = await start_kit(f)
+    row = await run_to_end(kit, f, keys(8))
+    assert (row["status"], row["successful"]) == ("completed", 8)
+    assert gave_up
+    assert min(gave_up) > 3
+    assert one("SELECT count(*) FROM saved") == 8
 
 
 async def test_the_work_is_not_repeated_because_its_result_was_refused(start_kit, one):

@@ -12,8 +12,8 @@ import re
 import select
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
@@ -40,6 +40,8 @@ SESSION = (
 GIVE_IT = "Give it as postgresql://user:password@host:5432/database, or unset it to use the embedded PostgreSQL."
 
 RECENT_SECONDS = 5.0
+TRANSACTION_LIMITS_SINCE = 170_000
+TRANSACTION_SECONDS = 120
 
 # Conditions that pass: connection, read-only or idle session, conflict, resources, lock, operator.
 PASSING = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57")
@@ -48,8 +50,8 @@ PASSING = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57")
 def is_away(error: BaseException) -> bool:
     """Is the database away, or does it refuse what it was given? The error's class does not say: a key too long for its
     index is an OperationalError, a session closed for idling an InternalError. Its SQLSTATE does."""
-    if not isinstance(error, psycopg.Error):
-        return False
+    if not isinstance(error, psycopg.Error) or isinstance(error, psycopg.errors.PipelineAborted):
+        return False  # the latter: something before it was refused
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return error.sqlstate.startswith(PASSING)
@@ -116,8 +118,19 @@ def _hang_up(connection: Connection) -> None:
         wire.shutdown(socket.SHUT_RDWR)
 
 
-async def set_up_session(connection: Connection) -> None:
-    await connection.set_autocommit(True)
+@asynccontextmanager
+async def together(connection: Connection) -> AsyncIterator[None]:
+    """A transaction whose statements go out with the next one whose answer is wanted: fewer round trips. Inside, a
+    cursor knows what it fetches, not its rowcount, and an error may show at a later statement.
+
+    In the middle of a pipeline a session is not idle for the server. What a process that sleeps there has locked is
+    free again only where transactions have a limit of their own, from PostgreSQL 17 on.
+    """
+    async with AsyncExitStack() as stack:
+        if connection.info.server_version >= TRANSACTION_LIMITS_SINCE:
+            await stack.enter_async_context(connection.pipeline())
+        await stack.enter_async_context(connection.transaction())
+        yield
 
 
 _asked_for_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
@@ -144,9 +157,23 @@ def _something_came_in(connection: Connection) -> bool:
     return bool(watch.poll(0))
 
 
-def pool(dsn: str, *, size: int, extra_options: str = "", checked: bool = True) -> Pool:
-    """Autocommit connections: a single statement is its own transaction, several take `connection.transaction()`.
-    A `checked` connection is known to live when it is handed out; whoever repeats what failed need not pay for that."""
+def pool(
+    dsn: str,
+    *,
+    size: int,
+    extra_options: str = "",
+    checked: bool = True,
+    transaction_seconds: int = TRANSACTION_SECONDS,
+) -> Pool:
+    """Autocommit connections: a single statement is its own transaction, several take `connection.transaction()` or
+    `together`. A `checked` connection is known to live when it is handed out; whoever repeats what failed need not pay
+    for that."""
+
+    async def set_up_session(connection: Connection) -> None:
+        await connection.set_autocommit(True)
+        if connection.info.server_version >= TRANSACTION_LIMITS_SINCE:
+            await connection.execute(f"SET transaction_timeout = '{transaction_seconds}s'")
+
     return AsyncConnectionPool(
         dsn,
         connection_class=Connection,

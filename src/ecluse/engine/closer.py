@@ -19,7 +19,7 @@ from ecluse.engine.flow import Flow, Tell
 
 log = structlog.get_logger(__name__)
 
-LEAST_REST_SECONDS = 0.1
+LEAST_REST_SECONDS, LONGEST_REST_SECONDS = 0.1, 2.0
 
 
 class Closer:
@@ -63,6 +63,7 @@ class Closer:
                     raise
                 log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
             if not self._leaving:
+                rest = max(LEAST_REST_SECONDS, min(2 * (time.monotonic() - began), LONGEST_REST_SECONDS))
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(max(LEAST_REST_SECONDS, 2 * (time.monotonic() - began))):
+                    async with asyncio.timeout(rest):
                         await self._nothing_left.wait()

@@ -20,7 +20,7 @@ from pydantic_core import to_json
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, Pool, is_away
+from ecluse.db.connect import Connection, Pool, is_away, together
 from ecluse.engine import counts, effects
 from ecluse.engine.claim import Held
 from ecluse.engine.effects import Ended, Intent, Standing
@@ -214,7 +214,8 @@ class Committer:
         try:
             await self._store_together(batch)
         except Exception as error:  # the edge of the flows' `save`: data refused, or a bug in one of them
-            if is_away(error):
+            too_long = isinstance(error, psycopg.errors.TransactionTimeout) and len(batch) > 1
+            if is_away(error) and not too_long:
                 raise
             if len(batch) > 1:
                 middle = len(batch) // 2
@@ -244,8 +245,7 @@ class Committer:
         recorded: dict[Held, Standing] = {}
         async with self._pool.connection() as connection:
             if intents or ended or any(finish.stage.save and finish.status == "succeeded" for finish in finishes):
-                # What needs no answer goes with what comes next: fewer round trips, and the next calls start sooner.
-                async with connection.pipeline(), connection.transaction():
+                async with together(connection):
                     if opening := {f.item.run_id for f in finishes if f.stage.opens and f.status == "succeeded"}:
                         await connection.execute(LOCK_RUNS, (list(opening),))
                     if intents:

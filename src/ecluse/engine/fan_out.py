@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from ecluse.base.crash import crashpoint
 from ecluse.base.ids import item_event_id
 from ecluse.base.text import LONGEST_KEY, storable
-from ecluse.db.connect import Connection, is_away
+from ecluse.db.connect import Connection, is_away, together
 from ecluse.engine import run_log, runs
 from ecluse.engine.flow import NewItem, Run, Stage
 
@@ -128,7 +128,7 @@ async def _insert(
     """Statements of at most `chunk` rows, sent without waiting for each other. If the data of one is refused, nothing
     of these is stored, and halves are tried until the culprit is alone. Returns how many were refused."""
     try:
-        async with connection.pipeline(), connection.transaction():
+        async with together(connection):
             for start in range(0, len(items), chunk):
                 rows = to_json([item._asdict() for item in items[start : start + chunk]])
                 await connection.execute(insert, {**names, "rows": rows.decode()}, prepare=True)

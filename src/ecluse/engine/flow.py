@@ -229,6 +229,7 @@ class AbsoluteWrite(Write):
 
 
 Work = Callable[[WorkContext, Item], Awaitable[Result]]
+# In the commit's transaction, which is a `together`: what is wanted back is fetched, a rowcount is not known.
 Save = Callable[[Connection, Sequence[Saved]], Awaitable[None]]
 Source = Callable[[Connection, Run], Awaitable[Sequence[NewItem]]]
 News = Callable[[Connection, Sequence[Over]], Awaitable[Sequence[Live]]]

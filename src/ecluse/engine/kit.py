@@ -44,6 +44,7 @@ WAIT_POLL_SECONDS = 1.0
 
 # Claim and commit are a handful of known statements over tables whose statistics are always stale: the big tables are
 # reached by index, whatever the planner believes about their sizes.
+COMMIT_SECONDS = 10  # of a claim, too: what a replica that sleeps has locked is free again after that
 PINNED_PLANS = " -c enable_seqscan=off -c enable_mergejoin=off -c plan_cache_mode=force_generic_plan"
 
 PUT_BUDGETS = """
@@ -72,7 +73,9 @@ class Kit:
         self.replica = replica_id()
         self.by_name = {flow.name: flow for flow in self.flows}
         self.pool = pool(self.dsn, size=10)
-        self._work_pool = pool(self.dsn, size=3, extra_options=PINNED_PLANS, checked=False)
+        self._work_pool = pool(
+            self.dsn, size=3, extra_options=PINNED_PLANS, checked=False, transaction_seconds=COMMIT_SECONDS
+        )
         self._heart = Heart(self.dsn, self.replica, beat=self.beat, dead_after=self.dead_after)
         self._background: list[asyncio.Task[None]] = []
         self._run_ended = asyncio.Event()  # of any run; replaced each time it is set
