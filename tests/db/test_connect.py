@@ -304,26 +304,33 @@ async def test_what_somebody_who_sleeps_in_the_middle_of_a_transaction_has_locke
     """In a pipeline, where the server does not call the session idle."""
     async with pool(dsn, size=2, transaction_seconds=1) as own, own.connection() as other:
         await other.execute("CREATE TABLE locked AS SELECT 1 AS id")
-        with pytest.raises(psycopg.Error) as caught:
+        skipping = "SELECT id FROM locked FOR UPDATE SKIP LOCKED"
+
+        async def sleep_on_it() -> None:
             async with own.connection() as sleeper, together(sleeper):
                 cursor = await sleeper.execute("SELECT id FROM locked FOR UPDATE")
                 assert await cursor.fetchall() == [(1,)]
-                skipping = "SELECT id FROM locked FOR UPDATE SKIP LOCKED"
                 assert await (await other.execute(skipping)).fetchall() == []
                 async with asyncio.timeout(10):
                     while not await (await other.execute(skipping)).fetchall():
                         await asyncio.sleep(0.05)
                 await (await sleeper.execute("SELECT 1")).fetchall()
+
+        with pytest.raises(psycopg.Error) as caught:
+            await sleep_on_it()
         assert is_away(caught.value)
         async with own.connection() as fresh:
             assert await (await fresh.execute("SELECT 1")).fetchone() == (1,)
 
 
 async def test_what_was_refused_earlier_in_a_pipeline_is_no_sign_that_the_database_is_away(dsn):
+    async def go_on(connection) -> None:
+        async with together(connection):
+            with contextlib.suppress(psycopg.errors.DivisionByZero):
+                await (await connection.execute("SELECT 1 / 0")).fetchall()
+            await (await connection.execute("SELECT 1")).fetchall()
+
     async with pool(dsn, size=1) as own, own.connection() as connection:
         with pytest.raises(psycopg.errors.PipelineAborted) as caught:
-            async with together(connection):
-                with contextlib.suppress(psycopg.errors.DivisionByZero):
-                    await (await connection.execute("SELECT 1 / 0")).fetchall()
-                await (await connection.execute("SELECT 1")).fetchall()
+            await go_on(connection)
         assert not is_away(caught.value)
