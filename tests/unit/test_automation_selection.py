@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ecluse.base.errors import InvalidInput
+from ecluse.base.validation import readable
 from ecluse.flows.automation.selection import (
     Override,
     Selection,
@@ -17,7 +18,6 @@ from ecluse.flows.automation.selection import (
     crm_date,
     dates_to_query,
     merged,
-    readable,
     truncation_warning,
 )
 

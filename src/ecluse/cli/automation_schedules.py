@@ -17,12 +17,12 @@ from ecluse.base.clock import Clock
 from ecluse.base.errors import InvalidInput
 from ecluse.base.logging import harmless
 from ecluse.base.timetable import timetable
+from ecluse.base.validation import readable
 from ecluse.cli.database import operator, with_connection, with_database
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
 from ecluse.flows.automation import reading, schedules
 from ecluse.flows.automation.plan import Changes, Plan
-from ecluse.flows.automation.selection import readable
 
 app = typer.Typer(no_args_is_help=True, help="Schedules of automation: when, which fiches, what is done with them.")
 
