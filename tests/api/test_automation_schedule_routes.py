@@ -161,7 +161,9 @@ def test_every_type_is_due_when_it_says(shared_api, given, cron):
     [
         ({"schedule_type": "DAILY"}, "DAILY needs time_of_day"),
         ({"schedule_type": "MANUAL", "time_of_day": "06:00"}, "time_of_day goes with"),
+        ({"schedule_type": "MANUAL", "cron_expression": "@daily"}, "cron_expression goes with schedule_type CRON"),
         ({"schedule_type": "CRON", "cron_expression": "61 * * * *"}, "bad minute"),
+        ({"fiche_selection": {**RANGE, "groupes": ["\ud800"]}}, "lone surrogates"),
         ({"schedule_type": "CRON", "cron_expression": "0 0 30 2 *"}, "bad day-of-month"),
         ({"schedule_type": "DAILY", "time_of_day": "06:00", "timezone": "Europe/Pari"}, "did you mean Europe/Paris?"),
         ({"timezone": "Mars"}, "no time zone 'Mars'"),
