@@ -72,6 +72,23 @@ def test_of_many_mistakes_some_are_named(shared_api):
     assert len(answer.json["error"]["details"]) == 20
 
 
+@pytest.mark.parametrize(
+    ("given", "where", "said"),
+    [
+        ({"notify_emails": ["me"]}, "body.notify_emails.0", "this is not a mail address, such as someone@example.com"),
+        ({"schedule_type": "DAILY"}, "body", "schedule_type DAILY needs time_of_day"),
+        ({"max_retries": 11}, "body.max_retries", "Input should be less than or equal to 10"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_is_wrong_is_said_and_nothing_before_it(shared_api, given, where, said):
+    schedule = {"name": "x", "schedule_type": "MANUAL", "fiche_selection": {"mode": "manual"}, **given}
+    answer = shared_api.post("/api/automation/schedules", schedule)
+    assert (answer.status, answer.code) == (422, "INVALID_INPUT")
+    assert answer.json["error"]["details"] == [{"where": where, "problem": said}]
+    assert answer.json["error"]["message"] == f"{where}: {said}"
+
+
 @pytest.mark.parametrize("kind", [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
 def test_a_body_of_another_kind_is_refused(shared_api, kind):
     answer = shared_api.post("/api/runs", raw=b'{"flow": "test"}', headers={"Content-Type": kind})

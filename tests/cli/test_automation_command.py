@@ -75,11 +75,18 @@ def test_a_schedule_is_made_listed_shown_changed_switched_and_deleted(ecluse, on
         ((*CREATE, "--type", "DAILY"), "DAILY needs time_of_day"),
         ((*CREATE, "--at", "06:00"), "time_of_day goes with schedule_type DAILY"),
         ((*CREATE, "--cron", "61 * * * *"), "bad minute"),
+        ((*CREATE, "--type", "MANUAL", "--cron", "@daily"), "goes with schedule_type CRON, not with MANUAL"),
+        ((*CREATE, "--cron", "@daily", "--more", '{"scheduleType": "MANUAL"}'), "CRON, not with MANUAL"),
         ((*CREATE, "--tz", "Europe/Pari"), "did you mean Europe/Paris?"),
         ((*CREATE, "--range", "custom", "--start-date", "2026-02-01", "--end-date", "2026-01-01"), "backwards"),
         ((*CREATE, "--fiches", "1"), "fiche_ids go with mode manual"),
         ((*CREATE, "--more", "[]"), "JSON object"),
         ((*CREATE, "--more", '{"owner": "me"}'), "owner"),
+        ((*CREATE, "--more", r'{"fiche_selection": {"groupes": ["\ud800"]}}'), "half a character"),
+        ((*CREATE, "--more", r'{"fiche_selection": {"groupes": ["\u0000"]}}'), "cannot contain NUL"),
+        ((*CREATE, "--more", '{"max_retries": ' + "9" * 5000 + "}"), "--more is not JSON that can be read"),
+        ((*CREATE, "--more", "[" * 100_000), "--more is not JSON that can be read"),
+        ((*CREATE, "--groupe", "\udcff"), "half a character"),
         ((*CREATE, "--more", '{"webhook_url": "http://127.0.0.1/"}'), "webhook_url"),
         ((*CREATE, "--tenant", "acme"), "There is no tenant 'acme'"),
         ((*CREATE, "--external-api-key-file", "/nowhere/key"), "cannot be read"),
@@ -96,6 +103,33 @@ def test_mistakes_are_answered_in_one_line(ecluse, one, arguments, said):
     assert said in answer.err
     assert "Traceback" not in answer.err
     assert one("SELECT count(*) FROM schedules") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "cron"),
+    [
+        ((), "MANUAL", None),
+        (("--cron", "@daily"), "CRON", "@daily"),
+        (("--type", "CRON", "--cron", "@daily"), "CRON", "@daily"),
+        (("--more", '{"scheduleType": "DAILY", "timeOfDay": "06:05"}'), "DAILY", "5 6 * * *"),
+        (("--type", "MANUAL", "--more", '{"schedule_type": "CRON"}'), "MANUAL", None),
+    ],
+)  # fmt: skip
+@pytest.mark.req("G-39")
+def test_the_type_of_a_new_one_is_what_is_said_or_follows_from_its_expression(ecluse, arguments, kind, cron):
+    made = ecluse(*CREATE, *arguments)
+    assert (made.code, made.err) == (0, "")
+    shown = ecluse("automation", "schedules", "show", made.json["schedule_id"]).json
+    assert (shown["schedule_type"], shown["cron"]) == (kind, cron)
+
+
+def test_a_change_that_makes_no_sense_or_cannot_be_stored_changes_nothing(ecluse, one):
+    schedule = ecluse(*CREATE, "--cron", "@daily").json["schedule_id"]
+    half = r'{"fiche_selection": {"groupes": ["\ud800"]}}'
+    for wrong in (("--type", "MANUAL", "--cron", "@daily"), ("--more", half)):
+        answer = ecluse("automation", "schedules", "update", schedule, *wrong)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert one("SELECT schedule_type, fiche_selection_groupes FROM automation_schedules") == ("CRON", [])
 
 
 @pytest.mark.req("G-33")

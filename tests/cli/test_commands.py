@@ -217,15 +217,19 @@ def test_the_account_of_a_run_is_read_in_order(ecluse, query):
     assert ecluse("runs", "log", "4711").code == 2
 
 
+WAITING = """
+WITH lane AS (
+    INSERT INTO lanes (name, paused_at, paused_by, paused_reason) VALUES ('lane', now(), 'bob', 'night shift')
+    RETURNING id)
+INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at)
+SELECT 'default', %s, 'hello', 'read', n::text, n::text, id, now() FROM lane, generate_series(1, %s) n
+"""
+
+
 def test_why_the_items_of_a_run_wait_is_told(ecluse, query):
     run_id = ecluse("runs", "start", FLOW).json["run_id"]
     assert ecluse("runs", "why", run_id).err == "nothing of it waits\n"
-    query("INSERT INTO lanes (name, paused_at, paused_by, paused_reason) VALUES ('lane', now(), 'bob', 'night shift')")
-    query(
-        "INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at)"
-        " SELECT 'default', %s, 'hello', 'read', n::text, n::text, id, now() FROM lanes, generate_series(1, 3) n",
-        run_id,
-    )
+    query(WAITING, run_id, 3)
     lines = ecluse("runs", "why", run_id).out.splitlines()
     assert [line.split()[0] for line in lines] == ["read/1", "read/2", "read/3"]
     assert all("night shift" in line for line in lines)
@@ -234,6 +238,20 @@ def test_why_the_items_of_a_run_wait_is_told(ecluse, query):
     assert [line.count("before it") for line in ecluse("runs", "why", run_id).out.splitlines()] == [1, 1, 1]
     assert len(ecluse("runs", "why", run_id, "--limit", "1", "--offset", "2").out.splitlines()) == 1
     assert ecluse("runs", "why", "4711").code == 2
+
+
+def test_that_more_items_wait_than_are_shown_is_told_with_how_to_see_them(ecluse, query):
+    run_id = ecluse("runs", "start", FLOW).json["run_id"]
+    query(WAITING, run_id, 100)
+    command, seen = ["runs", "why", run_id], []
+    for said in (f"more of it waits: `ecluse runs why {run_id} --limit 50 --offset 50`\n", ""):
+        answer = ecluse(*command)
+        assert (answer.code, answer.err) == (0, said)
+        seen += [line.split()[0] for line in answer.out.splitlines()]
+        command = said.strip("`\n").split()[5:]  # as it says
+    assert seen == [f"read/{n}" for n in range(1, 101)]
+    assert ecluse("runs", "why", run_id, "--offset", "100").err == "no more of it waits\n"
+    assert ecluse("runs", "why", run_id, "--limit", "100").err == ""
 
 
 @pytest.mark.req("G-89", "ENG-28")

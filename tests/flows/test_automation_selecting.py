@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ecluse.flows.automation import schedules
+from ecluse.engine import load_run
+from ecluse.flows.automation import schedules, selecting, snapshot, telling
 from ecluse.flows.automation.plan import Changes
 from ecluse.settings import Settings
 from ecluse.vendors.guarded import GuardedHttp
@@ -183,6 +184,26 @@ async def test_a_list_made_by_hand_is_split_cleaned_and_cut_and_may_be_another_o
     assert stated["fiche_selection_fiche_ids"] == ["1003", "1001", "1002", "1000"]
     assert (stated["fiche_selection_max_fiches"], stated["fiche_selection_only_with_recordings"]) == (3, False)
     assert world.run(first)["config_snapshot"]["overrides"] is None
+
+
+@pytest.mark.req("AUT-29")
+@pytest.mark.parametrize("count", [200, 201])
+async def test_of_a_long_list_events_name_the_first_and_count_them_all(automate, connection, query, count):
+    """Nobody works here: a list made by hand is told at once, without anybody being asked for anything."""
+    world = await automate(kit={"roles": frozenset({"api"})})
+    ids = [str(1000 + n) for n in range(count, 0, -1)]
+    run = await load_run(connection, await world.trigger(await world.schedule("7"), fiche_ids=ids))
+    await telling.begun(connection, run)
+    await snapshot.make(connection, run)
+    assert await selecting.select(connection, run) == count
+    ((_, told),) = world.events(run.id, "automation.run.selection")
+    assert (told["job_id"], told["total_fiches"]) == (f"automation-run-{run.id}", count)
+    assert (told["fiche_ids"], told.get("truncated", False)) == (ids[:200], count > 200)
+    assert (told["selection"]["mode"], "fiche_ids" in told["selection"]) == ("manual", False)
+    ((_, asked_for),) = world.events(run.id, "automation/run")
+    given = asked_for["override_fiche_selection"]
+    assert (given["fiche_ids"], given.get("fiche_ids_given", count)) == (ids[:200], count)
+    assert query("SELECT count(*) FROM outcomes WHERE run_id = %s", run.id) == [(count,)], "all of them are targets"
 
 
 @pytest.mark.req("AUT-18", "AUT-44", "AUT-60", "G-90")

@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from ecluse.base import cron
+from ecluse.base.validation import readable
 from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
-from ecluse.flows.automation.selection import readable
 
 PLAN = {"name": "n", "schedule_type": "MANUAL", "fiche_selection": {"mode": "manual"}}
 

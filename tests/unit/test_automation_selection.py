@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from ecluse.base import cron
 from ecluse.base.errors import InvalidInput
+from ecluse.base.validation import readable
 from ecluse.flows.automation.selection import (
     Override,
     Selection,
@@ -17,7 +19,6 @@ from ecluse.flows.automation.selection import (
     crm_date,
     dates_to_query,
     merged,
-    readable,
     truncation_warning,
 )
 
@@ -188,11 +189,25 @@ def test_a_custom_range_has_both_its_days_and_is_written_as_the_crm_writes_it():
     st.integers(1_577_836_800, 1_956_528_000).map(lambda seconds: datetime.fromtimestamp(seconds, UTC)),
     st.sampled_from(["UTC", "Pacific/Kiritimati", "Pacific/Pago_Pago", "Europe/Paris", "Australia/Lord_Howe"]),
 )
-def test_no_preset_asks_for_a_day_that_has_not_begun(preset, due, zone):
+def test_no_preset_asks_for_a_day_that_has_not_begun_there_or_misses_the_last_that_has(preset, due, zone):
     found = dates_to_query(Selection(mode="filter", date_range=preset), due, zone)
-    assert 1 <= len(found) <= 31
-    assert abs(found[-1] - due.date()) <= timedelta(days=32)
-    assert found[-1] <= due.date() + timedelta(days=1), "the zone furthest ahead is a day ahead"
+
+    def begun(day):
+        return datetime.combine(day, time.min, cron.zone(zone)) <= due
+
+    after = found[-1] + timedelta(days=1)
+    if preset == "yesterday":
+        assert begun(after)
+        assert not begun(after + timedelta(days=1))
+    elif preset == "last_month":
+        assert begun(after)
+        assert (found[0].day, after.day) == (1, 1)
+        assert not begun((after + timedelta(days=31)).replace(day=1)), "the month after it is this one"
+    else:
+        assert begun(found[-1])
+        assert not begun(after)
+    days = {"last_7_days": 7, "last_30_days": 30, "this_month": found[-1].day, "last_month": found[-1].day}
+    assert len(found) == days.get(preset, 1)
 
 
 @pytest.mark.req("G-46")

@@ -258,5 +258,6 @@ def test_mail_comes_from_an_address(given, sender):
 
 @pytest.mark.parametrize("sender", ["ecluse", "<>", "a@b\nBcc: c@d", "a@b, c@d", "Ecluse <a@b> <c@d>"])
 def test_a_sender_that_is_no_address_stops_the_start(given, sender):
-    with pytest.raises(SetUpError, match="MAIL_FROM"):
+    with pytest.raises(SetUpError) as refused:
         given(MAIL_FROM=sender)
+    assert f"MAIL_FROM={sender!r}: this is no mail address" in refused.value.message

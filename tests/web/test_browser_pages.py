@@ -219,11 +219,14 @@ def test_the_pages_do_without_scripts(desk, visit, ended):
 
 def test_every_page_is_accessible_and_fits_its_screen_in_light_and_dark(desk, visit, ended, waiting, schedule_id):
     client, _ = desk
+    chosen = {"mode": "date_range", "date_range": "yesterday", "groupes": ["G" * 200]}
+    daily = {"name": "daily", "schedule_type": "DAILY", "time_of_day": "06:30", "fiche_selection": chosen}
+    automated = client.post("/api/automation/schedules", daily).json["id"]
     visitor = visit(client, reduced_motion="reduce")  # or colours are measured half-way from light to dark
     visitor.expected = ("404",)
     page = visitor.page
     paths = ["/ui/runs", f"/ui/runs/{ended}?outcome=ignored", f"/ui/runs/{waiting[0]}", "/ui/runs?state=expired"]
-    paths += ["/ui/schedules", f"/ui/schedules/{schedule_id}", "/ui/nowhere"]
+    paths += ["/ui/schedules", f"/ui/schedules/{schedule_id}", f"/ui/schedules/{automated}", "/ui/nowhere"]
     found = []
     for path in ["/ui/login", *paths]:
         if path == paths[0]:

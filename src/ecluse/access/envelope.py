@@ -26,6 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecluse.base.errors import EcluseError, ForbiddenTransition, InvalidInput, NotFound
+from ecluse.base.validation import problem
 from ecluse.db.connect import is_away, one_line
 from ecluse.db.reads import ReadTimeout
 
@@ -176,7 +177,7 @@ async def _validation_error(request: Request, error: RequestValidationError) -> 
     if any(one["type"] == "json_invalid" for one in wrong):
         why = f"The body is not JSON: {wrong[0]['ctx']['error']}."
         return error_answer(request_id(request), 400, "NOT_JSON", why)
-    details = [{"where": ".".join(map(str, one["loc"])), "problem": one["msg"]} for one in wrong[:MOST_DETAILS]]
+    details = [{"where": ".".join(map(str, one["loc"])), "problem": problem(one)} for one in wrong[:MOST_DETAILS]]
     message = "; ".join(f"{one['where']}: {one['problem']}" for one in details)
     return error_answer(request_id(request), 422, InvalidInput.code, message, details=details)
 

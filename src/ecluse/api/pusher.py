@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from ecluse.access.envelope import Refused, as_json
 from ecluse.access.wire import kit_of, number, reads_of
 from ecluse.api.realtime import realtime_of
+from ecluse.base.validation import problem
 from ecluse.realtime.apps import App
 from ecluse.realtime.channels import NAME
 from ecluse.realtime.hub import LONGEST_NAME, Message
@@ -124,7 +125,7 @@ def _read(shape: type[Any], body: bytes) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise Refused(400, "BAD_REQUEST", f"{where}: {first['msg']}") from error
+        raise Refused(400, "BAD_REQUEST", f"{where}: {problem(first)}") from error
     except ValueError as error:
         raise Refused(400, "NOT_JSON", "The body is not JSON.") from error
 

@@ -14,6 +14,7 @@ from ecluse import bootstrap, settings
 from ecluse.access import audit_trail, tenants
 from ecluse.base.errors import InvalidInput
 from ecluse.base.logging import harmless
+from ecluse.base.validation import readable
 from ecluse.cli import automation_schedules
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
@@ -21,7 +22,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import Started, load_run
 from ecluse.flows.automation import reading
 from ecluse.flows.automation.schedules import FLOW
-from ecluse.flows.automation.selection import Override, readable
+from ecluse.flows.automation.selection import Override
 
 app = typer.Typer(no_args_is_help=True, help="Automation: schedules of fiches, and what became of their runs.")
 app.add_typer(automation_schedules.app, name="schedules")

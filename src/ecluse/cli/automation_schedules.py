@@ -17,12 +17,12 @@ from ecluse.base.clock import Clock
 from ecluse.base.errors import InvalidInput
 from ecluse.base.logging import harmless
 from ecluse.base.timetable import timetable
+from ecluse.base.validation import readable
 from ecluse.cli.database import operator, with_connection, with_database
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
 from ecluse.flows.automation import reading, schedules
 from ecluse.flows.automation.plan import Changes, Plan
-from ecluse.flows.automation.selection import readable
 
 app = typer.Typer(no_args_is_help=True, help="Schedules of automation: when, which fiches, what is done with them.")
 
@@ -33,6 +33,9 @@ class Type(StrEnum):
     WEEKLY = "WEEKLY"
     MONTHLY = "MONTHLY"
     CRON = "CRON"
+
+
+SPELLINGS_OF_TYPE = {"schedule_type", "scheduleType"}
 
 
 class Mode(StrEnum):
@@ -54,7 +57,9 @@ class Range(StrEnum):
 Day = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="With --range custom; included.")]
 ScheduleId = Annotated[int, typer.Argument(help="The schedule's id.")]
 Tenant = Annotated[str, typer.Option(help="Whose.")]
-TypeOption = Annotated[Type | None, typer.Option("--type", help="By hand only, or when.")]
+TypeOption = Annotated[
+    Type | None, typer.Option("--type", help="By hand only, or when. A new one: CRON with --cron, else MANUAL.")
+]
 AtOption = Annotated[str | None, typer.Option("--at", help="HH:MM; with DAILY, WEEKLY and MONTHLY.")]
 DayOfWeek = Annotated[int | None, typer.Option(help="With WEEKLY: 0 is Sunday.")]
 DayOfMonth = Annotated[int | None, typer.Option(help="With MONTHLY; in a shorter month, its last day.")]
@@ -80,7 +85,7 @@ KeyFile = Annotated[
 @app.command()
 def create(
     name: Annotated[str, typer.Option(help="What people call it.")],
-    type_: TypeOption = Type.MANUAL,
+    type_: TypeOption = None,
     at: AtOption = None,
     day_of_week: DayOfWeek = None,
     day_of_month: DayOfMonth = None,
@@ -103,6 +108,8 @@ def create(
         mode = Mode.date_range if range_ else Mode.manual if fiches is not None else None
     selection = _selection(mode, range_, start_date, end_date, fiches, groupes, max_fiches)
     given = _merged({"name": name, **times, **({"fiche_selection": selection} if selection else {})}, more, key_file)
+    if not given.keys() & SPELLINGS_OF_TYPE:
+        given["schedule_type"] = Type.MANUAL.value
     try:
         plan = Plan.model_validate(given)
     except ValidationError as error:
@@ -254,8 +261,6 @@ def _times(
     cron: str | None,
     timezone: str | None,
 ) -> dict[str, Any]:
-    if cron is not None and type_ in (None, Type.MANUAL):
-        type_ = Type.CRON
     given = {
         "schedule_type": None if type_ is None else type_.value,
         "time_of_day": at,
@@ -294,7 +299,10 @@ def _merged(given: dict[str, Any], more: str | None, key_file: Path | None) -> d
     if "fiche_selection" in given and isinstance(rest.get("fiche_selection"), dict):
         given = {**given, "fiche_selection": {**rest["fiche_selection"], **given["fiche_selection"]}}
     key = {"external_api_key": _read(key_file)} if key_file is not None else {}
-    return {**rest, **given, **key}
+    merged = {**rest, **given, **key}
+    if "cron_expression" in given and not merged.keys() & SPELLINGS_OF_TYPE:
+        merged["schedule_type"] = Type.CRON.value  # no other has any use for it
+    return merged
 
 
 def _read(file: Path) -> str:

@@ -44,8 +44,11 @@ def with_database(use: Callable[[Connection, bootstrap.Database], Awaitable[R]])
 
             runner.upgrade(database.dsn)
             return asyncio.run(opened())
+    except UnicodeEncodeError as error:  # of JSON that escapes it, or an argument that is not UTF-8
+        raise InvalidInput("The database cannot hold this input: half a character (a lone surrogate).") from error
     except psycopg.DataError as error:
-        raise InvalidInput(f"The database cannot hold this input: {error.diag.message_primary}.") from error
+        why = error.diag.message_primary or one_line(error)  # what never got there is only said by the driver
+        raise InvalidInput(f"The database cannot hold this input: {why}.") from error
     except psycopg.Error as error:
         raise SetUpError(f"The database did not do it: {one_line(error)}.") from error
     finally:

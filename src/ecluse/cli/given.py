@@ -25,8 +25,8 @@ def flow_named(name: str) -> Flow:
 def json_object(text: str, option: str = "--input") -> dict[str, Any]:
     try:
         parsed = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidInput(f"{option} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or what is nested as deeply
+        raise InvalidInput(f"{option} is not JSON that can be read: {error}") from error
     if not isinstance(parsed, dict):
         raise InvalidInput(f"{option} must be a JSON object")
     return parsed

@@ -139,14 +139,16 @@ def why_waiting(
     offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Why its items wait: for each the cause, its place in line and, where it can be told, when it starts."""
-    waiting = with_connection(lambda c: why(c, None, run_id, limit=limit, offset=offset))
+    waiting = with_connection(lambda c: why(c, None, run_id, limit=limit + 1, offset=offset))
     if not waiting:
-        typer.echo("nothing of it waits", err=True)
-    for one in waiting:
+        typer.echo("no more of it waits" if offset else "nothing of it waits", err=True)
+    for one in waiting[:limit]:
         in_line = one.position is not None and "before it" not in one.detail
         place = f", {one.position} before it" if in_line else ""
         at = "" if one.expected_at is None else f", expected {one.expected_at:%Y-%m-%d %H:%M:%S}"
         typer.echo(harmless(f"{one.stage}/{one.key}  {one.cause}: {one.detail}{place}{at}"))
+    if len(waiting) > limit:
+        typer.echo(f"more of it waits: `ecluse runs why {run_id} --limit {limit} --offset {offset + limit}`", err=True)
 
 
 @app.command("watch")

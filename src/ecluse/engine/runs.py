@@ -16,6 +16,7 @@ from pydantic_core import to_json
 
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.ids import retry_id
+from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.engine import outbox
 from ecluse.engine.flow import Flow, Run
@@ -179,7 +180,7 @@ def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         return flow.input.model_validate(given or {}).model_dump(mode="json")
     except ValidationError as error:
-        raise InvalidInput(f"input of flow {flow.name}: {_readable(error)}") from error
+        raise InvalidInput(f"input of flow {flow.name}: {readable(error)}") from error
 
 
 async def announce(connection: Connection) -> None:
@@ -308,7 +309,3 @@ async def set_status(connection: Connection, flow: Flow, moves: Sequence[Move]) 
     runs = [move.run.id for move in moves]
     await connection.execute(SET_STATUS, {"runs": runs, "moves": to_json(rows).decode()})
     return words
-
-
-def _readable(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(str(part) for part in e['loc']) or 'input'}: {e['msg']}" for e in error.errors())

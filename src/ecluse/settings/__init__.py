@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_va
 from pydantic_settings import SettingsConfigDict
 
 from ecluse.base.errors import SetUpError
+from ecluse.base.validation import problem
 from ecluse.settings.flows import AutomationKnobs, TranscriptionKnobs, at_least
 
 log = structlog.get_logger(__name__)
@@ -202,7 +203,7 @@ def load() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        wrong = "; ".join(f"{e['loc'][0]}={e['input']!r}: {e['msg']}" for e in error.errors())
+        wrong = "; ".join(f"{e['loc'][0]}={e['input']!r}: {problem(e)}" for e in error.errors())
         raise SetUpError(f"Cannot start with this environment: {wrong}. See docs/configuration.md.") from error
 
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
+from ecluse.base.validation import problem
 from ecluse.vendors.http import VendorHttp
 
 NOT_FOUND = "NOT_FOUND"
@@ -198,4 +199,4 @@ def usable(model: type[R], what: str, rows: Iterable[Any]) -> tuple[list[R], lis
 
 def told(exc: ValidationError) -> str:
     first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {problem(first)}"

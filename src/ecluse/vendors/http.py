@@ -37,6 +37,7 @@ from ecluse.base.errors import NotSentError, PermanentError, TransientError, Ven
 from ecluse.base.retry_after import parse_retry_after
 from ecluse.base.text import storable
 from ecluse.base.turnstile import Turnstile
+from ecluse.base.validation import problem
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -245,7 +246,7 @@ def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline:
 def unreadable(subject: str, exc: ValidationError, answer: bytearray) -> TransientError:
     first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(map(str, first["loc"])) or "the answer"
-    return TransientError(storable(f"{subject}: {where}: {first['msg']}: {excerpt(answer)}"), code="BAD_ANSWER")
+    return TransientError(storable(f"{subject}: {where}: {problem(first)}: {excerpt(answer)}"), code="BAD_ANSWER")
 
 
 def excerpt(answer: bytes | bytearray) -> str:

@@ -1,4 +1,4 @@
-"""Schedules: when each is due next, what became of its latest instants, and its latest runs."""
+"""Schedules: when each is due next, what it takes, what became of its latest instants, and its latest runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from ecluse.base.errors import InvalidInput
 from ecluse.base.timetable import Fire, timetable
 from ecluse.db.connect import Connection
 from ecluse.engine import list_schedules, reading, show_schedule
+from ecluse.flows.automation.schedules import FLOW as AUTOMATION
 from ecluse.realtime.hub import Message
 from ecluse.web import figures, live, render
+from ecluse.web.automation import plan_of
 from ecluse.web.door import Page
 from ecluse.web.live import Context
 
@@ -109,7 +111,9 @@ async def _schedule(request: Request, schedule_id: int) -> Context:
     async def ask(connection: Connection) -> Context:
         row = await show_schedule(connection, tenant, schedule_id)
         rows = await reading.list_runs(connection, tenant=tenant, schedule=schedule_id, limit=RUNS, offset=0)
-        return {"schedule": row, "table": await figures.table(connection, tenant, rows)}
+        plan = await plan_of(connection, tenant, schedule_id) if row["flow"] == AUTOMATION else None
+        table = await figures.table(connection, tenant, rows)
+        return {"schedule": row, "automated": row["flow"] == AUTOMATION, "plan": plan, "table": table}
 
     shown = await reads_of(request)(ask)
     return {**shown, "ahead": ahead(shown["schedule"], now, FIRES), "busy": shown["table"].busy, "over": False}

@@ -9,11 +9,12 @@ from psycopg.rows import dict_row
 from pydantic import ValidationError
 
 from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, NewSchedule, create_schedule, delete_schedule, load_schedule, update_schedule
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
-from ecluse.flows.automation.selection import Selection, readable
+from ecluse.flows.automation.selection import Selection
 from ecluse.notify.rules import HIDDEN
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from pydantic.alias_generators import to_camel
 
 from ecluse.base import cron
 from ecluse.base.errors import InvalidInput
+from ecluse.base.validation import readable
 
 Mode = Literal["date_range", "manual", "filter"]
 DateRange = Literal["today", "yesterday", "last_7_days", "last_30_days", "this_month", "last_month", "custom"]
@@ -178,11 +179,6 @@ def parsed(given: dict[str, Any]) -> Selection:
         return Selection.model_validate(given)
     except ValidationError as error:
         raise InvalidInput(f"fiche_selection: {readable(error)}") from error
-
-
-def readable(error: ValidationError) -> str:
-    wrong = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()]
-    return "; ".join(f"{where}: {problem}" if where else problem for where, problem in wrong)
 
 
 def dates_to_query(selection: Selection, due: datetime, timezone: str) -> list[date]:
