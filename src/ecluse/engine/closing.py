@@ -21,10 +21,12 @@ log = structlog.get_logger(__name__)
 
 TOGETHER = 500
 
+# A few of many, each by its key (OFFSET: whatever the planner believes).
 COMPLETE = """
 SELECT s.run_id, s.stage, r.orchestrated, r.flow, r.tenant_id || '/' || r.event_key
 FROM unnest(%s::bigint[], %s::text[]) AS t(run_id, stage)
-JOIN stages s ON s.run_id = t.run_id AND s.stage = t.stage JOIN runs r ON r.id = s.run_id
+CROSS JOIN LATERAL (SELECT * FROM stages s WHERE s.run_id = t.run_id AND s.stage = t.stage OFFSET 0) s
+CROSS JOIN LATERAL (SELECT * FROM runs r WHERE r.id = t.run_id OFFSET 0) r
 WHERE s.fanned_out_at IS NOT NULL AND s.ended_at IS NULL AND r.ended_at IS NULL
   AND s.expected = (SELECT coalesce(sum(c.succeeded + c.failed + c.ignored), 0) FROM claims c
                     WHERE c.run_id = s.run_id AND c.stage = s.stage)

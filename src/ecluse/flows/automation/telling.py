@@ -42,8 +42,10 @@ SELECT r.id, r.status, r.phase, r.end_cause, r.error_code, r.error_message, r.su
        coalesce(e.reasons, '{}') AS reasons
 FROM runs r LEFT JOIN automation_run_facts f ON f.run_id = r.id
 LEFT JOIN LATERAL (
-    SELECT count(*) AS n FROM runs c JOIN items i ON i.run_id = c.id AND i.status = 'succeeded'
-    WHERE c.parent_run_id = r.id AND c.flow = 'transcription' AND i.result ->> 'cached' = 'false') t ON true
+    SELECT count(*) AS n FROM runs c CROSS JOIN LATERAL (
+        SELECT FROM items i WHERE i.run_id = c.id AND i.status = 'succeeded' AND i.result ->> 'cached' = 'false'
+        OFFSET 0) i
+    WHERE c.parent_run_id = r.id AND c.flow = 'transcription') t ON true
 LEFT JOIN LATERAL (
     SELECT count(*) AS n FROM audits WHERE automation_run_id = r.id AND status IN ('completed', 'failed')) a ON true
 LEFT JOIN LATERAL (
