@@ -44,7 +44,7 @@ M = TypeVar("M", bound=BaseModel)
 EXCERPT = 300  # characters
 LARGEST_REFUSAL = 65_536  # bytes read of an answer whose status has said it all
 JSON = {"Content-Type": "application/json"}
-A_PASS = 8  # calls that are written or read in one pass of the loop
+A_PASS = 4  # calls that are written or read in one pass of the loop
 REFUSALS = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 404: "NOT_FOUND", 409: "CONFLICT", 412: "PRECONDITION_FAILED"}
 WORTH_REPEATING = {408, 425}
 NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # after an even number of backslashes
