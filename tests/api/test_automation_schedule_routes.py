@@ -390,6 +390,7 @@ def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
     assert shared_api.post(f"/api/runs/{run}/end", {"reason": "stuck"}).status == 200
     calm = ScheduleInFull.model_validate(shared_api.get(f"{PATH}/{schedule.id}").json)
     assert (calm.is_stale, calm.stale_at, calm.overdue, calm.last_run_status) == (False, None, False, "failed")
+    assert calm.holding_run_id is None, "it has ended: nothing waits for it"
 
 
 def test_one_that_was_spoilt_by_hand_is_shown_all_the_same(shared_api, shared_dsn):

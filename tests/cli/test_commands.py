@@ -228,7 +228,6 @@ SELECT 'default', %s, 'hello', 'read', n::text, n::text, id, now() FROM lane, ge
 
 def test_why_the_items_of_a_run_wait_is_told(ecluse, query):
     run_id = ecluse("runs", "start", FLOW).json["run_id"]
-    assert ecluse("runs", "why", run_id).err == "nothing of it waits\n"
     query(WAITING, run_id, 3)
     lines = ecluse("runs", "why", run_id).out.splitlines()
     assert [line.split()[0] for line in lines] == ["read/1", "read/2", "read/3"]
@@ -238,6 +237,19 @@ def test_why_the_items_of_a_run_wait_is_told(ecluse, query):
     assert [line.count("before it") for line in ecluse("runs", "why", run_id).out.splitlines()] == [1, 1, 1]
     assert len(ecluse("runs", "why", run_id, "--limit", "1", "--offset", "2").out.splitlines()) == 1
     assert ecluse("runs", "why", "4711").code == 2
+
+
+def test_of_a_run_without_waiting_items_it_is_told_where_it_stands(ecluse, query):
+    run_id = ecluse("runs", "start", FLOW).json["run_id"]
+    whole = "the run waits as a whole: "
+    nobody = f"{whole}no server is running that would take it up (`ecluse serve`)\n"
+    assert ecluse("runs", "why", run_id).err == nobody
+    query("INSERT INTO replicas (id, host, pid, roles) VALUES ('r', 'here', 1, '{worker}')")
+    assert ecluse("runs", "why", run_id).err == f"{whole}a server is about to take it up\n"
+    query("UPDATE runs SET status = 'running', state = 'running', started_at = now()")
+    assert ecluse("runs", "why", run_id).err == "nothing of it waits\n"
+    assert ecluse("runs", "end", run_id, "--reason", "enough", "--flow", FLOW).code == 0
+    assert ecluse("runs", "why", run_id).err == "nothing of it waits: it has ended, failed\n"
 
 
 def test_that_more_items_wait_than_are_shown_is_told_with_how_to_see_them(ecluse, query):

@@ -15,7 +15,7 @@ from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
-from ecluse.engine import Start, announce, insert_run, load_run, reading, why
+from ecluse.engine import Start, Waiting, announce, insert_run, load_run, reading, why
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 
 app = typer.Typer(no_args_is_help=True, help="Start, end, list and look at runs.")
@@ -139,9 +139,16 @@ def why_waiting(
     offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Why its items wait: for each the cause, its place in line and, where it can be told, when it starts."""
-    waiting = with_connection(lambda c: why(c, None, run_id, limit=limit + 1, offset=offset))
+
+    async def ask(connection: Connection) -> tuple[list[Waiting], str]:
+        waiting = await why(connection, None, run_id, limit=limit + 1, offset=offset)
+        if waiting or offset:
+            return waiting, "no more of it waits"
+        return waiting, await _why_nothing_waits(connection, run_id)
+
+    waiting, otherwise = with_connection(ask)
     if not waiting:
-        typer.echo("no more of it waits" if offset else "nothing of it waits", err=True)
+        typer.echo(otherwise, err=True)
     for one in waiting[:limit]:
         in_line = one.position is not None and "before it" not in one.detail
         place = f", {one.position} before it" if in_line else ""
@@ -149,6 +156,18 @@ def why_waiting(
         typer.echo(harmless(f"{one.stage}/{one.key}  {one.cause}: {one.detail}{place}{at}"))
     if len(waiting) > limit:
         typer.echo(f"more of it waits: `ecluse runs why {run_id} --limit {limit} --offset {offset + limit}`", err=True)
+
+
+async def _why_nothing_waits(connection: Connection, run_id: int) -> str:
+    run = await reading.show_run(connection, None, run_id)
+    if run["ended_at"] is not None:
+        return f"nothing of it waits: it has ended, {run['status']}"
+    if run["state"] != "queued":
+        return "nothing of it waits"
+    workers = await connection.execute("SELECT 1 FROM replicas WHERE state = 'live' AND 'worker' = ANY(roles) LIMIT 1")
+    if await workers.fetchone() is None:
+        return "the run waits as a whole: no server is running that would take it up (`ecluse serve`)"
+    return "the run waits as a whole: a server is about to take it up"
 
 
 @app.command("watch")

@@ -31,7 +31,8 @@ LAST_RUNS = 10
 NEXT_FIRES = 5
 
 SCHEDULES = """
-SELECT s.*, e.cron, e.failures, e.error, ecluse_now() AS now
+SELECT s.*, e.cron, e.failures, e.error, ecluse_now() AS now,
+       (SELECT h.id FROM runs h WHERE h.id = s.holding_run_id AND h.ended_at IS NULL) AS holding_run_id
 FROM automation_schedules s JOIN schedules e ON e.id = s.id
 WHERE s.deleted_at IS NULL AND (%(tenant)s::text IS NULL OR s.tenant_id = %(tenant)s) {where}
 ORDER BY s.tenant_id, s.name LIMIT %(limit)s OFFSET %(offset)s
