@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from ecluse.base.errors import TransientError
 from ecluse.engine import Done, Flow, Item, Kit, NewItem, Result, Start, State, Story, Words, WorkContext, load_run
 from ecluse.engine.ending import end
 from ecluse.engine.replicas import RARELY
+from ecluse.engine.retry import RetryPolicy
 from tests.engine.flows import (
     PATIENCE,
     QUIET,
@@ -424,6 +426,19 @@ async def test_a_run_that_cannot_be_ended_does_not_stop_the_sweeps(start_kit, qu
     await until(lambda: query("SELECT 1 FROM runs WHERE flow = 'test' AND end_cause = 'stale'"), 3)
     assert not kit.broken.is_set()
     await kit.stop(grace=0.05)
+
+
+async def test_work_that_waits_for_its_next_attempt_is_not_taken_for_work_that_nobody_picks_up(start_kit, query):
+    async def refuse(_: WorkContext, item: Item) -> Result:
+        raise TransientError("not now", code="BUSY")
+
+    slow = RetryPolicy(executions=2, base=60.0)
+    short = stage(refuse, retry=slow, poll=timedelta(milliseconds=100), max_wait=timedelta(seconds=2))
+    kit = await start_kit(f := flow(short))
+    run = await started(kit, f, keys(1))
+    assert (await kit.wait_for_run(run, PATIENCE))["failed"] == 1
+    assert query("SELECT executions FROM items") == [(1,)]
+    assert query("SELECT message FROM run_log WHERE message LIKE '%%nobody has picked up%%'") == []
 
 
 @pytest.mark.req("ENG-18")

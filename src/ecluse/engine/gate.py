@@ -158,6 +158,17 @@ async def look(connection: Connection, run: Run, stage: Stage) -> Look:
     return found
 
 
+# What waits for its next attempt is not due.
+UNCLAIMED = """
+SELECT count(*) FROM items WHERE run_id = %s AND stage = %s AND claim_id IS NULL AND due_at <= ecluse_now()
+"""
+
+
+async def unclaimed(connection: Connection, run: Run, stage: Stage) -> int:
+    row = await (await connection.execute(UNCLAIMED, (run.id, stage.name))).fetchone()
+    return int(row[0]) if row else 0
+
+
 @dataclass(frozen=True)
 class Counted:
     """The units of a stage whose work is done by other runs: what `Look` says of items."""

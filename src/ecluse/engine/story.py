@@ -155,9 +155,10 @@ async def _look(
     decision = gate.decide(seen, stage)
     if told is not None:
         await told(connection, run, seen, decision)
-    if seen.fanned_out and seen.waiting and seen.stalled(stage):
+    stalled = seen.fanned_out and seen.waiting and seen.stalled(stage)
+    if stalled and (unclaimed := await gate.unclaimed(connection, run, stage)):
         message = f"gate {stage.name}: stalled, and nobody has picked up {run.flow}/{stage.name}"
-        facts: dict[str, Any] = {"unclaimed": seen.waiting, "since": seen.progress_at.isoformat()}
+        facts: dict[str, Any] = {"unclaimed": unclaimed, "since": seen.progress_at.isoformat()}
         if await run_log.write_once(connection, run.id, message, **facts):
             run.trace.warn(message, **facts)
     match decision:
