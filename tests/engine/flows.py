@@ -77,6 +77,10 @@ def keys(count: int) -> list[str]:
     return [f"t{n:05d}" for n in range(count)]
 
 
+async def started(kit: Kit, f: Flow, targets: list[str], key: str = "key") -> int:
+    return (await kit.start_run(Start(f, key, input={"targets": targets}))).run.id
+
+
 async def run_to_end(kit: Kit, flow: Flow, targets: Sequence[str], key: str = "key", **options: Any) -> dict[str, Any]:
     payload = options.pop("payload", None)
     given = {"targets": list(targets), "payload": payload}

@@ -49,6 +49,7 @@ from tests.engine.flows import (
     open_board,
     run_to_end,
     stage,
+    started,
     until,
 )
 
@@ -98,10 +99,6 @@ class Calls:
 async def ask_once(kit: Kit) -> None:
     """What the settling loop does every five seconds."""
     await settle_forgotten(kit.pool, kit.by_name, kit.worker._contexts, kit.replica)
-
-
-async def started(kit: Kit, f: Flow, targets: list[str], key: str = "key") -> int:
-    return (await kit.start_run(Start(f, key, input={"targets": targets}))).run.id
 
 
 # ── By an operator ─────────────────────────────────────────────────────────────────────────────────────────────────

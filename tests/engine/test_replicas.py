@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from ecluse.base.errors import TransientError
 from ecluse.engine import Done, Flow, Item, Kit, NewItem, Result, Start, State, Story, Words, WorkContext, load_run
 from ecluse.engine.ending import end
 from ecluse.engine.replicas import RARELY
-from ecluse.engine.retry import RetryPolicy
 from tests.engine.flows import (
     PATIENCE,
     QUIET,
@@ -31,6 +29,7 @@ from tests.engine.flows import (
     open_board,
     run_to_end,
     stage,
+    started,
     until,
 )
 
@@ -50,10 +49,6 @@ async def hold(_: WorkContext, item: Item) -> Result:
     if item.key != "quick":
         await asyncio.sleep(60)
     return Done()
-
-
-async def started(kit: Kit, f: Flow, targets: list[str], key: str = "key") -> int:
-    return (await kit.start_run(Start(f, key, input={"targets": targets}))).run.id
 
 
 def said(logs: list[Any], event: str) -> int:
@@ -426,43 +421,6 @@ async def test_a_run_that_cannot_be_ended_does_not_stop_the_sweeps(start_kit, qu
     await until(lambda: query("SELECT 1 FROM runs WHERE flow = 'test' AND end_cause = 'stale'"), 3)
     assert not kit.broken.is_set()
     await kit.stop(grace=0.05)
-
-
-async def test_work_that_waits_for_its_next_attempt_is_not_taken_for_work_that_nobody_picks_up(start_kit, query):
-    async def refuse(_: WorkContext, item: Item) -> Result:
-        raise TransientError("not now", code="BUSY")
-
-    slow = RetryPolicy(executions=2, base=60.0)
-    short = stage(refuse, retry=slow, poll=timedelta(milliseconds=100), max_wait=timedelta(seconds=2))
-    kit = await start_kit(f := flow(short))
-    run = await started(kit, f, keys(1))
-    assert (await kit.wait_for_run(run, PATIENCE))["failed"] == 1
-    assert query("SELECT executions FROM items") == [(1,)]
-    assert query("SELECT message FROM run_log WHERE message LIKE '%%nobody has picked up%%'") == []
-
-
-@pytest.mark.req("ENG-18")
-async def test_work_that_nobody_picks_up_is_to_be_seen(start_kit, query, one):
-    known, unknown = stage(), stage(name="elsewhere", poll=timedelta(milliseconds=100), max_wait=timedelta(seconds=1))
-
-    async def story(run: Story) -> None:
-        await run.select(given_targets)
-        await run.fan_out(unknown, given_targets)
-        await run.gate(unknown)
-
-    kit = await start_kit(f := Flow("test", (known,), story, Targets))
-    run = await started(kit, f, keys(3))
-    warning = (
-        "SELECT data ->> 'unclaimed' FROM run_log WHERE level = 'warning' AND message LIKE '%%nobody has picked up%%'"
-    )
-    await until(lambda: query(warning))
-    ((event, lane, items, oldest, age),) = query("SELECT event, lane, items, oldest_due_at, age FROM unclaimed")
-    assert (event, lane, items) == ("test/elsewhere", "lane", 3)
-    assert timedelta(milliseconds=300) <= age < timedelta(seconds=5)
-    assert oldest == one("SELECT min(due_at) FROM items")
-    await kit.wait_for_run(run, PATIENCE)
-    assert query(warning) == [("3",)], "said once"
-    assert query("SELECT * FROM unclaimed") == []
 
 
 # ── Two at once ────────────────────────────────────────────────────────────────────────────────────────────────────
