@@ -2,14 +2,20 @@
 # into .venv, with hashes. Only the tests want more: see `browser`.
 PYTHON ?= python3
 BIN := .venv/bin
+# Only the server that is named with the command is used, not one that a shell has exported.
+ifneq ($(origin DATABASE_URL),command line)
+unexport DATABASE_URL
+endif
+GIVEN := $(and $(filter command,$(origin DATABASE_URL)),$(DATABASE_URL))
+POSTGRES15 := /usr/lib/postgresql/15/bin
 COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header \
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all browser check lint format types imports demo bench bench-automation chaos chaos-automation coverage-of-requirements requirements docs clean
+.PHONY: help test test-all test-postgres15 browser pooler postgres15 check lint format types imports demo bench bench-automation bench-retention chaos chaos-automation coverage-of-requirements requirements docs clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # uv does not read pip's configuration: where only pip knows the registry, pip does the work, more slowly.
 .venv/.ready: requirements-dev.txt requirements-uv.txt pyproject.toml
@@ -26,19 +32,33 @@ help: ## List the targets
 # failed tests (exit code 1), such as an error of collection, is not repeated.
 once_more = || { [ $$? = 1 ] && echo "FAILED BESIDE OTHERS; once more, alone:" && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
-test: check browser ## All checks and all tests but the slow ones
+test: check browser pooler ## All checks and all tests but the slow ones; DATABASE_URL=… runs them on that server
 	$(BIN)/pytest -n 2 --dist loadfile --maxfail 10 -m "not slow and not alone" $(once_more)
 	$(BIN)/pytest -m "alone and not slow" $(once_more)
 
 test-all: test ## All checks and all tests, the slow ones too
 	$(BIN)/pytest -m slow
 
-# The pages are tested in Chromium, and an unmodified pusher-js in node. Without them those tests fail, and say so.
-browser: ## Debian's chromium and nodejs for the tests, installed when they are missing and we are root
-	@missing=$$(for one in chromium:chromium node:nodejs; do command -v $${one%:*} > /dev/null || echo $${one#*:}; done); \
+# A cluster of its own, made by an ordinary user with Debian's defaults, and an ordinary role: what an operator has.
+test-postgres15: .venv/.ready postgres15 pooler ## Engine, flow, fault and database tests on Debian's PostgreSQL 15
+	$(BIN)/python -m tools.postgres_cluster $(POSTGRES15) $(BIN)/pytest -m "not slow and not alone" \
+		tests/engine tests/flows tests/faults tests/db tests/verify
+
+# $(call debian,PROGRAM:PACKAGE …) installs what is missing, if it may. Without it some tests fail, and say so.
+debian = @missing=$$(PATH="$$PATH:/usr/sbin"; for one in $(1); do command -v $${one%:*} > /dev/null || echo $${one\#*:}; done); \
 	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && apt-get update -q && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; } || \
 	echo "Some tests need" $$missing "and will fail without. As root: apt-get install --no-install-recommends" $$missing >&2
+
+# The pages are tested in Chromium, and an unmodified pusher-js in node.
+browser: ## Debian's chromium and nodejs for the tests, installed when they are missing and we are root
+	$(call debian,chromium:chromium node:nodejs)
+
+pooler: ## Debian's pgbouncer, the same way
+	$(call debian,pgbouncer:pgbouncer)
+
+postgres15: ## Debian's postgresql-15, the same way
+	$(call debian,$(POSTGRES15)/postgres:postgresql-15)
 
 check: lint types imports ## All checks, no tests
 
@@ -56,8 +76,8 @@ types: .venv/.ready ## Types (mypy --strict)
 imports: .venv/.ready ## Who may import whom (import-linter)
 	$(BIN)/lint-imports --no-cache
 
-demo: .venv/.ready ## The scripted demonstration; KEEP=1 leaves it running, JSON=1 prints JSON
-	$(BIN)/ecluse demo automation $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(JSON)),--json)
+demo: .venv/.ready ## The scripted demonstration; KEEP=1 leaves it running, JSON=1 prints JSON, DATABASE_URL=… names an empty database
+	$(BIN)/ecluse demo automation $(if $(GIVEN),--given-database) $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(JSON)),--json)
 
 bench: .venv/.ready ## The benchmark; N=20000 sets the number of items, JSON=1 prints JSON
 	$(BIN)/python -m bench $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)
@@ -65,9 +85,12 @@ bench: .venv/.ready ## The benchmark; N=20000 sets the number of items, JSON=1 p
 bench-automation: .venv/.ready ## What the automation flow costs above its calls; N=10000 fiches, JSON=1 prints JSON
 	$(BIN)/python -m bench.automation $(if $(N),--fiches $(N)) $(if $(filter 1,$(JSON)),--json)
 
-chaos: .venv/.ready ## Replicas killed at random, then the account; KILLS=200 SEED=1 by default, JSON=1 prints JSON
-	$(BIN)/python -m tests.faults.chaos $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) \
-		$(if $(filter 1,$(JSON)),--json)
+bench-retention: .venv/.ready ## How fast old rows are deleted, unnoticed, and the size of a year; N=1000000 items, JSON=1 prints JSON
+	$(BIN)/python -m bench.retention $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)
+
+chaos: .venv/.ready ## Replicas killed at random, then the account; KILLS=200 SEED=1, SEEDS="1 7 42" plays several, SLOW=1 on one slow core, JSON=1 prints JSON
+	$(if $(filter 1,$(SLOW)),taskset -c 0 nice) $(BIN)/python -m tests.faults.chaos $(if $(KILLS),--kills $(KILLS)) \
+		$(if $(SEEDS)$(SEED),--seed $(or $(SEEDS),$(SEED))) $(if $(filter 1,$(JSON)),--json)
 
 chaos-automation: .venv/.ready ## The same over one run of automation; KILLS=50 FICHES=1000 SEED=1 by default, JSON=1 prints JSON
 	$(BIN)/python -m tests.faults.automation_chaos $(if $(KILLS),--kills $(KILLS)) $(if $(FICHES),--fiches $(FICHES)) \
@@ -79,7 +102,7 @@ coverage-of-requirements: .venv/.ready ## Which requirements no test cites
 requirements: .venv/.ready ## Write requirements*.txt from pyproject.toml; UPGRADE=1 takes newer versions too
 	$(COMPILE) --group installer --output-file requirements-uv.txt
 	$(COMPILE) pyproject.toml --output-file requirements.txt
-	$(COMPILE) pyproject.toml --group dev --group build --constraint requirements.txt --output-file requirements-dev.txt
+	$(COMPILE) pyproject.toml --extra embedded --group dev --group build --constraint requirements.txt --output-file requirements-dev.txt
 	@! grep -nE '://|[ =]/' requirements*.txt || { echo "a host or a path of this machine slipped in" >&2; exit 1; }
 
 docs: .venv/.ready ## Write the generated documents

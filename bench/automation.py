@@ -211,7 +211,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.automation", description=__doc__, formatter_class=raw)
     parser.add_argument("--fiches", type=int, default=10_000)
     parser.add_argument("--json", action="store_true", help="the last line of stdout is one JSON object")
-    parser.add_argument("--dsn", help="a superuser's URL, on this machine; else DATABASE_URL, else an embedded server")
+    parser.add_argument(
+        "--dsn",
+        help="a URL of a server on this machine and a role with CREATEDB; else DATABASE_URL, else an embedded server",
+    )
     parser.add_argument("--server-log", type=Path, help="that server's log file, to count statements")
     options = parser.parse_args()
     say("knobs: " + " ".join(f"{name}={value}" for name, value in KNOBS.items()))

@@ -1,4 +1,5 @@
-"""One embedded PostgreSQL for the session, one migrated template, and a clone of it per test: real databases, cheap."""
+"""One PostgreSQL for the session, the one in DATABASE_URL or an embedded one; one migrated template, and a clone of it
+per test: real databases, cheap."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ import psycopg
 import pytest
 
 from ecluse.db import embedded
-from ecluse.db.connect import normalise
 from ecluse.engine import Flow, Kit
 from ecluse.migrations.runner import upgrade
 from tests.sandbox_process import SandboxProcess, running_sandbox
+from tests.servers import Given, Server, database
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,8 +31,20 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def given_url() -> Iterator[str | None]:
+    """DATABASE_URL, which no test and none of its children finds in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        url = os.environ.get("DATABASE_URL")
+        patch.delenv("DATABASE_URL", raising=False)
+        yield url
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[embedded.Embedded]:
+def server(given_url: str | None) -> Iterator[Server]:
+    if given_url:
+        yield Given(given_url)
+        return
     folder = Path(tempfile.mkdtemp(prefix="ecluse-tests-"))
     folder.chmod(0o711)
     handle = embedded.start(folder / "postgres")
@@ -41,31 +54,33 @@ def server() -> Iterator[embedded.Embedded]:
 
 
 @pytest.fixture(scope="session")
-def template(server: embedded.Embedded) -> str:
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE DATABASE template_ecluse")
-    upgrade(normalise(server.dsn("template_ecluse")))
-    return "template_ecluse"
+def template(server: Server) -> Iterator[str]:
+    """Of this process alone: others may use the same server at the same time."""
+    name = _own_name("template")
+    with database(server, name, "template0") as dsn:
+        upgrade(dsn)
+        yield name
 
 
 @contextmanager
-def new_database(server: embedded.Embedded, template: str) -> Iterator[str]:
-    name = f"test_{os.getpid()}_{uuid.uuid4().hex[:8]}"  # not counted: this module is imported under two names
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")  # type: ignore[arg-type]
-        yield normalise(server.dsn(name))
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+def new_database(server: Server, template: str) -> Iterator[str]:
+    with database(server, _own_name("test"), template) as dsn:
+        yield dsn
+
+
+def _own_name(kind: str) -> str:
+    return f"ecluse_{kind}_{os.getpid()}_{uuid.uuid4().hex[:8]}"  # not counted: this module is imported under two names
 
 
 @pytest.fixture
-def dsn(server: embedded.Embedded, template: str) -> Iterator[str]:
+def dsn(server: Server, template: str) -> Iterator[str]:
     """A migrated, empty database of this test's own."""
     with new_database(server, template) as dsn:
         yield dsn
 
 
 @pytest.fixture
-def empty_dsn(server: embedded.Embedded) -> Iterator[str]:
+def empty_dsn(server: Server) -> Iterator[str]:
     """A database without any schema."""
     with new_database(server, "template0") as dsn:
         yield dsn
@@ -104,7 +119,7 @@ async def start_kit(dsn: str) -> AsyncIterator[Callable[..., Awaitable[Kit]]]:
             if flow.schema:
                 async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
                     await connection.execute(flow.schema)  # type: ignore[arg-type]
-        kit = Kit(dsn=dsn, flows=flows, **options)
+        kit = Kit(flows=flows, **({"dsn": dsn} | options))
         await kit.start()
         kits.append(kit)
         return kit

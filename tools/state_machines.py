@@ -32,6 +32,7 @@ NEUTRAL = {
     State.SUCCEEDED: "ended, no failure",
     State.PARTIAL: "ended, with failures and successes",
     State.FAILED: "ended, failures and no success, or ended by force",
+    State.CANCELLED: "ended on request before its work was done",
     State.SKIPPED: "ended without having to do anything",
     State.REVERTED: "ended, then undone",
     State.EXPIRED: "its result is too old to be used",
@@ -41,7 +42,8 @@ RUNS = Machine(
     "Runs",
     "The words of a flow that brings none of its own, and the neutral state that each means (`runs.status`, "
     "`runs.state`; `engine/states.py`). A flow's own words are a table of the same kind. No move is made but by "
-    "`runs.set_status`, which looks into this table.",
+    "`runs.set_status`, which looks into this table. A run that is ended on request has the state `cancelled` (ended "
+    "on request before its work was done) and the word `partial` if a target of it had succeeded, else `failed`.",
     {word: f"{state}: {NEUTRAL[state]}" for word, state in PLAIN.meaning.items()},
     {BEGIN: {PLAIN.initial: ""}} | {word: dict.fromkeys(sorted(to), "") for word, to in PLAIN.moves.items()},
 )
@@ -145,7 +147,8 @@ LANES = Machine(
     "Where items wait for a vendor; read from `paused_at` and `held_until`.",
     {
         "open": "items are started, within its caps and its rate",
-        "held": "nothing is started before `held_until`: the vendor said when, or the breaker is open",
+        "held": "nothing is started before `held_until`: the vendor said when, or the breaker is open; then one call "
+        "at a time probes the vendor until it answers (`trips` above 0: down since `failing_since`)",
         "paused": "nothing is started until a person resumes it",
     },
     {

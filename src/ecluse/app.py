@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, nullcontext
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from fastapi.middleware.gzip import GZipMiddleware
 
 from ecluse import api, web
 from ecluse.access import envelope
@@ -21,6 +22,7 @@ from ecluse.api import health
 from ecluse.api.metrics import CountRequests, Metrics
 from ecluse.base import trace
 from ecluse.base.errors import SetUpError
+from ecluse.base.version import version
 from ecluse.bootstrap import (
     Database,
     automation_config,
@@ -82,7 +84,9 @@ def create_app(
         trace.listeners[:] = [one for one in trace.listeners if one not in files]
         log.info("stopped", replica=kit.replica)
 
-    app = FastAPI(title="Ecluse", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Ecluse", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.secrets = open_secrets(settings, database)
     app.state.transcriptions = transcription_config(settings)
     app.state.automation = _automation(settings, sealing=app.state.secrets is not None)
@@ -95,6 +99,7 @@ def create_app(
         web.mount(app)
 
     app.state.metrics, app.state.readiness = Metrics(), health.Readiness()
+    app.add_middleware(GZipMiddleware, compresslevel=6)  # streams are left alone
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.include_router(health.routes)
     return app

@@ -15,11 +15,12 @@ from ecluse.flows.automation.shapes import (
     AutomationRunPage,
     Diagnostic,
     Redriven,
+    RedrivePreview,
     RunInFull,
     Triggered,
 )
 from tests.api.conftest import add_tenant, new_key, serving
-from tests.flows.automation_rows import end_run
+from tests.flows.automation_rows import NO_URL, WITHOUT_URL, end_run
 from tests.flows.fiche_rows import call, details, save
 
 SCHEDULES, RUNS, TRIGGER = "/api/automation/schedules", "/api/automation/runs", "/api/automation/trigger"
@@ -129,7 +130,7 @@ def test_a_trigger_answers_with_the_run_there_is_to_look_at(shared_api, shared_d
         ({"scheduleId": "ON", "overrideFicheSelection": []}, 422, "INVALID_INPUT"),
         ({"scheduleId": "ON", "overrideFicheSelection": {"fiches": ["1"]}}, 422, "INVALID_INPUT"),
         ({"scheduleId": "ON", "overrideFicheSelection": {"ficheIds": ["1", ""]}}, 422, "INVALID_INPUT"),
-        ({"scheduleId": "ON", "overrideFicheSelection": {"ficheIds": ["a"]}}, 422, "INVALID_INPUT"),
+        ({"scheduleId": "ON", "overrideFicheSelection": {"ficheIds": [201 * "a"]}}, 422, "INVALID_INPUT"),
         ({"scheduleId": "ON", "overrideFicheSelection": {"maxFiches": -1}}, 422, "INVALID_INPUT"),
         ({"scheduleId": "ON", "overrideFicheSelection": {"mode": "date_range"}}, 422, "INVALID_INPUT"),
         ({"scheduleId": "ON", "overrideFicheSelection": {"dateRange": "today"}}, 422, "INVALID_INPUT"),
@@ -283,6 +284,41 @@ def test_logs_are_in_the_order_of_their_time(shared_api, shared_dsn):
     assert (page.logs[0].level, page.logs[0].metadata) == ("warning", {"n": 1})
     rest = shared_api.get(f"{RUNS}/{run}/logs?limit=1&offset=1").json["logs"]
     assert [line["message"] for line in rest] == ["line 2"]
+    newest = AutomationLogPage.model_validate(shared_api.get(f"{RUNS}/{run}/logs?order=desc&limit=2").json)
+    assert ([line.message for line in newest.logs], newest.total) == (["line 3", "line 2"], 3)
+    assert shared_api.get(f"{RUNS}/{run}/logs?offset=9").json["total"] == 3
+    assert shared_api.get(f"{RUNS}/{run}/logs?order=newest").status == 422
+
+
+@pytest.mark.req("AUT-15", "AUT-64")
+def test_a_run_says_what_will_fail_which_days_are_missing_and_how_often_a_line_was_said(shared_api, shared_dsn):
+    run = triggered(shared_api, new_schedule(shared_api, "601", "602")).run_id
+    ask(shared_dsn, "INSERT INTO outcomes (run_id, target) VALUES (%s, '601'), (%s, '602')", run, run)
+    told = {"apiErrors": [{"date": "02/03/2026"}], "missing_days": ["2026-03-02"], "selection_incomplete": "lacks"}
+    ask(shared_dsn, "UPDATE runs SET selected = 2, error_details = %s WHERE id = %s", json.dumps(told), run)
+    with psycopg.connect(shared_dsn, autocommit=True) as connection:
+        connection.execute(WITHOUT_URL, {"run": int(run), "fiche": "602"})
+    ask(
+        shared_dsn,
+        "INSERT INTO run_log (run_id, at, level, message, count, targets, last_at, fold) VALUES"
+        " (%s, ecluse_now(), 'error', 'model down', 28, '{601,602}', ecluse_now(), 'x')",
+        run,
+    )
+    found = shown(shared_api, run)
+    assert (found.will_fail.count, found.will_fail.codes) == (1, {"NO_URL": 1})
+    assert (found.selection_incomplete, found.missing_days) == (True, ["2026-03-02"])
+    page = AutomationFichePage.model_validate(shared_api.get(f"{RUNS}/{run}/fiches").json)
+    first, second = page.fiches
+    assert (first.will_fail, second.status) == (None, "open")
+    assert (second.will_fail.code, second.will_fail.reason) == ("NO_URL", f"{NO_URL} (602-2)")
+    plain = shared_api.get(f"/api/runs/{run}").json
+    assert plain["will_fail"] == {"count": 1, "codes": {"NO_URL": 1}}
+    assert plain["selection_incomplete"] == "lacks"
+    assert f"602,,,,false,NO_URL: {NO_URL} (602-2)" in shared_api.get(f"/api/runs/{run}/outcomes.csv").body.decode()
+    for path, name in ((f"{RUNS}/{run}/logs", "logs"), (f"/api/runs/{run}/log", "log")):
+        (line,) = [line for line in shared_api.get(path).json[name] if line["count"] > 1]
+        assert line["message"] == "28 × model down (601, 602)"  # noqa: RUF001 - as it is told
+        assert (line["count"], line["targets"]) == (28, ["601", "602"])
 
 
 @pytest.mark.req("AUT-195")
@@ -348,6 +384,32 @@ def test_runs_are_listed_by_status_and_schedule(shared_api, shared_dsn):
     assert shared_api.get(f"{RUNS}?limit=201").status == 422
 
 
+@pytest.mark.req("G-89")
+def test_cancelled_fiches_are_told_apart_and_redriven_on_request(shared_api, shared_dsn):
+    run = triggered(shared_api, new_schedule(shared_api, "1", "2", "3")).run_id
+    on(shared_dsn, end_run, int(run), f1="successful", f2="cancelled", f3="cancelled")
+    ended = shown(shared_api, run)
+    assert (ended.status, ended.state, ended.ended_by) == ("partial", "cancelled", "laptop")
+    assert (ended.selected, ended.total_fiches, ended.failed_fiches, ended.cancelled_fiches) == (3, 3, 2, 2)
+    for status, there in (("cancelled", True), ("partial", False)):
+        assert (run in [one["id"] for one in shared_api.get(f"{RUNS}?status={status}").json["runs"]]) is there
+    path = f"{RUNS}/{run}/redrive"
+    told = RedrivePreview.model_validate(shared_api.get(path).json)
+    assert (told.failed, told.cancelled, told.takes, told.cannot_succeed) == (0, 2, 0, 0)
+    assert RedrivePreview.model_validate(shared_api.get(f"{path}?include_cancelled=true").json).takes == 2
+    refused = shared_api.post(path)
+    assert (refused.status, refused.code) == (409, "ONLY_CANCELLED")
+    assert "include_cancelled" in refused.json["error"]["message"]
+    assert shared_api.post(path, {"includeCanceled": True}).status == 422
+    again = Redriven.model_validate(shared_api.post(path, {"includeCancelled": True}).json)
+    assert (again.redrive_of, again.parent_run_id) == (run, run)
+    on(shared_dsn, end_run, int(again.run_id), f2="successful", f3="failed")
+    stands = shown(shared_api, run).after_redrives
+    assert (stands.selected, stands.successful, stands.failed, stands.cancelled) == (3, 2, 1, 0)
+    listed = {one["id"]: one for one in shared_api.get(f"{RUNS}?limit=200").json["runs"]}
+    assert (listed[again.run_id]["redrive_of"], listed[run]["redrive_of"]) == (run, None)
+
+
 def test_failed_fiches_are_redriven_as_a_linked_run_and_once_at_a_time(shared_api, shared_dsn):
     schedule = new_schedule(shared_api, "1", "2", "3")
     run = triggered(shared_api, schedule).run_id
@@ -375,15 +437,17 @@ def test_failed_fiches_are_redriven_as_a_linked_run_and_once_at_a_time(shared_ap
 
 
 @pytest.mark.req("G-73", "AUT-85")
-def test_an_operator_ends_a_run_as_failed_with_a_reason(shared_api):
+def test_an_operator_cancels_a_run_with_a_reason(shared_api):
     schedule = new_schedule(shared_api, "7")
     run = triggered(shared_api, schedule).run_id
     assert shared_api.post(f"/api/runs/{run}/end", {"reason": "wrong fiches"}).status == 200
     ended = shown(shared_api, run)
-    assert (ended.status, ended.end_cause) == ("failed", "operator")
+    assert (ended.status, ended.state, ended.end_cause) == ("failed", "cancelled", "operator")
+    assert ended.ended_by
     assert "wrong fiches" in str(ended.error_message)
     row = shared_api.get(f"{SCHEDULES}/{schedule}").json
-    assert (row["last_run_status"], row["failed_runs"], row["total_runs"]) == ("failed", 1, 1)
+    assert (row["last_run_status"], row["failed_runs"], row["total_runs"]) == ("failed", 0, 1)
+    assert row["cancelled_runs"] == 1
 
 
 @pytest.mark.req("G-33")

@@ -13,7 +13,7 @@ from ecluse.bootstrap import automation_config
 from ecluse.engine import load_run
 from ecluse.flows.automation import telling
 from ecluse.flows.automation.reading import staleness
-from ecluse.flows.automation.shapes import ScheduleInFull, SchedulePage
+from ecluse.flows.automation.shapes import ChangedSchedule, ScheduleInFull, SchedulePage
 from ecluse.settings import Settings
 from tests.api.conftest import add_tenant, new_key, serving
 
@@ -70,13 +70,19 @@ def body(**given):
 def made(client, **given):
     answer = client.post(PATH, body(**given))
     assert answer.status == 201, answer.body
-    return ScheduleInFull.model_validate(answer.json)
+    return shown(answer)
 
 
 def change(client, schedule, **changes):
     answer = client.ask("PATCH", f"{PATH}/{schedule.id}", changes)
     assert answer.status == 200, answer.body
-    return ScheduleInFull.model_validate(answer.json)
+    return shown(answer)
+
+
+def shown(answer):
+    """Without the secret, which is shown once."""
+    told = ChangedSchedule.model_validate(answer.json).model_dump(exclude={"webhook_secret"})
+    return ScheduleInFull.model_validate(told)
 
 
 @pytest.mark.req(
@@ -85,7 +91,7 @@ def change(client, schedule, **changes):
 def test_everything_that_is_said_is_kept_in_columns_of_its_own(shared_api, shared_dsn):
     answer = shared_api.post(PATH, {"name": "in full", **FULL})
     assert answer.status == 201, answer.body
-    schedule = ScheduleInFull.model_validate(answer.json)
+    schedule = shown(answer)
     ((row,),) = ask(shared_dsn, "SELECT to_jsonb(s) FROM automation_schedules s WHERE id = %s", schedule.id)
     kept = {
         "name": "in full", "schedule_type": "WEEKLY", "timezone": "Europe/Paris", "time_of_day": "06:30",
@@ -171,8 +177,8 @@ def test_every_type_is_due_when_it_says(shared_api, given, cron):
         ({"fiche_selection": {"mode": "date_range", "date_range": None}}, "needs a date_range"),
         ({"fiche_selection": {**RANGE, "date_range": "custom", "start_date": "2026-02-01", "end_date": "2026-01-01"}},
          "backwards"),
-        ({"fiche_selection": {"mode": "manual", "fiche_ids": ["12", "x"]}}, "these are not: 'x'"),
-        ({"fiche_selection": {"mode": "manual", "fiche_ids": [""]}}, "1 to 20 digits"),
+        ({"fiche_selection": {"mode": "manual", "fiche_ids": ["12", 201 * "x"]}}, "these are not: 'xxx"),
+        ({"fiche_selection": {"mode": "manual", "fiche_ids": [""]}}, "1 to 200 characters"),
         ({"fiche_selection": {**RANGE, "limit": 3}}, "limit"),
         ({"fiche_selection": None}, "fiche_selection"),
         ({"name": "  "}, "name"),
@@ -201,10 +207,60 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_kept(shared_api, shared_d
 def test_a_name_is_taken_once(shared_api):
     schedule = made(shared_api)
     answer = shared_api.post(PATH, body(name=schedule.name))
-    assert (answer.status, answer.code) == (422, "INVALID_INPUT")
-    assert "already" in answer.json["error"]["message"]
+    assert (answer.status, answer.code) == (409, "NAME_TAKEN")
+    assert f"'{schedule.name}' already" in answer.json["error"]["message"]
     other = made(shared_api)
-    assert shared_api.ask("PATCH", f"{PATH}/{other.id}", {"name": schedule.name}).status == 422
+    renamed = shared_api.ask("PATCH", f"{PATH}/{other.id}", {"name": f" {schedule.name} "})
+    assert (renamed.status, renamed.code) == (409, "NAME_TAKEN")
+    assert shared_api.get(f"{PATH}/{other.id}").json["name"] == other.name
+
+
+def test_the_secret_of_a_webhook_is_shown_once_and_sealed(shared_api, shared_dsn):
+    path, key = f"{PATH}/{{}}/rotate-secret", {"Idempotency-Key": "a-schedule-with-a-webhook"}
+    wanted = body(webhook_url="https://93.184.216.34/hook")
+    first, again = (shared_api.post(PATH, wanted, headers=key) for _ in range(2))
+    secret, schedule = first.json["webhook_secret"], shown(first)
+    assert secret.startswith("whsec_")
+    assert (again.json["id"], again.json["webhook_secret"]) == (schedule.id, None), "a repetition does not have it"
+    assert schedule.webhook_signed
+    assert "webhook_secret" not in shared_api.get(f"{PATH}/{schedule.id}").json
+    moved = shared_api.ask("PATCH", f"{PATH}/{schedule.id}", {"webhookUrl": "https://93.184.216.34/other"})
+    assert moved.json["webhook_secret"] is None, "the same signs at the new address"
+    rotated = shared_api.post(path.format(schedule.id)).json["webhook_secret"]
+    assert rotated.startswith("whsec_")
+    assert rotated != secret
+    names = "SELECT name FROM secrets WHERE name LIKE %s ORDER BY 1"
+    of_schedule = f"schedule:{schedule.id}:%"
+    sealed = [(f"schedule:{schedule.id}:webhook{old}",) for old in ("", ":old")]
+    assert ask(shared_dsn, names, of_schedule) == sealed
+    stored = ask(shared_dsn, "SELECT answer::text FROM idempotency_keys WHERE answer IS NOT NULL")
+    assert secret not in str(stored)
+    shared_api.ask("DELETE", f"{PATH}/{schedule.id}")
+    assert ask(shared_dsn, names, of_schedule) == []
+    trail = ask(shared_dsn, "SELECT action FROM audit_trail WHERE subject = %s ORDER BY id", f"schedule:{schedule.id}")
+    assert ("automation_schedule.rotate-secret",) in trail
+
+
+def test_a_schedule_gets_a_secret_with_its_webhook_or_by_rotation(shared_api, shared_dsn):
+    without = made(shared_api)
+    refused = shared_api.post(f"{PATH}/{without.id}/rotate-secret")
+    assert (refused.status, refused.code) == (409, "NO_WEBHOOK")
+    later = shared_api.ask("PATCH", f"{PATH}/{without.id}", {"webhook_url": "https://93.184.216.34/hook"})
+    assert later.json["webhook_secret"].startswith("whsec_")
+    ask(shared_dsn, "DELETE FROM secrets WHERE name LIKE %s", f"schedule:{without.id}:%")
+    assert not shared_api.get(f"{PATH}/{without.id}").json["webhook_signed"], "made before there were secrets"
+    assert shared_api.ask("PATCH", f"{PATH}/{without.id}", {"max_retries": 1}).json["webhook_secret"] is None
+    assert shared_api.post(f"{PATH}/{without.id}/rotate-secret").json["webhook_secret"].startswith("whsec_")
+
+
+def test_a_webhook_needs_a_key_to_seal_its_secret_with(dsn, one):
+    with serving(dsn, settings=Settings(ECLUSE_SECRET_KEY=None)) as client:
+        api = client.with_key(new_key(dsn))
+        refused = api.post(PATH, body(webhook_url="https://93.184.216.34/hook"))
+        assert (refused.status, refused.code) == (409, "NO_SECRET_KEY")
+        assert "ECLUSE_SECRET_KEY" in refused.json["error"]["message"]
+        assert one("SELECT count(*) FROM schedules") == 0
+        assert api.post(PATH, body()).status == 201
 
 
 @pytest.mark.req("AUT-11")
@@ -318,6 +374,7 @@ def test_a_schedule_of_another_tenant_does_not_exist(shared_api, shared_dsn):
     schedule = made(shared_api)
     for method, path, given in (
         ("GET", "", None), ("PATCH", "", {"name": "x"}), ("DELETE", "", None), ("GET", "/runs", None),
+        ("POST", "/rotate-secret", None),
     ):  # fmt: skip
         answer = rival.ask(method, f"{PATH}/{schedule.id}{path}", given)
         assert (answer.status, answer.code) == (404, "NOT_FOUND")

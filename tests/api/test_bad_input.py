@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
 
 import psycopg
@@ -89,6 +90,38 @@ def test_what_is_wrong_is_said_and_nothing_before_it(shared_api, given, where, s
     assert answer.json["error"]["message"] == f"{where}: {said}"
 
 
+@pytest.mark.parametrize(
+    ("path", "given", "where", "said"),
+    [
+        ("trigger", {"scheduleId": "x"}, "body.scheduleId", "String should match"),
+        ("trigger", {"schedule_id": "x"}, "body.schedule_id", "String should match"),
+        ("trigger", {"scheduleId": "1", "overrideFicheSelection": {"ficheIds": [7]}},
+         "body.overrideFicheSelection.ficheIds", "a list of fiche ids"),
+        ("trigger", {"scheduleId": "1", "override_fiche_selection": {"maxFiches": 0}},
+         "body.override_fiche_selection.maxFiches", "Input should be"),
+        ("trigger", {"scheduleId": "1", "overrideFicheSelection": {"onlyUnaudited": None}},
+         "body.overrideFicheSelection", "null says nothing about onlyUnaudited"),
+        ("schedules", {"name": "x", "scheduleType": "DAILY", "ficheSelection": {"mode": "manual"}},
+         "body", "scheduleType DAILY needs timeOfDay"),
+        ("schedules", {"name": "x", "schedule_type": "DAILY", "fiche_selection": {"mode": "manual"}},
+         "body", "schedule_type DAILY needs time_of_day"),
+        ("schedules", {"name": "x", "scheduleType": "MANUAL"}, "body.ficheSelection", "Field required"),
+    ],
+)  # fmt: skip
+def test_a_field_is_named_as_it_was_sent(shared_api, path, given, where, said):
+    (detail,) = shared_api.post(f"/api/automation/{path}", given).json["error"]["details"]
+    assert detail["where"] == where
+    assert detail["problem"].startswith(said)
+
+
+def test_a_field_is_named_as_it_was_sent_also_where_the_database_had_to_be_asked(shared_api):
+    known = {"name": "named as sent", "scheduleType": "MANUAL", "ficheSelection": {"mode": "manual"}}
+    refused = shared_api.post("/api/automation/schedules", {**known, "webhookUrl": "http://127.0.0.1/"})
+    assert refused.json["error"]["message"].startswith("webhookUrl: ")
+    refused = shared_api.post("/api/automation/schedules", {**known, "specificAuditConfigs": ["987654321"]})
+    assert refused.json["error"]["message"].startswith("specificAuditConfigs: there is no audit config")
+
+
 @pytest.mark.parametrize("kind", [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
 def test_a_body_of_another_kind_is_refused(shared_api, kind):
     answer = shared_api.post("/api/runs", raw=b'{"flow": "test"}', headers={"Content-Type": kind})
@@ -135,6 +168,32 @@ def test_a_page_or_filter_that_cannot_be_used_is_refused(shared_api, query):
     answer = shared_api.get(f"/api/runs?{query}")
     assert (answer.status, answer.code) == (422, "INVALID_INPUT")
     assert query.split("=")[0] in answer.json["error"]["details"][0]["where"]
+
+
+@pytest.mark.req("G-34")
+def test_a_query_parameter_that_nobody_reads_is_refused_and_the_right_one_named(shared_api):
+    answer = shared_api.get("/api/runs?status=failed&limit=1&nonsense=1&nonsense=2")
+    assert (answer.status, answer.code) == (422, "INVALID_INPUT")
+    known = "there is no such query parameter here (known: flow, limit, offset, state)"
+    assert answer.json["error"]["details"] == [
+        {"where": "query.status", "problem": f"{known}; did you mean state?"},
+        {"where": "query.nonsense", "problem": known},
+    ]
+    assert shared_api.with_key(None).get("/api/runs?status=failed").status == 401, "strangers learn nothing"
+
+
+def test_every_route_of_the_api_refuses_what_it_does_not_know(shared_api):
+    refused, let = set(), set()
+    for route in shared_api.app.routes:
+        path = getattr(route, "path", "")
+        if path.startswith("/api/"):
+            for method in route.methods - {"HEAD"}:
+                answer = shared_api.ask(method, f"{re.sub(r'{[^}]*}', '1', path)}?nobody_reads_this=1")
+                told = answer.status == 422 and "query.nobody_reads_this" in answer.json["error"]["message"]
+                (refused if told else let).add(f"{method} {path}")
+    assert let == set()
+    assert "GET /api/events" in refused
+    assert len(refused) > 40
 
 
 @pytest.mark.parametrize("reason", [None, "", "   ", 7, "x" * 2001, "\x00"])

@@ -87,7 +87,7 @@ FILTERS = {
 }
 SENSELESS = [
     *("limit=0", "limit=201", "offset=-1", "details=gone", "has_recordings=perhaps"),
-    *("q=1%25", "q=", "q=" + 21 * "1", "groupe=%00", "groupe=" + 201 * "x"),
+    *("q=", "q=" + 201 * "1", "groupe=%00", "groupe=" + 201 * "x"),
     *("sales_from=yesterday", "sales_from=1772409600", "sales_to=2026-02-30", "sales_to="),
 ]
 
@@ -138,8 +138,10 @@ def test_a_fiche_as_older_versions_kept_it_is_shown_too(shared_api, fiches):
     assert fiche.information["ville"] == "Nice"
 
 
-@pytest.mark.req("TRX-07")
-@pytest.mark.parametrize("path", ["4711", "abc", "10a", "-10", "%00", "10%0A", "1" * 21, "%EF%BC%91%EF%BC%90", "10/x"])
+@pytest.mark.req("G-81")
+@pytest.mark.parametrize(
+    "path", ["4711", "abc", "10a", "-10", "%00", "10%0A", "%2010", "1" * 201, "%EF%BC%91%EF%BC%90", "10/x"]
+)
 def test_what_is_no_fiche_of_the_cache_is_not_found(shared_api, fiches, path):
     answer = shared_api.get(f"/api/fiches/{path}")
     assert (answer.status, answer.code) == (404, "NOT_FOUND")

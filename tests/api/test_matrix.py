@@ -91,8 +91,8 @@ WITH made AS (
     OVERRIDING SYSTEM VALUE
     VALUES (%(id)s, 'default', 'automation', 'matrix ' || %(id)s, '', ecluse_now(), ecluse_now(), ecluse_now())
     ON CONFLICT (id) DO UPDATE SET deleted_at = NULL, enabled = true RETURNING id)
-INSERT INTO automation_settings (id, schedule_type, fiche_selection_mode) SELECT id, 'MANUAL', 'manual' FROM made
-ON CONFLICT DO NOTHING
+INSERT INTO automation_settings (id, schedule_type, fiche_selection_mode, webhook_url)
+SELECT id, 'MANUAL', 'manual', 'https://8.8.8.8/' FROM made ON CONFLICT DO NOTHING
 """
 AUTOMATION_RUN = """
 WITH made AS (
@@ -177,7 +177,7 @@ def table(app):
         if isinstance(route.original_route, Page):
             continue
         for method in route.methods or ["GET"]:  # a socket begins as one
-            paths.setdefault(route.path, {})[method] = route.original_route
+            paths.setdefault(re.sub(r":\w+\}", "}", route.path), {})[method] = route.original_route
     return [(method, path, routes.get(method)) for path, routes in paths.items() for method in METHODS]
 
 

@@ -65,9 +65,10 @@ def test_lists_come_in_pages_in_one_order_and_can_be_filtered(api, query):
         assert ([row["id"] for row in page["runs"]], page["limit"]) == (newest_first[offset : offset + 2], 2)
     api.post(f"/api/runs/{ids[2]}/end", {"reason": "enough"})
     for filters, expected in {
-        "state=failed": [ids[2]],
+        "state=cancelled": [ids[2]],
+        "state=failed": [],
         "state=queued": [i for i in newest_first if i != ids[2]],
-        "flow=test&state=failed": [ids[2]],
+        "flow=test&state=cancelled": [ids[2]],
         "flow=other": [],
         "state=%27%20OR%201=1--": [],
     }.items():
@@ -87,11 +88,20 @@ def test_items_log_and_stages_of_a_run_are_shown_as_described(api, dsn, started,
     assert [(s.stage, s.expected, s.waiting) for s in run.stages] == [("work", 3, 3)]
     assert run.outcomes == {"open": 3}
 
+    before = api.get(f"/api/runs/{started}/end")
+    preview = shapes.EndPreview.model_validate(before.json)
+    assert (preview.selected, preview.finished, preview.in_flight, preview.waiting) == (3, 0, 0, 3)
+    assert api.get(f"/api/runs/{started}").json["ended_at"] is None, "nothing was changed"
     api.post(f"/api/runs/{started}/end", {"reason": "enough"})
+    assert api.get(f"/api/runs/{started}/end").code == "ALREADY_ENDED"
     told = shapes.LogPage.model_validate(api.get(f"/api/runs/{started}/log").json)
     assert told.log[-1].message == "running -> failed"
+    newest = shapes.LogPage.model_validate(api.get(f"/api/runs/{started}/log?order=desc&limit=1").json)
+    assert (newest.log, newest.total) == ([told.log[-1]], len(told.log))
     run = shapes.RunInFull.model_validate(api.get(f"/api/runs/{started}").json)
-    assert (run.state, run.outcomes) == ("failed", {"RUN_ENDED": 3})
+    assert (run.state, run.status, run.outcomes) == ("cancelled", "failed", {"CANCELLED": 3})
+    assert (run.failed, run.cancelled, run.end_cause, run.reason) == (3, 3, "operator", "enough")
+    assert (run.redrives, run.after_redrives, run.redrive_of) == ([], None, None)
 
 
 @pytest.mark.req("G-73")
@@ -100,7 +110,9 @@ def test_ending_a_run_says_who_and_why_in_the_same_commit_and_only_once(api, sta
     assert (answer.status, answer.json) == (200, {"run_id": started, "ended": True})
     again = api.post(f"/api/runs/{started}/end", {"reason": "once more"})
     assert (again.status, again.code) == (409, "ALREADY_ENDED")
-    assert query("SELECT status, end_cause, reason FROM runs") == [("failed", "operator", "wrong catalogue")]
+    (name,) = query("SELECT name FROM api_keys")[0]
+    ended = "SELECT state, status, end_cause, reason, ended_by FROM runs"
+    assert query(ended) == [("cancelled", "failed", "operator", "wrong catalogue", name)]
     trail = "SELECT tenant_id, actor, action, subject, reason, request_id FROM audit_trail"
     (key_id,) = query("SELECT id FROM api_keys")[0]
     assert query(trail) == [("default", f"key:{key_id}", "run.end", f"run:{started}", "wrong catalogue", "req-1")]
@@ -114,6 +126,16 @@ def test_an_end_that_cannot_be_recorded_does_not_happen(api, started, query):
     assert "CHECK" not in answer.body.decode()
     assert [line["event"] for line in told] == ["request failed", "request"]
     assert query("SELECT status FROM runs") == [("queued",)]
+
+
+@pytest.mark.parametrize(
+    ("flow", "instead"), [("automation", "POST /api/automation/trigger"), ("notifications", "endpoints/ID/test")]
+)
+def test_what_is_not_started_by_hand_is_refused_before_there_is_a_run(api, one, flow, instead):
+    refused = api.post("/api/runs", {"flow": flow, "input": {}})
+    assert (refused.status, refused.code) == (422, "INVALID_INPUT")
+    assert instead in refused.json["error"]["message"]
+    assert one("SELECT count(*) FROM runs") == 0
 
 
 def test_a_run_whose_flow_is_not_loaded_here_cannot_be_ended_here(api, started, query):
@@ -162,3 +184,7 @@ def test_why_its_items_wait_is_answered_for_each_and_never_empty(api, query, sta
     page = shapes.WaitingPage.model_validate(api.get(f"/api/runs/{started}/waiting?limit=2").json)
     assert [(row.key, row.cause) for row in page.waiting] == [("a", "paused"), ("b", "paused")]
     assert all("invoice" in row.detail and "ann" not in row.detail for row in page.waiting)
+    (group,) = page.groups
+    assert (group.cause, group.lane, group.count, len(group.sample)) == ("paused", page.waiting[0].lane, 3, 3)
+    assert (page.total, page.in_flight, page.blocked) == (3, 0, True)
+    assert "paused by an operator: invoice" in page.summary

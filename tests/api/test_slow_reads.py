@@ -13,7 +13,7 @@ from ecluse.db.reads import Reads, ReadTimeout
 from tests.api.test_keys import until
 
 
-async def asked_of(dsn: str, statement: str, options: str = "") -> tuple[int, type[BaseException]]:
+async def asked_of(dsn: str, statement: str, **settings: str) -> tuple[int, type[BaseException]]:
     """How often it was asked, and how it went."""
     asked = 0
 
@@ -22,18 +22,18 @@ async def asked_of(dsn: str, statement: str, options: str = "") -> tuple[int, ty
         asked += 1
         await connection.execute(statement)
 
-    async with pool(dsn, size=1, extra_options=options, checked=False) as quick, pool(dsn, size=1) as checked:
+    async with pool(dsn, size=1, settings=settings, checked=False) as quick, pool(dsn, size=1) as checked:
         with pytest.raises((psycopg.Error, ReadTimeout)) as raised:
             await Reads(quick, checked)(ask)
     return asked, raised.type
 
 
 async def test_what_was_too_much_is_not_asked_again(dsn):
-    slow = await asked_of(dsn, "SELECT pg_sleep(30)", " -c statement_timeout=50ms")
+    slow = await asked_of(dsn, "SELECT pg_sleep(30)", statement_timeout="50ms")
     assert slow == (1, ReadTimeout)
     with psycopg.connect(dsn) as blocker:
         blocker.execute("LOCK TABLE runs IN ACCESS EXCLUSIVE MODE")
-        locked = await asked_of(dsn, "SELECT 1 FROM runs", " -c lock_timeout=50ms")
+        locked = await asked_of(dsn, "SELECT 1 FROM runs", lock_timeout="50ms")
     assert locked == (1, psycopg.errors.LockNotAvailable)
     full = "DO $$ BEGIN RAISE 'out of memory' USING ERRCODE = '53200'; END $$"
     assert await asked_of(dsn, full) == (1, psycopg.errors.OutOfMemory)

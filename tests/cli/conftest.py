@@ -40,7 +40,8 @@ class Answer:
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment without our knobs, plus these."""
     inherited = {name: value for name, value in os.environ.items() if name not in Settings.model_fields}
-    return inherited | {"PYTHONPATH": str(EXAMPLES), "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"} | variables
+    ours = {"PYTHONPATH": f"{EXAMPLES}:{ROOT / 'src'}", "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    return inherited | ours | variables
 
 
 @pytest.fixture(scope="session")

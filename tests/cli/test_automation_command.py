@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import signal
+from functools import partial
 
 import psycopg
 import pytest
 
-from tests.flows.automation_rows import end_run
+from tests.flows.automation_rows import NO_URL, WITHOUT_URL, end_run
 
 CREATE = ("automation", "schedules", "create", "--name", "nightly", "--range", "yesterday")
 KEY = base64.b64encode(bytes(range(32))).decode()
@@ -33,6 +34,27 @@ def test_where_there_is_nothing_it_says_so(ecluse):
         assert (missing.code, "there is no" in missing.err, "run 7" in missing.err) == (2, True, True)
     missing = ecluse("automation", "schedules", "show", "7")
     assert (missing.code, missing.err) == (2, "ecluse: there is no automation schedule 7\n")
+
+
+def test_what_will_fail_and_how_often_a_line_was_said_can_be_read(ecluse, dsn, query):
+    schedule = ecluse(*CREATE).json["schedule_id"]
+    run = ecluse("automation", "trigger", schedule, "--fiches", "601,602").json["run_id"]
+    query("INSERT INTO outcomes (run_id, target) SELECT %s, unnest(ARRAY['601', '602'])", run)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(WITHOUT_URL, {"run": int(run), "fiche": "602"})
+    query(
+        "INSERT INTO run_log (run_id, at, level, message, count, targets, fold)"
+        " VALUES (%s, ecluse_now(), 'error', 'model down', 28, '{601,602}', 'x')",
+        run,
+    )
+    first, second = ecluse("automation", "fiches", run).out.splitlines()
+    assert "will fail" not in first
+    assert second.split(maxsplit=2)[:2] == ["602", "open"]
+    assert f"will fail: NO_URL {NO_URL} (602-2) (details missing" in second
+    assert ecluse("automation", "show", run, "--json").json["will_fail"] == {"count": 1, "codes": {"NO_URL": 1}}
+    assert ecluse("runs", "show", run).json["will_fail"]["codes"] == {"NO_URL": 1}
+    for command in (("automation", "logs", run), ("runs", "log", run)):
+        assert "error   28 × model down (601, 602)" in ecluse(*command).out  # noqa: RUF001 - as it is told
 
 
 @pytest.mark.req("AUT-08", "AUT-09", "AUT-11", "AUT-12")
@@ -72,14 +94,20 @@ def test_a_schedule_is_made_listed_shown_changed_switched_and_deleted(ecluse, on
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((*CREATE, "--type", "DAILY"), "DAILY needs time_of_day"),
-        ((*CREATE, "--at", "06:00"), "time_of_day goes with schedule_type DAILY"),
+        ((*CREATE, "--type", "DAILY"), "--type DAILY needs --at"),
+        ((*CREATE, "--at", "06:00"), "--at goes with --type DAILY"),
         ((*CREATE, "--cron", "61 * * * *"), "bad minute"),
-        ((*CREATE, "--type", "MANUAL", "--cron", "@daily"), "goes with schedule_type CRON, not with MANUAL"),
+        ((*CREATE, "--type", "MANUAL", "--cron", "@daily"), "--cron goes with --type CRON, not with MANUAL"),
         ((*CREATE, "--cron", "@daily", "--more", '{"scheduleType": "MANUAL"}'), "CRON, not with MANUAL"),
         ((*CREATE, "--tz", "Europe/Pari"), "did you mean Europe/Paris?"),
         ((*CREATE, "--range", "custom", "--start-date", "2026-02-01", "--end-date", "2026-01-01"), "backwards"),
-        ((*CREATE, "--fiches", "1"), "fiche_ids go with mode manual"),
+        ((*CREATE, "--cron", "@daily", "--more", '{"scheduleType": "MANUAL"}'), "--cron goes with scheduleType CRON"),
+        ((*CREATE, "--type", "DAILY", "--at", "25:00"), "--at: String should match"),
+        ((*CREATE, "--type", "WEEKLY", "--at", "06:00", "--day-of-week", "9"), "--day-of-week: Input should be"),
+        ((*CREATE, "--fiches", "1"), "--fiches go with mode 'manual'"),
+        ((*CREATE, "--fiches", "x" * 201, "--mode", "manual"), "--fiches: a fiche id is"),
+        ((*CREATE[:-2], "--more", '{"ficheSelection": {"mode": "manual", "ficheIds": [7]}}'), "Selection.ficheIds"),
+        ((*CREATE, "--more", '{"maxRetries": 70}'), "maxRetries: Input should be"),
         ((*CREATE, "--more", "[]"), "JSON object"),
         ((*CREATE, "--more", '{"owner": "me"}'), "owner"),
         ((*CREATE, "--more", r'{"fiche_selection": {"groupes": ["\ud800"]}}'), "half a character"),
@@ -90,7 +118,7 @@ def test_a_schedule_is_made_listed_shown_changed_switched_and_deleted(ecluse, on
         ((*CREATE, "--more", '{"webhook_url": "http://127.0.0.1/"}'), "webhook_url"),
         ((*CREATE, "--tenant", "acme"), "There is no tenant 'acme'"),
         ((*CREATE, "--external-api-key-file", "/nowhere/key"), "cannot be read"),
-        (("automation", "schedules", "create", "--name", "x"), "fiche_selection"),
+        (("automation", "schedules", "create", "--name", "x"), "--range), or these (--fiches)"),
         (("automation", "schedules", "update", "7"), "Say what is to change"),
         (("automation", "schedules", "update", "7", "--name", "x"), "there is no schedule 7"),
         (("automation", "trigger", "7"), "there is no schedule 7"),
@@ -123,6 +151,22 @@ def test_the_type_of_a_new_one_is_what_is_said_or_follows_from_its_expression(ec
     assert (shown["schedule_type"], shown["cron"]) == (kind, cron)
 
 
+def test_the_secret_of_a_webhook_is_printed_once_when_it_is_made_or_rotated(ecluse, query):
+    hook = '{"webhook_url": "https://93.184.216.34/hook"}'
+    refused = ecluse(*CREATE, "--more", hook)
+    assert (refused.code, "set ECLUSE_SECRET_KEY" in refused.err) == (2, True)
+    ecluse = partial(ecluse, ECLUSE_SECRET_KEY=base64.b64encode(bytes(32)).decode())
+    made = ecluse(*CREATE, "--more", hook).json
+    assert made["webhook_secret"].startswith("whsec_")
+    assert "webhook_secret" not in ecluse("automation", "schedules", "update", made["schedule_id"], "--more", hook).json
+    rotated = ecluse("automation", "schedules", "rotate-secret", made["schedule_id"]).json
+    assert rotated["webhook_secret"].startswith("whsec_")
+    assert rotated["webhook_secret"] != made["webhook_secret"]
+    assert query("SELECT count(*) FROM secrets WHERE name LIKE 'schedule:%%:webhook%%'") == [(2,)]
+    taken = ecluse(*CREATE)
+    assert (taken.code, "'nightly' already" in taken.err) == (2, True)
+
+
 def test_a_change_that_makes_no_sense_or_cannot_be_stored_changes_nothing(ecluse, one):
     schedule = ecluse(*CREATE, "--cron", "@daily").json["schedule_id"]
     half = r'{"fiche_selection": {"groupes": ["\ud800"]}}'
@@ -149,7 +193,12 @@ def test_a_key_comes_from_a_file_and_is_sealed(ecluse, one, tmp_path):
 def test_runs_are_started_looked_at_and_redriven(ecluse, dsn, one, query):
     schedule = ecluse("automation", "schedules", "create", "--name", "two", "--fiches", "1 2 3", "--more",
                       '{"fiche_selection": {"max_fiches": 2}}').json["schedule_id"]  # fmt: skip
-    started = ecluse("automation", "trigger", schedule)
+    by_hand = ecluse("runs", "start", "automation", "--input", "{}")
+    assert (by_hand.code, "use `ecluse automation trigger SCHEDULE`" in by_hand.err) == (2, True)
+    assert one("SELECT count(*) FROM runs") == 0
+    unknown = ecluse("automation", "trigger", "three")
+    assert (unknown.code, unknown.err) == (2, "ecluse: there is no automation schedule 'three'\n")
+    started = ecluse("automation", "trigger", "two")
     assert started.code == 0
     assert "no server is running yet" in started.err
     run, (no_config, warning) = started.json["run_id"], started.json["warnings"]
@@ -160,7 +209,7 @@ def test_runs_are_started_looked_at_and_redriven(ecluse, dsn, one, query):
     assert one("SELECT input->'override_fiche_selection' FROM runs WHERE id = %s", instead["run_id"]) == {
         "mode": "manual", "fiche_ids": ["7", "8"], "max_fiches": None,
     }  # fmt: skip
-    for wrong, said in ((("--fiches", " , "), "names no fiche"), (("--fiches", "x"), "1 to 20 digits"),
+    for wrong, said in ((("--fiches", " , "), "names no fiche"), (("--fiches", "x" * 201), "--fiches: a fiche"),
                         (("--override", '{"fiches": 1}'), "fiches")):  # fmt: skip
         answer = ecluse("automation", "trigger", schedule, *wrong)
         assert (answer.code, said in answer.err) == (2, True)
@@ -171,15 +220,19 @@ def test_runs_are_started_looked_at_and_redriven(ecluse, dsn, one, query):
     assert (early.code, "still going" in early.err) == (2, True)
     ended(dsn, run, f1="failed", f2="successful")
     again = ecluse("automation", "redrive", run).json
-    assert (again["parent_run_id"], again["deduplicated"]) == (run, False)
+    assert (again["parent_run_id"], again["redrive_of"], again["deduplicated"]) == (run, run, False)
     assert ecluse("automation", "redrive", run).json["run_id"] == again["run_id"]
     lines = ecluse("automation", "runs", "--schedule", schedule).out.splitlines()
     assert [line.split()[0] for line in lines] == [again["run_id"], instead["run_id"], run]
     assert lines[2].split()[4] == "partial"
-    assert lines[2].endswith("2 = 1+1")
+    assert lines[2].endswith("2 = 1+1+0")
+    assert lines[0].endswith(f"0 = …  redrive of {run}")
     assert ecluse("automation", "runs", "--status", "partial", "--json").json["runs"][0]["id"] == int(run)
     shown = ecluse("automation", "show", run).out
     assert "partial" in shown
+    assert "selected             2 = 1 successful + 1 failed + 0 ignored\n" in shown
+    assert "after_redrives       2 = 1 successful + 1 failed + 0 ignored\n" in shown
+    assert "total_fiches" not in shown
     assert f'redrives             ["{again["run_id"]}"]' in shown
     assert ecluse("automation", "show", run, "--json").json["failed_fiches"] == 1
     (line,) = ecluse("automation", "fiches", run, "--status", "failed").out.splitlines()
@@ -190,6 +243,52 @@ def test_runs_are_started_looked_at_and_redriven(ecluse, dsn, one, query):
     off = ecluse("automation", "trigger", schedule)
     assert (off.code, "switched off" in off.err) == (2, True)
     assert query("SELECT count(*) FROM runs") == [(3,)]
+
+
+def test_waiting_for_a_run_comes_to_an_end_without_a_server(ecluse):
+    schedule = ecluse("automation", "schedules", "create", "--name", "none", "--mode", "manual").json["schedule_id"]
+    given_up = ecluse("automation", "trigger", schedule, "--wait")
+    assert given_up.code == 4
+    assert "no worker of its flow is live" in given_up.err
+
+
+# Of fiche 1 an item that failed for good.
+CLAIM = """
+INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
+VALUES ('r', RUN, 'audit', 1, 1, 1, now())
+"""
+ITEM = """
+INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at, claim_id, status, permanent,
+    error_code, error, finished_at)
+SELECT 'default', RUN, 'automation', 'audit', '1-7', '1', 1, now(), max(id), 'failed', true, 'NO_URL', 'no URL', now()
+FROM claims
+"""
+HOPELESS = (CLAIM, ITEM)
+
+
+@pytest.mark.req("G-89")
+def test_what_cannot_succeed_and_what_was_cancelled_is_said_before_a_redrive(ecluse, dsn, query):
+    schedule = ecluse("automation", "schedules", "create", "--name", "two", "--fiches", "1 2").json["schedule_id"]
+    run = ecluse("automation", "trigger", schedule).json["run_id"]
+    ended(dsn, run, f1="failed", f2="failed", f3="cancelled", f4="successful")
+    for statement in HOPELESS:
+        query(statement.replace("RUN", run))
+    (line,) = ecluse("automation", "runs", "--status", "cancelled").out.splitlines()
+    assert (line.split()[4], line.endswith("4 = 1+2+0 + 1 cancelled")) == ("cancelled", True)
+    silent = ecluse("automation", "redrive", run)
+    told = "1 of 2 fiches cannot succeed as they are:\n       1  NO_URL  (fiche 1: no URL)\n"
+    assert (silent.code, silent.out, silent.err.startswith(told), "--yes" in silent.err) == (2, "", True, True)
+    assert query("SELECT count(*) FROM runs") == [(1,)]
+
+    def taken(*options):
+        again = ecluse("automation", "redrive", run, *options).json["run_id"]
+        ((given,),) = query("SELECT input->'override_fiche_selection'->'fiche_ids' FROM runs WHERE id = %s", again)
+        ended(dsn, again, f2="failed")
+        return given
+
+    assert taken("--yes") == ["1", "2"]
+    assert taken("--leave-out-hopeless") == ["2"]
+    assert taken("--leave-out-hopeless", "--cancelled") == ["2", "3"]
 
 
 def test_a_run_can_be_waited_for(ecluse, serve):
@@ -204,6 +303,7 @@ def test_a_run_can_be_waited_for(ecluse, serve):
     last = ecluse("automation", "runs", "--json").json["runs"][0]["id"]
     log = ecluse("automation", "logs", str(last)).out
     assert "Processing manual fiche selection" in log
+    assert ecluse("automation", "logs", str(last), "--tail", "2").out.splitlines() == log.splitlines()[-2:]
     assert "no_fiches_manual" in ecluse("automation", "show", str(last)).out
     assert "last: success" in ecluse("automation", "schedules", "list").out
     server.end(signal.SIGTERM)

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from tests.cli.conftest import environment
+from tests.db.test_migrations import HEAD
 
 FLOW = "hello_flow:FLOW"
 COMMANDS = [
@@ -58,11 +59,11 @@ COMMANDS = [
     ("realtime",),
     ("realtime", "show"),
     ("automation",),
-    *(("automation", name) for name in ("trigger", "runs", "show", "logs", "fiches", "redrive")),
+    *(("automation", name) for name in ("trigger", "runs", "show", "logs", "fiches", "redrive", "why")),
     ("automation", "schedules"),
     *(
         ("automation", "schedules", name)
-        for name in ("create", "list", "show", "update", "preview", "enable", "disable", "delete")
+        for name in ("create", "list", "show", "update", "rotate-secret", "preview", "enable", "disable", "delete")
     ),
     ("audits",),
     *(("audits", name) for name in ("configs", "list", "show", "run")),
@@ -70,6 +71,10 @@ COMMANDS = [
     ("vendors", "list"),
     ("vendors", "pause"),
     ("vendors", "resume"),
+    ("prune",),
+    ("erase",),
+    ("erase", "fiche"),
+    ("erase", "tenant"),
 ]
 
 
@@ -83,7 +88,7 @@ def test_every_command_explains_itself_without_a_database(bare, command):
 
 def test_the_list_of_commands_here_is_complete(bare):
     groups = ("runs", "demo", "tenants", "keys", "leases", "schedules", "fiches", "transcriptions", "vendors")
-    groups += ("audits", "realtime", "notifications", "automation")
+    groups += ("audits", "realtime", "notifications", "automation", "erase")
     shown = bare("--help").out + "".join(bare(group, "--help").out for group in groups)
     shown += bare("automation", "schedules", "--help").out
     listed = {line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2].isalpha()}
@@ -103,13 +108,13 @@ def test_commands_that_only_look_do_not_wait_for_what_they_do_not_use():
 def test_the_installed_module_is_the_same_program(dsn):
     command = [sys.executable, "-m", "ecluse", "migrate"]
     done = subprocess.run(command, env=environment(DATABASE_URL=dsn), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "schema 0013\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"schema {HEAD}\n", "")
 
 
 def test_migrate_makes_the_schema_and_the_tables_of_the_flows_named(bare, empty_dsn):
     for _ in range(2):
         answer = bare("migrate", "--flow", FLOW, DATABASE_URL=empty_dsn)
-        assert (answer.code, answer.out, answer.err) == (0, "schema 0013\n", "")
+        assert (answer.code, answer.out, answer.err) == (0, f"schema {HEAD}\n", "")
     with psycopg.connect(empty_dsn) as connection:
         assert connection.execute("SELECT count(*) FROM hello_prices").fetchone() == (0,)
 
@@ -214,66 +219,95 @@ def test_the_account_of_a_run_is_read_in_order(ecluse, query):
     lines = ecluse("runs", "log", run_id).out.splitlines()
     assert lines[0].endswith(" info    first")
     assert lines[1].endswith(r' error   second\n\u001b[31m {"code": "X"}')
+    assert ecluse("runs", "log", run_id, "--tail", "1").out.splitlines() == lines[1:]
     assert ecluse("runs", "log", "4711").code == 2
 
 
 WAITING = """
 WITH lane AS (
     INSERT INTO lanes (name, paused_at, paused_by, paused_reason) VALUES ('lane', now(), 'bob', 'night shift')
-    RETURNING id)
+    RETURNING id),
+stage AS (
+    INSERT INTO stages (run_id, stage, budget, started_at, deadline_at, progress_at)
+    SELECT id, 'read', 1, now(), now(), now() FROM runs RETURNING run_id)
 INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at)
-SELECT 'default', %s, 'hello', 'read', n::text, n::text, id, now() FROM lane, generate_series(1, %s) n
+SELECT 'default', run_id, 'hello', 'read', n::text, n::text, id, now() FROM lane, stage, generate_series(1, %s) n
 """
 
 
 def test_why_the_items_of_a_run_wait_is_told(ecluse, query):
     run_id = ecluse("runs", "start", FLOW).json["run_id"]
-    query(WAITING, run_id, 3)
-    lines = ecluse("runs", "why", run_id).out.splitlines()
+    query(WAITING, 3)
+    lines = ecluse("runs", "why", run_id, "--items").out.splitlines()
     assert [line.split()[0] for line in lines] == ["read/1", "read/2", "read/3"]
     assert all("night shift" in line for line in lines)
-    query("UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL")
+    first, group, example = ecluse("runs", "why", run_id).out.splitlines()
+    assert first == "3 waiting, 0 in flight"
+    assert group.startswith("       3  paused: hello/read, lane lane: lane lane was paused by bob: night shift")
+    assert f"1 (run {run_id})" in example
+    assert ecluse("automation", "why", run_id).out.splitlines()[0] == first
+    told = ecluse("runs", "why", run_id, "--json").json
+    assert (told["waiting"], told["groups"][0]["cause"], told["blocked"]) == (3, "paused", True)
+    assert "items" not in told
+    listed = ecluse("runs", "why", run_id, "--json", "--items", "--limit", "2").json["items"]
+    assert [row["key"] for row in listed] == ["1", "2"]
+    query("UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, per_second = 1")
     query("INSERT INTO replicas (id, host, pid, work, hands) VALUES ('r', 'here', 1, '{hello/read}', 1)")
-    assert [line.count("before it") for line in ecluse("runs", "why", run_id).out.splitlines()] == [1, 1, 1]
-    assert len(ecluse("runs", "why", run_id, "--limit", "1", "--offset", "2").out.splitlines()) == 1
+    assert [line.count("before it") for line in ecluse("runs", "why", run_id, "--items").out.splitlines()] == [1, 1, 1]
+    assert "the first starts about 20" in ecluse("runs", "why", run_id).out
+    assert len(ecluse("runs", "why", run_id, "--items", "--limit", "1", "--offset", "2").out.splitlines()) == 1
     assert ecluse("runs", "why", "4711").code == 2
 
 
 def test_of_a_run_without_waiting_items_it_is_told_where_it_stands(ecluse, query):
     run_id = ecluse("runs", "start", FLOW).json["run_id"]
-    whole = "the run waits as a whole: "
-    nobody = f"{whole}no server is running that would take it up (`ecluse serve`)\n"
-    assert ecluse("runs", "why", run_id).err == nobody
-    query("INSERT INTO replicas (id, host, pid, roles) VALUES ('r', 'here', 1, '{worker}')")
-    assert ecluse("runs", "why", run_id).err == f"{whole}a server is about to take it up\n"
+
+    def told(*options):
+        return ecluse("runs", "why", run_id, *options)
+
+    assert "no live replica leads the run: start one that has flow hello" in told().out
+    assert "no live replica leads the run" in told("--items").err
+    query("INSERT INTO replicas (id, host, pid, work) VALUES ('r', 'here', 1, '{hello/read}')")
+    assert "a replica is about to take the run up" in told().out
     query("UPDATE runs SET status = 'running', state = 'running', started_at = now()")
-    assert ecluse("runs", "why", run_id).err == "nothing of it waits\n"
-    assert ecluse("runs", "end", run_id, "--reason", "enough", "--flow", FLOW).code == 0
-    assert ecluse("runs", "why", run_id).err == "nothing of it waits: it has ended, failed\n"
+    assert "no live replica leads the run" in told().out
+    assert ecluse("runs", "end", run_id, "--reason", "enough", "--flow", FLOW, "--yes").code == 0
+    assert told().out == "nothing of it waits: it has ended, cancelled\n"
 
 
 def test_that_more_items_wait_than_are_shown_is_told_with_how_to_see_them(ecluse, query):
     run_id = ecluse("runs", "start", FLOW).json["run_id"]
-    query(WAITING, run_id, 100)
-    command, seen = ["runs", "why", run_id], []
-    for said in (f"more of it waits: `ecluse runs why {run_id} --limit 50 --offset 50`\n", ""):
+    query(WAITING, 100)
+    command, seen = ["runs", "why", run_id, "--items"], []
+    for said in (f"more of it waits: `ecluse runs why {run_id} --items --limit 50 --offset 50`\n", ""):
         answer = ecluse(*command)
         assert (answer.code, answer.err) == (0, said)
         seen += [line.split()[0] for line in answer.out.splitlines()]
         command = said.strip("`\n").split()[5:]  # as it says
     assert seen == [f"read/{n}" for n in range(1, 101)]
-    assert ecluse("runs", "why", run_id, "--offset", "100").err == "no more of it waits\n"
-    assert ecluse("runs", "why", run_id, "--limit", "100").err == ""
+    assert ecluse("runs", "why", run_id, "--items", "--offset", "100").err == "no more of it waits\n"
+    assert ecluse("runs", "why", run_id, "--items", "--limit", "100").err == ""
 
 
 @pytest.mark.req("G-89", "ENG-28")
 def test_an_operator_ends_a_run_and_its_key_is_free_again(ecluse, query):
     start = ("runs", "start", FLOW, "--key", "monday", "--input", '{"articles": 3}')
     run_id = ecluse(*start).json["run_id"]
-    ended = ecluse("runs", "end", run_id, "--reason", " wrong catalogue ", "--flow", FLOW)
-    assert (ended.code, ended.err) == (0, "")
+    wanted = ("runs", "end", run_id, "--reason", " wrong catalogue ", "--flow", FLOW)
+    silent = ecluse(*wanted)
+    will = f"run {run_id} (hello, queued) is cancelled: 0 of its targets are finished and keep their outcome, 0 are"
+    will += " cancelled (0 in flight, 0 waiting)\n"
+    assert (silent.code, silent.out) == (2, ""), "nobody is there to be asked"
+    assert silent.err.startswith(will)
+    assert "--yes" in silent.err
+    assert query("SELECT state FROM runs") == [("queued",)]
+    ended = ecluse(*wanted, "--yes")
+    assert (ended.code, ended.err) == (0, will)
     shown = ended.json
-    assert (shown["status"], shown["end_cause"], shown["reason"]) == ("failed", "operator", "wrong catalogue")
+    assert (shown["status"], shown["state"], shown["reason"]) == ("failed", "cancelled", "wrong catalogue")
+    assert (shown["end_cause"], shown["ended_by"].startswith("cli:")) == ("operator", True)
+    (line,) = ecluse("runs", "list").out.splitlines()
+    assert line.split()[:3] == [run_id, "hello", "cancelled"]
     again = ecluse("runs", "end", run_id, "--reason", "too late", "--flow", FLOW)
     assert (again.code, again.json["reason"]) == (1, "wrong catalogue")
     assert "had ended already" in again.err

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from ecluse.demo import account
@@ -39,12 +40,12 @@ REPORT = {
 class Demo:
     """`ecluse demo automation …`, with everything that it makes below a folder of its own."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, **variables: str) -> None:
         self.folder = folder
         command = [sys.executable, "-m", "ecluse", "demo", "automation", *arguments]
         self.process = subprocess.Popen(
             command,
-            env=environment(TMPDIR=str(folder)),
+            env=environment(TMPDIR=str(folder), **variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -104,8 +105,8 @@ def demo() -> Iterator[Callable[..., Demo]]:
     folder.chmod(0o711)  # the account that runs PostgreSQL must get through
     started: list[Demo] = []
 
-    def start(*arguments: str) -> Demo:
-        started.append(Demo(folder, *arguments))
+    def start(*arguments: str, **variables: str) -> Demo:
+        started.append(Demo(folder, *arguments, **variables))
         return started[-1]
 
     yield start
@@ -126,9 +127,9 @@ def test_every_fiche_gets_the_outcome_it_would_have_had_without_the_kill_and_all
     assert (report["status"], report["selected"], report["kills"]) == ("partial", FICHES, 1)
     assert report["selected"] == report["successful"] + report["failed"] + report["ignored"]
     assert sum(one["fiches"] for one in report["outcomes"].values()) == FICHES
-    assert {"successful", "NO_RECORDINGS", "TRANSCRIPTION_INCOMPLETE", "NOT_FOUND", "TOO_MANY_RECORDINGS"} == set(
-        report["outcomes"]
-    )
+    assert set(report["outcomes"]) == {
+        *("successful", "NO_RECORDINGS", "NO_URL", "VENDOR_REFUSED", "NOT_FOUND", "TOO_MANY_RECORDINGS")
+    }
     assert report["vendor_calls"] == sum(one["calls"] for one in report["vendors"].values())
     assert report["throttled"] == sum(one["throttled"] for one in report["vendors"].values())
     assert report["run_id"].isdecimal()
@@ -175,10 +176,32 @@ def test_only_what_was_expected_is_a_success(changed, fine):
         ("1006", "successful"),
         ("1007", "TOO_MANY_RECORDINGS"),
         ("9100", "NO_RECORDINGS"),
-        ("9200", "TRANSCRIPTION_INCOMPLETE"),
+        ("9200", "NO_URL"),
         ("9300", "NOT_FOUND"),
-        ("1939", "TRANSCRIPTION_INCOMPLETE"),
+        ("1939", "VENDOR_REFUSED"),
     ],
 )
 def test_what_is_to_become_of_a_fiche_is_known_beforehand(fiche_id, becomes):
     assert account.expected(fiche_id) == becomes
+
+
+@pytest.mark.timeout(2 * PATIENCE)
+def test_in_a_given_database_its_rows_stay_and_a_second_one_is_refused(demo, empty_dsn):
+    first = demo("--fiches", "10", "--json", "--given-database", DATABASE_URL=empty_dsn)
+    assert first.end() == 0, first.said
+    report = json.loads(first.out[-1])
+    assert (report["verify"], report["selected"], report["unexpected"]) == ("clean", 10, [])
+    with psycopg.connect(empty_dsn) as connection:
+        name = connection.info.dbname
+        assert connection.execute("SELECT count(*) > 10 FROM runs").fetchone() == (True,)
+    assert first.left() == []
+
+    second = demo("--given-database", DATABASE_URL=empty_dsn)
+    assert second.end() == 2
+    assert f"The database {name} holds" in second.said
+    assert "needs an empty database" in second.said
+
+
+def test_a_given_database_that_is_not_given_is_missed(demo):
+    played = demo("--given-database")
+    assert (played.end(), played.said) == (2, "ecluse: --given-database needs DATABASE_URL.\n")

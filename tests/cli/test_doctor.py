@@ -6,9 +6,11 @@ import re
 
 import pytest
 
-from ecluse.cli.doctor import FREE, _disk, graded
+from ecluse.cli.doctor import FREE, _disk, allowed_connections, graded
+from ecluse.db.pools import most_connections
 
 FLOW = "hello_flow:FLOW"
+KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 
 
 @pytest.fixture
@@ -31,10 +33,10 @@ def live_replica(query, work="{}"):
 
 def test_nothing_wrong(doctor, query, ecluse):
     live_replica(query)
-    code, found = doctor()
+    code, found = doctor(ECLUSE_SECRET_KEY=KEY)
     assert code == 0
     assert {level for _, level in found} == {"ok"}
-    said = ecluse("doctor")
+    said = ecluse("doctor", ECLUSE_SECRET_KEY=KEY)
     assert said.code == 0
     assert [line.split()[:2] for line in said.out.splitlines()] == [["ok", what] for what, _ in found]
 
@@ -60,6 +62,51 @@ def test_a_database_that_does_not_answer(doctor):
     assert "hunter2" not in str(found)
 
 
+def test_a_database_of_ones_own_without_a_key_for_secrets_is_named(doctor, tmp_path):
+    _, found = doctor()
+    assert "no key to seal secrets with" in found["secrets", "warn"]
+    (tmp_path / "key").write_text(KEY)
+    for key in ({"ECLUSE_SECRET_KEY": KEY}, {"ECLUSE_SECRET_KEY_FILE": str(tmp_path / "key")}):
+        assert not any(what == "secrets" for what, _ in doctor(**key)[1])
+
+
+def test_connections_that_the_replicas_may_take_are_compared_with_those_that_are_allowed(doctor, query, one):
+    everything = most_connections(("api", "scheduler", "worker"), 10)
+    assert f"one replica may take {everything}" in doctor()[1]["connections", "ok"]
+    for number in (1, 2):
+        query("INSERT INTO replicas (id, host, pid, roles) VALUES (%s, 'h', 1, '{api,scheduler,worker}')", f"r{number}")
+    assert f"2 live replicas may take {2 * everything}" in doctor()[1]["connections", "ok"]
+    query(f"ALTER DATABASE {one('SELECT current_database()')} CONNECTION LIMIT {2 * everything - 1}")
+    assert f"{2 * everything - 1} allowed" in doctor()[1]["connections", "warn"]
+    assert ("connections", "ok") in doctor(ECLUSE_DB_POOL="4")[1]
+
+
+@pytest.mark.parametrize(
+    ("roles", "size", "most"),
+    [
+        (("api", "scheduler", "worker"), 10, 36),
+        (("api",), 10, 16),
+        (("worker",), 10, 32),
+        (("scheduler",), 10, 14),
+        (("api", "scheduler", "worker"), 3, 20),
+        (("api",), 3, 8),
+        (("worker",), 3, 17),
+        (("scheduler",), 3, 7),
+    ],
+)
+def test_what_a_process_takes_follows_from_its_roles_and_the_pool_size(roles, size, most):
+    assert most_connections(roles, size) == most
+
+
+def test_the_smallest_limit_counts_and_minus_one_is_none():
+    assert [allowed_connections(97, *limits) for limits in [(-1, -1), (20, -1), (-1, 30), (200, 10)]] == [
+        97,
+        20,
+        30,
+        10,
+    ]
+
+
 def test_a_schema_that_is_missing_older_or_newer(bare, empty_dsn, doctor, query):
     missing = bare("doctor", "--json", DATABASE_URL=empty_dsn)
     assert missing.code == 1
@@ -71,9 +118,10 @@ def test_a_schema_that_is_missing_older_or_newer(bare, empty_dsn, doctor, query)
         assert says in found["schema", "fail"]
 
 
-def test_nobody_works(doctor, query):
-    _, found = doctor()
+def test_nobody_works(doctor, query, ecluse):
+    code, found = doctor()
     assert "no worker or scheduler is running" in found["replicas", "warn"]
+    assert (code, ecluse("doctor", "--strict").code) == (0, 1), "a warning fails nothing unless it is to"
     query("INSERT INTO replicas (id, host, pid, beat_at) VALUES ('r1', 'h', 1, now() - interval '1 hour')")
     _, found = doctor()
     assert ("replicas", "ok") not in found
@@ -108,6 +156,18 @@ def test_items_that_no_live_worker_can_do(doctor, query, ecluse):
     assert doctor()[1]["work", "ok"].startswith("3 items due")
 
 
+def test_a_vendor_that_is_down_and_a_pause_with_the_clock(doctor, query):
+    query(
+        "INSERT INTO lanes (name, trips, failures, failing_since, last_failure) VALUES"
+        " ('llm', 2, 5, '2026-03-01 10:02:11Z', '503 gone')"
+    )
+    _, found = doctor()
+    assert found["lanes", "warn"] == "llm: vendor down since 2026-03-01 10:02:11+0000: 503 gone"
+    query("UPDATE lanes SET paused_at = now(), paused_by = 'bob', paused_reason = 'x', clock_stopped_at = now()")
+    _, found = doctor()
+    assert found["lanes", "warn"] == "llm is paused by bob: x; the clocks of its stages stand still with it"
+
+
 def test_lanes_outbox_and_schedules_that_stand_still(doctor, query):
     query("INSERT INTO lanes (name, held_until, held_reason) VALUES ('crm', now() + interval '1 hour', 'Retry-After')")
     query("INSERT INTO lanes (name, paused_at, paused_by, paused_reason) VALUES ('erp', now(), 'bob', 'night shift')")
@@ -121,7 +181,8 @@ def test_lanes_outbox_and_schedules_that_stand_still(doctor, query):
     )
     code, found = doctor()
     assert code == 0
-    assert found["lanes", "warn"] == "erp is paused by bob: night shift"
+    going_on = "the clocks of its stages go on: what still waits at their end fails"
+    assert found["lanes", "warn"] == f"erp is paused by bob: night shift; {going_on}"
     assert re.search(r"\b3[67]\d\d s old: refused", found["outbox", "warn"])
     assert found["schedules", "warn"] == "nightly: no such time zone"
 

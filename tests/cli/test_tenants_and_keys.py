@@ -88,7 +88,7 @@ def test_what_cannot_be_done_says_how(ecluse, query, command, said):
 def test_who_ended_a_run_from_the_command_line_is_recorded(ecluse, query):
     run_id = ecluse("runs", "start", FLOW).json["run_id"]
     for _ in range(2):
-        ecluse("runs", "end", run_id, "--reason", "wrong catalogue", "--flow", FLOW)
+        ecluse("runs", "end", run_id, "--reason", "wrong catalogue", "--flow", FLOW, "--yes")
     me = f"cli:{getpass.getuser()}"
     assert query(TRAIL) == [("default", me, "run.end", f"run:{run_id}", "wrong catalogue")]
 

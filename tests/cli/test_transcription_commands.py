@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, date, datetime
 
 import psycopg
 import pytest
 
+from ecluse.flows.fiches.cache import cache_sales
 from tests.flows.fiche_rows import call, details, save
 
 
@@ -30,9 +32,11 @@ def test_a_fiche_is_queued_once_and_the_second_is_told_of_the_run(ecluse, fiche,
     assert query(check, "transcription.status_check") == [(False, None)]
     lines = [json.loads(line) for line in ecluse("transcriptions", "batch", "172", "171").out.splitlines()]
     assert [(line["fiche_id"], line["attached"]) for line in lines] == [("172", False), ("171", True)]
-    for wrong in (("start", "x"), ("batch", "1", "1"), ("start", "7", "--tenant", "nobody")):
+    for wrong in (("start", " "), ("start", "7", "--tenant", "nobody")):
         assert ecluse("transcriptions", *wrong).code == 2
-    assert "Each fiche stands here once; these do not: '1'. Nothing" in ecluse("transcriptions", "batch", "1", "1").err
+    folded = ecluse("transcriptions", "batch", "F-1", "2", "F-1")
+    assert [json.loads(line)["fiche_id"] for line in folded.out.splitlines()] == ["F-1", "2"]
+    assert "1 doubled ids are folded" in folded.err
 
 
 @pytest.mark.req("TRX-93")
@@ -52,12 +56,29 @@ def test_an_operator_sees_how_it_stands_with_a_fiche(ecluse, fiche, query):
 @pytest.mark.req("TRX-93")
 def test_of_a_run_that_failed_before_its_plan_nothing_is_said_but_why(ecluse):
     run_id = ecluse("transcriptions", "start", "4711").json["run_id"]
-    assert ecluse("runs", "end", run_id, "--reason", "a wrong number").code == 0
+    assert ecluse("runs", "end", run_id, "--reason", "a wrong number", "--yes").code == 0
     assert ecluse("transcriptions", "status", "4711").out.splitlines() == [
-        "it is not known which recordings there are",
+        "not fetched from the CRM yet: it is not known which recordings there are",
         f"run {run_id} failed (ended): it ended before its plan",
         "  a wrong number",
     ]
+
+
+@pytest.mark.req("G-23")
+def test_of_a_fiche_that_is_only_listed_or_gone_no_percentage_is_told(ecluse, dsn):
+    async def fill() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            rows = [{"id": "172", "groupe": "A", "data": {"id": "172"}}]
+            await cache_sales(connection, "default", {date(2026, 3, 2): rows}, datetime.now(UTC))
+            await save(connection, ("173", None), ("174", details()))
+
+    asyncio.run(fill())
+    said = {fiche: ecluse("transcriptions", "status", fiche).out.splitlines() for fiche in ("172", "173", "174")}
+    assert said == {
+        "172": ["not fetched from the CRM yet: it is not known which recordings there are"],
+        "173": ["the CRM does not know this fiche (404)"],
+        "174": ["0 of 0 transcribed (100 %)"],
+    }
 
 
 @pytest.mark.req("TRX-26")

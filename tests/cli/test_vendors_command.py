@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
+
 import pytest
 
 LANES = """
@@ -35,6 +40,77 @@ def test_an_operator_pauses_and_resumes_a_lane_by_its_name(ecluse, query, one):
         (by, "lane.resume", "lane:speech", "paid"),
     ]
     assert "was not paused" in ecluse("vendors", "resume", "speech", "--reason", "paid").err
+
+
+RUN = """
+WITH run AS (
+    INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at, started_at)
+    VALUES ('default', 'automation', 'a', true, 'running', 'running', now(), now()) RETURNING id),
+stage AS (
+    INSERT INTO stages (run_id, stage, started_at, deadline_at, progress_at)
+    SELECT id, 'audit', now(), '2030-01-02 03:04:05Z', now() FROM run)
+INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at)
+SELECT 'default', run.id, 'automation', 'audit', 'k', 'k', l.id, now() FROM run, lanes l WHERE l.name = 'speech'
+"""
+
+
+def test_a_pause_names_the_runs_that_will_fail_and_when(ecluse, query, one):
+    query(LANES)
+    query(RUN)
+    run = one("SELECT id FROM runs")
+    answer = ecluse("vendors", "pause", "speech", "--reason", "invoice unpaid", "--yes")
+    assert answer.code == 0
+    told = f"run {run} (automation, default): stage audit fails what still waits at 2030-01-02 03:04:05+0000"
+    assert answer.err.splitlines()[0] == told
+    assert ecluse("vendors", "resume", "speech", "--reason", "paid").out == "speech goes on\n"
+    assert one("SELECT deadline_at::text FROM stages").startswith("2030-01-02 03:04:05")
+
+
+@pytest.mark.parametrize(("said", "code", "paused"), [("n", 1, 0), ("y", 0, 1)])
+def test_on_a_terminal_it_asks_first_if_runs_may_fail(dsn, query, one, said, code, paused):
+    query(LANES)
+    query(RUN)
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ecluse", "vendors", "pause", "speech", "--reason", "x"]
+    streams = {"stdin": theirs, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=os.environ | {"DATABASE_URL": dsn}, text=True, **streams) as process:
+        os.write(terminal, f"{said}\n".encode())
+        out, err = process.communicate(timeout=60)
+    for end in (terminal, theirs):
+        os.close(end)
+    assert "Pause it all the same?" in out
+    assert "stage audit fails what still waits at" in err
+    assert (process.returncode, one("SELECT count(*) FROM lanes WHERE paused_at IS NOT NULL")) == (code, paused)
+
+
+def test_a_pause_may_stop_the_clock_and_the_resume_says_what_it_moved(ecluse, query, one):
+    query(LANES)
+    query(RUN)
+    run = one("SELECT id FROM runs")
+    answer = ecluse("vendors", "pause", "speech", "--reason", "invoice unpaid", "--stop-clock")
+    assert answer.err.endswith("\nthe clock of the stages that need it stands still until then: 1 runs now\n")
+    assert "fails" not in answer.err
+    assert ", clock stopped: invoice unpaid" in ecluse("vendors", "list").out
+    assert one("SELECT reason FROM audit_trail") == "invoice unpaid (clock stopped)"
+    query("UPDATE stages SET started_at = now() - interval '1 day'")
+    query("UPDATE lanes SET clock_stopped_at = now() - interval '1 hour' WHERE name = 'speech'")
+    goes_on, moved = ecluse("vendors", "resume", "speech", "--reason", "paid").out.splitlines()
+    assert goes_on == "speech goes on"
+    assert moved.startswith(f"run {run} (automation, default): stage audit has until 2030-01-02 04:0")
+    assert ": its clock stood still for 1:00:" in moved
+
+
+def test_a_vendor_that_is_down_is_listed_as_such_with_since_when_and_why(ecluse, query):
+    query(LANES)
+    query(
+        "UPDATE lanes SET failures = 5, trips = 3, failing_since = '2026-03-01 10:02:11Z', last_failure = '503 gone',"
+        " held_until = now() + interval '1 hour', held_reason = 'Circuit breaker triggered' WHERE name = 'speech'"
+    )
+    speech = ecluse("vendors", "list").out.splitlines()[1]
+    assert "DOWN since 2026-03-01 10:02:11+0000, probed at 20" in speech
+    assert speech.endswith(": 503 gone")
+    query("UPDATE lanes SET held_until = NULL")
+    assert "+0000, probed with the next call: 503 gone" in ecluse("vendors", "list").out
 
 
 @pytest.mark.parametrize("command", ["pause", "resume"])

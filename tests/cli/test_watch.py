@@ -58,12 +58,31 @@ def test_the_exit_code_says_how_the_run_ended(ecluse, run_id, query, status, sta
     assert answer.out.startswith(f"run {run_id} hello: {status} in 0.0 s: 0 = 0 successful + 0 failed + 0 ignored")
 
 
+WORKER = """
+INSERT INTO replicas (id, host, pid, roles, work, beat_at)
+VALUES (%s, 'here', 1, '{worker}', ARRAY[%s], clock_timestamp() + %s::interval)
+"""
+
+
+def test_a_run_that_no_worker_can_go_on_with_is_not_followed_for_ever(watching, run_id, query, ecluse):
+    query(WORKER, "of another flow", "other/read", "1 day")
+    query(WORKER, "silent", "hello/read", "-1 minute")
+    process = watching(run_id)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (4, f"run {run_id} hello queued\n")
+    assert "no worker of its flow is live: start one with `ecluse serve`" in err
+    query(WORKER, "live", "hello/read", "1 day")
+    late = ecluse("runs", "watch", run_id, "--timeout", "0.5", "--every", "0.1")
+    assert (late.code, late.err.startswith(f"run {run_id} is queued after 0.5 s; it goes on.")) == (4, True)
+
+
 def test_a_run_that_does_not_exist(ecluse, bare, empty_dsn):
     assert (ecluse("runs", "watch", "4711").code, ecluse("runs", "watch", "4711").out) == (2, "")
     assert bare("runs", "watch", "4711", DATABASE_URL=empty_dsn).code == 2
 
 
 def test_a_run_is_followed_through_a_restart_of_the_database_until_it_ends(run_id, watching, query, server, one):
+    query(WORKER, "live", "hello/read", "1 day")
     process = watching(run_id)
     assert process.stdout.readline() == f"run {run_id} hello queued\n"
     name = one("SELECT current_database()")
@@ -100,7 +119,8 @@ def test_at_a_terminal_one_line_is_rewritten(run_id, watching, query):
 def run_of(**stage):
     facts = {"stage": "read", "expected": 200, "done": 0, "failed": 0, "ignored": 0, "in_flight": 0, "waiting": 0}
     facts |= {"round": 0, "ended_at": None, "end_cause": None} | stage
-    return {"id": 7, "flow": "hello", "status": "running", "phase": None, "stages": [facts]}
+    run = {"id": 7, "flow": "hello", "status": "running", "phase": None, "stages": [facts]}
+    return run | {"will_fail": {"count": 0, "codes": {}}}
 
 
 def test_a_line_tells_counts_pace_and_what_is_left():
@@ -111,6 +131,11 @@ def test_a_line_tells_counts_pace_and_what_is_left():
     said = line(run_of(done=47, failed=3, in_flight=10, waiting=140), pace, 105.0)
     assert said.endswith("read 50/200 (25 %), 3 failed, 0 ignored, 10 in flight, 140 waiting, 10/s, 0:00:15 left")
     assert line(run_of(done=200, ended_at=NOW, end_cause="done"), pace, 106.0).endswith("| read done 200/200")
+
+
+def test_a_line_tells_how_many_will_fail_and_why():
+    run = run_of(waiting=200) | {"will_fail": {"count": 3, "codes": {"NO_URL": 2, "DOWN": 1}}}
+    assert line(run, {}, 100.0).endswith(" | 3 will fail (2 NO_URL, 1 DOWN)")
 
 
 def test_the_pace_is_of_the_last_seconds_only():
@@ -125,12 +150,14 @@ def test_the_end_is_summed_up_by_reason():
         "id": 7,
         "flow": "hello",
         "status": "partial",
+        "state": "partial",
         "reason": "x\x1b",
         "selected": 3,
         "successful": 1,
         "failed": 2,
     }
     run |= {"ignored": 0, "outcomes": {"successful": 1, "DOWN": 2}, "created_at": NOW, "started_at": None}
+    run |= {"state": "partial", "cancelled": 0, "ended_by": None}
     assert ending(run | {"ended_at": NOW + timedelta(seconds=2)}).splitlines() == [
         "run 7 hello: partial in 2.0 s (x\\u001b): 3 = 1 successful + 2 failed + 0 ignored",
         "         2  DOWN",

@@ -17,7 +17,17 @@ from structlog.testing import capture_logs
 from ecluse.base.errors import SetUpError
 from ecluse.db import connect
 from ecluse.db import listen as listening
-from ecluse.db.connect import LIBPQ, check, is_away, normalise, pool, together
+from ecluse.db.connect import (
+    LIBPQ,
+    NOTHING_MORE,
+    check,
+    is_away,
+    normalise,
+    open_blocking_session,
+    open_session,
+    pool,
+    together,
+)
 from ecluse.db.listen import listen
 
 WHAT_TO_DO = "postgresql://user:password@host:5432/database"
@@ -156,8 +166,8 @@ def test_a_database_that_answers_passes(server):
 
 
 @contextlib.asynccontextmanager
-async def opened(dsn: str, size: int = 3, extra_options: str = ""):
-    connections = pool(dsn, size=size, extra_options=extra_options)
+async def opened(dsn: str, size: int = 3, settings=NOTHING_MORE):
+    connections = pool(dsn, size=size, settings=settings)
     await connections.open(wait=True)
     try:
         yield connections
@@ -170,8 +180,7 @@ async def shown(connection, *names: str) -> list[str]:
 
 
 async def test_the_limits_of_sockets_and_sessions_are_in_force_on_pooled_connections(dsn):
-    extra = " -c enable_seqscan=off"
-    async with opened(dsn, extra_options=extra) as connections, connections.connection() as connection:
+    async with opened(dsn, settings={"enable_seqscan": "off"}) as connections, connections.connection() as connection:
         assert connection.autocommit
         assert await shown(
             connection,
@@ -184,7 +193,8 @@ async def test_the_limits_of_sockets_and_sessions_are_in_force_on_pooled_connect
             "application_name",
             "synchronous_commit",
             "transaction_isolation",
-        ) == ["10s", "3s", "1min", "5s", "UTC", "off", "ecluse", "on", "read committed"]
+            "jit",
+        ) == ["10s", "3s", "1min", "5s", "UTC", "off", "ecluse", "on", "read committed", "off"]
         assert (
             connection.info.get_parameters().items()
             >= {
@@ -202,6 +212,25 @@ async def test_options_in_the_address_win_over_ours_and_leave_the_others_in_forc
     async with opened(own) as connections, connections.connection() as connection:
         settings = await shown(connection, "lock_timeout", "work_mem", "statement_timeout")
     assert settings == ["7s", "5MB", "1min"]
+
+
+async def test_sessions_outside_the_pools_have_the_same_limits(dsn):
+    async with await open_session(dsn, {"enable_seqscan": "off"}) as connection:
+        settings = await shown(connection, "jit", "timezone", "statement_timeout", "enable_seqscan")
+    assert settings == ["off", "UTC", "1min", "off"]
+    with open_blocking_session(dsn) as connection:
+        assert connection.autocommit
+        assert connection.execute("SELECT current_setting('jit'), current_setting('lock_timeout')").fetchall() == [
+            ("off", "3s")
+        ]
+
+
+async def test_a_scan_that_is_switched_off_does_not_make_each_call_of_the_clock_a_compilation(dsn):
+    """Before PostgreSQL 18, and with JIT as packages have it, 20 calls took more than two seconds."""
+    async with await open_session(dsn, {"enable_seqscan": "off"}) as connection:
+        began = time.monotonic()
+        await connection.execute("SELECT ecluse_now() FROM generate_series(1, 20)")
+        assert time.monotonic() - began < 1
 
 
 async def test_the_pool_heals_after_its_connections_were_killed(dsn, query):
@@ -301,8 +330,9 @@ async def test_no_notification_is_lost_while_the_listener_probes_its_connection(
 
 
 async def test_what_somebody_who_sleeps_in_the_middle_of_a_transaction_has_locked_is_free_again(dsn):
-    """In a pipeline, where the server does not call the session idle."""
-    async with pool(dsn, size=2, transaction_seconds=1) as own, own.connection() as other:
+    """In a pipeline, where the server does not call the session idle; before PostgreSQL 17 there is none."""
+    idle = {"idle_in_transaction_session_timeout": "1s"}
+    async with pool(dsn, size=2, settings=idle, transaction_seconds=1) as own, own.connection() as other:
         await other.execute("CREATE TABLE locked AS SELECT 1 AS id")
         skipping = "SELECT id FROM locked FOR UPDATE SKIP LOCKED"
 
@@ -331,6 +361,6 @@ async def test_what_was_refused_earlier_in_a_pipeline_is_no_sign_that_the_databa
             await (await connection.execute("SELECT 1")).fetchall()
 
     async with pool(dsn, size=1) as own, own.connection() as connection:
-        with pytest.raises(psycopg.errors.PipelineAborted) as caught:
+        with pytest.raises((psycopg.errors.PipelineAborted, psycopg.errors.InFailedSqlTransaction)) as caught:
             await go_on(connection)
         assert not is_away(caught.value)

@@ -15,7 +15,7 @@ from psycopg.errors import (
     SerializationFailure,
 )
 
-from ecluse.db.connect import normalise
+from tests.conftest import new_database
 
 OPEN_RUN = """
 INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at, selected)
@@ -35,18 +35,17 @@ LATE = (IntegrityConstraintViolation, LockNotAvailable, SerializationFailure, In
 @pytest.fixture(scope="module")
 def dsn(server, template):
     """One database for the whole file: every test leaves it empty."""
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE conservation TEMPLATE {template} STRATEGY wal_log")
-        yield normalise(server.dsn("conservation"))
-        connection.execute("DROP DATABASE conservation WITH (FORCE)")
+    with new_database(server, template) as dsn:
+        yield dsn
 
 
 @pytest.fixture(autouse=True)
 def _emptied(dsn):
     yield
     with psycopg.connect(dsn) as connection:
-        connection.execute("SET session_replication_role = replica")  # the guards would refuse
+        connection.execute("ALTER TABLE outcomes DISABLE TRIGGER USER")  # the guards would refuse
         connection.execute("DELETE FROM outcomes; DELETE FROM runs; DELETE FROM items; DELETE FROM claims")
+        connection.execute("ALTER TABLE outcomes ENABLE TRIGGER USER")
 
 
 @pytest.fixture
@@ -187,11 +186,13 @@ def test_the_counters_of_an_ended_run_cannot_be_changed(query, conserved, run):
         "UPDATE outcomes SET reason = 'other' WHERE run_id = %(run)s",
         "DELETE FROM outcomes WHERE run_id = %(run)s AND target = 'a'",
         "UPDATE outcomes SET run_id = %(run)s WHERE run_id = %(other)s",
-        "MERGE INTO outcomes o USING (SELECT 1) ON o.run_id = %(run)s WHEN MATCHED THEN DELETE",
+        "MERGE INTO outcomes o USING (SELECT 1) AS x ON o.run_id = %(run)s WHEN MATCHED THEN DELETE",
     ],
     ids=["insert", "upsert", "update", "update of the reason", "delete", "move into it", "merge"],
 )
 def test_the_outcomes_of_an_ended_run_are_final(dsn, query, one, conserved, run, write):
+    if write.startswith("MERGE") and one("SELECT current_setting('server_version_num')::int") < 150_000:
+        pytest.skip("MERGE came with PostgreSQL 15")
     query(END_RUN, *TRUE, run)
     other = one(OPEN_RUN, "other", 1)
     query(ADD, other, "x", "failed")

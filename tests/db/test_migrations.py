@@ -6,15 +6,17 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from ecluse.base.errors import SetUpError
+from ecluse.migrations import runner
 from ecluse.migrations.runner import LOCK, upgrade
 from tests.engine.flows import flow, stage
 
-HEAD = "0013"
+HEAD = max(file.name[:4] for file in (Path(runner.__file__).parent / "versions").glob("0*.py"))
 TABLES = {
     "alembic_version",
     "api_keys",
@@ -39,6 +41,9 @@ TABLES = {
     "leases",
     "notification_endpoints",
     "outcomes",
+    "pruned",
+    "pruned_runs",
+    "pruning",
     "realtime_apps",
     "realtime_interests",
     "realtime_replicas",
@@ -46,6 +51,7 @@ TABLES = {
     "recordings",
     "replicas",
     "run_log",
+    "run_waiters",
     "runs",
     "schedule_slots",
     "schedules",

@@ -216,7 +216,7 @@ async def test_what_was_paid_for_is_kept_although_its_run_was_ended(start_kit, a
     await asyncio.wait_for(saved.wait(), 30)
     assert (await kit.wait_for_run(one.run.id, PATIENCE))["failed"] == 3
     assert ask("SELECT DISTINCT outcome, error_code FROM outcomes WHERE run_id = %s", one.run.id) == [
-        ("failed", "RUN_ENDED")
+        ("failed", "CANCELLED")
     ]
 
 

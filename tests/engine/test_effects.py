@@ -470,7 +470,7 @@ async def test_a_run_cannot_end_between_an_intent_and_its_commit(board, dsn, one
     async def end_it() -> bool:
         async with board.pool.connection() as connection:
             run = await load_run(connection, intent.taken.item.run_id)
-            return await end(connection, flow(work), run, cause="operator", reason="enough")
+            return await end(connection, flow(work), run, cause="operator", reason="enough", by="me")
 
     async with await psycopg.AsyncConnection.connect(dsn) as slow:
         await slow.execute("LOCK TABLE effects IN EXCLUSIVE MODE")  # may be read: the end would not wait for this

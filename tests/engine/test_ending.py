@@ -114,14 +114,15 @@ async def test_an_operator_ends_a_run_at_once_with_hundreds_of_calls_in_hand(sta
     await asyncio.to_thread(query, "UPDATE stages SET started_at = started_at - interval '10 minutes'")
     await until(lambda: query("SELECT 1 FROM dbos.operation_outputs WHERE function_name = 'poll-work-1'"))
     began = time.monotonic()
-    assert await kit.end_run(run, REASON) is True
+    assert await kit.end_run(run, REASON, by="laptop") is True
     assert time.monotonic() - began < 1
     row = await kit.wait_for_run(run, timedelta(0))
-    assert (row["status"], row["state"], row["end_cause"]) == ("failed", "failed", "operator")
+    assert (row["status"], row["state"], row["end_cause"]) == ("failed", "cancelled", "operator")
     assert (row["reason"], row["error_message"]) == (REASON, REASON)
     assert (row["selected"], row["successful"], row["failed"], row["ignored"]) == (250, 0, 250, 0)
+    assert (row["cancelled"], row["ended_by"], row["phase"]) == (250, "laptop", None)
     assert query("SELECT DISTINCT outcome, error_code, reason, effect_may_exist FROM outcomes") == [
-        ("failed", "RUN_ENDED", f"Run ended: operator: {REASON}", False)
+        ("failed", "CANCELLED", f"Cancelled by laptop: {REASON}", False)
     ]
     assert one("SELECT sum(in_flight) FROM claims") == 0
     assert one("SELECT count(*) FROM items WHERE status = 'open' OR claim_id IS NULL") == 0
@@ -162,8 +163,10 @@ async def test_a_target_that_is_finished_keeps_its_outcome_when_the_run_is_ended
     await until(lambda: one("SELECT count(*) FROM items WHERE status <> 'open'") == 1)
     await kit.end_run(run, REASON)
     outcomes = {name: rest for name, *rest in query("SELECT target, outcome, error_code, reason FROM outcomes")}
-    assert outcomes["slow"] == ["failed", "RUN_ENDED", f"Run ended: operator: {REASON}"]
-    assert (await kit.wait_for_run(run, timedelta(0)))["status"] == "failed", "whatever the counts"
+    assert outcomes["slow"] == ["failed", "CANCELLED", f"Cancelled by operator: {REASON}"]
+    row = await kit.wait_for_run(run, timedelta(0))
+    assert (row["status"], row["state"]) == ("partial" if target == "quick" else "failed", "cancelled")
+    assert (row["failed"], row["cancelled"]) == (2 if target == "bad" else 1, 1)
     assert outcomes[target] == list(FINISHED[target])
 
 
@@ -233,7 +236,7 @@ async def test_a_write_in_flight_is_let_finish_and_its_answer_is_kept(start_kit,
     await kit.end_run(run, REASON)
     await asyncio.sleep(0.7)  # the second look, too, lets it be
     assert one("SELECT state FROM effects") == "sending"
-    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("RUN_ENDED", True)
+    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("CANCELLED", True)
     go_on.set()
     await until(lambda: one("SELECT state FROM effects") == "applied")
     await until(lambda: said(logs, "commit: fenced out") == 1)
@@ -250,7 +253,7 @@ async def test_no_write_is_sent_for_a_run_that_has_ended(start_kit, dsn, one, lo
 
     async def end_it() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-            await end_by_operator(connection, f, await load_run(connection, 1), REASON)
+            await end_by_operator(connection, f, await load_run(connection, 1), REASON, by="laptop")
 
     def wanted(_: Item) -> Any:
         elsewhere = threading.Thread(target=asyncio.run, args=(end_it(),))
@@ -273,7 +276,7 @@ async def test_what_is_in_doubt_at_the_end_is_settled_if_it_can_be_read(start_ki
     run = await started(kit, f, ["a"])
     await until(lambda: query("SELECT 1 FROM effects WHERE state = 'unknown'"))
     await kit.end_run(run, REASON)
-    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("RUN_ENDED", True)
+    assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("CANCELLED", True)
     await ask_once(kit)
     assert one("SELECT state FROM effects") == "unknown", "the quiet period is not over"
     await asyncio.sleep(1)

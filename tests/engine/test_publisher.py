@@ -18,12 +18,12 @@ import psycopg
 import pytest
 
 from ecluse.db import listen as listening
-from ecluse.db.postgres_user import SOCKET
 from ecluse.engine import Event, PublishedEvent, write_events
 from ecluse.engine.outbox import OUTBOX_CHANNEL
 from ecluse.engine.publisher import EVENTS_CHANNEL, Publisher
 from tests.engine.flows import until
 from tests.faults.wire import bad_wire
+from tests.servers import address
 
 # Of those who hold the lock, or would like to.
 PUBLISHERS = """
@@ -148,12 +148,12 @@ async def test_a_publisher_whose_session_is_ended_begins_another(dsn, write, que
 
 
 async def test_a_hint_that_is_swallowed_costs_a_moment_and_the_listener_comes_back(
-    server, dsn, write, query, tmp_path, monkeypatch
+    dsn, write, query, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(listening, "PROBE_EVERY", 0.3)
     monkeypatch.setattr(listening, "ANSWER_WITHIN", 0.3)
     heard: list[str] = []
-    with bad_wire(server.socket_dir / SOCKET, tmp_path / "w", one_in=1) as wire, publishing(dsn):
+    with bad_wire(address(dsn), tmp_path / "w", one_in=1) as wire, publishing(dsn):
         listener = asyncio.create_task(listening.listen(wire.dsn(dsn), {OUTBOX_CHANNEL: heard.append}))
         await until(lambda: heard, PATIENCE)
         wire.swallowed += 1
@@ -165,8 +165,8 @@ async def test_a_hint_that_is_swallowed_costs_a_moment_and_the_listener_comes_ba
         listener.cancel()
 
 
-async def test_a_publisher_that_is_cut_off_loses_the_lock_and_comes_back(server, dsn, write, query, tmp_path):
-    with bad_wire(server.socket_dir / SOCKET, tmp_path / "w", one_in=1) as wire, publishing(wire.dsn(dsn)):
+async def test_a_publisher_that_is_cut_off_loses_the_lock_and_comes_back(dsn, write, query, tmp_path):
+    with bad_wire(address(dsn), tmp_path / "w", one_in=1) as wire, publishing(wire.dsn(dsn)):
         ((_, first),) = await until(lambda: query(HOLDER), PATIENCE)
         wire.swallowed += 1
         await until(lambda: (holders := query(HOLDER)) and holders[0][1] != first, PATIENCE)

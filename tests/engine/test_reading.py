@@ -7,7 +7,7 @@ import asyncio
 import psycopg
 import pytest
 
-from ecluse.base.errors import NotFound, PermanentError
+from ecluse.base.errors import NotFound, PermanentError, TransientError
 from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext, reading
 from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage
 
@@ -51,6 +51,48 @@ async def test_a_run_in_flight_shows_what_each_stage_still_has_to_do(start_kit, 
     ended = await kit.wait_for_run(started.run.id, PATIENCE)
     assert ended["outcomes"] == {"successful": 10}
     assert [(s["done"], s["waiting"], s["in_flight"], s["end_cause"]) for s in ended["stages"]] == [(10, 0, 0, "done")]
+
+
+async def test_what_has_failed_for_good_is_said_to_fail_while_the_run_goes_on(start_kit, connection):
+    release = asyncio.Event()
+
+    async def work(_: WorkContext, item: Item) -> Result:
+        if item.key.startswith("bad"):
+            raise PermanentError("refused", code="BAD")
+        if item.key == "late":
+            raise TransientError("down", code="DOWN", ambiguous=False)
+        await release.wait()
+        return Done()
+
+    kit = await start_kit(f := flow(stage(work)))
+    run_id = (await kit.start_run(Start(f, "key", input={"targets": ["a", "bad1", "bad2", "late"]}))).run.id
+    while (shown := await reading.show_run(connection, "default", run_id))["will_fail"]["count"] < 3:
+        await asyncio.sleep(0.02)
+    assert shown["will_fail"] == {"count": 3, "codes": {"BAD": 2, "DOWN": 1}}
+    rows = await reading.list_outcomes(connection, "default", run_id, worst_first=True, limit=10)
+    assert [(row["target"], row["outcome"], row["will_fail"]) for row in rows] == [
+        ("bad1", None, {"code": "BAD", "reason": "refused"}),
+        ("bad2", None, {"code": "BAD", "reason": "refused"}),
+        ("late", None, {"code": "DOWN", "reason": "down"}),
+        ("a", None, None),
+    ]
+    told = [(row["outcome"], row["why"], row["count"]) for row in await reasons_of(connection, run_id)]
+    assert told == [("will fail", "BAD", 2), ("open", None, 1), ("will fail", "DOWN", 1)]
+    for outcome, targets in (("will fail", ["bad1", "bad2", "late"]), ("open", ["a", "bad1", "bad2", "late"])):
+        rows = await reading.list_outcomes(connection, "default", run_id, outcome=outcome, limit=10)
+        assert [row["target"] for row in rows] == targets
+    rows = await reading.list_outcomes(connection, "default", run_id, outcome="will fail", why="DOWN", limit=10)
+    assert [row["target"] for row in rows] == ["late"]
+    release.set()
+    ended = await kit.wait_for_run(run_id, PATIENCE)
+    assert (ended["outcomes"], ended["will_fail"]) == (
+        {"successful": 1, "BAD": 2, "DOWN": 1},
+        {"count": 0, "codes": {}},
+    )
+
+
+async def reasons_of(connection, run_id):
+    return await reading.reasons(connection, "default", run_id, limit=10)
 
 
 async def test_the_counts_shown_are_those_of_the_rows(start_kit, connection, one):

@@ -436,7 +436,8 @@ async def test_of_many_finalizers_at_once_one_ends_the_run(start_kit, query):
         async def finalize(n: int) -> bool:
             async with kit.pool.connection() as connection:
                 run = await load_run(connection, run_id)  # noqa: B023
-                return await end(connection, f, run, cause=("normal", "operator", "stale")[n % 3], reason=f"by {n}")
+                how = ("normal", "operator", "stale")[n % 3]
+                return await end(connection, f, run, cause=how, reason=f"by {n}", by="me" if n % 3 == 1 else None)
 
         assert sum(await asyncio.gather(*(finalize(n) for n in range(50)))) == 1
     assert query("SELECT count(*) FROM run_log WHERE message LIKE 'running -> %%'") == [(5,)]

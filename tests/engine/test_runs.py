@@ -89,7 +89,7 @@ async def test_a_non_retriable_error_in_the_story_ends_the_run_at_once(start_kit
         "NO_SCHEDULE",
         "the schedule is gone",
     )
-    assert query("SELECT DISTINCT reason FROM outcomes") == [("Run ended: catastrophic: the schedule is gone",)]
+    assert query("SELECT DISTINCT reason FROM outcomes") == [("Run stopped by an error: the schedule is gone",)]
     assert query("SELECT count(*) FROM dbos.workflow_status WHERE recovery_attempts > 1") == [(0,)]
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.engine import (
     create_schedule,
     delete_schedule,
@@ -57,11 +57,11 @@ async def test_what_cannot_be_is_refused_when_it_is_made_and_when_it_is_changed(
 
 async def test_a_name_is_taken_once_per_tenant_and_free_again_after_deletion(world):
     schedule = await world.create()
-    with pytest.raises(InvalidInput, match="'hourly' already"):
+    with pytest.raises(Conflict, match="'hourly' already"):
         await world.create()
     await world.create(replace(HOURLY, tenant_id="acme"))
     other = await world.create(replace(HOURLY, name="other"))
-    with pytest.raises(InvalidInput, match="'hourly' already"):
+    with pytest.raises(Conflict, match="'hourly' already"):
         await world.do(update_schedule, "default", other, HOURLY)
     await world.do(delete_schedule, "default", schedule)
     await world.create()

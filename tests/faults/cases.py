@@ -18,6 +18,7 @@ from tests.faults.chaos import LYING, WRITES, Plan, play, slow
 from tests.faults.subjects import SUBJECTS, Subject
 from tests.faults.wire import bad_wire
 from tests.faults.world import ENDED_SECONDS, QUICK_HEART, World
+from tests.servers import address
 
 FEW_HANDS = {"ECLUSE_HANDS": "6"}
 # The life of a replica in a storm: shorter than the silence after which it counts as dead.
@@ -129,8 +130,7 @@ def restarted(mode: Literal["fast", "immediate"], away: float) -> Callable[[Worl
 
 
 def lost_answers(world: World) -> None:
-    socket = world.postgres.server.socket_dir / ".s.PGSQL.5432"
-    with bad_wire(socket, world.folder / "wire", one_in=40) as wire:
+    with bad_wire(address(world.dsn), world.folder / "wire", one_in=40) as wire:
         world.replicas_dsn = wire.dsn(world.dsn)
         world.start_replicas(2, FEW_HANDS)
         wire.losing = True
@@ -207,11 +207,11 @@ def ended_by_operator(world: World) -> None:
     world.start_replicas(2, FEW_HANDS)
     run = world.start_run(2 * world.subject.targets)
     world.wait_for_effects(8)
-    code, out, err = world.command("runs", "end", str(run), "--reason", "wrong percentage")
+    code, out, err = world.command("runs", "end", str(run), "--reason", "wrong percentage", "--yes")
     assert code == 0, out + err
     ended_at = world.one("SELECT extract(epoch FROM ended_at)::float FROM runs WHERE id = %s", run)
-    row = world.ask("SELECT status, end_cause, selected, failed, error_message FROM runs WHERE id = %s", run)[0]
-    assert (row["status"], row["end_cause"]) == ("failed", "operator"), row
+    row = world.ask("SELECT state, end_cause, selected, failed, error_message FROM runs WHERE id = %s", run)[0]
+    assert (row["state"], row["end_cause"]) == ("cancelled", "operator"), row
     assert "wrong percentage" in str(row["error_message"])
     open_effects = "SELECT count(*) FROM effects WHERE run_id = %s AND class = %s AND state IN ('sending', 'unknown')"
     in_flight = world.ask(
@@ -249,15 +249,18 @@ def ended_by_operator_while_paying(world: World) -> None:
     bought = "SELECT count(*) >= 2 FROM items WHERE run_id = %s AND target <> '' AND status = 'succeeded'"
     world.wait_for(lambda: world.one(bought, run), "the run's last stage is under way", ENDED_SECONDS)
     in_hand = world.one("SELECT coalesce(sum(in_flight), 0) FROM claims WHERE run_id = %s", run)
-    code, out, err = world.command("runs", "end", str(run), "--reason", "wrong day")
+    code, out, err = world.command("runs", "end", str(run), "--reason", "wrong day", "--yes")
     assert code == 0, out + err
     ended_at = world.one("SELECT extract(epoch FROM ended_at)::float FROM runs WHERE id = %s", run)
-    row = world.ask("SELECT status, end_cause, selected, successful, failed FROM runs WHERE id = %s", run)[0]
-    assert (row["status"], row["end_cause"]) == ("failed", "operator"), row
+    row = world.ask("SELECT status, state, end_cause, selected, successful, failed FROM runs WHERE id = %s", run)[0]
+    assert (row["status"], row["state"], row["end_cause"]) == ("partial", "cancelled", "operator"), row
     assert row["successful"] >= 2
     assert row["failed"] >= 1, "nothing was left to do: the case proves nothing"
-    reasons = world.ask("SELECT DISTINCT reason FROM outcomes WHERE run_id = %s AND outcome = 'failed'", run)
-    assert reasons == [{"reason": "Run ended: operator: wrong day"}]
+    reasons = world.ask(
+        "SELECT DISTINCT error_code, reason FROM outcomes WHERE run_id = %s AND outcome = 'failed'", run
+    )
+    who = world.one("SELECT ended_by FROM runs WHERE id = %s", run)
+    assert reasons == [{"error_code": "CANCELLED", "reason": f"Cancelled by {who}: wrong day"}]
     before = world.ask("SELECT * FROM outcomes WHERE run_id = %s ORDER BY target", run)
     assert in_hand, "no call was in flight: the case proves nothing"
     time.sleep(1.5)  # longer than what was in flight takes

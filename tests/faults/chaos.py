@@ -1,6 +1,7 @@
 """Chaos: replicas killed at random, again and again, at a vendor that lies about its writes; then the account.
 
-`make chaos KILLS=200 SEED=1 JSON=1`. The tests play the same with smaller numbers.
+`make chaos KILLS=200 SEED=1 JSON=1`, or several one after the other: `make chaos KILLS=100 SEEDS="1 7 42" SLOW=1`,
+where SLOW leaves them one core, at low priority. The tests play the same with smaller numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from tests.faults import measure
 from tests.faults.nursery import ROOT, nursery
 from tests.faults.postgres import own_postgres
-from tests.faults.subjects import SUBJECTS
+from tests.faults.subjects import SUBJECTS, Subject
 from tests.faults.tally import Tally
 from tests.faults.world import Replica, World, open_world
 
@@ -69,6 +70,8 @@ class Report:
     hand_overs: list[measure.HandOver] = field(default_factory=list)
     db_restart_s: float | None = None
     zombie_codes: list[int] = field(default_factory=list)
+    suspects: int = 0  # items that something pointed at, though none of them kills its worker
+    solo_deaths: int = 0  # while one of them ran alone
     exited: list[str] = field(default_factory=list)  # last words of who left, and not because it was declared dead
 
     def percentile(self, percent: int) -> float | None:
@@ -82,6 +85,7 @@ class Report:
         expected = {
             f"{plan.kills} kills, not {self.kills}": self.kills >= plan.kills,
             f"{plan.effects} effects under fire, not {self.under_fire}": self.under_fire >= plan.effects,
+            f"no outcome in doubt, not {tally.unknown}": tally.unknown == 0,
             "a vendor that lied": tally.faults.get("applied_then_error", 0) > 0,
             # A handful of kills may all miss: that proves nothing, and is no fault.
             "work in the hands of somebody who was killed": bool(self.take_overs) or self.kills < MANY_KILLS,
@@ -108,6 +112,8 @@ class Report:
             "sends": tally.sends,
             "spoilt_answers": tally.faults.get("applied_then_error", 0),
             "runs": tally.runs,
+            "suspects": self.suspects,
+            "solo_deaths": self.solo_deaths,
             "takeovers": len(self.take_overs),
             "takeover_p50_s": self.percentile(50),
             "takeover_p99_s": self.percentile(99),
@@ -161,6 +167,8 @@ class Chaos:
         if plan.outage:
             self._restart_database()
         report.tally = world.tally()
+        pointed_at = world.ask("SELECT count(*) AS n, sum(solo_deaths) AS died FROM items WHERE suspicion > 0")[0]
+        report.suspects, report.solo_deaths = pointed_at["n"], pointed_at["died"] or 0
         report.take_overs = [seconds for one in self._taken if (seconds := one.seconds(world)) is not None]
         report.seconds = time.monotonic() - self._began
         return report
@@ -236,6 +244,8 @@ class Chaos:
     def _restart_database(self) -> None:
         world = self.world
         world.sandbox.set_faults([slow(0.5)])
+        # One that is still starting cannot do without it, and says so.
+        world.wait_for(lambda: all(one.is_up for one in world.living), "everybody is up")
         world.start_run(20 * self.plan.targets)
         world.wait_until_busy(items=self.plan.targets)
         self.report.db_restart_s = measure.restart_database(world, "fast", self.plan.outage)
@@ -269,35 +279,73 @@ def table(report: Report) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.chaos", description=__doc__)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--subject", choices=[one.name for one in SUBJECTS], default=SUBJECTS[0].name)
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    args = parser.parse_args(argv)
-    effects = min(Plan.effects, 25 * args.kills)  # a shorter chaos has time for fewer
-    plan = Plan(kills=args.kills, seed=args.seed, effects=effects, hand_overs=3, outage=10.0)
-    subject = next(one for one in SUBJECTS if one.name == args.subject)
-    sys.path.insert(0, str(ROOT / "examples"))  # as pytest has it
+# Of several reports: which figures a line shows, and of which the largest is the worst.
+NAMES = ("kills", "effects", "lost", "doubled", "false_outcomes", "late_writes", "unended", "unknown", "suspects",
+         "takeovers", "takeover_p50_s", "takeover_p99_s", "takeover_max_s", "handover_s", "db_restart_s",
+         "replicas_exited", "seconds")  # fmt: skip
+MOST_IS_BEST = ("kills", "effects", "takeovers")
+
+
+def line(name: str, figures: dict[str, Any], verdict: str) -> str:
+    """One row of the table of several reports."""
+    return " ".join([f"{name:>8}", *(f"{figures[name]!s:>{len(name)}}" for name in NAMES), verdict]) + "\n"
+
+
+def worst(reports: Sequence[Report]) -> dict[str, Any]:
+    """The worst of each figure."""
+    rows = [report.as_json() for report in reports]
+    seen = {name: [row[name] for row in rows if row[name] is not None] for name in NAMES}
+    return {name: (min if name in MOST_IS_BEST else max)(seen[name], default=None) for name in NAMES}
+
+
+def play_once(subject: Subject, plan: Plan, *, several: bool) -> Report:
+    """In a world of its own: server, vendor and replicas."""
     folder = Path(tempfile.mkdtemp(prefix="ecluse-chaos-"))
     try:
         with (
             own_postgres(folder) as postgres,
             nursery(folder) as born,
             # The program's own heartbeat: what is measured is what an operator gets.
-            open_world(subject, postgres, born, folder, heart={}, seed=args.seed) as world,
+            open_world(subject, postgres, born, folder, heart={}, seed=plan.seed) as world,
         ):
             report = play(world, plan)
-            problems = report.problems()
-            sys.stdout.write(f"chaos, seed {args.seed}\n{table(report)}\n")
-            if problems:
-                sys.stdout.write(world.diagnosis() + "\n")
-            if args.json:
-                sys.stdout.write(json.dumps(report.as_json()) + "\n")
+            if not several:
+                sys.stdout.write(f"chaos, seed {plan.seed}\n{table(report)}\n")
+            if report.problems():
+                told = sys.stderr if several else sys.stdout
+                told.write("\n".join(["", *report.problems(), world.diagnosis(), ""]))
+            return report
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return 1 if problems else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.chaos", description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="several: a line for each, and the worst")
+    parser.add_argument("--subject", choices=[one.name for one in SUBJECTS], default=SUBJECTS[0].name)
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line; of several, the worst")
+    args = parser.parse_args(argv)
+    effects = min(Plan.effects, 25 * args.kills)  # a shorter chaos has time for fewer
+    plan = Plan(kills=args.kills, effects=effects, hand_overs=3, outage=10.0)
+    subject = next(one for one in SUBJECTS if one.name == args.subject)
+    sys.path.insert(0, str(ROOT / "examples"))  # as pytest has it
+    several = len(args.seed) > 1
+    if several:
+        sys.stdout.write(line("seed", {name: name for name in NAMES}, "verdict"))
+    reports: list[Report] = []
+    for seed in args.seed:
+        reports.append(play_once(subject, replace(plan, seed=seed), several=several))
+        if several:
+            found = reports[-1].problems()
+            sys.stdout.write(line(str(seed), reports[-1].as_json(), f"{len(found)} problems" if found else "well"))
+            sys.stdout.flush()
+    failed = [report.plan.seed for report in reports if report.problems()]
+    if several:
+        sys.stdout.write(line("worst", worst(reports), f"problems with seeds {failed}" if failed else "all is well"))
+    if args.json:
+        sys.stdout.write(json.dumps(worst(reports) if several else reports[0].as_json()) + "\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ecluse.db import embedded
 from tests.faults.cases import CASES, Case
 from tests.faults.nursery import Nursery, nursery
 from tests.faults.postgres import Postgres, SmallDisk, own_postgres, small_disk
 from tests.faults.subjects import SUBJECTS, Subject
 from tests.faults.world import World, open_world
+from tests.servers import Server
 
 AT_ONCE = 8
 DISK_MEGABYTES = 48
@@ -42,7 +42,7 @@ def born(_compiled_once: None) -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="session")
-def shared(server: embedded.Embedded, template: str) -> Postgres:
+def shared(server: Server, template: str) -> Postgres:
     return Postgres(server, template)
 
 
@@ -61,7 +61,7 @@ def played(case: Case, subject: Subject, shared: Postgres, born: Nursery) -> flo
     if case.needs == "small disk" and not SmallDisk.possible():
         pytest.skip("a disk of its own is mounted: needs root")
     with ExitStack() as stack:
-        folder, tablespace, disk = stack.enter_context(short_folder()), "pg_default", None
+        folder, tablespace, disk = stack.enter_context(short_folder()), None, None
         postgres = shared if case.needs == "nothing" else stack.enter_context(own_postgres(folder))
         if case.needs == "small disk":
             disk, tablespace = stack.enter_context(small_disk(postgres, folder, DISK_MEGABYTES)), SmallDisk.NAME

@@ -90,7 +90,7 @@ class Nursery:
             }
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        if not child._born.wait(30):
+        if not child._born.wait(90):
             raise RuntimeError("the fork server does not answer")
         return child
 

@@ -14,24 +14,32 @@ from pydantic import BaseModel
 from ecluse.db.connect import Connection
 from ecluse.engine import Done, Flow, Item, Lane, NewItem, Result, Run, Stage, Story, WorkContext
 
+KILLS_AFTER = 0.05
+
 
 class Input(BaseModel):
     keys: list[str]
     poisoned: list[str]
+    seconds: float = KILLS_AFTER  # that the others take
 
 
 async def chosen(_: Connection, run: Run) -> Sequence[NewItem]:
-    return [NewItem(key, payload=key in run.input["poisoned"]) for key in run.input["keys"]]
+    seconds = run.input["seconds"]
+    return [
+        NewItem(key, payload=None if key in run.input["poisoned"] else {"seconds": seconds})
+        for key in run.input["keys"]
+    ]
 
 
 async def work(_: WorkContext, item: Item) -> Result:
-    await asyncio.sleep(0.05)
-    if item.payload:
+    if item.payload is None:
+        await asyncio.sleep(KILLS_AFTER)
         os.kill(os.getpid(), signal.SIGKILL)
+    await asyncio.sleep(item.payload["seconds"])
     return Done()
 
 
-WORK = Stage("work", Lane("poison"), work, max_wait=timedelta(minutes=2), poll=timedelta(seconds=5))
+WORK = Stage("work", Lane("poison"), work, max_wait=timedelta(minutes=5), poll=timedelta(seconds=5))
 
 
 async def story(run: Story) -> None:

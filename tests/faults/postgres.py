@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import subprocess
@@ -16,37 +17,41 @@ import psycopg
 
 from ecluse.db import embedded
 from ecluse.db.connect import normalise
-from ecluse.db.postgres_user import start_lock
+from ecluse.db.postgres_user import account_for, make_data_dir, open_private, socket_dir_for, start_lock
 from ecluse.migrations.runner import upgrade
+from tests.servers import Server, database
 
 TEMPLATE = "template_faults"
+OTHER_PROGRAMS = "ECLUSE_TEST_POSTGRES_BIN"  # programs of another PostgreSQL, for a case's own server
 _migrating = threading.Lock()  # Alembic keeps its context in a global
 _names = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Postgres:
-    server: embedded.Embedded
+    server: Server
     template: str
 
     @contextlib.contextmanager
-    def clone(self, tablespace: str = "pg_default") -> Iterator[str]:
+    def clone(self, tablespace: str | None = None) -> Iterator[str]:
         """A migrated, empty database; whoever still uses it at the end is thrown out."""
-        name = f"faults_{os.getpid()}_{next(_names)}"
-        self.admin(f"CREATE DATABASE {name} TEMPLATE {self.template} STRATEGY wal_log TABLESPACE {tablespace}")
-        try:
-            yield normalise(self.server.dsn(name))
-        finally:
-            self.up()
-            self.admin(f"DROP DATABASE {name} WITH (FORCE)")
+        name = f"ecluse_faults_{os.getpid()}_{next(_names)}"
+        with database(self.server, name, self.template, tablespace) as dsn:
+            yield dsn
+
+    @property
+    def own(self) -> embedded.Embedded:
+        if not isinstance(self.server, embedded.Embedded):
+            raise TypeError("a given server is left alone")
+        return self.server
 
     def admin(self, statement: str) -> None:
-        with psycopg.connect(self.server.dsn("postgres"), autocommit=True) as connection:
+        with psycopg.connect(self.server.dsn(), autocommit=True) as connection:
             connection.execute(statement)  # type: ignore[arg-type, unused-ignore]
 
     def stop(self, mode: Literal["fast", "immediate"]) -> None:
         """`immediate` is a crash: no checkpoint, recovery at the next start."""
-        server = self.server
+        server = self.own
         with start_lock(server.data_dir):
             done = server.account.run(server.bin_dir / "pg_ctl", "stop", "-D", server.pgdata, "-m", mode, "-t", "30")
         if done.returncode != 0:
@@ -60,7 +65,8 @@ class Postgres:
 def own_postgres(folder: Path) -> Iterator[Postgres]:
     """A server that the case may stop, crash or fill up."""
     folder.chmod(0o711)  # the account that runs PostgreSQL must get through, nobody else may look
-    server = embedded.start(folder / "postgres")
+    other = os.environ.get(OTHER_PROGRAMS)
+    server = _start_other(folder / "postgres", Path(other)) if other else embedded.start(folder / "postgres")
     try:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {TEMPLATE}")  # type: ignore[arg-type, unused-ignore]
@@ -69,6 +75,24 @@ def own_postgres(folder: Path) -> Iterator[Postgres]:
         yield Postgres(server, TEMPLATE)
     finally:
         server.release()
+
+
+def _start_other(data_dir: Path, programs: Path) -> embedded.Embedded:
+    """What `embedded.start` does, with the programs of any version from 14 on."""
+    account = account_for(data_dir / "pg")
+    make_data_dir(data_dir, account)
+    users = open_private(data_dir / "users.lock")
+    server = embedded.Embedded(data_dir, socket_dir_for(data_dir, account), account, programs, users)
+    with start_lock(data_dir):
+        fcntl.flock(users, fcntl.LOCK_SH)
+        account.make_private_dir(server.pgdata)
+        options = ("--encoding=UTF8", "--locale=C", "--auth=trust", "-U", embedded.ROLE)
+        done = account.run(programs / "initdb", *options, "-D", server.pgdata)
+        if done.returncode != 0:
+            raise RuntimeError(f"initdb: {done.stderr}")
+        server.bring_up()
+        server.create_database_if_absent()
+    return server
 
 
 class SmallDisk:
@@ -101,7 +125,7 @@ def small_disk(postgres: Postgres, folder: Path, megabytes: int) -> Iterator[Sma
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", place], check=True)
     try:
         space = place / "space"
-        postgres.server.account.make_private_dir(space)
+        postgres.own.account.make_private_dir(space)
         postgres.admin(f"CREATE TABLESPACE {SmallDisk.NAME} LOCATION '{space}'")
         yield SmallDisk(space, place / "ballast")
         postgres.admin(f"DROP TABLESPACE {SmallDisk.NAME}")

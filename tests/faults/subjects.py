@@ -180,11 +180,19 @@ OLD = Subject(
 STEADY_OLD = replace(OLD, given=lambda keys: {"keys": list(keys)})
 NEW_FLOW = "tests.faults.new_flow:FLOW"
 
-POISONED = "t00007"
-POISON = Subject(
-    name="poison",
-    flow="tests.faults.poison_flow:FLOW",
-    given=lambda keys: {"keys": list(keys), "poisoned": [POISONED]},
-    target=lambda n: f"t{n:05d}",
-    expected=lambda n: {"status": "partial", "selected": n, "successful": n - 1, "failed": 1, "ignored": 0},
-)
+
+def poison(*keys: str, seconds: float = 0.05) -> Subject:
+    """A run in which these kill their workers, and the others take so long."""
+    return Subject(
+        name="poison",
+        flow="tests.faults.poison_flow:FLOW",
+        given=lambda names: {"keys": list(names), "poisoned": list(keys), "seconds": seconds},
+        target=lambda n: f"t{n:05d}",
+        expected=lambda n: {
+            "status": "partial",
+            "selected": n,
+            "successful": n - len(keys),
+            "failed": len(keys),
+            "ignored": 0,
+        },
+    )

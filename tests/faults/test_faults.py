@@ -3,12 +3,10 @@ the vendor is lost or done twice, and nothing is said that is not so."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 
-from tests.faults import measure
 from tests.faults.cases import CASES, FEW_HANDS, fits
 from tests.faults.chaos import Plan, play
 from tests.faults.conftest import played
@@ -18,8 +16,6 @@ from tests.faults.subjects import (
     NAIVE,
     NEW_FLOW,
     OLD,
-    POISON,
-    POISONED,
     STEADY_OLD,
     SUBJECTS,
     Subject,
@@ -158,20 +154,3 @@ def test_old_code_that_inherits_a_run_of_newer_code_leaves_it_to_newer_code(worl
     world.start_replica(flow=NEW_FLOW)
     world.wait_until_ended()
     world.check()
-
-
-def test_work_that_kills_its_process_fails_alone_after_a_few_deaths(world_of):
-    world = world_of(POISON)
-    world.supervised = True
-    began = time.monotonic()
-    world.start_replicas(2, FEW_HANDS)
-    world.start_run()
-    world.wait_until_ended(90)
-    deaths = sum(replica.child.code == -9 for replica in world.replicas)
-    print(f"{deaths} deaths, {time.monotonic() - began:.1f} s")
-    world.check()
-    assert world.ask("SELECT target, error_code FROM outcomes WHERE outcome = 'failed'") == [
-        {"target": POISONED, "error_code": "WORKER_CRASHED"}
-    ]
-    assert 2 <= deaths <= 8
-    assert measure.held_by(world, world.replicas[-1]) == []

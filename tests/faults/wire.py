@@ -42,7 +42,7 @@ class Answers:
 
 
 class BadWire:
-    def __init__(self, server: Path, folder: Path, *, one_in: int, seed: int) -> None:
+    def __init__(self, server: Path | tuple[str, int], folder: Path, *, one_in: int, seed: int) -> None:
         self._server = server
         self._folder = folder
         self._one_in = one_in
@@ -54,7 +54,7 @@ class BadWire:
         self.commits_cut = 0  # among them: the answer to the end of a transaction of several statements
 
     def dsn(self, dsn: str) -> str:
-        return make_conninfo(dsn, host=str(self._folder))
+        return make_conninfo(dsn, host=str(self._folder), port=5432)
 
     async def serve(self, ready: threading.Event, stop: asyncio.Event) -> None:
         listener = await asyncio.start_unix_server(self._accept, self._folder / SOCKET)
@@ -72,7 +72,10 @@ class BadWire:
         assert task is not None
         self._connections.add(task)
         try:
-            server_reads, server = await asyncio.open_unix_connection(self._server)
+            if isinstance(self._server, Path):
+                server_reads, server = await asyncio.open_unix_connection(self._server)
+            else:
+                server_reads, server = await asyncio.open_connection(*self._server)
         except OSError:
             client.transport.abort()
             await asyncio.sleep(0)
@@ -132,7 +135,7 @@ class BadWire:
 
 
 @contextlib.contextmanager
-def bad_wire(server: Path, folder: Path, *, one_in: int, seed: int = 1) -> Iterator[BadWire]:
+def bad_wire(server: Path | tuple[str, int], folder: Path, *, one_in: int, seed: int = 1) -> Iterator[BadWire]:
     """Loses nothing until `losing` is set."""
     folder.mkdir(mode=0o700)
     wire = BadWire(server, folder, one_in=one_in, seed=seed)

@@ -85,6 +85,11 @@ class Replica:
         return self.lives and self.id is not None
 
     @property
+    def is_up(self) -> bool:
+        """All of it: what it does last is to answer."""
+        return self.lives and any(self.events("Application startup complete."))
+
+    @property
     def id(self) -> str | None:
         """Its name among the replicas, once it serves."""
         if self._id is None:
@@ -347,7 +352,7 @@ def open_world(
     folder: Path,
     *,
     heart: Mapping[str, str] = QUICK_HEART,
-    tablespace: str = "pg_default",
+    tablespace: str | None = None,
     seed: int = 1,
 ) -> Iterator[World]:
     with postgres.clone(tablespace) as dsn, running_sandbox(nursery, seed) as sandbox:

@@ -18,6 +18,7 @@ from ecluse.flows.audits.planning import plan_audits
 from ecluse.flows.audits.saving import record_failures
 from ecluse.flows.audits.work import Access
 from tests.flows.fiche_rows import call, details, save
+from tests.flows.outages import brief
 from tests.sandbox_process import SandboxProcess
 
 PATIENCE = timedelta(seconds=60)
@@ -38,9 +39,9 @@ def access(sandbox: SandboxProcess, **given: Any) -> Access:
     return Access(**{"url": f"{sandbox.url}/llm/v1", "key": "k", "model": "gpt-4.1", "deadline": 30.0, **given})
 
 
-def quick(stage: Stage, **options: Any) -> Stage:
+def quick(stage: Stage, breaker: dict[str, Any] | None = None, **options: Any) -> Stage:
     """A second and four are not waited for in tests."""
-    return replace(stage, retry=replace(stage.retry, base=0.02, multiplier=1.0), **options)
+    return brief(replace(stage, retry=replace(stage.retry, base=0.02, multiplier=1.0), **options), breaker)
 
 
 def by_hand(sandbox: SandboxProcess, *, vendor: dict[str, Any] | None = None, **config: Any) -> Audit:

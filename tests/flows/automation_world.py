@@ -19,7 +19,7 @@ from ecluse.flows.automation.plan import Plan
 from ecluse.flows.automation.selection import Override
 from ecluse.flows.automation.work import Access, connected
 from ecluse.vendors.guarded import GuardedHttp
-from tests.flows.audit_world import STEPS
+from tests.flows.audit_world import STEPS, quick
 from tests.flows.audit_world import access as audit_access
 from tests.flows.transcription_world import transcription
 from tests.sandbox_process import SandboxProcess
@@ -34,10 +34,11 @@ def automation(
     *,
     crm: dict[str, Any] | None = None,
     speech: dict[str, Any] | None = None,
+    breaker: dict[str, Any] | None = None,
     **config: Any,
 ) -> tuple[Automation, Flow]:
     """And the flow of the transcriptions that it starts."""
-    transcribing = transcription(sandbox, **(speech or {})).flow
+    transcribing = transcription(sandbox, breaker=breaker, **(speech or {})).flow
     access = Access(
         **{
             "audits": audit_access(sandbox),
@@ -49,10 +50,8 @@ def automation(
     )
     wanted = Config(**{**QUICK, **config})
     made = Automation(wanted, AuditConfig(concurrency=50), transcribing, partial(connected, access))
-    # A second and four are not waited for in tests.
     for name in ("revalidate", "fetch", "audit"):
-        stage = getattr(made, name)
-        setattr(made, name, replace(stage, retry=replace(stage.retry, base=0.02, multiplier=1.0)))
+        setattr(made, name, quick(getattr(made, name), breaker))
     made.flow = replace(made.flow, stages=(made.revalidate, made.fetch, made.audit))
     return made, transcribing
 

@@ -184,7 +184,7 @@ async def test_what_was_paid_for_is_kept_although_its_run_was_ended(auditing, sa
     assert query("SELECT status, error_code, is_latest FROM audits") == [("failed", "RUN_ENDED", True)]
     release.set()
     await until(lambda: query("SELECT 1 FROM audits WHERE status = 'completed' AND is_latest AND error IS NULL"))
-    assert query("SELECT outcome, error_code FROM outcomes") == [("failed", "RUN_ENDED")]
+    assert query("SELECT outcome, error_code FROM outcomes") == [("failed", "CANCELLED")]
 
 
 @pytest.mark.req("AUT-55")

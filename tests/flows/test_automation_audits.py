@@ -109,7 +109,7 @@ async def test_whoever_only_audits_has_transcripts_made_first_if_there_is_anythi
         assert asked(world, "llm") == []
     run = await world.ended(run_id)
     assert (run["status"], run["transcriptions_run"], run["audits_run"]) == ("partial", 5, 2)
-    assert world.results(run_id)["9200"][1].startswith("Transcription incomplete (timeout/stall): recording 9200-2")
+    assert world.results(run_id)["9200"][1] == "1 of 3 recordings has no URL in the CRM (9200-2)"
     # Both come out of the time of the audits.
     budgets = dict(query("SELECT stage, deadline_at - started_at FROM stages WHERE run_id = %s", run_id))
     assert budgets["audit"] < budgets["transcribe"] == Config().audit_wait

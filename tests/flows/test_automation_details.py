@@ -184,19 +184,19 @@ async def test_a_schedule_has_a_key_of_its_own_for_the_crm(automate, query):
     assert "own API key is not there any more" in world.results(run["id"])["1001"][1]
 
 
-async def test_an_id_that_cannot_be_transcribed_fails_alone(automate, query):
-    """The CRM may call a fiche what it likes; the others of its day are none the worse for it."""
+@pytest.mark.req("G-81")
+async def test_a_fiche_is_processed_under_whatever_name_the_crm_has_for_it(automate, query):
+    """Sold on a day, and named by hand; fetched and transcribed."""
     world = await automate()
     await known(world, MONDAY, f1000="Paris")
-    await in_full(world, "A-17")
-    query("UPDATE fiche_cache SET sales_date = %s WHERE fiche_id = 'A-17'", MONDAY)
+    await in_full(world, "FR-1001")
+    query("UPDATE fiche_cache SET sales_date = %s WHERE fiche_id = 'FR-1001'", MONDAY)
     world.sandbox.set_faults(out_of_order(MONDAY))
-    run = await world.run_over(fiche_selection=over(MONDAY), **NO_AUDITS)
-    assert world.results(run["id"]) == {
-        "1000": ("successful", None),
-        "A-17": ("failed", "Its id is not a number of 1 to 20 digits"),
-    }
-    assert (run["status"], run["end_cause"]) == ("partial", "normal")
+    sold = await world.run_over(fiche_selection=over(MONDAY), **NO_AUDITS)
+    named = await world.ended(await world.trigger(await world.schedule("FR-1001", "FR/1002", **NO_AUDITS)))
+    assert world.results(sold["id"]) == dict.fromkeys(("1000", "FR-1001"), ("successful", None))
+    assert world.results(named["id"]) == dict.fromkeys(("FR-1001", "FR/1002"), ("successful", None))
+    assert {"1000", "FR-1001", "FR/1002"} <= set(asked(world, "crm"))
 
 
 async def test_a_key_that_was_changed_a_moment_ago_is_asked_for(automate, monkeypatch):

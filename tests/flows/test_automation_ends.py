@@ -3,6 +3,7 @@ back afterwards finds nothing to do."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,9 +17,10 @@ from ecluse.flows.automation import filtering, selecting, snapshot
 from ecluse.flows.automation import flow as story
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.transcribing import Transcripts
-from tests.flows.automation_trouble import Deaf, maker
+from tests.flows.automation_trouble import Deaf, maker, move
 from tests.flows.fiche_rows import call, details, save
 from tests.flows.transcription_world import until
+from tests.notify.world import new_secrets
 
 SWEEP = "NOTIFY ecluse_runs"
 WEBHOOK = "http://127.0.0.1:9/hook"
@@ -52,7 +54,7 @@ async def at_audits(troubled, sandbox, query, **given):
     world = await troubled(model=model, audit_poll=timedelta(seconds=30))
     await world.config()
     sandbox.set_faults([{"kind": "unauthorized", "vendor": "crm", "ids": ["1008"]}])
-    schedule = await world.schedule("1000", "1008", "1016", webhook_url=WEBHOOK, **given)
+    schedule = await world.schedule("1000", "1008", "1016", secrets=new_secrets(), webhook_url=WEBHOOK, **given)
     run_id = await world.trigger(schedule)
     await model.asked.wait()
     await until(lambda: query("SELECT 1 FROM audits WHERE fiche_id = '1000' AND status = 'completed'"))
@@ -63,22 +65,27 @@ async def at_audits(troubled, sandbox, query, **given):
 async def test_a_run_that_an_operator_ends_says_so_and_keeps_what_was_known(troubled, sandbox, query):
     world, schedule, run_id, model = await at_audits(troubled, sandbox, query)
     assert world.stated(schedule)["last_run_status"] == "running"
-    assert await world.kit.end_run(run_id, "wrong day")
+    assert await world.kit.end_run(run_id, "wrong day", by="laptop")
     run = world.run(run_id)
-    assert (run["status"], run["end_cause"], run["error_message"]) == ("failed", "operator", "wrong day")
+    assert (run["status"], run["state"], run["end_cause"]) == ("partial", "cancelled", "operator")
+    assert (run["error_message"], run["ended_by"], run["phase"]) == ("wrong day", "laptop", None)
+    assert run["error_details"] == {"cause": "operator", "code": None, "phase": "auditing"}
     assert (run["total_fiches"], run["successful_fiches"], run["failed_fiches"]) == (3, 1, 2)
-    ended = {"1000": ("successful", None), "1016": ("failed", "Run ended: operator: wrong day")}
+    assert (run["selected"], run["cancelled_fiches"]) == (3, 1)
+    ended = {"1000": ("successful", None), "1016": ("failed", "Cancelled by laptop: wrong day")}
     results = world.results(run_id)
     assert results.pop("1008")[1].startswith("Fiche not found in cache")
     assert results == ended
     stated = world.stated(schedule)
-    assert (stated["last_run_status"], stated["failed_runs"], stated["total_runs"]) == ("failed", 1, 1)
+    assert (stated["last_run_status"], stated["cancelled_runs"], stated["total_runs"]) == ("partial", 1, 1)
+    assert (stated["partial_runs"], stated["failed_runs"]) == (0, 0)
     events = world.events(run_id, *ENDS)
     assert [name for name, _ in events] == ["automation/failed", "automation.run.failed"]
-    assert events[1][1]["error"] == "wrong day"
-    assert told(query, run_id) == ["automation/failed"]
+    assert events[0][1].items() >= {"end_cause": "operator", "cancelled": 1, "ended_by": "laptop"}.items()
+    assert events[1][1].items() >= {"error": "wrong day", "end_cause": "operator", "cancelled_fiches": 1}.items()
+    assert told(query, run_id) == [], "an end on request is no error"
     assert query("SELECT status FROM audits WHERE fiche_id = '1016'") == [("failed",)]
-    assert "Automation run failed" in world.logs(run_id)
+    assert "Automation run cancelled" in world.logs(run_id)
     # It was paid for: the audit is kept, and nothing else.
     model.let.set()
     await until(lambda: query("SELECT 1 FROM audits WHERE fiche_id = '1016' AND status = 'completed'"))
@@ -87,7 +94,7 @@ async def test_a_run_that_an_operator_ends_says_so_and_keeps_what_was_known(trou
 
 
 @pytest.mark.req("G-89", "G-82")
-async def test_transcriptions_of_a_run_that_was_ended_go_on_and_end_by_themselves(troubled, query):
+async def test_what_a_child_of_a_run_that_was_ended_was_paying_for_is_kept(troubled, query):
     speech = Deaf("transcribe")
     world = await troubled(deaf_speech=speech, transcription_poll=timedelta(seconds=30))
     run_id = await world.trigger(await world.schedule("1000"))
@@ -95,11 +102,13 @@ async def test_transcriptions_of_a_run_that_was_ended_go_on_and_end_by_themselve
     assert await world.kit.end_run(run_id, "wrong day")
     over = "SELECT status FROM dbos.workflow_status WHERE workflow_uuid LIKE 'default/automation-manual-%%'"
     await until(lambda: query(over) == [("SUCCESS",)])
-    child = "SELECT status FROM runs WHERE parent_run_id = %s"
-    assert query(child, run_id) == [("running",)]
+    child = "SELECT state, status FROM runs WHERE parent_run_id = %s"
+    await until(lambda: query(child, run_id) == [("cancelled", "failed")])
+    written = "SELECT count(*) FILTER (WHERE has_transcription) = count(*) FROM recordings"
+    assert query(written) == [(False,)]
     speech.let.set()
-    await until(lambda: query(child, run_id) == [("completed",)])
-    assert world.results(run_id) == {"1000": ("failed", "Run ended: operator: wrong day")}
+    await until(lambda: query(written) == [(True,)])
+    assert world.results(run_id) == {"1000": ("failed", "Cancelled by operator: wrong day")}
     assert world.run(run_id)["transcriptions_run"] == 0, "none of it was there when the run ended"
 
 
@@ -144,7 +153,7 @@ def test_how_long_a_run_may_take_follows_from_the_knobs(monkeypatch):
 @pytest.mark.req("AUT-137", "AUT-138", "AUT-205", "AUT-136", "G-26", "G-89", "ENG-93")
 async def test_a_run_that_nobody_leads_is_ended_as_stale_and_its_schedule_is_free(troubled, connection, query):
     face = await troubled(kit={"roles": frozenset({"api"})})
-    old = await face.schedule("1000", webhook_url=WEBHOOK)
+    old = await face.schedule("1000", secrets=new_secrets(), webhook_url=WEBHOOK)
     young = await face.schedule("1000")
     stale, fresh = await face.trigger(old), await face.trigger(young)
     # As if a replica had begun them, and been lost without a trace.
@@ -209,3 +218,24 @@ async def test_one_that_cannot_be_reconciled_keeps_nobody_else(troubled, connect
     query(SWEEP)
     assert (await world.ended(runs[0]))["end_cause"] == "stale"
     assert not world.kit.broken.is_set()
+
+
+@pytest.mark.req("G-89", "AUT-136", "AUT-137", "G-26")
+async def test_a_run_that_no_worker_takes_up_is_ended_by_the_scheduler_too_and_its_schedule_is_free(troubled, query):
+    """No process works here; what is due while the run waits fires once it is over."""
+    world = await troubled(kit={"roles": frozenset({"scheduler"})})
+    schedule = await world.schedule("1000", schedule_type="CRON", cron_expression="*/5 * * * *")
+    run_id = await world.trigger(schedule)
+    state = "SELECT state, end_cause, started_at IS NULL FROM runs WHERE id = %s"
+    for age in (LIMIT - timedelta(minutes=1), timedelta(minutes=2)):
+        assert query(state, run_id) == [("queued", None, True)]
+        move(query, age)
+        query(SWEEP)
+        await asyncio.sleep(1)
+    run = await world.ended(run_id)
+    assert (run["status"], run["end_cause"], run["error_code"]) == ("failed", "stale", "STALE")
+    assert run["error_message"].startswith("not taken up by any worker for 1:11:")
+    slots = "SELECT state FROM schedule_slots WHERE schedule_id = %s AND run_id > %s ORDER BY due_at DESC LIMIT 1"
+    assert await until(lambda: query(slots, schedule, run_id)) == [("fired",)]
+    ((held,),) = query("SELECT holding_run_id FROM schedules WHERE id = %s", schedule)
+    assert held > run_id

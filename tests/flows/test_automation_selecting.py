@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ecluse.engine import load_run
+from ecluse.engine import load_run, orchestration
 from ecluse.flows.automation import schedules, selecting, snapshot, telling
 from ecluse.flows.automation.plan import Changes
 from ecluse.settings import Settings
@@ -112,8 +112,11 @@ async def test_days_that_the_crm_does_not_tell_are_taken_from_the_cache_and_name
         (at_the_crm(cut), "VENDOR_DISCONNECTED", None),
     ]
     assert all("crm GET /sales" in e["error"] for e in errors)
-    message = "Revalidation failed for 3 date(s): going on with what is known of them"
+    days = [day.isoformat() for day in (refused, broken, cut)]
+    message = "The selection is incomplete, of these days it has only fiches known before: the CRM did not list 3 of 3"
+    message += f" days ({', '.join(days)}): {errors[0]['error']}"
     assert log_rows(world, run_id, message) == [("warning", {"apiErrors": errors})]
+    assert run["error_details"] == {"apiErrors": errors, "missing_days": days, "selection_incomplete": message}
     calls = asked(world, "crm")
     assert [calls.count(at_the_crm(day)) for day in (refused, broken, cut)] == [1, 3, 3]
 
@@ -241,20 +244,64 @@ async def test_a_run_goes_by_its_schedule_as_it_was_and_by_the_days_of_its_due_i
 @pytest.mark.req("AUT-59", "AUT-122", "AUT-125", "G-42", "AUT-56")
 async def test_a_run_without_anything_to_do_is_completed_and_says_why(automate):
     world = await automate()
-    world.sandbox.set_faults(out_of_order(MONDAY))
+    await known(world, MONDAY, **{f"f{fiche}": "Paris" for fiche in sold(world, MONDAY)})
     empty = {"mode": "manual", "fiche_ids": []}
     cases = {
         "no_fiches_manual": await world.schedule(fiche_selection=empty),
-        "no_fiches": await world.schedule(fiche_selection=over()),
+        "no_fiches": await world.schedule(fiche_selection=over(mode="filter", groupes=["nowhere"])),
         "all_ignored": await world.schedule("9300", "9302"),
     }
     for reason, schedule in cases.items():
         run_id = await world.trigger(schedule)
         run = await world.ended(run_id)
         assert (run["status"], run["result_summary"]["reason"]) == ("completed", reason)
-        assert (run["total_fiches"], run["phase"]) == (0, "finalizing")
+        assert (run["total_fiches"], run["phase"]) == (0, None)
         names = [name for name, _ in world.events(run_id)]
         assert names[-2:] == ["automation/completed", "automation.run.completed"]
         assert names.count("automation.run.selection") == 1
         assert world.stated(schedule)["last_run_status"] == "success"
         assert log_rows(world, run_id, "Automation run completed")[0][1]["reason"] == reason
+
+
+@pytest.mark.req("AUT-171", "AUT-64", "AUT-66", "G-43", "G-42")
+@pytest.mark.parametrize("kind", ["unauthorized", "server_error"])
+async def test_a_run_for_which_days_were_refused_and_nothing_was_selected_has_failed(automate, query, kind):
+    """One of two days was listed, but nothing of it is wanted: what the other one had is not known."""
+    world = await automate()
+    await known(world, MONDAY, **{f"f{fiche}": "Paris" for fiche in sold(world, MONDAY)})
+    tuesday = DAYS[1]
+    world.sandbox.set_faults(out_of_order(tuesday, kind=kind))
+    schedule = await world.schedule(fiche_selection=over(MONDAY, tuesday, mode="filter", groupes=["nowhere"]))
+    run_id = await world.trigger(schedule)
+    run = await world.ended(run_id)
+    assert (run["status"], run["error_code"]) == ("failed", "CRM_UNAVAILABLE")
+    assert run["error_message"].startswith(
+        "No fiche was selected: the CRM did not list 1 of 2 days (2026-03-03): crm GET /sales: "
+    )
+    assert (run["error_details"]["missing_days"], run["total_fiches"]) == (["2026-03-03"], 0)
+    assert world.stated(schedule)["last_run_status"] == "failed"
+    names = [name for name, _ in world.events(run_id)]
+    assert (names.count("automation.run.failed"), names.count("automation.run.completed")) == (1, 0)
+    assert log_rows(world, run_id, run["error_message"])[0][0] == "error"
+    assert query("SELECT selected, successful, failed, ignored FROM runs WHERE id = %s", run_id) == [(0, 0, 0, 0)]
+    assert "reason" not in run["result_summary"], "no_fiches would be said of what nobody knows"
+    assert run["result_summary"]["missing_days"] == ["2026-03-03"]
+
+
+@pytest.mark.req("AUT-76", "AUT-171")
+async def test_a_selection_that_failed_fails_again_when_its_step_is_repeated(automate, monkeypatch):
+    world = await automate()
+    world.sandbox.set_faults(out_of_order(MONDAY))
+    once, seen = orchestration.step, []
+
+    async def repeated(name, function):
+        if name != "select-fiches":
+            return await once(name, function)
+        with pytest.raises(selecting.CrmUnavailable):
+            await once(f"{name}, lost", function)
+        seen.append(name)
+        return await once(name, function)
+
+    monkeypatch.setattr(orchestration, "step", repeated)
+    run = await world.run_over(fiche_selection=over())
+    assert (run["status"], run["error_code"], seen) == ("failed", "CRM_UNAVAILABLE", ["select-fiches"])

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from ecluse.engine import needing_lane, pause_lane, resume_lane
 from ecluse.flows.transcriptions.starting import start
 from tests.flows.automation_trouble import Deaf, failing, maker, move
 from tests.flows.fiche_rows import call, details, save
@@ -139,39 +140,42 @@ async def test_transcriptions_that_failed_are_started_again_under_a_name_of_thei
     assert sorted(calls) == ["1000-1", "1001-1", "1001-2", "1001-2", "1001-2"], "what is written is not paid for again"
 
 
-@pytest.mark.req("AUT-177", "G-30", "AUT-113", "AUT-112")
+@pytest.mark.req("AUT-177", "G-30", "AUT-112")
 async def test_a_recording_without_an_address_is_named_and_ends_the_gate_though_rounds_are_left(troubled, query):
     world = await troubled(transcription_poll=PATIENT)
     run_id = await world.trigger(await world.schedule("1000", "9200", **AGAIN, **ONLY_TRANSCRIBED))
     assert (await world.ended(run_id))["status"] == "partial"
     assert stages(world, run_id)["transcribe"] == (0, "done")
-    outcome, why = world.results(run_id)["9200"]
-    assert outcome == "failed"
-    assert why.startswith("Transcription incomplete (timeout/stall): recording 9200-2: ")
-    assert "9200-1" not in why
+    assert world.results(run_id)["9200"] == ("failed", "1 of 3 recordings has no URL in the CRM (9200-2)")
+    assert "timeout/stall" not in " ".join(world.logs(run_id)), "it was not time that was missing"
     assert query("SELECT count(*) FROM runs WHERE parent_run_id = %s", run_id) == [(2,)]
 
 
 @pytest.mark.req("AUT-113", "G-82", "G-30", "AUT-188")
 async def test_a_transcript_that_comes_too_late_is_kept_and_changes_no_outcome(troubled, query):
-    speech = Deaf("transcribe", "9200-1")
+    speech = Deaf("transcribe", "9200-1", "1001-1")
     world = await troubled(deaf_speech=speech, transcription_poll=PATIENT)
-    run_id = await world.trigger(await world.schedule("1000", "9200", **ONLY_TRANSCRIBED))
+    run_id = await world.trigger(await world.schedule("1000", "1001", "9200", **ONLY_TRANSCRIBED))
     await speech.asked.wait()
-    await until(lambda: query("SELECT count(*) FROM recordings WHERE has_transcription") == [(2,)])
+    await until(lambda: query("SELECT count(*) FROM recordings WHERE has_transcription") == [(3,)])
     move(query, timedelta(minutes=16))
     ended = await world.ended(run_id)
     assert (ended["status"], stages(world, run_id)["transcribe"]) == ("partial", (0, "timeout"))
-    outcome, why = world.results(run_id)["9200"]
-    assert (outcome, why.partition(": ")[0]) == ("failed", "Transcription incomplete (timeout/stall)")
-    assert "recording 9200-2: " in why, "a cause that is known is told"
-    assert "Transcription timeout/stall - completed 2/4" in world.logs(run_id)
+    results = world.results(run_id)
+    assert results["1001"] == ("failed", "Transcription incomplete (timeout/stall)")
+    first = "1 of 3 recordings has no URL in the CRM (9200-2); 1 more not transcribed in time"
+    assert results["9200"] == ("failed", first), "the cause that was known first"
+    assert ended["result_summary"]["reasons"] == {"TRANSCRIPTION_INCOMPLETE": 1, "NO_URL": 1}
+    assert [line for line in world.logs(run_id) if "completed 3/6" in line] == [
+        "Transcription failed: 1 × NO_URL - completed 3/6",  # noqa: RUF001 - as it is known
+        "Transcription timeout/stall - completed 3/6",
+    ]
     child = "SELECT status FROM runs WHERE parent_run_id = %s AND event_key LIKE '%%-9200'"
     assert query(child, run_id) == [("running",)]
     speech.let.set()
     await until(lambda: query(child, run_id) == [("partial",)])
     assert query("SELECT has_transcription FROM recordings WHERE call_id = '9200-1'") == [(True,)]
-    assert (world.run(run_id), world.results(run_id)["9200"]) == (ended, (outcome, why))
+    assert (world.run(run_id), world.results(run_id)) == (ended, results)
 
 
 @pytest.mark.req("AUT-109", "AUT-110", "AUT-112", "G-82")
@@ -208,14 +212,13 @@ async def test_a_recording_that_comes_while_the_run_waits_is_not_waited_for(trou
     assert query("SELECT call_id FROM recordings WHERE NOT has_transcription") == [("1000-2",)]
 
 
-@pytest.mark.req("G-30", "AUT-175", "AUT-113")
+@pytest.mark.req("G-30", "AUT-175")
 async def test_what_keeps_all_of_it_from_being_transcribed_is_part_of_each_error(troubled, query):
     world = await troubled(speech={"configured": False}, transcription_poll=PATIENT)
     run_id = await world.trigger(await world.schedule("1000", **ONLY_TRANSCRIBED))
     assert (await world.ended(run_id))["status"] == "failed"
-    why = world.results(run_id)["1000"][1]
-    assert why.startswith("Transcription incomplete (timeout/stall): recording 1000-1: ")
-    assert "ELEVENLABS_API_KEY" in why
+    assert "ELEVENLABS_API_KEY" in world.results(run_id)["1000"][1]
+    assert world.run(run_id)["result_summary"]["reasons"] == {"NOT_CONFIGURED": 1}
 
 
 @pytest.mark.req("G-30", "AUT-113")
@@ -227,6 +230,23 @@ async def test_a_lane_that_was_paused_until_the_time_was_up_is_named(troubled, q
     move(query, timedelta(minutes=16))
     assert (await world.ended(run_id))["status"] == "failed"
     assert world.results(run_id)["1000"][1].endswith(": recording 1000-1: lane elevenlabs is paused: no money")
+
+
+async def test_a_pause_that_stops_the_clock_fails_nothing_of_the_runs_that_wait_for_others(troubled, connection, query):
+    """The items that wait are those of other runs; the deadline is ours."""
+    world = await troubled(transcription_poll=PATIENT)
+    await pause_lane(connection, "elevenlabs", reason="no money", by="ann", stop_clock=True)
+    run_id = await world.trigger(await world.schedule("1000", "1001", **ONLY_TRANSCRIBED))
+    await until(lambda: query("SELECT count(*) FROM items WHERE stage = 'recordings'") == [(3,)])
+    (needs,) = await needing_lane(connection, "elevenlabs")
+    assert (needs.run_id, needs.stage, needs.waiting) == (run_id, "transcribe", 3)
+    move(query, timedelta(minutes=50))
+    move(query, timedelta(minutes=50))
+    (moved,) = (await resume_lane(connection, "elevenlabs", reason="paid", by="ann")).moved
+    assert (moved.run_id, moved.stage, moved.by > timedelta(minutes=99)) == (run_id, "transcribe", True)
+    assert moved.deadline_at == needs.deadline_at + moved.by
+    assert (await world.ended(run_id))["status"] == "completed", world.results(run_id)
+    assert stages(world, run_id)["transcribe"] == (0, "done")
 
 
 # ── Audits ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -67,7 +67,7 @@ async def test_what_cannot_be_started_leaves_no_row(connection, one):
     for tenant, number in (("default", 4711), ("acme", schedule)):
         with pytest.raises(NotFound):
             await start(connection, FLOW, tenant, number, None)
-    with pytest.raises(InvalidInput, match="fiche_ids go with mode manual"):
+    with pytest.raises(InvalidInput, match="fiche_ids go with mode 'manual'"):
         await start(connection, FLOW, "default", schedule, Override(fiche_ids=["1"]))
     await switch(connection, schedule, is_active=False)
     with pytest.raises(Refused) as refused:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 
 import pytest
+from standardwebhooks import Webhook, WebhookVerificationError
 from structlog.testing import capture_logs
 
 from ecluse.base import trace
 from ecluse.base.clock import Clock
 from ecluse.bootstrap import trace_files
+from ecluse.flows.automation import schedules
 from ecluse.notify.flow import working
 from ecluse.realtime.channels import channels_of
 from ecluse.settings import Settings
-from tests.flows.automation_scenes import ONLY_DETAILS, held_up, log_rows
+from tests.flows.automation_scenes import MONDAY, ONLY_DETAILS, held_up, known, log_rows, out_of_order, over
 from tests.flows.transcription_world import until
 from tests.notify.world import mail_server, new_secrets, receiving, setup_of, smtp_of
 
@@ -108,7 +111,7 @@ def _events(world, schedule, run):
 
 
 def _logs(world, run_id):
-    ours = [line for line in world.logs(run_id) if line[0].isupper() and not line.startswith("FAN-OUT")]
+    ours = [line for line in world.logs(run_id) if line[0].isupper() and not line.startswith(("FAN-OUT", "Lane "))]
     once = [
         line for n, line in enumerate(ours) if "progress: " not in line or ours[n + 1].partition(":")[0] not in line
     ]
@@ -195,12 +198,15 @@ async def test_nobody_who_listens_can_hold_up_a_run(automate, query, tmp_path, m
     assert query("SELECT count(*) FROM events_outbox WHERE published_seq IS NOT NULL") == [(0,)]
 
 
+SECRETS = new_secrets()
+
+
 @pytest.fixture
 async def notifying(automate, dsn):
     """An engine that tells a receiver and a mailbox."""
 
     async def make(receiver, mailbox):
-        return await automate(working(setup_of(dsn, new_secrets(), smtp=smtp_of(mailbox))))
+        return await automate(working(setup_of(dsn, SECRETS, smtp=smtp_of(mailbox))))
 
     return make
 
@@ -229,6 +235,7 @@ async def test_who_is_to_be_told_is_told_once_by_each_channel(notifying, query):
             for n, (outcome, on_complete, on_error, told) in enumerate(MATRIX):
                 schedule = await world.schedule(
                     *FICHES[outcome],
+                    secrets=SECRETS,
                     webhook_url=receiver.url,
                     notify_emails=[f"ops{n}@example.com"],
                     notify_on_complete=on_complete,
@@ -260,12 +267,54 @@ async def test_who_is_to_be_told_is_told_once_by_each_channel(notifying, query):
             assert {f"  {name}: {fact}" for name, fact in facts.items()} < set(text.splitlines())
 
 
+# Whether something was selected although a day was refused, what was asked for, and what is told.
+REFUSED_DAYS = [
+    (True, False, True, "automation/completed"),
+    (True, False, False, None),
+    (False, False, True, "automation/failed"),
+    (False, True, False, None),
+]
+
+
+@pytest.mark.req("AUT-127", "AUT-171", "G-43")
+async def test_a_selection_that_lacks_days_is_told_to_who_wants_to_hear_of_errors(notifying):
+    async with receiving() as receiver, mail_server() as mailbox:
+        world = await notifying(receiver, mailbox)
+        tuesday = MONDAY + timedelta(days=1)
+        world.sandbox.set_faults(out_of_order(MONDAY, tuesday))
+        await known(world, MONDAY, f1000="Paris")
+        expected = {}
+        for some, on_complete, on_error, told in REFUSED_DAYS:
+            run = await world.run_over(
+                fiche_selection=over(MONDAY if some else tuesday),
+                secrets=SECRETS,
+                webhook_url=receiver.url,
+                notify_emails=["ops@example.com"],
+                notify_on_complete=on_complete,
+                notify_on_error=on_error,
+                **ONLY_DETAILS,
+            )
+            assert run["status"] == ("completed" if some else "failed")
+            if told:
+                expected[str(run["id"])] = told
+        await until(lambda: min(len(receiver.got), len(mailbox.taken)) >= len(expected))
+    bodies = [json.loads(one.body) for one in receiver.got]
+    assert {body["data"]["run_id"]: body["type"] for body in bodies} == expected
+    days = {body["type"]: body["data"]["missing_days"] for body in bodies}
+    assert days == {"automation/completed": ["2026-03-02"], "automation/failed": ["2026-03-03"]}
+    mails = [str(mail.get_body(("plain",)).get_content()) for mail in mailbox.taken]
+    assert sorted("2026-03-02" in mail for mail in mails) == [False, True]
+    assert any("The selection is incomplete" in mail for mail in mails)
+    assert any("No fiche was selected" in mail and "2026-03-03" in mail for mail in mails)
+
+
 @pytest.mark.req("AUT-127", "G-43")
 async def test_who_cannot_be_told_changes_nothing_about_the_run(notifying, query):
     async with receiving(500) as receiver, mail_server(at_rcpt=["550 unknown here"]) as mailbox:
         world = await notifying(receiver, mailbox)
         run = await world.run_over(
             "1000",
+            secrets=SECRETS,
             webhook_url=receiver.url,
             notify_emails=["nobody@example.com"],
             notify_on_complete=True,
@@ -278,3 +327,35 @@ async def test_who_cannot_be_told_changes_nothing_about_the_run(notifying, query
     assert any("500" in error for error in said.values())
     assert any("550" in error for error in said.values())
     assert query("SELECT DISTINCT about_run FROM deliveries") == [(run["id"],)]
+
+
+@pytest.mark.req("AUT-127")
+async def test_a_webhook_of_a_schedule_is_signed_with_the_secret_of_that_schedule(notifying, query):
+    told = {"notify_on_complete": True, **ONLY_DETAILS}
+    async with receiving() as receiver, mail_server() as mailbox:
+        world = await notifying(receiver, mailbox)
+
+        async def delivered(schedule):
+            before = len(receiver.got)
+            await world.ended(await world.trigger(schedule))
+            await until(lambda: len(receiver.got) > before)
+            return receiver.got[-1]
+
+        schedule = await world.schedule("1000", secrets=SECRETS, webhook_url=receiver.url, **told)
+        async with world.kit.pool.connection() as connection:
+            first = await SECRETS.get(connection, "default", f"schedule:{schedule}:webhook")
+        one = await delivered(schedule)
+        Webhook(first).verify(one.body, one.headers)
+        async with world.kit.pool.connection() as connection:
+            rotated = await schedules.rotate_secret(connection, "default", schedule, secrets=SECRETS)
+        two = await delivered(schedule)
+        for secret in (first, rotated["webhook_secret"]):
+            Webhook(secret).verify(two.body, two.headers)
+        query("UPDATE secrets SET updated_at = updated_at - interval '25 hours' WHERE name LIKE '%%:old'")
+        three = await delivered(schedule)
+        Webhook(rotated["webhook_secret"]).verify(three.body, three.headers)
+        with pytest.raises(WebhookVerificationError):
+            Webhook(first).verify(three.body, three.headers)
+        query("DELETE FROM secrets")
+        unsigned = await delivered(schedule)
+    assert "webhook-signature" not in unsigned.headers, "as before there were secrets"

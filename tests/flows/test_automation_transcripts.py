@@ -95,13 +95,13 @@ async def test_a_fiche_whose_recordings_cannot_all_be_had_fails_and_names_them(a
     run = await world.ended(run_id)
     results = world.results(run_id)
     assert results["1000"] == ("successful", None)
-    for fiche, call, why in (("1001", "1001-2", "invalid_audio"), ("9200", "9200-2", "URL")):
-        status, error = results[fiche]
-        assert status == "failed"
-        assert error.startswith(f"Transcription incomplete (timeout/stall): recording {call}: ")
-        assert why in error
+    refused = "1 of 2 recordings: elevenlabs: 400 invalid_audio: a rule of the sandbox (1001-2)"
+    assert results["1001"] == ("failed", refused)
+    assert results["9200"] == ("failed", "1 of 3 recordings has no URL in the CRM (9200-2)")
     assert (run["status"], run["total_fiches"], run["audits_run"]) == ("partial", 3, 1)
-    assert log_rows(world, run_id, "Transcription timeout/stall - completed 4/6") == [("warning", {"fiches": 2})]
+    assert [line for line in world.logs(run_id) if line.endswith("completed 4/6")] == [
+        "Transcription failed: 1 × VENDOR_REFUSED, 1 × NO_URL - completed 4/6"  # noqa: RUF001 - as it is known
+    ]
     assert "gate transcribe: done" in world.logs(run_id)
     assert [ref.rpartition("-audit-")[2] for ref in asked(world, "llm")] == ["1000-1"]
 

@@ -6,12 +6,10 @@ import json
 from datetime import UTC, date, datetime
 
 import pytest
-from pydantic import BaseModel, ValidationError
 
 from ecluse.access.envelope import Refused
-from ecluse.base.errors import NotFound
 from ecluse.flows.fiches.cache import cache_sales
-from ecluse.flows.fiches.scopes import FicheId, check_visible, fiche_number, is_fiche_id, require_visible
+from ecluse.flows.fiches.scopes import check_visible, require_visible
 from tests.flows.fiche_rows import caller, details, save
 
 DAY, NOW = date(2026, 3, 2), datetime(2026, 3, 3, tzinfo=UTC)
@@ -86,25 +84,3 @@ async def test_who_is_refused_does_not_learn_whether_a_fiche_exists(connection, 
 async def test_of_many_that_are_refused_a_few_are_named(connection):
     with pytest.raises(Refused, match=r"CRM user 7, .* fiche 1, 2, 3, 4, 5, …, as far"):
         await require_visible(connection, caller("SELF", user="7"), [str(n) for n in range(1, 100)])
-
-
-class Given(BaseModel):
-    fiche_id: FicheId
-
-
-NO_IDS = ["", "a", "-1", "1.0", " 1", "1\n", "\uff11", "1" * 21, "1/2", "\x00", "0x1"]
-
-
-@pytest.mark.req("TRX-07")
-@pytest.mark.parametrize("text", NO_IDS)
-def test_what_is_not_a_number_is_no_fiche_id(text):
-    assert not is_fiche_id(text)
-    with pytest.raises(NotFound):
-        fiche_number(text)
-    with pytest.raises(ValidationError):
-        Given(fiche_id=text)
-
-
-@pytest.mark.parametrize("text", ["0", "007", "9" * 20])
-def test_digits_are_one_as_they_are(text):
-    assert fiche_number(text) == text == Given(fiche_id=text).fiche_id

@@ -32,7 +32,7 @@ def statements(monkeypatch):
 BY_THE_CLOCK = (
     "WITH RECURSIVE clock",
     "SELECT id FROM lanes",
-    "SELECT DISTINCT i.crashes",
+    "SELECT i.suspicion, count(*)",
     "SELECT id, tenant_id, event_key, event_type",
     "WITH marked",
     "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at",

@@ -117,7 +117,7 @@ async def test_where_nothing_is_to_be_done_the_run_says_so_and_ends(world, fiche
     assert told["transcription.completed"]["target_total"] == 0
 
 
-@pytest.mark.req("TRX-61", "G-21", "ENG-95", "TRX-86")
+@pytest.mark.req("TRX-61", "G-21", "ENG-95", "TRX-86", "G-23")
 @pytest.mark.parametrize("fiche_id", [UNKNOWN, str(int(UNKNOWN) + 1)], ids=["404", "200 that says so"])
 async def test_a_fiche_that_is_gone_fails_its_run_and_nobody_waits_for_it(world, query, fiche_id):
     w = await world()
@@ -132,6 +132,17 @@ async def test_a_fiche_that_is_gone_fails_its_run_and_nobody_waits_for_it(world,
     assert query("SELECT details_success, details_message FROM fiche_cache WHERE fiche_id = %s", fiche_id) == [
         (False, "NOT_FOUND")
     ]
+    status = await w.status(fiche_id)
+    assert (status["known"], status["pending"], status["percentage"]) == (False, None, None)
+
+
+@pytest.mark.req("G-82", "G-23")
+async def test_a_fiche_that_was_never_fetched_is_fetched_even_where_that_is_not_asked_for(world):
+    """Otherwise a run would complete without anybody knowing which recordings there are."""
+    w = await world()
+    (unknown, gone) = await w.start(FIVE, UNKNOWN, refresh=False)
+    assert ((await w.ended(unknown))["successful"], w.calls("crm").count(FIVE)) == (5, 1)
+    assert (await w.ended(gone))["error_code"] == "NOT_FOUND"
 
 
 @pytest.mark.req("TRX-26", "G-21")
@@ -147,7 +158,8 @@ async def test_without_a_key_a_run_fails_at_once_and_nothing_is_tried(world, ref
 
 
 @pytest.mark.req("G-83", "G-21")
-async def test_a_crm_that_is_down_is_asked_three_times_and_fails_the_run(world, sandbox):
+async def test_a_crm_that_stays_down_is_asked_three_times_and_fails_the_run(world, sandbox):
+    """Of one fiche, once that has lasted for longer than there is doubt: none, here."""
     sandbox.set_faults([{"kind": "server_error", "vendor": "crm"}])
     w = await world()
     (started,) = await w.start(FIVE)

@@ -33,6 +33,7 @@ async def test_who_asks_while_a_run_is_at_work_is_attached_to_it(world, query):
     assert (check["is_complete"], check["total_recordings"], check["run_id"]) == (False, 5, str(first.run_id))
     assert [name for name, _ in w.events(first.run_id)].count("transcription.started") == 1
     assert query("SELECT count(*) FROM run_log WHERE event_id = %s", second.event_id) == [(1,)]
+    assert query("SELECT run_id, waiter_run_id FROM run_waiters") == [(first.run_id, None)]
     await w.resume()
     assert (await w.ended(first))["successful"] == 5
     assert len(w.paid()) == 5

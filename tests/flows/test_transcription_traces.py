@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from ecluse.base import trace
 from ecluse.base.clock import Clock
-from ecluse.base.trace_files import TraceFiles
+from ecluse.base.trace_files import TraceFiles, TraceFolder
 from ecluse.bootstrap import Lacking, lacking, load_flows, trace_files, transcription_config
 from ecluse.flows.transcriptions import reading
 from ecluse.settings import Settings
@@ -99,7 +99,9 @@ async def test_the_lines_are_stored_by_fiche_and_run_where_that_is_wanted(world,
 @pytest.mark.req("ENG-87", "TRX-40")
 def test_a_run_has_a_file_of_its_own_where_that_is_wanted(tmp_path, monkeypatch):
     monkeypatch.setenv("ECLUSE_DATA_DIR", str(tmp_path))
-    files = TraceFiles(tmp_path / "logs", "transcription", lambda: datetime(2026, 3, 2, tzinfo=UTC))
+    files = TraceFiles(
+        TraceFolder(tmp_path / "logs", "transcription", ".log"), lambda: datetime(2026, 3, 2, tzinfo=UTC)
+    )
     monkeypatch.setattr(trace, "listeners", [files])
     of = {"area": "T", "workflow": "transcription", "entity": ("fiche", "12"), "tenant_id": "t", "correlation_id": "c"}
     trace.Tracer(**of, run_id=7).start("transcribe-fiche", url="https://x.test/?Signature=abcdef")

@@ -17,6 +17,7 @@ from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.flow import Transcription
 from ecluse.flows.transcriptions.starting import StartedFiche, start
 from ecluse.flows.transcriptions.vendors import Access, Vendors, connected
+from tests.flows.outages import brief
 from tests.sandbox_process import SandboxProcess
 
 PATIENCE = timedelta(seconds=60)
@@ -27,7 +28,13 @@ LANE = "elevenlabs"
 FIVE, NONE, ONE_BLANK, UNKNOWN, TWELVE = "9000", "9100", "9200", "9300", "9400"
 
 
-def transcription(sandbox: SandboxProcess, *, access: dict[str, Any] | None = None, **config: Any) -> Transcription:
+def transcription(
+    sandbox: SandboxProcess,
+    *,
+    access: dict[str, Any] | None = None,
+    breaker: dict[str, Any] | None = None,
+    **config: Any,
+) -> Transcription:
     given = {
         "crm_url": f"{sandbox.url}/crm",
         "crm_key": "key",
@@ -38,8 +45,9 @@ def transcription(sandbox: SandboxProcess, *, access: dict[str, Any] | None = No
     }
     made = Transcription(Config(**{**QUICK, **config}), partial(connected, Access(**{**given, **(access or {})})))
     # The CRM is asked again after a second, and after four: not in tests.
-    made.refresh = replace(made.refresh, retry=replace(made.refresh.retry, base=0.02))
-    made.flow = replace(made.flow, stages=(made.refresh, *made.flow.stages[1:]))
+    made.refresh = brief(replace(made.refresh, retry=replace(made.refresh.retry, base=0.02)), breaker)
+    made.recordings = brief(made.recordings, breaker)
+    made.flow = replace(made.flow, stages=(made.refresh, made.known, made.recordings))
     return made
 
 

@@ -182,7 +182,7 @@ INJECTED = "done\r\nBcc: all@example.com\r\n\r\nbody"
 @pytest.mark.parametrize("where", ["event", "status", "data"])
 def test_nothing_that_is_told_can_become_a_header(where):
     run = {"id": 7, "flow": "test", "status": INJECTED, "selected": None, "outcomes": {}, "reason": INJECTED}
-    run |= dict.fromkeys(("successful", "failed", "ignored"))
+    run |= dict.fromkeys(("successful", "failed", "ignored", "selection_incomplete"))
     one = {
         "event": lambda: composed(delivery(event_type=INJECTED)),
         "status": lambda: composed(delivery(), run),

@@ -10,7 +10,8 @@ DECISION = ROOT / "docs" / "adr" / "0005-dependencies.md"
 
 def test_the_decision_lists_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    groups = [project["project"]["dependencies"], *project["dependency-groups"].values()]
+    extras = project["project"]["optional-dependencies"].values()
+    groups = [project["project"]["dependencies"], *extras, *project["dependency-groups"].values()]
     declared = {re.split(r"[^\w-]", line)[0] for group in groups for line in group if isinstance(line, str)}
 
     rows = re.findall(r"^\| ([a-z][^|]*) \|", DECISION.read_text(), flags=re.MULTILINE)

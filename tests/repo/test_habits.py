@@ -14,7 +14,6 @@ BROAD_HANDLERS = {
     "src/ecluse/engine/publisher.py": 1,
     "src/ecluse/engine/replicas.py": 1,
     "src/ecluse/engine/story.py": 1,
-    "src/ecluse/engine/sweeps.py": 1,
     "src/ecluse/engine/ticks.py": 1,
     "src/ecluse/engine/worker.py": 1,
     "src/ecluse/realtime/room.py": 1,

@@ -143,12 +143,6 @@ def test_a_fiche_is_gone_if_the_fetch_failed_and_said_so_in_whatever_case(succes
     assert is_ready(success, message, has_information=True, raw_data=None)
 
 
-@pytest.mark.parametrize("fiche_id", ["A-17", "", "123456789012345678901"])
-def test_a_fiche_whose_id_is_no_number_fails_for_itself(fiche_id):
-    verdict = judge(fiche_id, state(), selection(), None, None)
-    assert (verdict.outcome, verdict.error_code) == ("failed", "BAD_ID")
-
-
 @pytest.mark.req("AUT-98", "AUT-106", "AUT-172")
 @pytest.mark.parametrize(
     ("fiche", "text"),
@@ -175,6 +169,9 @@ def ended(**given):
         "end_cause": "normal",
         "error_code": None,
         "error_message": None,
+        "error_details": None,
+        "ended_by": None,
+        "cancelled": 0,
         "successful": 2,
         "failed": 0,
         "ignored": 1,
@@ -223,25 +220,35 @@ def test_an_end_without_successes_and_failures_has_a_reason(ignored, known, reas
 def test_an_end_that_is_not_normal_says_what_happened():
     told = ended(status="failed", end_cause="catastrophic", error_code="BUG", error_message="KeyError: 'x'")
     assert (told["end_cause"], told["error_code"], told["error"]) == ("catastrophic", "BUG", "KeyError: 'x'")
+    assert not {"ended_by", "cancelled_fiches"} & set(told)
+
+
+@pytest.mark.req("G-89")
+def test_an_end_on_request_says_who_asked_for_it_and_what_was_never_finished():
+    given = {"end_cause": "operator", "error_message": "wrong day", "ended_by": "laptop"}
+    told = ended(status="partial", failed=3, cancelled=2, **given)
+    assert (told["end_cause"], told["ended_by"], told["error"]) == ("operator", "laptop", "wrong day")
+    assert (told["failed_fiches"], told["cancelled_fiches"], told["total_fiches"]) == (3, 2, 5)
 
 
 @pytest.mark.req("AUT-127", "G-43")
 @pytest.mark.parametrize(
-    ("normal", "status", "asked_on_complete", "asked_on_error", "both"),
+    ("normal", "status", "incomplete", "asked_on_complete", "asked_on_error", "both"),
     [
-        (True, "completed", True, False, True),
-        (True, "partial", True, True, True),
-        (True, "failed", True, True, True),
-        (False, "failed", False, True, True),
+        (True, "completed", False, True, False, True),
+        (True, "completed", True, True, True, True),
+        (True, "partial", False, True, True, True),
+        (True, "failed", False, True, True, True),
+        (False, "failed", False, False, True, True),
     ],
 )
 def test_who_is_told_hangs_on_how_it_ended_and_what_was_asked_for(
-    normal, status, asked_on_complete, asked_on_error, both
+    normal, status, incomplete, asked_on_complete, asked_on_error, both
 ):
-    assert wanted(normal, status, True, False) is asked_on_complete
-    assert wanted(normal, status, False, True) is asked_on_error
-    assert wanted(normal, status, True, True) is both
-    assert wanted(normal, status, False, False) is False
+    assert wanted(normal, status, incomplete, True, False) is asked_on_complete
+    assert wanted(normal, status, incomplete, False, True) is asked_on_error
+    assert wanted(normal, status, incomplete, True, True) is both
+    assert wanted(normal, status, incomplete, False, False) is False
 
 
 def made_of(monkeypatch, **knobs: str) -> Automation:

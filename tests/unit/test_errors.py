@@ -9,6 +9,7 @@ import pytest
 
 from ecluse.base import errors
 from ecluse.base.errors import (
+    Conflict,
     EcluseError,
     ForbiddenTransition,
     InvalidInput,
@@ -27,6 +28,7 @@ KIN = [
     (EcluseError, "ERROR", Exception),
     (SetUpError, "SET_UP", EcluseError),
     (InvalidInput, "INVALID_INPUT", EcluseError),
+    (Conflict, "CONFLICT", EcluseError),
     (NotFound, "NOT_FOUND", EcluseError),
     (ForbiddenTransition, "FORBIDDEN_TRANSITION", EcluseError),
     (NonRetriableError, "NON_RETRIABLE", EcluseError),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ecluse.engine.flow import Done, Item, Lane, Stage, WorkContext
-from ecluse.engine.gate import Look, Passed, Redispatch, Wait, decide
+from ecluse.engine.gate import Look, Passed, Redispatch, Wait, decide, next_round_at
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 SHORTEST = 0.01  # seconds: what a pause is rounded up to
@@ -183,6 +183,16 @@ def test_whatever_it_sees_a_gate_never_waits_past_its_deadline(seen: Look, poll:
         assert seen.finished == seen.expected
 
 
+def test_while_its_clock_is_stopped_a_gate_neither_times_out_nor_opens_a_round_nor_is_busy() -> None:
+    """The time that it has had is no measure of the work then; what is done still ends it."""
+    late = look(9_000, succeeded=7, failed=3, quiet=8_000, clock_stopped=True)
+    assert pause(late) == STAGE.poll.total_seconds()
+    assert decide(replace(late, clock_stopped=False), STAGE) == Passed("timeout")
+    assert decide(look(500, quiet=400, failed=3, clock_stopped=True), STAGE) == Wait(20)
+    assert decide(look(500, quiet=400, failed=3), STAGE) == Redispatch(1)
+    assert decide(look(9_000, succeeded=10, clock_stopped=True), STAGE) == Passed("done")
+
+
 @pytest.mark.req("ENG-91", "ENG-90")
 @given(
     poll=st.sampled_from([1.0, 7.0, 20.0, 300.0]),
@@ -207,3 +217,19 @@ def test_a_gate_whose_work_never_ends_passes_at_its_deadline_and_no_later(poll, 
     assert seen.now <= seen.deadline_at + seconds(SHORTEST)
     # A round is opened at the stall, not a poll later, and only while there are rounds and time.
     assert opened == pytest.approx([3 * poll] * (min(rounds, int(max_wait / (3 * poll))) if failed else 0), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("seen", "stage", "at"),
+    [
+        (look(40, quiet=30, succeeded=7, failed=3), STAGE, START + seconds(70)),
+        (look(40, quiet=30, succeeded=7, failed=3), ONE_SHOT, None),
+        (look(40, quiet=30, succeeded=7, failed=3, failed_for_good=3), STAGE, None),
+        (look(40, quiet=30, succeeded=7, failed=3, round=2), STAGE, None),
+        (look(40, quiet=30, succeeded=7, failed=3, fanned_out=False), STAGE, None),
+        (look(40, quiet=30, succeeded=7, failed=3, deadline=70), STAGE, None),
+        (look(40, quiet=30, succeeded=7), STAGE, None),
+    ],
+)
+def test_when_another_round_will_be_opened_is_known_where_one_will_be(seen, stage, at):
+    assert next_round_at(seen, stage) == at

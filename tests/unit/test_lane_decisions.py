@@ -9,8 +9,20 @@ import pytest
 
 from ecluse.base.errors import NotSentError, PermanentError, TransientError
 from ecluse.engine import Breaker, Lane, Stage
-from ecluse.engine.lanes import TRIGGERED, asked_for, counts, tally
-from ecluse.engine.waiting import Facts, expected, explain
+from ecluse.engine.breakers import (
+    NONE,
+    OUTAGES,
+    TRIGGERED,
+    VENDOR_DOWN,
+    Heard,
+    Row,
+    asked_for,
+    counts,
+    is_outage,
+    is_spared,
+    tally,
+)
+from ecluse.engine.causes import Facts, cause_of, detail_in_line, expected, grouped, merged, summary
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -49,30 +61,101 @@ THROTTLED = TransientError("429", code="THROTTLED")
         (Breaker(), TransientError("no answer", code="TIMEOUT"), None),
         (Breaker(), KeyError("colour"), None),
         (Breaker(codes=frozenset({"TIMEOUT"})), TransientError("no answer", code="TIMEOUT"), True),
+        (Breaker(silent=frozenset({"ELSEWHERE"})), TransientError("somebody else", code="ELSEWHERE"), None),
+        (VENDOR_DOWN, TransientError("500", code="VENDOR_ERROR_500"), True),
+        (VENDOR_DOWN, TransientError("cut", code="VENDOR_DISCONNECTED"), True),
+        (VENDOR_DOWN, NotSentError("refused"), True),
+        (VENDOR_DOWN, THROTTLED, False),
         (None, THROTTLED, None),
         (None, None, None),
     ],
-    ids=str,
+    ids=lambda value: "breaker" if isinstance(value, Breaker) else str(value),  # a set has no order
 )
 def test_a_breaker_counts_its_codes_and_any_other_answer_ends_the_row(breaker, error, verdict):
     assert counts(breaker, error) is verdict
 
 
+def ends(said: str) -> list[Heard]:
+    """Each letter an item whose call failed; a dot is an answer. One a second."""
+    return [Heard(1, ord(one), one, NOW + n * SECOND, None, one != ".") for n, one in enumerate(said)]
+
+
 @pytest.mark.parametrize(
-    ("failures", "ends", "most", "after"),
+    ("row", "said", "most", "after"),
     [
-        (0, "", 5, (0, False)),
-        (0, "fffff", 5, (5, False)),
-        (0, "ffffff", 5, (5, True)),
-        (5, "f", 5, (5, True)),
-        (5, ".", 5, (0, False)),
-        (4, "f.fff", 5, (3, False)),
-        (0, "ff.ffffff.", 5, (5, True)),
-        (0, "ff", 1, (1, True)),
+        (NONE, "", 5, (0, False)),
+        (NONE, "abcde", 5, (5, False)),
+        (NONE, "abcdef", 5, (5, True)),
+        (Row(5, 1, NOW), "a", 5, (5, True)),
+        (Row(5, 1, NOW), ".", 5, (0, False)),
+        (Row(4, 0, NOW), "a.bcd", 5, (3, False)),
+        (NONE, "ab.cdefgh.", 5, (5, True)),
+        (NONE, "aa", 1, (1, True)),
     ],
 )
-def test_more_than_so_many_in_a_row_are_too_many_and_the_next_one_after_the_pause_decides(failures, ends, most, after):
-    assert tally(failures, [end == "f" for end in ends], most) == after
+def test_more_than_so_many_in_a_row_are_too_many_and_the_next_one_after_the_pause_decides(row, said, most, after):
+    found, too_long = tally(row, ends(said), most)
+    assert (found.failures, too_long) == after
+    assert found.trips == (row.trips if found.failures else 0) + too_long
+
+
+@pytest.mark.parametrize(
+    ("said", "since", "items"),
+    [
+        ("abc", NOW, "abc"),
+        ("aab", NOW, "ab"),
+        ("ab.c", NOW + 3 * SECOND, "c"),
+        ("abcdefgh", NOW, "abcdef"),
+        ("ab.", None, ""),
+        ("aaaaaab.c", NOW, "abc"),
+    ],
+)
+def test_a_row_knows_since_when_it_lasts_and_whose_calls_are_in_it(said, since, items):
+    row, _ = tally(NONE, ends(said), 5)
+    assert (row.since, row.items) == (since, frozenset(map(ord, items)))
+
+
+def test_pauses_double_up_to_the_longest_and_one_without_growth_stays():
+    assert [VENDOR_DOWN.pause_after(n).total_seconds() for n in (0, 1, 2, 3, 4, 5, 5_000)] == [2, 4, 8, 16, 30, 30, 30]
+    assert [Breaker().pause_after(n).total_seconds() for n in (0, 1, 99)] == [60, 60, 60]
+
+
+@pytest.mark.parametrize(
+    ("failures", "items", "lasted", "executions", "budget", "spared"),
+    [
+        (5, 5, 0, 1, 3, False),  # it may be the item's own fault
+        (5, 6, 0, 1, 3, True),  # so many different ones cannot be at fault
+        (5, 6, 1000, 3, 3, True),
+        (3, 1, 89, 3, 3, True),  # nobody else was answered either: not yet the end of it
+        (3, 1, 90, 3, 3, False),
+        (2, 1, 1, 3, 3, False),  # somebody was
+        (3, 1, 1, 2, 3, False),
+        (5, 1, 1, 6, 6, True),
+        (4, 1, 1, 6, 6, False),
+        (1, 1, 1, 1, 1, True),
+    ],
+)
+def test_an_outage_uses_up_an_execution_only_while_the_item_may_be_at_fault(
+    failures, items, lasted, executions, budget, spared
+):
+    row, now = Row(failures, 0, NOW, frozenset(range(items))), NOW + lasted * SECOND
+    assert is_spared(VENDOR_DOWN, row, now, executions=executions, budget=budget) is spared
+
+
+@pytest.mark.parametrize(
+    ("breaker", "code", "outage"),
+    [
+        (VENDOR_DOWN, "VENDOR_ERROR_503", True),
+        (VENDOR_DOWN, "THROTTLED", False),
+        (VENDOR_DOWN, "BAD_ANSWER", False),
+        (Breaker(), "THROTTLED", False),
+        (Breaker(), "TIMEOUT", False),
+        (None, "TIMEOUT", False),
+    ],
+)
+def test_a_429_uses_up_an_attempt_whatever_its_breaker_does(breaker, code, outage):
+    assert is_outage(breaker, TransientError("no", code=code)) is outage
+    assert {"VENDOR_ERROR_500", "VENDOR_ERROR_599", "TIMEOUT"} < OUTAGES
 
 
 @pytest.mark.parametrize(
@@ -100,19 +183,24 @@ def test_a_cap_per_minute_is_a_rate():
 
 
 PLAIN = Facts(
-    now=NOW, id=1, key="k", stage="work", due_at=NOW, executions=0, crashes=0, error_code=None, error=None, position=3,
-    counted=9, lane="lane", paused_reason=None, paused_by=None, held_until=None, held_reason=None, spacing=None,
-    next_free_at=NOW, max_in_flight=None, in_flight=0, probing=False, key_full=False, max_per_key=None, workers=1,
+    now=NOW, id=1, run_id=7, flow="test", stage="work", key="k", target="t", due_at=NOW, executions=0, crashes=0,
+    suspicion=0, error_code=None, error=None, postponed_cause=None, postponed_why=None, position=3, counted=9,
+    lane="lane", paused_at=None, paused_reason=None, paused_by=None, held_until=None, held_reason=None, down_since=None,
+    last_failure=None, clock_stopped=False, spacing=None, next_free_at=NOW, max_in_flight=None, in_flight=0,
+    probing=False, key_full=False, max_per_key=None, workers=1,
     hands=10, busy=10, pace=None,
 )  # fmt: skip
 FAILED = {"error_code": "TIMEOUT", "error": "no answer", "executions": 1}
 PAUSED = {"paused_reason": "invoice", "paused_by": "cli:ann"}
 HELD = {"held_until": NOW + 60 * SECOND, "held_reason": "Retry-After: 429"}
+LEASED = {"postponed_cause": "lease", "postponed_why": "run 3 has it"}
+DOWN = {"down_since": NOW - 9 * SECOND, "last_failure": "503 for 4711"}
+BROKEN = DOWN | {"held_until": NOW + 60 * SECOND, "held_reason": f"{TRIGGERED}: 4711"}
 RATED = {"spacing": 6 * SECOND, "next_free_at": NOW + 4 * SECOND}
 LATER = NOW + 30 * SECOND
 
 WHY = [
-    ({}, "queued", "all 10 hands of 1 workers are busy; 3 before it", None),
+    ({}, "queued", "all 10 worker slots of 1 replicas are busy; 3 before it", None),
     ({"pace": 1.5}, "queued", "3 before it", NOW + 2 * SECOND),
     ({"busy": 9, "position": 0}, "queued", "about to be taken up", NOW),
     ({"pace": 1.5, "position": None}, "queued", "at least 9 before it", None),
@@ -121,17 +209,34 @@ WHY = [
     (HELD, "held", "until 2026-03-01 12:01:00Z: Retry-After: 429", NOW + 60 * SECOND),
     (HELD | FAILED | {"due_at": LATER}, "held", "Retry-After", NOW + 60 * SECOND),
     (HELD | RATED, "held", "Retry-After", NOW + 78 * SECOND),
+    (PAUSED | {"clock_stopped": True}, "paused", "invoice; the clock of its stage stands still", None),
+    (
+        BROKEN,
+        "breaker",
+        "lane lane: vendor down since 2026-03-01 11:59:51Z, next probe 2026-03-01 12:01:00Z: 503 for 4711",
+        NOW + 60 * SECOND,
+    ),
+    (DOWN | {"probing": True}, "breaker", "one call at a time probes it: 503 for 4711; 3 before it", None),
     (
         FAILED | {"due_at": LATER, "position": None},
         "retry",
         "execution 2 at 2026-03-01 12:00:30Z, after TIMEOUT",
         LATER,
     ),
-    ({"due_at": LATER, "position": None}, "retry", "not before 2026-03-01 12:00:30Z", LATER),
-    ({"crashes": 1}, "suspect", "1 workers died with it in hand: it is run apart", None),
-    ({"crashes": 3}, "suspect", "it is run alone", None),
-    ({"workers": 0, "hands": 0, "busy": 0}, "no worker", "no live worker can do work", None),
-    ({"probing": True}, "held", "one call at a time", None),
+    ({"due_at": LATER, "position": None}, "window", "not before 2026-03-01 12:00:30Z", LATER),
+    (FAILED | {"due_at": LATER, "workers": 0}, "no worker", "test/work", None),
+    (LEASED, "lease", "run 3 has it; looked at again at 2026-03-01 12:00:00Z", None),
+    (LEASED | RATED | {"due_at": LATER}, "lease", "run 3 has it", None),
+    (LEASED | HELD, "held", "Retry-After", NOW + 60 * SECOND),
+    (LEASED | {"postponed_cause": "postponed", "due_at": LATER, "position": None}, "postponed", "run 3 has it", LATER),
+    (LEASED | {"postponed_cause": "postponed"}, "queued", "3 before it", None),
+    (HELD | {"held_reason": f"{TRIGGERED}: 503"}, "breaker", "until 2026-03-01 12:01:00Z", NOW + 60 * SECOND),
+    ({"crashes": 7}, "queued", "3 before it", None),
+    ({"crashes": 3, "suspicion": 1}, "suspect", "3 workers died with it in hand: it is run in a small group", None),
+    ({"crashes": 5, "suspicion": 3}, "suspect", "it is run alone", None),
+    ({"crashes": 6, "suspicion": 4}, "suspect", "it is not run again", None),
+    ({"workers": 0, "hands": 0, "busy": 0}, "no worker", "no live worker can do test/work", None),
+    ({"probing": True}, "breaker", "one call at a time", None),
     ({"max_in_flight": 2, "in_flight": 2, "pace": 3.0}, "in flight", "has its 2 calls", NOW + SECOND),
     ({"max_per_key": 1, "key_full": True}, "per key", "1 of its group are in flight", None),
     (RATED, "throttled", "starts 10 calls a minute; 3 before it", NOW + 22 * SECOND),
@@ -142,9 +247,8 @@ WHY = [
 @pytest.mark.parametrize(("facts", "cause", "says", "at"), WHY, ids=[f"{cause} {says}" for _, cause, says, _ in WHY])
 def test_a_waiting_item_has_a_cause_and_an_instant_where_one_can_be_told(facts, cause, says, at):
     item = replace(PLAIN, **facts)
-    found, detail = explain(item)
-    assert found == cause
-    assert says in detail
+    assert cause_of(item) == cause
+    assert says in detail_in_line(item)
     assert expected(item) == at
 
 
@@ -153,10 +257,41 @@ def test_a_waiting_item_has_a_cause_and_an_instant_where_one_can_be_told(facts, 
     [
         (HELD | {"held_reason": "429 for account 4711"}, "is held until 2026-03-01 12:01:00Z: after the vendor's word"),
         (HELD | {"held_reason": f"{TRIGGERED}: 4711"}, "is held until 2026-03-01 12:01:00Z: its breaker is open"),
-        ({"paused_reason": "invoice", "paused_by": "cli:ann 4711"}, "was paused: invoice"),
+        (BROKEN, "vendor down since 2026-03-01 11:59:51Z, next probe 2026-03-01 12:01:00Z"),
+        (DOWN | {"probing": True}, "one call at a time probes it; 3 before it"),
+        ({"paused_reason": "invoice", "paused_by": "cli:ann 4711"}, "was paused by an operator: invoice"),
     ],
 )
 def test_a_tenant_is_not_told_who_paused_a_lane_nor_what_the_vendor_said_to_others(facts, says):
-    detail = explain(replace(PLAIN, **facts), shared=True)[1]
-    assert detail.endswith(says)
-    assert "4711" in explain(replace(PLAIN, **facts))[1]
+    assert detail_in_line(replace(PLAIN, **facts), shared=True).endswith(says)
+    assert "4711" in detail_in_line(replace(PLAIN, **facts))
+
+
+def test_what_waits_for_the_same_cause_is_one_group_with_its_first_and_last_start():
+    rated = replace(PLAIN, **RATED)
+    far = replace(rated, id=2, key="far", position=None)
+    group = grouped([rated, far], 101, shared=False)
+    assert (group.cause, group.lane, group.count) == ("throttled", "lane", 101)
+    assert group.detail == "lane lane starts 10 calls a minute"
+    assert (group.first_at, group.last_at) == (NOW + 22 * SECOND, NOW + 622 * SECOND), "at the earliest"
+    assert [one.key for one in group.sample] == ["k", "far"]
+    other = grouped([replace(rated, position=0)], 1, shared=False)
+    (both,) = merged([group, other])
+    assert (both.count, both.first_at, both.last_at) == (102, NOW + 4 * SECOND, NOW + 622 * SECOND)
+    unpredictable = grouped([replace(rated, position=None)], 5, shared=False)
+    assert merged([group, unpredictable])[0].last_at is None
+    paused = grouped([replace(PLAIN, **PAUSED)], 3, shared=False)
+    assert [one.cause for one in merged([paused, group])] == ["throttled", "paused"]
+    assert summary([group, paused], 104, 2) == (
+        "104 waiting, 2 in flight: 101 of them: lane lane starts 10 calls a minute; "
+        "3 of them: lane lane was paused by cli:ann: invoice"
+    )
+
+
+def test_attempts_that_wait_for_their_time_are_told_from_when_until_when():
+    first, last = (replace(PLAIN, **FAILED, due_at=NOW + n * SECOND, position=None) for n in (10, 70))
+    group = grouped([first, last], 40, shared=False)
+    assert group.detail == (
+        "next attempts from 2026-03-01 12:00:10Z to 2026-03-01 12:01:10Z, the first after TIMEOUT: no answer"
+    )
+    assert (group.first_at, group.last_at) == (NOW + 10 * SECOND, NOW + 70 * SECOND)

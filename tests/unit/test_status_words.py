@@ -164,7 +164,8 @@ def test_a_word_without_a_meaning_is_refused_by_name(initial, moves) -> None:
 
 def test_the_neutral_vocabulary_is_open_or_ended() -> None:
     assert {state.value for state in OPEN} == {"draft", "queued", "running"}
-    assert {state.value for state in ENDED} == {"succeeded", "partial", "failed", "skipped", "reverted", "expired"}
+    ended = {"succeeded", "partial", "failed", "skipped", "reverted", "expired", "cancelled"}
+    assert {state.value for state in ENDED} == ended
 
 
 @pytest.mark.req("ENG-94")

@@ -6,6 +6,8 @@ from datetime import date
 
 import pytest
 
+from ecluse.base.ids import retry_id
+from ecluse.flows.fiches.ids import in_names
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.reading import assembled, functions
 from ecluse.flows.transcriptions.rules import Attempt, Counts, End
@@ -18,6 +20,12 @@ DONE = Counts(total_recordings=5, already_transcribed=2, target_total=3, process
 def test_locks_are_named_as_they_always_were():
     assert rules.fiche_lock("12") == "lock:transcription:fiche:12"
     assert rules.recording_lock("12", "call-7") == "lock:transcription:recording:12:call-7"
+
+
+def test_names_made_of_ids_are_never_those_of_another_fiche():
+    assert rules.recording_lock("a:b", "c") != rules.recording_lock("a", "b:c")
+    assert retry_id(in_names("9"), 1) != in_names("9-retry-1")
+    assert in_names("FR/9 é") == "FR/9 é"
 
 
 @pytest.mark.req("TRX-08", "TRX-10", "G-81")
@@ -200,10 +208,17 @@ def test_each_function_has_a_state_of_its_own(stages, planned, over, states):
 @pytest.mark.req("TRX-12", "TRX-76")
 def test_coverage_counts_the_recordings_there_are_now():
     recordings = [{"has_transcription": n < 2} for n in range(3)]
-    shown = assembled("12", recordings, None, (), None)
+    shown = assembled("12", "ready", recordings, None, (), None)
     assert (shown["total"], shown["transcribed"], shown["pending"], shown["percentage"]) == (3, 2, 1, 66)
     assert (shown["activeRun"], shown["run"], shown["processed"]) == (None, None, None)
 
 
-def test_repeated_ids_are_found():
-    assert rules.twice(["1", "2", "1", "3", "3", "1"]) == ["1", "3"]
+@pytest.mark.req("G-23")
+@pytest.mark.parametrize(
+    ("details", "coverage"),
+    [("ready", (True, 0, 0, 100)), ("missing", (False, None, None, None)), ("not_found", (False, None, None, None))],
+)
+def test_of_a_fiche_that_is_not_known_nothing_is_said_to_be_complete(details, coverage):
+    shown = assembled("12", details, [], None, (), None)
+    assert (shown["known"], shown["total"], shown["pending"], shown["percentage"]) == coverage
+    assert (shown["details"], shown["transcribed"]) == (details, 0)

@@ -19,6 +19,9 @@ class Fault(NamedTuple):
     plant: Plant
 
 
+CRASHED = "error_code = 'WORKER_CRASHED', crashes = 9, solo_deaths = 2, first_crash_at = now()"
+
+
 def then(*plants: Plant) -> Plant:
     def plant(world: World) -> None:
         for one in plants:
@@ -321,7 +324,9 @@ FAULTS = [
     ),
     Fault("I-13", "a gap in the numbers", "{1,2,4}", sql("UPDATE attempts SET execution = 4 WHERE execution = 3")),
     Fault("I-13", "a number twice", "{1,2,2}", sql("UPDATE attempts SET execution = 2 WHERE execution = 3")),
+    Fault("I-13", "an outage counted", "{1,1}", sql("UPDATE attempts SET outage = NULL WHERE outage")),
     Fault("I-13", "a crash counted", "of which 0 are on record", of("SKU-00006", "items", "executions = 2")),
+    Fault("I-13", "given up for deaths in company", "only 2 of them", of("SKU-00008", "items", CRASHED)),
     Fault(
         "I-13",
         "sent after the budget was spent",

@@ -7,13 +7,22 @@ from typing import Any
 import pytest
 
 from ecluse.verify import audit
-from tests.verify import automation_faults, faults, outbox_faults, schedule_faults, transcription_faults
+from tests.verify import (
+    automation_faults,
+    ending_faults,
+    faults,
+    outbox_faults,
+    retention_faults,
+    schedule_faults,
+    transcription_faults,
+)
 from tests.verify.faults import Fault
 from tests.verify.world import World
 
-ROOMS = (faults, schedule_faults, transcription_faults, automation_faults)
+ROOMS = (faults, schedule_faults, transcription_faults, automation_faults, ending_faults, retention_faults)
 FAULTS = [*outbox_faults.OUTBOX_FAULTS, *(fault for room in ROOMS for fault in room.FAULTS)]
 HARMLESS = faults.HARMLESS | outbox_faults.OUTBOX_HARMLESS | schedule_faults.HARMLESS | automation_faults.HARMLESS
+HARMLESS |= retention_faults.HARMLESS | ending_faults.HARMLESS
 INVARIANTS = {f"I-{n:02d}" for n in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 19)}
 
 

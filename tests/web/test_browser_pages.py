@@ -102,7 +102,7 @@ def test_a_run_is_watched_from_its_beginning_to_its_end_and_nobody_reloads(desk,
     expect(page.get_by_role("status")).to_have_text("Live")
     page.evaluate("window.stillHere = true")
     expect(page.locator(".verdict")).to_have_text("running reading")
-    expect(page.get_by_role("table", name="Stages")).to_contain_text("open until")
+    expect(page.get_by_role("table", name="Stages")).to_contain_text("until 20")
     expect(page).to_have_title(f"hello #{run_id}: running · Ecluse")
     page.get_by_text("Input and keys").click()
     go_on()

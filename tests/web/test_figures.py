@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from ecluse.web import figures
-from ecluse.web.render import lasted, query
+from ecluse.web.render import elapsed, lasted, query
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,13 @@ def test_a_duration_is_written_in_its_two_largest_units(seconds, written):
     assert lasted(None if seconds is None else timedelta(seconds=seconds)) == written
 
 
+@pytest.mark.parametrize(
+    ("seconds", "written"), [(-3, "0 s"), (4.96, "4 s"), (59.99, "59 s"), (60, "1 min 00 s"), (7_500.9, "2 h 05 min")]
+)
+def test_what_is_counted_on_is_written_in_whole_seconds(seconds, written):
+    assert elapsed(timedelta(seconds=seconds)) == written
+
+
 def test_what_says_nothing_is_not_in_the_address():
     assert query({"flow": None, "state": "", "all": False, "offset": 0}) == ""
     assert query({"flow": "a&b", "all": True, "offset": 25}, offset=50) == "?flow=a%26b&all=1&offset=50"
@@ -44,6 +51,7 @@ def stage(**counts):
         "failed": 0,
         "ignored": 0,
         "in_flight": 0,
+        "unfinished": 0,
     } | counts
 
 
@@ -69,6 +77,15 @@ def test_an_open_run_is_as_far_as_the_stage_that_it_is_at():
     assert (name, bar.finished) == ("second", 3)
     name, bar = figures.of_run(run, [first])
     assert (name, bar.finished) == ("first", 10)
-    over = run | {"ended_at": "now", "successful": 7, "failed": 1, "ignored": 2}
+    over = run | {"ended_at": "now", "successful": 7, "failed": 1, "ignored": 2, "cancelled": 0}
     name, bar = figures.of_run(over, [first])
     assert (name, bar.total, bar.finished, bar.percent) == ("targets", 10, 10, 100)
+
+
+def test_what_was_cancelled_is_neither_finished_nor_failed():
+    run = {"ended_at": "now", "selected": 10, "successful": 2, "failed": 7, "ignored": 1, "cancelled": 6}
+    _, bar = figures.of_run(run, [])
+    assert bar.said == "4 of 10 finished: 2 successful, 1 failed, 1 ignored, 6 cancelled"
+    assert (bar.failed, bar.percent, sum(part.width for part in bar.parts)) == (1, 40, 100)
+    undone = figures.of_stage(stage(done=3, failed=1, unfinished=6, ended_at="now"))
+    assert undone.said == "4 of 10 finished: 3 successful, 1 failed, 6 unfinished"

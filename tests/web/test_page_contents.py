@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import psycopg
 import pytest
 
 from tests.api.conftest import new_key
+from tests.flows.automation_rows import NO_URL, WITHOUT_URL
 from tests.web.conftest import Reader, text
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -40,8 +42,8 @@ def of(reader, pages_dsn, fill):
 def test_an_empty_page_says_how_to_begin(of):
     nobody = of("empty")
     assert "No runs yet" in nobody.shown("/ui/runs")
-    assert "ecluse runs start FLOW" in nobody.shown("/ui/runs")
-    assert "ecluse schedules create FLOW" in nobody.shown("/ui/schedules")
+    assert "ecluse automation trigger nightly --tenant empty" in nobody.shown("/ui/runs")
+    assert "ecluse automation schedules create --name nightly" in nobody.shown("/ui/schedules")
     assert "No such runs" in nobody.shown("/ui/runs?state=failed")
     assert "not so many" in nobody.shown("/ui/schedules?offset=25")
 
@@ -173,11 +175,33 @@ def test_a_run_whose_targets_are_open_says_so_instead_of_listing_them(reader, pa
     assert "Nothing is selected yet" in reader.shown(f"/ui/runs/{run_id}")
     fill("INSERT INTO outcomes (run_id, target) SELECT %s, 'target-' || n FROM generate_series(1, 3) n", run_id)
     shown = reader.shown(f"/ui/runs/{run_id}")
-    assert "3 open They are settled when the run ends" in shown
+    assert "3 open Results appear when the run ends" in shown
     assert "target-1" not in shown
     assert "target-1 open target-2 open" in reader.shown(f"/ui/runs/{run_id}?outcome=open")
     fill("UPDATE outcomes SET outcome = 'ignored', reason = 'gone' WHERE run_id = %s AND target = 'target-2'", run_id)
     assert "target-2 ignored gone target-1 open" in reader.shown(f"/ui/runs/{run_id}")
+
+
+def test_what_is_known_to_fail_is_shown_first_with_why_and_counted(reader, pages_dsn, fill):
+    client = reader.client.with_key(new_key(pages_dsn))
+    run_id = client.post("/api/runs", {"flow": "test", "input": {"targets": ["a"]}}).json["run_id"]
+    fill("INSERT INTO outcomes (run_id, target) SELECT %s, (700 + n)::text FROM generate_series(1, 30) n", run_id)
+    fill('UPDATE runs SET error_details = \'{"selection_incomplete": "a day is missing"}\' WHERE id = %s', run_id)
+    with psycopg.connect(pages_dsn, autocommit=True) as connection:
+        connection.execute(WITHOUT_URL, {"run": int(run_id), "fiche": "730"})
+    fill(
+        "INSERT INTO run_log (run_id, at, level, message, count, targets, fold)"
+        " VALUES (%s, ecluse_now(), 'error', 'model down', 28, '{701}', 'x')",
+        run_id,
+    )
+    shown = reader.shown(f"/ui/runs/{run_id}")
+    assert "a day is missing" in shown
+    assert "Outcomes 1 will fail" in shown
+    assert "29 open 1 will fail: NO_URL" in shown
+    assert f"Reason 730 open will fail: NO_URL {NO_URL} (730-2) 701 open" in shown
+    assert "error 28 × model down (701)" in shown  # noqa: RUF001 - as it is told
+    assert "730 open will fail" in reader.shown(f"/ui/runs/{run_id}?outcome=will+fail&why=NO_URL")
+    assert "701 open" not in reader.shown(f"/ui/runs/{run_id}?outcome=will+fail&why=NO_URL")
 
 
 @pytest.mark.req("ENG-106")
@@ -261,7 +285,7 @@ def test_schedules_say_in_words_when_they_are_due_and_what_became_of_it(of, fill
         .replace("%(id)s", str(nightly)).replace("%(run)s", str(run_id))
     )  # fmt: skip
     listed = mine.shown("/ui/schedules")
-    assert "by hand test Fired by hand only" in listed
+    assert "by hand test Manual" in listed
     assert "switched off test · off At 02:30 every day" in listed
     assert "0 9 * * 1-5 America/New_York" in listed
     assert "out of range" in listed.partition("unreadable")[2]
@@ -273,7 +297,7 @@ def test_schedules_say_in_words_when_they_are_due_and_what_became_of_it(of, fill
 
     shown = mine.shown(f"/ui/schedules/{nightly}")
     assert "on At 02:30 every day" in shown
-    ahead, _, behind = shown.partition("Latest instants")
+    ahead, _, behind = shown.partition("History")
     assert len(re.findall(r"\d{4}-\d\d-\d\d 0[01]:30:00 \w{3} \d{4}-\d\d-\d\d 02:30 \+0[12]00", ahead)) == 10
     assert f"2026-03-02 01:30:00 fired #{run_id} 2026-03-01 01:30:00 missed nobody was there in time" in behind
     assert rows(behind.partition("Latest runs")[2]) == [str(run_id)]

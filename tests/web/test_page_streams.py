@@ -53,7 +53,7 @@ def test_the_last_word_of_a_stream_is_how_the_run_ended(reader, pages_dsn, fill,
     while (told := page.next())[0] != "end":
         html = told[1]
     assert "wrong catalogue" in html
-    assert "ended: operator" in html
+    assert "cancelled by an operator" in html
     assert page.next() is None
     again = follow(reader, f"/ui/runs/{run_id}/live")
     assert "wrong catalogue" in again.next()[1]

@@ -25,9 +25,9 @@ def page(reader, fill):
             names, marks = ", ".join(given), ", ".join(["%s"] * len(given))
             sql = f"INSERT INTO automation_settings ({names}) VALUES ({marks})"  # noqa: S608 - our own names
             fill(sql, *given.values())
-        _, before, rest = reader.shown(f"/ui/schedules/{schedule}").partition("runs the latest instant")
+        _, before, rest = reader.shown(f"/ui/schedules/{schedule}").partition("run the latest once")
         plan, after, _ = rest.partition("Next")
-        assert (before, after) == ("runs the latest instant", "Next")
+        assert (before, after) == ("run the latest once", "Next")
         return plan.strip()
 
     return show
@@ -51,7 +51,7 @@ def test_the_days_the_filters_and_the_stages_are_said(page):
         run_audits=False,
     ) == (
         "Which fiches Mode filter Days 2026-01-01 to 2026-01-31 Groupes Paris, <b>Lyon"
-        " Only those with recordings, not audited yet Fiches, at most 1,000 Recordings of a fiche, at most 20 RLM used"
+        " Only with recordings, not audited yet Limit 1,000 Recordings of a fiche, at most 20 RLM used"
         " What is done with them Transcription all recordings, again; priority high Audits no"
     )
 
@@ -61,7 +61,7 @@ def test_where_nothing_is_set_it_says_so(page):
         "defaults", fiche_selection_mode="date_range", fiche_selection_date_range="last_7_days",
         run_transcription=False, use_automatic_audits=False,
     ) == (
-        "Which fiches Mode date_range Days last 7 days Groupes any Only those – Fiches, at most –"  # noqa: RUF001
+        "Which fiches Mode date_range Days last 7 days Groupes any Only no restriction Limit none"
         " Recordings of a fiche, at most as the server is set RLM not used"
         " What is done with them Transcription no Audits – Audit configs now none"  # noqa: RUF001
     )  # fmt: skip

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
+from ecluse.engine import Aged
+
+KEPT = Aged("audit trail", "audit_trail", "t.at")
 
 
 async def record(

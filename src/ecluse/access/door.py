@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.params import Form
 from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
@@ -18,6 +20,7 @@ from starlette.exceptions import HTTPException
 from ecluse.access.envelope import ErrorAnswer, Refused
 from ecluse.access.keys import Caller, Keys
 from ecluse.access.permissions import PERMISSIONS
+from ecluse.base.text import storable
 
 FORM = "application/x-www-form-urlencoded"
 PERMISSION, NARROWED = "x-permission", "x-narrowed"
@@ -42,18 +45,41 @@ class Guarded(APIRoute):
         handle = super().get_route_handler()
         declared = self.openapi_extra or {}
         permission, narrowed = declared[PERMISSION], declared[NARROWED]
-        body = self.body_field
+        body, known = self.body_field, _query_parameters(self)
         wanted = FORM if body is not None and isinstance(body.field_info, Form) else "application/json"
 
         async def guarded(request: Request) -> Response:
             request.state.caller = await _admit(request, permission, narrowed)
-            if body is None:
+            _refuse_unknown(request, known)
+            if body is None or (not body.field_info.is_required() and not _has_content(request)):
                 return await handle(request)
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
                 raise HTTPException(415, f"Send the body as {wanted}.")
             return await handle(StrictRequest(request.scope, request.receive))
 
         return guarded
+
+
+def _query_parameters(route: APIRoute) -> list[str]:
+    return sorted({field.alias for field in route.dependant.query_params})
+
+
+def _refuse_unknown(request: Request, known: Sequence[str]) -> None:
+    """A filter that is not known would be ignored, and the answer taken for a filtered one."""
+    unknown = [name for name in dict.fromkeys(request.query_params.keys()) if name not in known]
+    if unknown:
+        raise RequestValidationError([_unknown_parameter(name, known) for name in unknown])
+
+
+def _unknown_parameter(name: str, known: Sequence[str]) -> dict[str, Any]:
+    there = f"there is no such query parameter here (known: {', '.join(known) or 'none'})"
+    meant = get_close_matches(name, known, n=1)
+    message = f"{there}; did you mean {meant[0]}?" if meant else there
+    return {"type": "unknown_parameter", "loc": ("query", storable(name, 50)), "msg": message}
+
+
+def _has_content(request: Request) -> bool:
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
 
 
 def routes(tag: str) -> APIRouter:
@@ -97,6 +123,7 @@ class StrictRequest(Request):
         except (UnicodeDecodeError, RecursionError) as error:
             raise json.JSONDecodeError("it is not UTF-8, or nested too deeply", "", 0) from error
         check_storable(value)
+        self.state.sent = value
         return value
 
     async def _get_form(self, **limits: Any) -> FormData:

@@ -25,8 +25,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ecluse.base.errors import EcluseError, ForbiddenTransition, InvalidInput, NotFound
-from ecluse.base.validation import problem
+from ecluse.base.errors import Conflict, EcluseError, ForbiddenTransition, InvalidInput, NotFound
+from ecluse.base.validation import as_sent, problem, respelled, where
 from ecluse.db.connect import is_away, one_line
 from ecluse.db.reads import ReadTimeout
 
@@ -36,7 +36,13 @@ READS_TOO = logging.getLogger(__name__)  # at DEBUG; asked beforehand, because r
 LARGEST_BODY = 1_000_000
 MOST_DETAILS = 20
 HARMLESS_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-STATUS: dict[type[EcluseError], int] = {InvalidInput: 422, NotFound: 404, ForbiddenTransition: 409, ReadTimeout: 503}
+STATUS: dict[type[EcluseError], int] = {
+    InvalidInput: 422,
+    NotFound: 404,
+    Conflict: 409,
+    ForbiddenTransition: 409,
+    ReadTimeout: 503,
+}
 # Ours to keep, whatever the standard library calls them next.
 CODES = {
     404: "NOT_FOUND",
@@ -177,7 +183,8 @@ async def _validation_error(request: Request, error: RequestValidationError) -> 
     if any(one["type"] == "json_invalid" for one in wrong):
         why = f"The body is not JSON: {wrong[0]['ctx']['error']}."
         return error_answer(request_id(request), 400, "NOT_JSON", why)
-    details = [{"where": ".".join(map(str, one["loc"])), "problem": problem(one)} for one in wrong[:MOST_DETAILS]]
+    spelled = as_sent(_sent(request))
+    details = [{"where": where(one, spelled), "problem": problem(one, spelled)} for one in wrong[:MOST_DETAILS]]
     message = "; ".join(f"{one['where']}: {one['problem']}" for one in details)
     return error_answer(request_id(request), 422, InvalidInput.code, message, details=details)
 
@@ -187,7 +194,13 @@ async def _our_error(request: Request, error: EcluseError) -> Response:
     if status is None:
         return _unexpected(request_id(request), error)
     headers = error.headers if isinstance(error, Refused) else None
-    return error_answer(request_id(request), status, error.code, error.message, headers=headers)
+    message = respelled(error.message, as_sent(_sent(request), guess=False))
+    return error_answer(request_id(request), status, error.code, message, headers=headers)
+
+
+def _sent(request: Request) -> Any:
+    """The body, as far as a route has read one."""
+    return getattr(request.state, "sent", None)
 
 
 def status_of(error: EcluseError) -> int | None:

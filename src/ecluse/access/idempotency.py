@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -20,8 +20,10 @@ from ecluse.access.door import caller_of
 from ecluse.access.envelope import Refused, as_json
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection, Pool
+from ecluse.engine import Aged
 
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
+KEPT = Aged("idempotency keys", "idempotency_keys", "t.created_at", order="created_at", type="timestamptz")
 
 # A key that is older than a day is as good as new.
 TAKE = """
@@ -41,8 +43,14 @@ DELETE FROM idempotency_keys WHERE (tenant_id, key) IN (
 
 @dataclass(frozen=True)
 class Answer:
+    """What is said only `once` is not stored: a repetition is answered with the body alone."""
+
     status: int
     body: Mapping[str, Any]
+    once: Mapping[str, Any] = field(default_factory=dict)
+
+    def response(self) -> Response:
+        return as_json({**self.body, **self.once}, self.status)
 
 
 def key_of(request: Request) -> str | None:
@@ -57,8 +65,7 @@ async def once(request: Request, pool: Pool, do: Callable[[Connection], Awaitabl
     key = key_of(request)
     async with pool.connection() as connection, connection.transaction():
         if key is None:
-            answer = await do(connection)
-            return as_json(answer.body, answer.status)
+            return (await do(connection)).response()
         tenant = caller_of(request).tenant
         body = await request.body()
         asked = hashlib.sha256(f"{request.method} {request.url.path}\n".encode() + body).digest()
@@ -79,7 +86,7 @@ async def once(request: Request, pool: Pool, do: Callable[[Connection], Awaitabl
             (answer.status, Jsonb(answer.body), tenant, key),
         )
         await connection.execute(FORGET)
-    return as_json(answer.body, answer.status)
+    return answer.response()
 
 
 async def _replay(connection: Connection, tenant: str, key: str, asked: bytes) -> Response:

@@ -36,7 +36,7 @@ MANY = 1_000
 SCOPES = ("ALL", "GROUP", "SELF")
 
 FIND = """
-SELECT k.id AS key_id, k.tenant_id AS tenant, k.role, k.scope, k.groupes, k.crm_user_id,
+SELECT k.id AS key_id, k.name, k.tenant_id AS tenant, k.role, k.scope, k.groupes, k.crm_user_id,
        t.disabled_at IS NOT NULL AS disabled
 FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
 WHERE k.hash = %s AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ecluse_now())
@@ -59,6 +59,7 @@ class Caller:
     groupes: Sequence[str]
     crm_user_id: str | None
     disabled: bool  # the tenant is
+    name: str = ""  # for people
 
     @property
     def actor(self) -> str:

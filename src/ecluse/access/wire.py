@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
@@ -32,6 +32,7 @@ def _storable(value: str) -> str:
 
 Limit = Annotated[int, Query(ge=1, le=200), BeforeValidator(_plain)]
 Offset = Annotated[int, Query(ge=0, le=1_000_000), BeforeValidator(_plain)]
+Order = Annotated[Literal["asc", "desc"], Query(description="`asc`: the oldest first; `desc`: the newest first.")]
 Filter = Annotated[str | None, Query(max_length=200), AfterValidator(lambda value: value and _storable(value))]
 
 
@@ -55,7 +56,7 @@ def number(noun: str, text: str) -> int:
 def with_ids_as_text(rows: Sequence[Row]) -> Sequence[Row]:
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, int) and (name == "id" or name.endswith("_id")):
+            if isinstance(value, int) and (name in ("id", "redrive_of") or name.endswith("_id")):
                 row[name] = str(value)
     return rows
 

@@ -13,14 +13,13 @@ from fastapi.openapi.utils import get_openapi
 from ecluse.access.keys import Keys
 from ecluse.api import events, leases, me, notifications, outcomes, pusher, realtime, runs
 from ecluse.db.connect import pool
-from ecluse.db.reads import READ_OPTIONS, Reads
+from ecluse.db.pools import READING
+from ecluse.db.reads import READ_SETTINGS, Reads
 from ecluse.engine import Kit
 from ecluse.flows.audits import routes as audits
 from ecluse.flows.automation import routes as automation
 from ecluse.flows.fiches import routes as fiches
 from ecluse.flows.transcriptions import routes as transcriptions
-
-READERS = 4
 
 
 def mount(app: FastAPI) -> None:
@@ -41,7 +40,7 @@ def mount(app: FastAPI) -> None:
 @asynccontextmanager
 async def serving(app: FastAPI, kit: Kit) -> AsyncIterator[None]:
     """What the routes need besides the kit."""
-    async with pool(kit.dsn, size=READERS, extra_options=READ_OPTIONS, checked=False) as quick:
+    async with pool(kit.dsn, size=min(READING, kit.db_pool), settings=READ_SETTINGS, checked=False) as quick:
         app.state.reads = Reads(quick, kit.pool)
         app.state.keys = keys = Keys(app.state.reads, kit.pool, kit.clock)
         yield

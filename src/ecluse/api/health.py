@@ -10,6 +10,7 @@ import psycopg
 import structlog
 from fastapi import APIRouter, Request, Response
 
+from ecluse.base.version import version
 from ecluse.db.connect import one_line
 from ecluse.engine import Kit
 
@@ -45,7 +46,7 @@ class Readiness:
 
 @routes.get("/healthz")
 async def healthz() -> dict[str, str]:
-    return {"status": "ok"}
+    return {"status": "ok", "version": version()}
 
 
 @routes.get("/readyz")

@@ -15,10 +15,11 @@ from typing import Any
 import prometheus_client
 import psycopg
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ecluse.base.version import commit, release
 from ecluse.engine import Kit, counts, reading
 from ecluse.realtime.hub import Hub
 
@@ -37,6 +38,7 @@ SHARED = {
     "runs_open": (["flow", "state"], "Runs that have not ended."),
     "items_waiting": (["lane"], "Items that nobody has in hand, due or not yet."),
     "lane_held": (["lane"], "1 while nothing of the lane is started: held after a vendor's word, or paused."),
+    "lane_down": (["lane"], "1 from the opening of the lane's breaker until a call is answered again."),
     "lane_in_flight": (["lane"], "Items in some replica's hands."),
     "outbox_unpublished": ([], "Events written and not yet published."),
     "outbox_oldest_seconds": ([], "Age of the oldest event that is not published; 0 without any."),
@@ -77,6 +79,8 @@ class Metrics:
             buckets=BUCKETS,
             registry=self._registry,
         )
+        build = Gauge("ecluse_build_info", "Which program this is.", ["version", "commit"], registry=self._registry)
+        build.labels(release(), commit() or "").set(1)
         self._shared: list[dict[str, Any]] | None = None
         self._good_until = 0.0
         self._asking = asyncio.Lock()

@@ -20,7 +20,7 @@ from ecluse.db.reads import Reads
 from ecluse.engine import reading
 
 PAGE = 1_000
-COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist")
+COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist", "will_fail")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\x00")
 
 routes = door.routes("runs")
@@ -44,7 +44,7 @@ def lines(rows: Iterable[Iterable[object]]) -> str:
     responses={200: {"content": {"text/csv": {"example": lines([COLUMNS, ("SKU-7", "failed", "NOT_FOUND")])}}}},
 )
 async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
-    """Every target with its outcome; without one while the run is open."""
+    """Every target with its outcome; without one while the run is open, but with why it will fail, if that is known."""
     tenant, wanted, reads = caller_of(request).tenant, number("run", run_id), reads_of(request)
     first = await _page(reads, tenant, wanted, None)  # before the answer begins: a run that is not there is a 404
     return StreamingResponse(
@@ -57,8 +57,13 @@ async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
 async def _all(reads: Reads, tenant: str, run_id: int, page: list[Row]) -> AsyncIterator[str]:
     yield lines([COLUMNS])
     while page:
-        yield lines([row[name] for name in COLUMNS] for row in page)
+        yield lines([*[row[name] for name in COLUMNS[:-1]], _expected(row)] for row in page)
         page = await _page(reads, tenant, run_id, page[-1]["target"])
+
+
+def _expected(row: Row) -> str | None:
+    expected = row["will_fail"]
+    return None if expected is None else f"{expected['code']}: {expected['reason']}"
 
 
 async def _page(reads: Reads, tenant: str, run_id: int, after: str | None) -> list[Row]:

@@ -6,6 +6,8 @@ import hashlib
 import json
 import uuid
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 from fastapi import Request, Response
 
@@ -13,11 +15,25 @@ from ecluse.access import audit_trail, door, idempotency
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused, as_json, request_id
 from ecluse.access.idempotency import Answer
-from ecluse.access.wire import Filter, Limit, Offset, kit_of, number, reads_of, with_ids_as_text
+from ecluse.access.wire import Filter, Limit, Offset, Order, kit_of, number, reads_of, with_ids_as_text
 from ecluse.api import shapes
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import Start, announce, end_by_operator, insert_run, load_run, reading, why
+from ecluse.engine import (
+    Flow,
+    Run,
+    RunWaits,
+    Start,
+    Waiting,
+    announce,
+    end_by_operator,
+    insert_run,
+    load_run,
+    preview_end,
+    reading,
+    why,
+    why_run,
+)
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 
 routes = door.routes("runs")
@@ -27,7 +43,8 @@ routes = door.routes("runs")
 async def list_runs(
     request: Request, limit: Limit = 50, offset: Offset = 0, flow: Filter = None, state: Filter = None
 ) -> Response:
-    """The newest first. `state` is a neutral state or a flow's own word for it. Deliveries of notifications, which are
+    """The newest first. `state` is a neutral state or a flow's own word for it; cancelled runs are found by `cancelled`
+    alone. Deliveries of notifications, which are
     runs too, are left out unless `flow=notifications` asks for them."""
     tenant, but = caller_of(request).tenant, [NOTIFICATIONS]
     rows = await reads_of(request)(
@@ -42,7 +59,7 @@ async def show_run(request: Request, run_id: str) -> Response:
     tenant, wanted = caller_of(request).tenant, number("run", run_id)
     run = await reads_of(request)(lambda c: reading.show_run(c, tenant, wanted))
     with_ids_as_text([run])
-    return as_json(run)
+    return as_json({**run, "redrives": [str(one) for one in run["redrives"]]})
 
 
 @routes.get("/api/runs/{run_id}/items", openapi_extra=needs("runs.read"), response_model=shapes.ItemPage)
@@ -59,19 +76,37 @@ async def list_items(
 
 @routes.get("/api/runs/{run_id}/waiting", openapi_extra=needs("runs.read"), response_model=shapes.WaitingPage)
 async def why_waiting(request: Request, run_id: str, limit: Limit = 50, offset: Offset = 0) -> Response:
-    """Its waiting items, in their order: why each waits, and when it is expected to start."""
+    """Why it waits, and the runs that it waits for: by cause, with counts and expected starts; and item by item."""
     tenant, wanted = caller_of(request).tenant, number("run", run_id)
-    found = await reads_of(request)(lambda c: why(c, tenant, wanted, limit=limit, offset=offset))
-    rows = with_ids_as_text([asdict(one) for one in found])
-    return as_json({"waiting": rows, "limit": limit, "offset": offset})
+
+    async def ask(connection: Connection) -> tuple[RunWaits, list[Waiting]]:
+        return await why_run(connection, tenant, wanted), await why(
+            connection, tenant, wanted, limit=limit, offset=offset
+        )
+
+    run, items = await reads_of(request)(ask)
+    told = asdict(run)
+    for group in told["groups"]:
+        with_ids_as_text(group["sample"])
+    told["total"] = told.pop("waiting")
+    return as_json(
+        {**told, "waiting": with_ids_as_text([asdict(one) for one in items]), "limit": limit, "offset": offset}
+    )
 
 
 @routes.get("/api/runs/{run_id}/log", openapi_extra=needs("runs.read"), response_model=shapes.LogPage)
-async def list_log(request: Request, run_id: str, limit: Limit = 50, offset: Offset = 0) -> Response:
-    """Its own account, the oldest line first."""
+async def list_log(
+    request: Request, run_id: str, order: Order = "asc", limit: Limit = 50, offset: Offset = 0
+) -> Response:
+    """Its own account, the oldest line first, or the newest."""
     tenant, wanted = caller_of(request).tenant, number("run", run_id)
-    rows = await reads_of(request)(lambda c: reading.list_log(c, tenant, wanted, limit=limit, offset=offset))
-    return as_json({"log": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+    async def ask(connection: Connection) -> dict[str, Any]:
+        newest = order == "desc"
+        rows = await reading.list_log(connection, tenant, wanted, newest_first=newest, limit=limit, offset=offset)
+        return {"log": with_ids_as_text(rows), "total": await reading.count_log(connection, wanted)}
+
+    return as_json({**await reads_of(request)(ask), "limit": limit, "offset": offset})
 
 
 @routes.post(
@@ -86,6 +121,8 @@ async def start_run(request: Request, body: shapes.StartRun) -> Response:
     kit, caller, given_once = kit_of(request), caller_of(request), idempotency.key_of(request)
     if body.flow not in kit.by_name:
         raise InvalidInput(f"there is no flow {body.flow!r} (known: {', '.join(sorted(kit.by_name)) or 'none'})")
+    if why_not := kit.by_name[body.flow].not_by_hand:
+        raise InvalidInput(why_not)
     # A repetition that has outlived its stored answer still meets the first one's run under this name.
     event_key = body.key or f"{body.flow}-request-{f'{given_once}-{_digest(body)}' if given_once else uuid.uuid4()}"
     start = Start(
@@ -114,18 +151,42 @@ def _digest(body: shapes.StartRun) -> str:
     return hashlib.sha256(json.dumps([body.flow, body.input], sort_keys=True).encode()).hexdigest()[:12]
 
 
+@routes.get("/api/runs/{run_id}/end", openapi_extra=needs("runs.read"), response_model=shapes.EndPreview)
+async def preview_end_of_run(request: Request, run_id: str) -> Response:
+    """What ending the run now would do; nothing is changed."""
+    wanted = number("run", run_id)
+
+    async def ask(connection: Connection) -> dict[str, Any]:
+        return await preview_end(connection, *await _of_caller(connection, request, wanted))
+
+    preview = await reads_of(request)(ask)
+    if preview["ended"]:
+        raise _ended(wanted)
+    return as_json(preview)
+
+
 @routes.post("/api/runs/{run_id}/end", openapi_extra=needs("runs.write"), response_model=shapes.EndedRun)
 async def end_run(request: Request, run_id: str, body: shapes.Reason) -> Response:
-    """End a run now, as failed: nothing more of it is started, and every open target gets this reason."""
+    """End a run now: it is cancelled, by this key and for this reason. Nothing more of it is started, nor of the runs
+    that only it waits for; targets that are not finished get the code `CANCELLED`."""
     kit, caller, wanted = kit_of(request), caller_of(request), number("run", run_id)
     async with kit.pool.connection() as connection:
-        run = await load_run(connection, wanted)
-        if run.tenant_id != caller.tenant:
-            raise NotFound(f"there is no run {wanted}")
-        if run.flow not in kit.by_name:
-            raise Refused(409, "FLOW_NOT_LOADED", f"Run {wanted} is of flow {run.flow!r}, which is not loaded here.")
+        flow, run = await _of_caller(connection, request, wanted)
         done = (caller.tenant, caller.actor, "run.end", f"run:{wanted}", body.reason, request_id(request))
-        flow, record = kit.by_name[run.flow], lambda: audit_trail.record(connection, *done)
-        if not await end_by_operator(connection, flow, run, body.reason, record):
-            raise Refused(409, "ALREADY_ENDED", f"Run {wanted} had ended already; nothing was changed.")
+        record = partial(audit_trail.record, connection, *done)
+        if not await end_by_operator(connection, flow, run, body.reason, by=caller.name, record=record):
+            raise _ended(wanted)
     return as_json({"run_id": run_id, "ended": True})
+
+
+async def _of_caller(connection: Connection, request: Request, run_id: int) -> tuple[Flow, Run]:
+    kit, run = kit_of(request), await load_run(connection, run_id)
+    if run.tenant_id != caller_of(request).tenant:
+        raise NotFound(f"there is no run {run_id}")
+    if run.flow not in kit.by_name:
+        raise Refused(409, "FLOW_NOT_LOADED", f"Run {run_id} is of flow {run.flow!r}, which is not loaded here.")
+    return kit.by_name[run.flow], run
+
+
+def _ended(run_id: int) -> Refused:
+    return Refused(409, "ALREADY_ENDED", f"Run {run_id} had ended already; nothing was changed.")

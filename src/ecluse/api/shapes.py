@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ecluse.access.wire import Body, Shape
-from ecluse.engine import State
+from ecluse.engine import Cause, EndCause, State
 
 Id = str
 Role = Literal["viewer", "operator", "admin"]
@@ -48,18 +48,23 @@ class RunRow(Shape):
     flow: str
     event_key: str = Field(description="Names the decision to run; unique per tenant.")
     parent_run_id: Id | None
+    redrive_of: Id | None = Field(description="The run whose targets it takes once more.")
     schedule_id: Id | None
     correlation_id: str | None
     status: str = Field(description="The flow's own word.")
-    state: State = Field(description="The neutral one.")
-    phase: str | None
+    state: State = Field(
+        description="The neutral one. `cancelled`: ended on request; `status` then says what came of the targets."
+    )
+    phase: str | None = Field(description="null once it has ended.")
     selected: int | None
     successful: int | None
     failed: int | None
     ignored: int | None
+    cancelled: int = Field(description="Of `failed`: targets that were never finished, because the run was cancelled.")
     reason: str | None
     error_code: str | None
-    end_cause: Literal["normal", "operator", "stale", "catastrophic"] | None
+    end_cause: EndCause | None
+    ended_by: str | None = Field(description="Of a cancelled run: the person, or `run:<id>` if it ended with that run.")
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -77,6 +82,7 @@ class StageRow(Shape):
     done: int
     failed: int
     ignored: int
+    unfinished: int = Field(description="What the end of the run left undone.")
     in_flight: int
     waiting: int
     round: int
@@ -88,6 +94,19 @@ class StageRow(Shape):
     end_cause: Literal["done", "timeout", "run ended"] | None
 
 
+class WillFail(Shape):
+    count: int = Field(description="Targets without an outcome that are known to fail.")
+    codes: dict[str, int] = Field(examples=[{"NO_URL": 2}])
+
+
+class Standing(Shape):
+    selected: int
+    successful: int
+    failed: int
+    ignored: int
+    cancelled: int = Field(description="Of `failed`: never finished, because the run was cancelled.")
+
+
 class RunInFull(RunRow):
     orchestrated: bool
     input: dict[str, Any]
@@ -95,6 +114,12 @@ class RunInFull(RunRow):
     error_details: Any
     stages: list[StageRow]
     outcomes: dict[str, int] = Field(description="How many targets by reason; successes under their own name.")
+    will_fail: WillFail
+    redrives: list[Id]
+    after_redrives: Standing | None = Field(
+        description="The latest outcome of each target, over the run and its redrives; null without redrives."
+    )
+    selection_incomplete: str | None = Field(description="What its selection lacks, and why; null: nothing.")
 
 
 class ItemRow(Shape):
@@ -125,16 +150,52 @@ class ItemPage(Shape):
 
 class WaitingRow(Shape):
     item_id: Id
+    run_id: Id = Field(description="The run asked about, or one that it waits for.")
     key: str
+    target: str
     stage: str
-    cause: Literal["paused", "held", "retry", "suspect", "no worker", "in flight", "per key", "throttled", "queued"]
+    lane: str
+    cause: Cause
     detail: str = Field(description="The same for people: until when, how many before it.")
     position: int | None = Field(description="How many go before it; null: it is not in line yet, or far behind.")
     expected_at: datetime | None
 
 
+class WaitingExample(Shape):
+    run_id: Id
+    key: str
+    target: str
+
+
+class WaitingGroup(Shape):
+    cause: Cause = Field(
+        description="`paused` by an operator, `held` after a Retry-After, `breaker` open, `throttled` by a rate, cap "
+        "`in flight` or `per key` used up, a `lease` of another run, `postponed` by its flow, `retry` after a failure, "
+        "`window`: not due yet, `suspect` of killing workers, `no worker` there, `queued` for a worker slot, `gate`: "
+        "the run itself waits, for calls in flight or its next step."
+    )
+    flow: str
+    stage: str | None
+    lane: str | None = Field(description="null: the run itself waits, none of its items.")
+    count: int = Field(description="Items that wait; of a `gate`, the calls in flight.")
+    detail: str = Field(description="The same for people.")
+    since: datetime | None = Field(description="When the pause, or the oldest call in flight, began.")
+    first_at: datetime | None = Field(description="When the first of them is expected to start.")
+    last_at: datetime | None = Field(description="When the last is, at the earliest.")
+    sample: list[WaitingExample]
+
+
 class WaitingPage(Shape):
-    waiting: list[WaitingRow]
+    """Of a run and all the runs that it waits for."""
+
+    summary: str = Field(description="One sentence for all of it.")
+    total: int = Field(description="Items that wait.")
+    in_flight: int = Field(description="Calls under way.")
+    in_flight_since: datetime | None = Field(description="The oldest of them.")
+    progress_at: datetime | None = Field(description="When something was last done; null once the run has ended.")
+    blocked: bool = Field(description="Nothing is in flight, and nothing starts before its cause is gone.")
+    groups: list[WaitingGroup] = Field(description="By cause, the most frequent first.")
+    waiting: list[WaitingRow] = Field(description="A page of the items, in their order.")
     limit: int
     offset: int
 
@@ -146,10 +207,14 @@ class LogRow(Shape):
     message: str
     event_id: str | None
     data: Any
+    count: int = Field(description="How often it was said: from `at` to `last_at`.")
+    targets: list[str] | None = Field(description="Targets it is about, the first five.")
+    last_at: datetime | None
 
 
 class LogPage(Shape):
     log: list[LogRow]
+    total: int = Field(description="Lines there are.")
     limit: int
     offset: int
 
@@ -173,6 +238,21 @@ class StartedRun(Shape):
 
 class Reason(Body):
     reason: str = Field(min_length=1, max_length=2000, examples=["wrong catalogue"])
+
+
+class EndPreview(Shape):
+    run_id: Id
+    flow: str
+    status: str
+    state: State
+    ended: Literal[False]
+    selected: int | None
+    finished: int = Field(description="Targets that keep their outcome.")
+    in_flight: int = Field(description="Targets that are cancelled while a call of theirs is under way.")
+    waiting: int = Field(description="Targets that are cancelled and wait.")
+    children_that_end: int = Field(description="Runs that only this one waits for.")
+    children_that_go_on: int = Field(description="Runs that another open run or a person waits for, too.")
+    calls_in_flight: int = Field(description="Paid ones come to their end, and their results are kept.")
 
 
 class EndedRun(Shape):

@@ -3,6 +3,7 @@
 EcluseError                  carries a stable `code` and a message that says what to do
  ├─ SetUpError               the program cannot start: the message is shown to the operator, exit code 2
  ├─ InvalidInput             the caller sent something wrong: 4xx, exit code 2
+ ├─ Conflict                 what is there already does not allow it: 409, exit code 2
  ├─ NotFound                 no such run, flow or record: 404, exit code 2
  ├─ ForbiddenTransition      a status move that the flow's table does not list; nothing was written
  ├─ NonRetriableError        ends a run at once, as failed
@@ -36,6 +37,10 @@ class SetUpError(EcluseError):
 
 class InvalidInput(EcluseError):
     code = "INVALID_INPUT"
+
+
+class Conflict(EcluseError):
+    code = "CONFLICT"
 
 
 class NotFound(EcluseError):

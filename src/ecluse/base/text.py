@@ -4,6 +4,7 @@ from __future__ import annotations
 
 LONGEST_ERROR = 2_000
 LONGEST_KEY = 500  # characters: what fits into an index, whatever they are
+LONGEST_FOREIGN_ID = 200  # characters of an id that another system has given
 
 
 def storable(text: str, longest: int = LONGEST_ERROR) -> str:

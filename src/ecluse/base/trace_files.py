@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from ecluse.base.trace import Record
 
 
+@dataclass(frozen=True)
+class TraceFolder:
+    """Where the files of one workflow are."""
+
+    folder: Path
+    workflow: str
+    suffix: str
+
+    def of_run(self, run_id: int) -> Path:
+        return self.folder / f"{self.workflow}-run-{run_id}{self.suffix}"
+
+    def erase(self, run_id: int, naming: str | None = None) -> int:
+        """Removes the file of a run, or only its lines that name this word; returns how many files were changed."""
+        file = self.of_run(run_id)
+        if not file.exists():
+            return 0
+        if naming is None:
+            file.unlink()
+            return 1
+        word = re.compile(rf"(?<!\w){re.escape(naming)}(?!\w)")
+        lines = file.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if not word.search(line)]
+        file.write_text("".join(kept))
+        return int(len(kept) < len(lines))
+
+
 class TraceFiles:
     """A listener. Lines are written at once, on the loop: whoever looks for a bug wants the last one, too."""
 
-    def __init__(self, folder: Path, workflow: str, now: Callable[[], datetime], suffix: str = ".log") -> None:
-        self._folder, self._workflow, self._now, self._suffix = folder, workflow, now, suffix
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, place: TraceFolder, now: Callable[[], datetime]) -> None:
+        self._place, self._now = place, now
+        place.folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, record: Record) -> None:
         tracer = record.tracer
-        if tracer.workflow != self._workflow or tracer.run_id is None:
+        if tracer.workflow != self._place.workflow or tracer.run_id is None:
             return
         line = {
             "at": self._now().isoformat(),
@@ -31,5 +59,5 @@ class TraceFiles:
             "correlation_id": tracer.correlation_id,
             "data": record.data,
         }
-        with (self._folder / f"{self._workflow}-run-{tracer.run_id}{self._suffix}").open("a") as file:
+        with self._place.of_run(tracer.run_id).open("a") as file:
             file.write(f"{json.dumps(line, default=str)}\n")

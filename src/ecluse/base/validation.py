@@ -1,20 +1,61 @@
-"""What a model refuses, in words for whoever gave it. Pydantic puts its own words before those of our validators."""
+"""What a model refuses, in words for whoever gave it, with the names under which it was given. Pydantic puts its own
+words before those of our validators."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 
 BEFORE_OURS = {"value_error": "Value error, ", "assertion_error": "Assertion failed, "}
+# A name in a sentence; what is quoted is a value.
+NAME = re.compile(r"""(?<!['"\w-])[a-z]+(?:_[a-z]+)+(?!['"\w])""")
+
+Spelling = Callable[[str], str]  # of a field's name
 
 
-def problem(error: Mapping[str, Any]) -> str:
+def as_it_is(name: str) -> str:
+    return name
+
+
+def as_sent(body: Any, *, guess: bool = True) -> Spelling:
+    """The spelling of a JSON body: names that it has in camelCase are said in camelCase. With `guess`, names that it
+    does not have, too, if all of its own are."""
+    sent = set(_names(body))
+    camel = guess and any(name != name.lower() for name in sent) and not any("_" in name for name in sent)
+
+    def spelled(name: str) -> str:
+        other = to_camel(name)
+        return other if name not in sent and (other in sent or camel) else name
+
+    return spelled
+
+
+def problem(error: Mapping[str, Any], spelled: Spelling = as_it_is) -> str:
     """Of one of a model's `errors()`."""
-    return str(error["msg"]).removeprefix(BEFORE_OURS.get(error["type"], ""))
+    return respelled(str(error["msg"]).removeprefix(BEFORE_OURS.get(error["type"], "")), spelled)
 
 
-def readable(error: ValidationError) -> str:
-    wrong = [(".".join(map(str, one["loc"])), problem(one)) for one in error.errors()]
-    return "; ".join(f"{where}: {what}" if where else what for where, what in wrong)
+def where(error: Mapping[str, Any], spelled: Spelling = as_it_is) -> str:
+    return ".".join(spelled(part) if isinstance(part, str) else str(part) for part in error["loc"])
+
+
+def respelled(text: str, spelled: Spelling) -> str:
+    return NAME.sub(lambda found: spelled(found[0]), text)
+
+
+def readable(error: ValidationError, spelled: Spelling = as_it_is) -> str:
+    wrong = [(where(one, spelled), problem(one, spelled)) for one in error.errors()]
+    return "; ".join(f"{place}: {what}" if place else what for place, what in wrong)
+
+
+def _names(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from _names(one)

@@ -11,7 +11,7 @@ import psycopg
 import structlog
 
 from ecluse.base.clock import Clock
-from ecluse.base.trace_files import TraceFiles
+from ecluse.base.trace_files import TraceFiles, TraceFolder
 from ecluse.bootstrap.box import (
     Lacking,
     automation_config,
@@ -20,8 +20,10 @@ from ecluse.bootstrap.box import (
     load_flows,
     transcription_config,
 )
+from ecluse.bootstrap.keeping import retention_rules
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
+from ecluse.db.pools import DELIVERING
 from ecluse.engine import ROLES, Flow, Role, Rules, Sink, Tell
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 from ecluse.settings import Settings
@@ -43,7 +45,9 @@ __all__ = [
     "open_database",
     "open_realtime",
     "open_secrets",
+    "retention_rules",
     "trace_files",
+    "trace_folders",
     "transcription_config",
 ]
 
@@ -70,12 +74,21 @@ def open_database(settings: Settings) -> Database:
     return Database(normalise(server.dsn()), server)
 
 
+def trace_folders(settings: Settings) -> dict[str, TraceFolder]:
+    """By workflow: where the log files of its runs are, if there are any."""
+    data = settings.ECLUSE_DATA_DIR or embedded.default_data_dir()
+    return {
+        "transcription": TraceFolder(data / "logs", "transcription", ".log"),
+        "automation": TraceFolder(data / "automation-debug-logs", "automation", ".txt"),
+    }
+
+
 def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
     """Of the workflows whose runs have a log file each."""
-    data = settings.ECLUSE_DATA_DIR or embedded.default_data_dir()
-    found = [TraceFiles(data / "logs", "transcription", clock.now)] if settings.TRANSCRIPTION_DEBUG_LOG_TO_FILE else []
+    folders = trace_folders(settings)
+    found = [TraceFiles(folders["transcription"], clock.now)] if settings.TRANSCRIPTION_DEBUG_LOG_TO_FILE else []
     if settings.AUTOMATION_DEBUG_LOG_TO_FILE:
-        found.append(TraceFiles(data / "automation-debug-logs", "automation", clock.now, ".txt"))
+        found.append(TraceFiles(folders["automation"], clock.now))
     return found
 
 
@@ -142,6 +155,7 @@ def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup
         webhook_timeout=settings.ECLUSE_WEBHOOK_TIMEOUT_SECONDS,
         smtp=smtp,
         public_url=settings.ECLUSE_PUBLIC_URL,
+        connections=min(DELIVERING, settings.ECLUSE_DB_POOL),
     )
 
 
@@ -175,10 +189,12 @@ def bootstrap(
         chunk=settings.AUTOMATION_SEND_EVENT_CHUNK_SIZE,
         beat=settings.ECLUSE_HEARTBEAT_SECONDS,
         dead_after=settings.ECLUSE_DEAD_AFTER_SECONDS,
+        db_pool=settings.ECLUSE_DB_POOL,
         trace_rows=settings.WORKFLOW_LOG_DB_ENABLED,
         due=Rules(
             look_back=timedelta(minutes=settings.AUTOMATION_SCHEDULER_WINDOW_MINUTES),
             catch_up_within=timedelta(hours=settings.ECLUSE_CATCH_UP_HOURS),
         ),
+        retention=retention_rules(settings, flows),
     )
     return kit

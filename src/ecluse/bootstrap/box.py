@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
@@ -186,11 +188,13 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
 
 def _load_flow(name: str) -> Flow:
     module, _, attribute = name.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # an installed script looks beside itself, not where it is started
     try:
         flow = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
         raise SetUpError(
-            f"Cannot load flow {name!r}: {error}. Give it as package:NAME, importable from here."
+            f"Cannot load flow {name!r}: {error}. Give it as package:NAME, a module in this directory or installed."
         ) from error
     if not isinstance(flow, Flow):
         raise SetUpError(f"{name!r} is not a Flow but a {type(flow).__name__}.")

@@ -99,7 +99,7 @@ def show(
 def run(
     fiche: Annotated[str, typer.Argument(help="The fiche's id, as the CRM numbers it.")],
     config: Annotated[int, typer.Argument(help="The config's id.")],
-    tenant: Annotated[str, typer.Option(help="Whose.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
     use_rlm: Annotated[bool, typer.Option("--use-rlm", help="Kept with the audit.")] = False,
 ) -> None:
     """Audit one fiche with one config. A running server takes it up at once; it waits for one otherwise."""

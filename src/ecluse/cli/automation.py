@@ -8,20 +8,20 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from ecluse import bootstrap, settings
 from ecluse.access import audit_trail, tenants
 from ecluse.base.errors import InvalidInput
 from ecluse.base.logging import harmless
-from ecluse.base.validation import readable
-from ecluse.cli import automation_schedules
+from ecluse.cli import automation_schedules, sums
+from ecluse.cli.automation_given import in_options
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
+from ecluse.cli.runs import why_waiting
 from ecluse.db.connect import Connection
-from ecluse.engine import Started, load_run
+from ecluse.engine import Started, cause_in_words, load_run
 from ecluse.flows.automation import reading
-from ecluse.flows.automation.schedules import FLOW
+from ecluse.flows.automation.schedules import FLOW, find
 from ecluse.flows.automation.selection import Override
 
 app = typer.Typer(no_args_is_help=True, help="Automation: schedules of fiches, and what became of their runs.")
@@ -31,9 +31,16 @@ RunId = Annotated[int, typer.Argument(help="The run's id.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 LimitOption = Annotated[int, typer.Option(min=1, max=200)]
 OffsetOption = Annotated[int, typer.Option(min=0)]
+TailOption = Annotated[int | None, typer.Option(help="Only the last so many lines.", min=1, max=10_000)]
 WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Follow it until it ends; exit code 1 if it does not succeed.")
+    bool,
+    typer.Option(
+        "--wait",
+        help="Follow it until it ends; exit code 1 if it does not succeed, 4 if it goes on (no worker is live, or "
+        "--timeout is over).",
+    ),
 ]
+TimeoutOption = Annotated[float | None, typer.Option(help="With --wait: for so many seconds at most.", min=0)]
 NOBODY = "no server is running yet: the run starts as soon as one is (`ecluse serve`)"
 
 
@@ -42,6 +49,7 @@ class RunStatusName(StrEnum):
     completed = "completed"
     partial = "partial"
     failed = "failed"
+    cancelled = "cancelled"
 
 
 class FicheStatusName(StrEnum):
@@ -53,7 +61,7 @@ class FicheStatusName(StrEnum):
 
 @app.command()
 def trigger(
-    schedule_id: Annotated[int, typer.Argument(help="The schedule's id.")],
+    schedule: Annotated[str, typer.Argument(help="The schedule's id or name.")],
     fiches: Annotated[
         str | None, typer.Option(help="Over these instead, this time: their ids, with commas in between.")
     ] = None,
@@ -61,9 +69,10 @@ def trigger(
         str | None, typer.Option(help='What else is to be otherwise, as over HTTP: \'{"date_range": "today"}\'.')
     ] = None,
     wait: WaitOption = False,
-    tenant: Annotated[str, typer.Option(help="Whose.")] = "default",
+    timeout: TimeoutOption = None,
+    tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
 ) -> None:
-    """Run a schedule now, whatever else is running. No due time is used up by that."""
+    """Run a schedule now, whatever else is running. Does not affect when it is due."""
     from ecluse.flows.automation import starting  # brings the faces along: who only looks need not wait for them
 
     given = json_object(override, "--override") if override is not None else {}
@@ -71,38 +80,84 @@ def trigger(
         if not fiches.strip(" ,"):
             raise InvalidInput("--fiches names no fiche: leave it out to take those that the schedule says.")
         given |= {"mode": "manual", "fiche_ids": fiches}
-    try:
+    with in_options(override, {"fiche_ids": "--fiches"}):
         instead = Override.model_validate(given) if given else None
-    except ValidationError as error:
-        raise InvalidInput(readable(error)) from error
     config = replace(bootstrap.automation_config(settings.load()), unset=())  # of this shell, not of the server
 
     async def ask(connection: Connection) -> dict[str, Any]:
         await tenants.require(connection, tenant, enabled=True)
+        schedule_id = await find(connection, tenant, schedule)
         async with connection.transaction():
             started = await starting.start(connection, flow_named(FLOW), tenant, schedule_id, instead)
             await _record(connection, tenant, "automation_schedule.trigger", f"schedule:{schedule_id}")
             found = await starting.warnings(connection, tenant, schedule_id, instead, config)
         return await _told(connection, started, warnings=found)
 
-    _follow(with_connection(ask), wait)
+    with in_options(override, {"fiche_ids": "--fiches"}):
+        told = with_connection(ask)
+    _follow(told, wait, timeout)
 
 
 @app.command()
-def redrive(run_id: RunId, wait: WaitOption = False) -> None:
-    """Run once more over the fiches that failed in a run. While that goes on, asking again gets the same run."""
+def redrive(
+    run_id: RunId,
+    cancelled: Annotated[
+        bool, typer.Option("--cancelled", help="Those, too, that were cancelled before they were finished.")
+    ] = False,
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out-hopeless", help="Not those that cannot succeed as they are.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="All of them, without being asked, as in scripts.")] = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Run once more over the fiches that failed in a run. Which of them cannot succeed is said first. While that run
+    goes on, asking again gets the same one."""
     from ecluse.flows.automation import starting
 
-    async def ask(connection: Connection) -> dict[str, Any]:
+    async def tenant_of(connection: Connection) -> str:
         tenant = (await load_run(connection, run_id)).tenant_id
         await tenants.require(connection, tenant, enabled=True)
+        return tenant
+
+    async def look(connection: Connection) -> dict[str, Any]:
+        tenant = await tenant_of(connection)
+        return await starting.preview_redrive(connection, tenant, run_id, include_cancelled=cancelled)
+
+    preview = with_connection(look)
+    if preview["cannot_succeed"]:
+        typer.echo(_hopeless(preview), err=True)
+        if not yes and not leave_out and preview["cannot_succeed"] < preview["takes"]:
+            leave_out = sums.choose("Leave them out?")
+        elif not leave_out:
+            sums.ask("Redrive them all the same?", yes=yes)
+
+    async def ask(connection: Connection) -> dict[str, Any]:
+        tenant = await tenant_of(connection)
         async with connection.transaction():
-            started = await starting.redrive(connection, flow_named(FLOW), tenant, run_id)
+            started = await starting.redrive(
+                connection,
+                flow_named(FLOW),
+                tenant,
+                run_id,
+                include_cancelled=cancelled,
+                leave_out_hopeless=leave_out,
+            )
             if not started.deduplicated:
                 await _record(connection, tenant, "automation_run.redrive", f"run:{run_id}")
-        return await _told(connection, started, parent_run_id=str(run_id), deduplicated=started.deduplicated)
+        link = {"parent_run_id": str(run_id), "redrive_of": str(run_id)}
+        return await _told(connection, started, **link, deduplicated=started.deduplicated)
 
-    _follow(with_connection(ask), wait)
+    _follow(with_connection(ask), wait, timeout)
+
+
+def _hopeless(preview: dict[str, Any]) -> str:
+    lines = [f"{preview['cannot_succeed']} of {preview['takes']} fiches cannot succeed as they are:"]
+    lines += [
+        f"  {one['count']:>6}  {one['error_code']}  (fiche {one['fiche_id']}: {one['error']})"
+        for one in preview["causes"]
+    ]
+    return "\n".join(harmless(line) for line in lines)
 
 
 @app.command()
@@ -124,11 +179,11 @@ def runs(
         filtered = schedule or status or tenant or offset
         typer.echo("no such runs" if filtered else "no runs yet: start one with `ecluse automation trigger SCHEDULE`")
     for row in rows:
-        counts = f"{row['successful_fiches']}+{row['failed_fiches']}"
-        ignored = f", {row['ignored_fiches']} ignored" if row["ignored_fiches"] else ""
-        about = f"{row['tenant_id']:<12} schedule {row['schedule_id']}  {row['status']:<10}"
+        about = f"{row['tenant_id']:<12} schedule {row['schedule_id']}  {sums.word(row):<10}"
         began = f"{row['started_at']:%Y-%m-%d %H:%M:%SZ}"
-        typer.echo(f"{row['id']:>8}  {about} {began}  {row['total_fiches']:>6} = {counts}{ignored}")
+        of = f"  redrive of {row['redrive_of']}" if row["redrive_of"] else ""
+        counts = sums.in_short(_counts(row)) if row["completed_at"] else "…"
+        typer.echo(f"{row['id']:>8}  {about} {began}  {row['selected'] or 0:>6} = {counts}{of}")
 
 
 @app.command()
@@ -141,6 +196,12 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
         return
     stages, snapshot = run.pop("stages"), run.pop("config_snapshot")
     run["schedule_name"] = snapshot.get("schedule_name")
+    if run["completed_at"] is not None:
+        run["selected"] = sums.in_full(_counts(run))
+    del run["total_fiches"]
+    if run["after_redrives"]:
+        run["after_redrives"] = sums.in_full(run["after_redrives"])
+    run["end_cause"] = cause_in_words(run["end_cause"])
     for name, value in run.items():
         if isinstance(value, (dict, list)):
             value = json.dumps(value, ensure_ascii=False, default=str) if value else None
@@ -153,9 +214,19 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def logs(run_id: RunId, limit: LimitOption = 200, offset: OffsetOption = 0, as_json: JsonOption = False) -> None:
+def logs(
+    run_id: RunId,
+    limit: LimitOption = 200,
+    offset: OffsetOption = 0,
+    tail: TailOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """What happened in a run, the oldest first."""
-    rows = with_connection(lambda c: reading.list_logs(c, None, run_id, limit=limit, offset=offset))
+    last: dict[str, Any] = {"newest_first": True, "limit": tail, "offset": 0}
+    part = last if tail else {"limit": limit, "offset": offset}
+    rows = with_connection(lambda c: reading.list_logs(c, None, run_id, **part))
+    if tail:
+        rows.reverse()
     if as_json:
         typer.echo(json.dumps({"logs": rows}, default=str))
         return
@@ -175,7 +246,7 @@ def fiches(
     offset: OffsetOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """What became of each fiche of a run; of one that is open, what it still lacks."""
+    """What became of each fiche of a run; of one that is open, what it still lacks, or why it will fail."""
     wanted: Any = status.value if status else None
     rows = with_connection(lambda c: reading.list_fiches(c, None, run_id, status=wanted, limit=limit, offset=offset))
     if as_json:
@@ -187,8 +258,18 @@ def fiches(
         recordings, audits = row["recordings"], row["audits"]
         gates = f"details {row['details']}, {recordings['transcribed']}/{recordings['total']} transcribed"
         gates += f", {audits['completed']}/{audits['total']} audited"
+        if expected := row["will_fail"]:
+            gates = f"will fail: {expected['code']} {expected['reason']} ({gates})"
         why = row["error"] or row["ignore_reason"] or gates
         typer.echo(harmless(f"{row['fiche_id']:>20}  {row['status']:<10} {why}"))
+
+
+app.command("why")(why_waiting)
+
+
+def _counts(row: dict[str, Any]) -> dict[str, Any]:
+    counts = {name: row[f"{name}_fiches"] for name in ("successful", "failed", "cancelled", "ignored")}
+    return {"selected": row["selected"], **counts}
 
 
 async def _told(connection: Connection, started: Started, **more: Any) -> dict[str, Any]:
@@ -198,12 +279,12 @@ async def _told(connection: Connection, started: Started, **more: Any) -> dict[s
     return {"run_id": str(started.run.id), "event_ids": [started.run.event_key], **more}
 
 
-def _follow(told: dict[str, Any], wait: bool) -> None:
+def _follow(told: dict[str, Any], wait: bool, timeout: float | None) -> None:
     typer.echo(json.dumps(told))
     if wait:
         from ecluse.cli.watch import watch
 
-        raise typer.Exit(watch(int(told["run_id"]), 1.0))
+        raise typer.Exit(watch(int(told["run_id"]), 1.0, timeout))
 
 
 async def _record(connection: Connection, tenant: str, action: str, subject: str) -> None:

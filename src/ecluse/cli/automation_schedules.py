@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from ecluse import bootstrap, settings
 from ecluse.access import audit_trail, tenants
@@ -17,46 +15,18 @@ from ecluse.base.clock import Clock
 from ecluse.base.errors import InvalidInput
 from ecluse.base.logging import harmless
 from ecluse.base.timetable import timetable
-from ecluse.base.validation import readable
+from ecluse.cli.automation_given import SPELLINGS_OF_TYPE, Mode, Range, Type, in_options, merged, selection, times
 from ecluse.cli.database import operator, with_connection, with_database
-from ecluse.cli.given import flow_named, json_object
+from ecluse.cli.given import flow_named
 from ecluse.db.connect import Connection
 from ecluse.flows.automation import reading, schedules
 from ecluse.flows.automation.plan import Changes, Plan
 
 app = typer.Typer(no_args_is_help=True, help="Schedules of automation: when, which fiches, what is done with them.")
 
-
-class Type(StrEnum):
-    MANUAL = "MANUAL"
-    DAILY = "DAILY"
-    WEEKLY = "WEEKLY"
-    MONTHLY = "MONTHLY"
-    CRON = "CRON"
-
-
-SPELLINGS_OF_TYPE = {"schedule_type", "scheduleType"}
-
-
-class Mode(StrEnum):
-    date_range = "date_range"
-    manual = "manual"
-    filter = "filter"
-
-
-class Range(StrEnum):
-    today = "today"
-    yesterday = "yesterday"
-    last_7_days = "last_7_days"
-    last_30_days = "last_30_days"
-    this_month = "this_month"
-    last_month = "last_month"
-    custom = "custom"
-
-
 Day = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="With --range custom; included.")]
 ScheduleId = Annotated[int, typer.Argument(help="The schedule's id.")]
-Tenant = Annotated[str, typer.Option(help="Whose.")]
+Tenant = Annotated[str, typer.Option(help="Tenant.")]
 TypeOption = Annotated[
     Type | None, typer.Option("--type", help="By hand only, or when. A new one: CRON with --cron, else MANUAL.")
 ]
@@ -103,28 +73,30 @@ def create(
     tenant: Tenant = "default",
 ) -> None:
     """Make a schedule. It is due for times from now on."""
-    times = _times(type_, at, day_of_week, day_of_month, cron, timezone)
     if mode is None:
         mode = Mode.date_range if range_ else Mode.manual if fiches is not None else None
-    selection = _selection(mode, range_, start_date, end_date, fiches, groupes, max_fiches)
-    given = _merged({"name": name, **times, **({"fiche_selection": selection} if selection else {})}, more, key_file)
+    timing = times(type_, at, day_of_week, day_of_month, cron, timezone)
+    chosen = selection(mode, range_, start_date, end_date, fiches, groupes, max_fiches)
+    given = merged({"name": name, **timing, **({"fiche_selection": chosen} if chosen else {})}, more, key_file)
     if not given.keys() & SPELLINGS_OF_TYPE:
         given["schedule_type"] = Type.MANUAL.value
-    try:
+    if not given.keys() & {"fiche_selection", "ficheSelection"}:
+        raise InvalidInput("Say which fiches: those sold on some days (--range), or these (--fiches).")
+    with in_options(more):
         plan = Plan.model_validate(given)
-    except ValidationError as error:
-        raise InvalidInput(readable(error)) from error
 
     async def make(connection: Connection, database: bootstrap.Database) -> dict[str, Any]:
         await tenants.require(connection, tenant)
         async with connection.transaction():
-            means = _means(database, key_file or "external_api_key" in given)
+            means = _means(database, plan.external_api_key or plan.webhook_url)
             row = await schedules.create(connection, flow_named(schedules.FLOW), tenant, plan, **means)
             await _record(connection, tenant, "create", row["id"])
         return row
 
-    row = with_database(make)
-    typer.echo(json.dumps({"schedule_id": str(row["id"]), "next_due_at": row["next_due_at"]}, default=str))
+    with in_options(more):
+        row = with_database(make)
+    told = {"schedule_id": str(row["id"]), "next_due_at": row["next_due_at"]}
+    typer.echo(json.dumps(told | _new_secret(row), default=str))
 
 
 @app.command()
@@ -149,19 +121,35 @@ def update(
     tenant: Tenant = "default",
 ) -> None:
     """Change what is given, and only that. Runs under way go on as they began."""
-    times = _times(type_, at, day_of_week, day_of_month, cron, timezone)
-    selection = _selection(mode, range_, start_date, end_date, fiches, groupes, max_fiches)
+    timing = times(type_, at, day_of_week, day_of_month, cron, timezone)
+    chosen = selection(mode, range_, start_date, end_date, fiches, groupes, max_fiches)
     named = {"name": name} if name is not None else {}
-    given = _merged({**named, **times, **({"fiche_selection": selection} if selection else {})}, more, key_file)
+    given = merged({**named, **timing, **({"fiche_selection": chosen} if chosen else {})}, more, key_file)
     if not given:
         raise InvalidInput("Say what is to change: `ecluse automation schedules update --help` lists the options.")
-    _change(schedule_id, tenant, given, "update")
-    show(schedule_id, tenant)
+    with in_options(more):
+        changed = _change(schedule_id, tenant, given, "update")
+    _show(schedule_id, tenant, **_new_secret(changed))
+
+
+@app.command("rotate-secret")
+def rotate_secret(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
+    """Make another secret for the signatures of its webhook, or its first one. It is shown once. For a day the old one
+    signs as well."""
+
+    async def rotate(connection: Connection, database: bootstrap.Database) -> dict[str, Any]:
+        secrets = bootstrap.open_secrets(settings.load(), database)
+        async with connection.transaction():
+            row = await schedules.rotate_secret(connection, tenant, schedule_id, secrets=secrets)
+            await _record(connection, tenant, "rotate-secret", schedule_id)
+        return row
+
+    typer.echo(json.dumps({"schedule_id": str(schedule_id)} | _new_secret(with_database(rotate))))
 
 
 @app.command("list")
 def list_(
-    tenant: Annotated[str | None, typer.Option(help="Whose; everybody's by default.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant; all of them by default.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
     offset: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -191,8 +179,16 @@ def list_(
 @app.command()
 def show(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
     """One schedule in full, as JSON, with its last runs, its latest slots and when it is due next."""
+    _show(schedule_id, tenant)
+
+
+def _show(schedule_id: int, tenant: str, **more: Any) -> None:
     row = with_connection(lambda c: reading.show_schedule_in_full(c, tenant, schedule_id, _longest()))
-    typer.echo(json.dumps(row, default=str, indent=2))
+    typer.echo(json.dumps(row | more, default=str, indent=2))
+
+
+def _new_secret(row: dict[str, Any]) -> dict[str, Any]:
+    return {"webhook_secret": row["webhook_secret"]} if row["webhook_secret"] else {}
 
 
 @app.command()
@@ -238,78 +234,17 @@ def delete(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
     typer.echo(f"automation schedule {schedule_id} is deleted")
 
 
-def _change(schedule_id: int, tenant: str, given: dict[str, Any], verb: str) -> None:
-    try:
-        changes = Changes.model_validate(given)
-    except ValidationError as error:
-        raise InvalidInput(readable(error)) from error
+def _change(schedule_id: int, tenant: str, given: dict[str, Any], verb: str) -> dict[str, Any]:
+    changes = Changes.model_validate(given)
 
-    async def change(connection: Connection, database: bootstrap.Database) -> None:
+    async def change(connection: Connection, database: bootstrap.Database) -> dict[str, Any]:
         async with connection.transaction():
-            means = _means(database, changes.external_api_key is not None)
-            await schedules.update(connection, flow_named(schedules.FLOW), tenant, schedule_id, changes, **means)
+            means = _means(database, changes.external_api_key or changes.webhook_url)
+            row = await schedules.update(connection, flow_named(schedules.FLOW), tenant, schedule_id, changes, **means)
             await _record(connection, tenant, verb, schedule_id)
+        return row
 
-    with_database(change)
-
-
-def _times(
-    type_: Type | None,
-    at: str | None,
-    day_of_week: int | None,
-    day_of_month: int | None,
-    cron: str | None,
-    timezone: str | None,
-) -> dict[str, Any]:
-    given = {
-        "schedule_type": None if type_ is None else type_.value,
-        "time_of_day": at,
-        "day_of_week": day_of_week,
-        "day_of_month": day_of_month,
-        "cron_expression": cron,
-        "timezone": timezone,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _selection(
-    mode: Mode | None,
-    range_: Range | None,
-    start_date: datetime | None,
-    end_date: datetime | None,
-    fiches: str | None,
-    groupes: list[str] | None,
-    max_fiches: int | None,
-) -> dict[str, Any]:
-    given = {
-        "mode": None if mode is None else mode.value,
-        "date_range": None if range_ is None else range_.value,
-        "start_date": None if start_date is None else start_date.date(),
-        "end_date": None if end_date is None else end_date.date(),
-        "fiche_ids": fiches,
-        "groupes": groupes or None,
-        "max_fiches": max_fiches,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _merged(given: dict[str, Any], more: str | None, key_file: Path | None) -> dict[str, Any]:
-    """Options win over --more."""
-    rest = json_object(more, "--more") if more is not None else {}
-    if "fiche_selection" in given and isinstance(rest.get("fiche_selection"), dict):
-        given = {**given, "fiche_selection": {**rest["fiche_selection"], **given["fiche_selection"]}}
-    key = {"external_api_key": _read(key_file)} if key_file is not None else {}
-    merged = {**rest, **given, **key}
-    if "cron_expression" in given and not merged.keys() & SPELLINGS_OF_TYPE:
-        merged["schedule_type"] = Type.CRON.value  # no other has any use for it
-    return merged
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"The key cannot be read from {file}: {error}.") from error
+    return with_database(change)
 
 
 def _means(database: bootstrap.Database, sealing: object) -> dict[str, Any]:

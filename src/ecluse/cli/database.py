@@ -12,7 +12,7 @@ import psycopg
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import InvalidInput, SetUpError
-from ecluse.db.connect import Connection, one_line, session_options
+from ecluse.db.connect import Connection, one_line, open_blocking_session, open_session
 
 R = TypeVar("R")
 
@@ -31,8 +31,7 @@ def with_database(use: Callable[[Connection, bootstrap.Database], Awaitable[R]])
     database = bootstrap.open_database(settings.load())
 
     async def opened() -> R:
-        options = session_options(database.dsn)
-        async with await psycopg.AsyncConnection.connect(database.dsn, autocommit=True, options=options) as connection:
+        async with await open_session(database.dsn) as connection:
             return await use(connection, database)
 
     try:
@@ -57,7 +56,7 @@ def with_database(use: Callable[[Connection, bootstrap.Database], Awaitable[R]])
 
 def _refuse_unless_new(dsn: str, error: psycopg.Error) -> None:
     """Nobody minds if a new database is migrated in passing; one in use is its operator's decision."""
-    with psycopg.connect(dsn, autocommit=True, options=session_options(dsn)) as connection:
+    with open_blocking_session(dsn) as connection:
         if connection.execute("SELECT 1 WHERE to_regclass('alembic_version') IS NULL").fetchone():
             return
         row = connection.execute("SELECT version_num FROM alembic_version").fetchone()

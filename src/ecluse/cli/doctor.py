@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -17,7 +18,10 @@ from psycopg.rows import namedtuple_row
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import SetUpError
-from ecluse.db.connect import Connection, one_line, session_options
+from ecluse.cli import growth
+from ecluse.db.connect import Connection, one_line, open_session
+from ecluse.db.pools import most_connections
+from ecluse.engine import ROLES
 
 SKEW = (1.0, 30.0)  # seconds: worth a word, wrong
 FREE = (2 * 1024**3, 200 * 1024**2)  # bytes on the disk: worth a word, too little
@@ -50,7 +54,7 @@ def look() -> list[Finding]:
         given = settings.load()
     except SetUpError as error:
         return [Finding("fail", "environment", error.message, "correct the variable that is named")]
-    findings = [_environment(given), *_flows(given)]
+    findings = [_environment(given), *_flows(given), *_secrets(given)]
     try:
         database = bootstrap.open_database(given)
     except SetUpError as error:
@@ -58,7 +62,7 @@ def look() -> list[Finding]:
     try:
         if database.server is not None:
             findings.append(_disk(shutil.disk_usage(database.server.data_dir).free, str(database.server.data_dir)))
-        return findings + asyncio.run(_of_database(database.dsn))
+        return findings + asyncio.run(_of_database(database.dsn, given.ECLUSE_DB_POOL))
     finally:
         database.release()
 
@@ -86,6 +90,15 @@ def _flows(given: settings.Settings) -> list[Finding]:
     ]
 
 
+def _secrets(given: settings.Settings) -> list[Finding]:
+    """With the embedded PostgreSQL a key is made by itself; another database has none until it is set."""
+    if given.DATABASE_URL is None or given.ECLUSE_SECRET_KEY is not None or given.ECLUSE_SECRET_KEY_FILE is not None:
+        return []
+    says = "there is no key to seal secrets with: webhooks, API keys of schedules and Pusher apps are refused"
+    do = "set ECLUSE_SECRET_KEY (`openssl rand -base64 32`) or ECLUSE_SECRET_KEY_FILE, the same for every replica"
+    return [Finding("warn", "secrets", says, do)]
+
+
 def _is_less(told: str, used: Any) -> bool:
     try:
         return not isinstance(used, bool) and isinstance(used, int | float) and float(told) < used
@@ -99,13 +112,12 @@ def _disk(free: int, place: str) -> Finding:
     return Finding(level, "disk", f"{free / 1024**3:.1f} GiB free in {place}", do)
 
 
-async def _of_database(dsn: str) -> list[Finding]:
+async def _of_database(dsn: str, pool: int) -> list[Finding]:
     findings = []
     try:
-        options = session_options(dsn)
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, options=options) as connection:
+        async with await open_session(dsn) as connection:
             await connection.execute("SET statement_timeout = '10s'")
-            for part in PARTS:
+            for part in (*PARTS, partial(_connections, pool)):
                 async for finding in part(connection):
                     findings.append(finding)
                     if finding.level == "fail" and part is _schema:
@@ -126,17 +138,38 @@ async def _server(connection: Connection) -> AsyncIterator[Finding]:
         connection,
         "SELECT current_setting('server_version') AS version, pg_is_in_recovery() AS standby,"
         " current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,"
-        " current_setting('synchronous_commit') AS synchronous_commit, current_setting('max_connections')::int AS most,"
-        " (SELECT count(*) FROM pg_stat_activity) AS used",
+        " current_setting('synchronous_commit') AS synchronous_commit",
     )
-    yield Finding("ok", "database", f"PostgreSQL {row.version}, {row.used} of {row.most} connections used")
+    yield Finding("ok", "database", f"PostgreSQL {row.version}")
     if row.standby:
         yield Finding("fail", "database", "it is a standby and takes no writes", "point DATABASE_URL at the primary")
-    if row.used > row.most * 0.9:
-        do = "raise max_connections, or run fewer replicas (each takes about 25)"
-        yield Finding("warn", "database", "almost all connections are used", do)
     if off := [name for name in ("fsync", "full_page_writes", "synchronous_commit") if getattr(row, name) == "off"]:
         yield Finding("warn", "database", f"{' and '.join(off)} off: what was committed may be lost", "switch it on")
+
+
+def allowed_connections(most: int, *limits: int) -> int:
+    """Of a server that gives out `most`, to a role and in a database with these limits; -1 is none."""
+    return min([most, *(limit for limit in limits if limit >= 0)])
+
+
+async def _connections(pool: int, connection: Connection) -> AsyncIterator[Finding]:
+    (row,) = await _rows(
+        connection,
+        "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
+        " - coalesce(current_setting('reserved_connections', true)::int, 0) AS most, rolconnlimit, datconnlimit,"
+        " (SELECT count(*) FROM pg_stat_activity WHERE usesysid IS NOT NULL) AS used"
+        " FROM pg_roles, pg_database WHERE rolname = current_user AND datname = current_database()",
+    )
+    live = await _rows(connection, "SELECT roles FROM replicas WHERE state = 'live'")
+    needed = sum(most_connections(one.roles, pool) for one in live) or most_connections(ROLES, pool)
+    allowed = allowed_connections(row.most, row.rolconnlimit, row.datconnlimit)
+    who = f"{len(live)} live replicas" if len(live) > 1 else "one replica"
+    says = f"{row.used} in use, {allowed} allowed; {who} may take {needed}"
+    if needed > allowed or row.used > 0.9 * row.most:
+        do = "raise max_connections (or the role's limit), lower ECLUSE_DB_POOL, or run fewer replicas"
+        yield Finding("warn", "connections", says, do)
+    else:
+        yield Finding("ok", "connections", says)
 
 
 async def _clock(connection: Connection) -> AsyncIterator[Finding]:
@@ -205,7 +238,8 @@ async def _runs(connection: Connection) -> AsyncIterator[Finding]:
     overdue = await _rows(
         connection,
         "SELECT r.id, s.stage FROM runs r JOIN stages s ON s.run_id = r.id WHERE r.ended_at IS NULL"
-        " AND s.ended_at IS NULL AND s.deadline_at < ecluse_now() - interval '1 minute' ORDER BY r.id",
+        " AND s.ended_at IS NULL AND s.deadline_at < ecluse_now() - interval '1 minute'"
+        " AND NOT clock_stopped(r.id, s.stage) ORDER BY r.id",
     )
     if led:
         do = "start a server that loads their flow, or end them with `ecluse runs end`"
@@ -235,12 +269,18 @@ async def _work(connection: Connection) -> AsyncIterator[Finding]:
 async def _lanes(connection: Connection) -> AsyncIterator[Finding]:
     rows = await _rows(
         connection,
-        "SELECT name, paused_by, paused_reason, held_until, held_reason FROM lanes"
-        " WHERE paused_at IS NOT NULL OR held_until > ecluse_now() ORDER BY name",
+        "SELECT name, paused_by, paused_reason, clock_stopped_at, held_until, held_reason, failing_since, last_failure,"
+        " trips > 0 AS down FROM lanes"
+        " WHERE paused_at IS NOT NULL OR held_until > ecluse_now() OR trips > 0 ORDER BY name",
     )
     for row in rows:
         if row.paused_reason is not None:
-            says, do = f"{row.name} is paused by {row.paused_by}: {row.paused_reason}", "resume it when that is over"
+            clock = "stand still with it" if row.clock_stopped_at else "go on: what still waits at their end fails"
+            says = f"{row.name} is paused by {row.paused_by}: {row.paused_reason}; the clocks of its stages {clock}"
+            do = "resume it when that is over"
+        elif row.down:
+            says = f"{row.name}: vendor down since {row.failing_since:%Y-%m-%d %H:%M:%S%z}: {row.last_failure}"
+            do = "nothing is sent but a probe, and no attempt is used up; it goes on when the vendor answers"
         else:
             says, do = f"{row.name} is held until {row.held_until:%H:%M:%S}: {row.held_reason}", "it opens by itself"
         yield Finding("warn", "lanes", says, do)
@@ -276,7 +316,15 @@ async def _schedules(connection: Connection) -> AsyncIterator[Finding]:
         yield Finding("ok", "schedules", "none in error, none overdue")
 
 
-PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules)
+async def _growth(connection: Connection) -> AsyncIterator[Finding]:
+    given = settings.load()
+    standing, days, groups = await growth.measure(connection, given)
+    yield Finding("ok", "growth", growth.sentence(standing, days, groups))
+    if (wrong := growth.trouble(standing, given)) is not None:
+        yield Finding("warn", "growth", *wrong)
+
+
+PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules, _growth)
 
 
 def _some(rows: list[Any], name: Callable[[Any], str]) -> str:

@@ -43,7 +43,7 @@ def list_fiches(
 @app.command()
 def show(
     fiche_id: Annotated[str, typer.Argument(help="The fiche's id, as the CRM numbers it.")],
-    tenant: Annotated[str, typer.Option(help="Whose.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
     as_json: JsonOption = False,
 ) -> None:
     """One fiche: what the CRM says of it, and its recordings by start time."""

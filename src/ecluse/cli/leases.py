@@ -36,7 +36,7 @@ def list_held(
 def release(
     key: Annotated[str, typer.Argument(help="The lease's key, as listed.")],
     reason: Annotated[str, typer.Option(help="Why; it stays with the lease.")],
-    tenant: Annotated[str, typer.Option(help="Whose.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
 ) -> None:
     """Take a lease away from its holder, which cannot write under it any more. A dead one's expires by itself."""
 

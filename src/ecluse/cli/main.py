@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -22,13 +21,16 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import EcluseError, SetUpError
+from ecluse.base.version import version
 from ecluse.cli import (
     audits,
     automation,
+    erase,
     fiches,
     keys,
     leases,
     notifications,
+    prune,
     realtime,
     runs,
     schedules,
@@ -37,7 +39,7 @@ from ecluse.cli import (
     vendors,
 )
 from ecluse.db import embedded
-from ecluse.engine import ROLES
+from ecluse.engine import ROLES, Role
 
 log = structlog.get_logger(__name__)
 app = typer.Typer(
@@ -58,13 +60,15 @@ app.add_typer(schedules.app, name="schedules")
 app.add_typer(vendors.app, name="vendors")
 app.add_typer(transcriptions.app, name="transcriptions")
 app.add_typer(realtime.app, name="realtime")
+app.add_typer(erase.app, name="erase")
+app.command()(prune.prune)
 demo = typer.Typer(invoke_without_command=True)
 app.add_typer(demo, name="demo")
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ecluse {version('ecluse')}")
+        typer.echo(f"ecluse {version()}")
         raise typer.Exit
 
 
@@ -98,8 +102,11 @@ def serve(
 ) -> None:
     """Run the server: API, scheduler and worker in one process. Start it again to add a replica."""
     from ecluse.app import Server, create_app  # here, because the other commands should not wait for it
+    from ecluse.cli import welcome
     from ecluse.migrations import runner
 
+    logging.configure(*settings.log_settings())
+    welcome.name_program()
     given = settings.load()
     logging.configure(given.ECLUSE_LOG_LEVEL, given.ECLUSE_LOG_FORMAT)
     flows = bootstrap.load_flows(given, flow or ())
@@ -109,12 +116,15 @@ def serve(
         database = bootstrap.open_database(given)
         try:
             runner.upgrade(database.dsn, flows)
-            application = create_app(given, database, flows, frozenset(one.value for one in role) if role else ROLES)
+            roles: frozenset[Role] = frozenset(one.value for one in role) if role else ROLES
+            application = create_app(given, database, flows, roles)
             server = Server(application)
             # uvicorn raises again, when it is done, what made it leave: by then that is no news.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: setattr(server, "should_exit", True))
             log.info("listening", address=listener.getsockname()[:2])
+            if "api" in roles:
+                welcome.say_where(listener, database.dsn, given.ECLUSE_PUBLIC_URL)
             server.run(sockets=[listener])
         finally:
             database.release()
@@ -163,7 +173,7 @@ def psql(context: typer.Context) -> None:
     signal.signal(signal.SIGINT, lambda *_: None)
     address = conninfo_to_dict(database.dsn)
     environment = {**os.environ, "PGPASSWORD": str(address.pop("password", os.environ.get("PGPASSWORD", "")))}
-    command = [str(embedded.binaries() / "psql"), make_conninfo("", **address), *context.args]
+    command = [str(embedded.psql()), make_conninfo("", **address), *context.args]
     try:
         code = subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - what psql is for
     finally:
@@ -201,12 +211,16 @@ def verify(
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for a warning, too.")] = False,
+) -> None:
     """Look for what is wrong, and say what to do about it. Changes nothing. 0 if nothing failed, 1 otherwise."""
     from ecluse.cli.doctor import look
 
     findings = look()
-    healthy = all(finding.level != "fail" for finding in findings)
+    bad = {"fail", "warn"} if strict else {"fail"}
+    healthy = all(finding.level not in bad for finding in findings)
     if as_json:
         typer.echo(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}))
     else:
@@ -232,11 +246,17 @@ def demo_automation(
     fiches: Annotated[int, typer.Option(help="How many.", min=10, max=1_000)] = 200,
     keep: Keep = False,
     as_json: AsJson = False,
+    given_database: Annotated[
+        bool, typer.Option("--given-database", help="Play in the database of DATABASE_URL, which must hold no runs.")
+    ] = False,
 ) -> None:
     """Transcribe and audit the calls of 200 fiches at flaky vendors, and kill the server half-way. The default."""
     from ecluse.demo import automation
 
-    _play(lambda: automation.run(fiches=fiches, keep=keep, as_json=as_json))
+    given = settings.load().DATABASE_URL if given_database else None
+    if given_database and given is None:
+        raise SetUpError("--given-database needs DATABASE_URL.")
+    _play(lambda: automation.run(fiches=fiches, keep=keep, as_json=as_json, given=given))
 
 
 @demo.command("transcription")
@@ -266,6 +286,7 @@ def _play(play: Callable[[], int]) -> None:
 
 
 def main() -> None:
+    logging.configure("WARNING", settings.log_settings()[1])
     try:
         app()
     except EcluseError as error:

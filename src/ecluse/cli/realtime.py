@@ -24,7 +24,7 @@ def everything() -> None:
 
 @app.command()
 def show(
-    tenant: Annotated[str, typer.Option(help="Whose.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
     secret: Annotated[bool, typer.Option("--secret", help="With the secret, which publishers sign with.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:

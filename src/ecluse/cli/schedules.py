@@ -42,7 +42,7 @@ class CatchUp(StrEnum):
 
 
 ScheduleId = Annotated[int, typer.Argument(help="The schedule's id.")]
-Tenant = Annotated[str, typer.Option(help="Whose.")]
+Tenant = Annotated[str, typer.Option(help="Tenant.")]
 CronOption = Annotated[str | None, typer.Option("--cron", help="Five fields, or @hourly … @yearly.")]
 ZoneOption = Annotated[str, typer.Option("--tz", help="The time zone that it is read in.")]
 WindowStart = Annotated[str | None, typer.Option(help="HH:MM: begin nothing before.")]
@@ -83,7 +83,7 @@ def create(
 
 @app.command("list")
 def list_(
-    tenant: Annotated[str | None, typer.Option(help="Whose; everybody's by default.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant; all of them by default.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
     offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:

@@ -14,12 +14,19 @@ from ecluse.base.logging import harmless
 from ecluse.cli.database import with_connection
 from ecluse.cli.given import flow_named
 from ecluse.db.connect import Connection
+from ecluse.flows.fiches import ids
 from ecluse.flows.transcriptions import reading, rules
 
 app = typer.Typer(no_args_is_help=True, help="Queue transcriptions of fiches, and look at them.")
-Tenant = Annotated[str, typer.Option(help="Whose.")]
+Tenant = Annotated[str, typer.Option(help="Tenant.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 FicheId = Annotated[str, typer.Argument(help="The fiche's id, as the CRM numbers it.")]
+
+
+NOT_KNOWN = {
+    "missing": "not fetched from the CRM yet: it is not known which recordings there are",
+    "not_found": "the CRM does not know this fiche (404)",
+}
 
 
 class Priority(StrEnum):
@@ -31,8 +38,11 @@ class Priority(StrEnum):
 def _queue(tenant: str, fiche_ids: list[str], priority: Priority, *, daily: bool) -> list[dict[str, Any]]:
     from ecluse.flows.transcriptions.starting import start as start_fiches  # those who only look need not wait for it
 
-    if why := rules.why_not(fiche_ids):
-        raise InvalidInput(why)
+    if why := ids.why_not(fiche_ids):
+        raise InvalidInput(f"{why}. Nothing was queued.")
+    once = list(dict.fromkeys(fiche_ids))
+    if len(once) < len(fiche_ids):
+        typer.echo(f"{len(fiche_ids) - len(once)} doubled ids are folded: each fiche is queued once", err=True)
     flow = flow_named(rules.FLOW)
 
     async def ask(connection: Connection) -> list[dict[str, Any]]:
@@ -40,9 +50,9 @@ def _queue(tenant: str, fiche_ids: list[str], priority: Priority, *, daily: bool
         row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
         assert row is not None  # noqa: S101 - a value without a table
         moment, today = int(row[0].timestamp() * 1000), row[0].date()
-        names = [rules.day_id(one, today) if daily else rules.click_id(one, moment) for one in fiche_ids]
+        names = [rules.day_id(one, today) if daily else rules.click_id(one, moment) for one in once]
         started = await start_fiches(
-            connection, flow, tenant, fiche_ids, event_ids=names, priority=priority.value, again=daily
+            connection, flow, tenant, once, event_ids=names, priority=priority.value, again=daily
         )
         return [{**one._asdict(), "run_id": str(one.run_id)} for one in started]
 
@@ -79,10 +89,10 @@ def status(fiche_id: FicheId, tenant: Tenant = "default", as_json: JsonOption = 
         return
     run = found["run"]
     unplanned = run is not None and run["target_total"] is None
-    if found["total"] or not unplanned:
+    if found["known"]:
         typer.echo(f"{found['transcribed']} of {found['total']} transcribed ({found['percentage']} %)")
     else:
-        typer.echo("it is not known which recordings there are")
+        typer.echo(NOT_KNOWN[found["details"]])
     if run is not None:
         said = f"{run['processed']} of {run['target_total']} processed, {run['cached']} cached, {run['failed']} failed"
         if unplanned:

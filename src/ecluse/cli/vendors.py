@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
@@ -10,9 +12,10 @@ from ecluse.access import audit_trail
 from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
-from ecluse.engine import list_lanes, pause_lane, resume_lane
+from ecluse.engine import Resumed, list_lanes, needing_lane, pause_lane, resume_lane
 
 EVERYBODY = "system"  # a lane belongs to no tenant
+AT = "%Y-%m-%d %H:%M:%S%z"
 app = typer.Typer(no_args_is_help=True, help="The lanes to the vendors: look at them, pause and resume them.")
 
 Name = Annotated[str, typer.Argument(help="The lane's name, as `ecluse vendors list` shows it.")]
@@ -31,34 +34,59 @@ def list_vendors() -> None:
 
 
 @app.command()
-def pause(name: Name, reason: Reason) -> None:
-    """Start nothing more of this lane, on any replica, until it is resumed. Calls under way come to their end."""
+def pause(
+    name: Name,
+    reason: Reason,
+    stop_clock: Annotated[
+        bool, typer.Option("--stop-clock", help="Stop the clock of the stages that need it until it is resumed.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, even if runs may fail by it.")] = False,
+) -> None:
+    """Start nothing more of this lane, on any replica, until it is resumed. Calls under way come to their end. Stages
+    that need it time out as ever, unless their clock is stopped."""
+    waiting = with_connection(lambda connection: needing_lane(connection, name))
+    if not stop_clock:
+        for one in waiting:
+            what = f"run {one.run_id} ({one.flow}, {one.tenant_id}): stage {one.stage}"
+            typer.echo(harmless(f"{what} fails what still waits at {one.deadline_at:{AT}}"), err=True)
+        if waiting and not yes and sys.stdin.isatty():
+            typer.confirm("Pause it all the same? (--stop-clock gives these stages their time back)", abort=True)
 
     async def ask(connection: Connection) -> None:
         async with connection.transaction():
-            await pause_lane(connection, name, reason=reason, by=operator())
-            await audit_trail.record(connection, EVERYBODY, operator(), "lane.pause", f"lane:{name}", reason)
+            await pause_lane(connection, name, reason=reason, by=operator(), stop_clock=stop_clock)
+            told = f"{reason} (clock stopped)" if stop_clock else reason
+            await audit_trail.record(connection, EVERYBODY, operator(), "lane.pause", f"lane:{name}", told)
 
     with_connection(ask)
     typer.echo(f"{name} is paused; `ecluse vendors resume {name} --reason …` opens it again")
-    typer.echo("runs that need it have the time of their stages, no more: what still waits then fails", err=True)
+    if stop_clock:
+        runs = len({one.run_id for one in waiting})
+        typer.echo(f"the clock of the stages that need it stands still until then: {runs} runs now", err=True)
+    else:
+        typer.echo("runs that come to need it have the time of their stages, no more: what waits then fails", err=True)
 
 
 @app.command()
 def resume(name: Name, reason: Reason) -> None:
-    """Let a paused lane go on, at once."""
+    """Let a paused lane go on, at once. Deadlines move by as long as their clock stood still."""
 
-    async def ask(connection: Connection) -> bool:
+    async def ask(connection: Connection) -> Resumed | None:
         async with connection.transaction():
             resumed = await resume_lane(connection, name, reason=reason, by=operator())
-            if resumed:
+            if resumed is not None:
                 await audit_trail.record(connection, EVERYBODY, operator(), "lane.resume", f"lane:{name}", reason)
             return resumed
 
-    if not with_connection(ask):
+    resumed = with_connection(ask)
+    if resumed is None:
         typer.echo(f"{name} was not paused; nothing was changed", err=True)
-    else:
-        typer.echo(f"{name} goes on")
+        return
+    typer.echo(f"{name} goes on")
+    for one in resumed.moved:
+        what = f"run {one.run_id} ({one.flow}, {one.tenant_id}): stage {one.stage}"
+        by = timedelta(seconds=round(one.by.total_seconds()))
+        typer.echo(harmless(f"{what} has until {one.deadline_at:{AT}}: its clock stood still for {by}"))
 
 
 def _caps(lane: dict[str, Any]) -> str:
@@ -72,7 +100,11 @@ def _caps(lane: dict[str, Any]) -> str:
 
 def _standing(lane: dict[str, Any]) -> str:
     if lane["paused_at"] is not None:
-        return f"PAUSED by {lane['paused_by']} at {lane['paused_at']:%Y-%m-%d %H:%M:%S%z}: {lane['paused_reason']}"
+        clock = ", clock stopped" if lane["clock_stopped_at"] is not None else ""
+        return f"PAUSED by {lane['paused_by']} at {lane['paused_at']:{AT}}{clock}: {lane['paused_reason']}"
+    if lane["down_since"] is not None:
+        probe = "with the next call" if lane["held_until"] is None else f"at {lane['held_until']:{AT}}"
+        return f"DOWN since {lane['down_since']:{AT}}, probed {probe}: {lane['last_failure']}"
     if lane["held_until"] is not None:
-        return f"HELD until {lane['held_until']:%Y-%m-%d %H:%M:%S%z}: {lane['held_reason']}"
+        return f"HELD until {lane['held_until']:{AT}}: {lane['held_reason']}"
     return "open"

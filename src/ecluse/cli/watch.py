@@ -19,10 +19,43 @@ from ecluse.base import logging
 from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound
 from ecluse.base.logging import harmless
-from ecluse.db.connect import is_away, one_line, session_options
+from ecluse.cli import sums
+from ecluse.db.connect import Connection, is_away, one_line, open_session
 from ecluse.engine import State, reading
 
 PACE_SECONDS = 10.0  # over which the rate is measured
+NO_WORKER_SECONDS = 10.0  # longer than a take-over; a server that restarts may take as long
+STILL_OPEN = 4  # exit code
+
+# One that has gone without a word is only known by its silence, while no other is there to see it.
+WORKER = """
+SELECT 1 FROM replicas p, unnest(p.work) AS w(name) WHERE p.state = 'live' AND 'worker' = ANY(p.roles)
+    AND starts_with(w.name, %s || '/') AND p.beat_at > clock_timestamp() - make_interval(secs => %s) LIMIT 1
+"""
+
+
+class StillOpen(Exception):
+    """It is not followed any longer."""
+
+
+@dataclass
+class Patience:
+    """How long a run is followed that does not end: for as long as a worker could go on with it, and `timeout`."""
+
+    dead_after: float
+    timeout: float | None
+    began: float
+    worker_seen: float
+
+    async def check(self, connection: Connection, run: Mapping[str, Any], now: float) -> None:
+        cursor = await connection.execute(WORKER, (run["flow"], self.dead_after))
+        if await cursor.fetchone() is not None:
+            self.worker_seen = now
+        name = f"run {run['id']} is {run['status']}"
+        if now - self.worker_seen > NO_WORKER_SECONDS:
+            raise StillOpen(f"{name}, and no worker of its flow is live: start one with `ecluse serve`")
+        if self.timeout is not None and now - self.began > self.timeout:
+            raise StillOpen(f"{name} after {self.timeout:g} s; it goes on")
 
 
 @dataclass
@@ -58,39 +91,49 @@ def line(run: Mapping[str, Any], pace: dict[str, Pace], now: float) -> str:
         if rate > 0 and (left := stage["in_flight"] + stage["waiting"]):
             parts.append(f"{timedelta(seconds=round(left / rate))} left")
         said.append(", ".join(parts))
+    if expected := run["will_fail"]["count"]:
+        codes = ", ".join(f"{count} {code}" for code, count in run["will_fail"]["codes"].items())
+        said.append(harmless(f"{expected} will fail ({codes})"))
     return " | ".join(said)
 
 
 def ending(run: Mapping[str, Any]) -> str:
     took = (run["ended_at"] - (run["started_at"] or run["created_at"])).total_seconds()
-    counts = f"{run['selected']} = {run['successful']} successful + {run['failed']} failed + {run['ignored']} ignored"
+    how = sums.cancelled_by(run) if run["state"] == State.CANCELLED else run["status"]
     why = f" ({harmless(run['reason'])})" if run["reason"] else ""
     reasons = "".join(f"\n  {count:>8}  {code}" for code, count in sorted(run["outcomes"].items()))
-    return f"run {run['id']} {run['flow']}: {run['status']} in {took:.1f} s{why}: {counts}{reasons}"
+    return f"run {run['id']} {run['flow']}: {how} in {took:.1f} s{why}: {sums.in_full(run)}{reasons}"
 
 
-def watch(run_id: int, every: float) -> int:
+def watch(run_id: int, every: float, timeout: float | None = None) -> int:
     logging.configure("WARNING")
-    database = bootstrap.open_database(settings.load())
+    given, now = settings.load(), Clock().monotonic()
+    database = bootstrap.open_database(given)
     try:
-        run = asyncio.run(_follow(database.dsn, run_id, every))
+        patience = Patience(given.ECLUSE_DEAD_AFTER_SECONDS, timeout, now, now)
+        run = asyncio.run(_follow(database.dsn, run_id, every, patience))
+    except StillOpen as error:
+        if sys.stdout.isatty():
+            typer.echo()
+        typer.echo(f"{error}. It is not followed any longer: `ecluse runs watch {run_id}` does so again.", err=True)
+        return STILL_OPEN
     finally:
         database.release()
     typer.echo(ending(run))
     return 0 if run["state"] in (State.SUCCEEDED, State.SKIPPED) else 1
 
 
-async def _follow(dsn: str, run_id: int, every: float) -> reading.Row:
+async def _follow(dsn: str, run_id: int, every: float, patience: Patience) -> reading.Row:
     clock, pace, last, away = Clock(), dict[str, Pace](), "", False
     live = sys.stdout.isatty()
     while True:
         try:
-            connect = psycopg.AsyncConnection.connect(dsn, autocommit=True, options=session_options(dsn))
-            async with await connect as connection:
+            async with await open_session(dsn) as connection:
                 while (run := await reading.show_run(connection, None, run_id))["ended_at"] is None:
                     if (said := line(run, pace, clock.monotonic())) != last:
                         typer.echo(f"\r\x1b[K{said}" if live else said, nl=not live)
                     last, away = said, False
+                    await patience.check(connection, run, clock.monotonic())
                     await asyncio.sleep(every)
                 if live:
                     typer.echo("\r\x1b[K", nl=False)
@@ -103,4 +146,5 @@ async def _follow(dsn: str, run_id: int, every: float) -> reading.Row:
             if not away:
                 typer.echo(f"database away, looking again until it is back: {one_line(error)}", err=True)
             away = True
+            patience.worker_seen = clock.monotonic()  # without its database no worker can be seen
             await asyncio.sleep(every)

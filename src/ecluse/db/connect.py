@@ -7,12 +7,10 @@ transaction loses it, so that nobody's locks outlive their holder.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import select
-import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
 from ecluse.base.errors import SetUpError
+from ecluse.db.server import OPTIONS_REFUSED, given_up_after, hang_up, refuse_shared_sessions, too_old
 
 LIBPQ = {
     "connect_timeout": "5",
@@ -33,12 +32,27 @@ LIBPQ = {
     "keepalives_count": "3",
     "application_name": "ecluse",
 }
-SESSION = (
-    "-c idle_in_transaction_session_timeout=10s -c lock_timeout=3s -c statement_timeout=60s"
-    " -c client_connection_check_interval=5s -c timezone=UTC"
-)
+SESSION = {
+    "idle_in_transaction_session_timeout": "10s",
+    "lock_timeout": "3s",
+    "statement_timeout": "60s",
+    "client_connection_check_interval": "5s",
+    "timezone": "UTC",
+    # Before PostgreSQL 18 a scan that is switched off counts as so costly that the smallest function is compiled at
+    # every call: 100 ms for ecluse_now().
+    "jit": "off",
+}
+# By a statement, not as start-up options: those are refused or ignored by a pooler in session mode. What the address
+# sets itself stays, and what this version of PostgreSQL does not know is left out.
+SET = """
+SELECT set_config(p.name, s.value, false) FROM unnest(%s::text[], %s::text[]) AS s(name, value)
+JOIN pg_settings p ON lower(p.name) = s.name AND p.source <> 'client'
+"""
+SET_WITHIN_SECONDS = 5.0
+ANSWER_WITHIN_SECONDS = 15.0  # with all that is asked of a second connection
 GIVE_IT = "Give it as postgresql://user:password@host:5432/database, or unset it to use the embedded PostgreSQL."
 
+NOTHING_MORE: Mapping[str, str] = {}
 RECENT_SECONDS = 5.0
 TRANSACTION_LIMITS_SINCE = 170_000
 TRANSACTION_SECONDS = 120
@@ -82,19 +96,51 @@ def normalise(url: str) -> str:
 
 
 def check(dsn: str) -> None:
-    """Connect once, or say what is wrong and what to do."""
+    """Connect once, or say what is wrong and what to do. Changes nothing in the session: it may be another client's."""
     try:
-        psycopg.connect(dsn).close()
+        with psycopg.connect(dsn, autocommit=True) as connection, given_up_after(connection, ANSWER_WITHIN_SECONDS):
+            if why := too_old(connection.info.server_version):
+                raise SetUpError(why)
+            refuse_shared_sessions(connection, lambda: psycopg.connect(dsn, autocommit=True))
     except psycopg.Error as error:
+        if "unsupported startup parameter" in str(error):  # only PgBouncer says so
+            raise SetUpError(OPTIONS_REFUSED.format(why=one_line(error))) from error
         raise SetUpError(
             f"The database does not answer: {one_line(error)}. Check that PostgreSQL is running and that "
             "DATABASE_URL names the right host, port, user and database, or unset it to use the embedded PostgreSQL."
         ) from error
 
 
-def session_options(dsn: str, extra: str = "") -> str:
-    """Our limits; what the operator's own `options` say comes last and wins."""
-    return f"{SESSION}{extra} {conninfo_to_dict(dsn).get('options') or ''}".strip()
+def _values(settings: Mapping[str, str]) -> list[list[str]]:
+    wanted = {**SESSION, **settings}
+    return [list(wanted), list(wanted.values())]
+
+
+async def _settle(connection: Connection, settings: Mapping[str, str]) -> None:
+    with hanging_up_after(connection, SET_WITHIN_SECONDS):
+        await connection.execute(SET, _values(settings), prepare=False)
+
+
+async def open_session(dsn: str, settings: Mapping[str, str] = NOTHING_MORE) -> Connection:
+    """A connection outside the pools, with our limits and `settings`; autocommit."""
+    connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    try:
+        await _settle(connection, settings)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+def open_blocking_session(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
+    """The same for a thread of its own."""
+    connection = psycopg.connect(dsn, autocommit=True)
+    try:
+        connection.execute(SET, _values(NOTHING_MORE), prepare=False)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def one_line(error: BaseException) -> str:
@@ -105,17 +151,11 @@ def one_line(error: BaseException) -> str:
 def hanging_up_after(connection: Connection, seconds: float) -> Iterator[None]:
     """A peer that swallows what it is sent (a half-open socket, a proxy) must be given up on: whoever waits for its
     answer inside finds the connection lost."""
-    timer = asyncio.get_running_loop().call_later(seconds, _hang_up, connection)
+    timer = asyncio.get_running_loop().call_later(seconds, hang_up, connection)
     try:
         yield
     finally:
         timer.cancel()
-
-
-def _hang_up(connection: Connection) -> None:
-    # Shut down, not closed: the number of a closed file may be somebody else's by the time it is noticed.
-    with socket.socket(fileno=os.dup(connection.fileno())) as wire:
-        wire.shutdown(socket.SHUT_RDWR)
 
 
 @asynccontextmanager
@@ -161,7 +201,7 @@ def pool(
     dsn: str,
     *,
     size: int,
-    extra_options: str = "",
+    settings: Mapping[str, str] = NOTHING_MORE,
     checked: bool = True,
     transaction_seconds: int = TRANSACTION_SECONDS,
 ) -> Pool:
@@ -171,13 +211,11 @@ def pool(
 
     async def set_up_session(connection: Connection) -> None:
         await connection.set_autocommit(True)
-        if connection.info.server_version >= TRANSACTION_LIMITS_SINCE:
-            await connection.execute(f"SET transaction_timeout = '{transaction_seconds}s'")
+        await _settle(connection, {**settings, "transaction_timeout": f"{transaction_seconds}s"})
 
     return AsyncConnectionPool(
         dsn,
         connection_class=Connection,
-        kwargs={"options": session_options(dsn, extra_options)},
         configure=set_up_session,
         check=_still_lives if checked else None,
         min_size=1,

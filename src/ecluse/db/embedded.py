@@ -34,12 +34,13 @@ from ecluse.db.postgres_user import (
     clear_errors,
     make_data_dir,
     open_private,
+    psql,
     set_up_error,
     socket_dir_for,
     start_lock,
 )
 
-__all__ = ["Embedded", "binaries", "default_data_dir", "start"]
+__all__ = ["Embedded", "binaries", "default_data_dir", "psql", "start"]
 
 log = structlog.get_logger(__name__)
 
@@ -72,11 +73,13 @@ def start(data_dir: Path) -> Embedded:
     `release` is called at exit. No signal handler is installed: on SIGTERM the program has to end normally, or the
     server stays behind until the next process that uses the same directory has come and gone.
     """
+    binaries()  # first: without them nothing is made
     data_dir = data_dir.expanduser().resolve()
     with clear_errors(data_dir):
         account = account_for(data_dir / "pg")
         make_data_dir(data_dir, account)
         with start_lock(data_dir) as lock, contextlib.ExitStack() as on_failure:
+            account = account_for(data_dir / "pg")  # again: another process may have made the data meanwhile
             server = Embedded(
                 data_dir,
                 socket_dir_for(data_dir, account),

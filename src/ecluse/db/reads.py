@@ -17,7 +17,7 @@ from ecluse.db.connect import Connection, Pool, doubt_all, is_away
 
 R = TypeVar("R")
 READ_SECONDS = 5
-READ_OPTIONS = f" -c statement_timeout={READ_SECONDS}s"
+READ_SETTINGS = {"statement_timeout": f"{READ_SECONDS}s"}
 TOO_MUCH = ("53", "55P03")  # resources, lock
 
 
@@ -26,7 +26,7 @@ class ReadTimeout(EcluseError):
 
 
 class Reads:
-    """`quick` has READ_OPTIONS."""
+    """`quick` has READ_SETTINGS."""
 
     def __init__(self, quick: Pool, checked: Pool) -> None:
         self._quick, self._checked = quick, checked

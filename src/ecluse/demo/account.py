@@ -38,12 +38,12 @@ REPEATED = "SELECT error_code, count(*) AS calls FROM attempts WHERE maybe_paid 
 def expected(fiche_id: str) -> str:
     """What is to become of a fiche, as the simulated CRM describes them."""
     number = int(fiche_id)
-    special = {91: "NO_RECORDINGS", 92: "TRANSCRIPTION_INCOMPLETE", 93: "NOT_FOUND"}.get(number // 100)
+    special = {91: "NO_RECORDINGS", 92: "NO_URL", 93: "NOT_FOUND"}.get(number // 100)
     if special is not None:
         return special
     if number % 8 + 1 > MOST_RECORDINGS:
         return "TOO_MANY_RECORDINGS"
-    return "TRANSCRIPTION_INCOMPLETE" if UNREADABLE.startswith(f"{fiche_id}-") else "successful"
+    return "VENDOR_REFUSED" if UNREADABLE.startswith(f"{fiche_id}-") else "successful"
 
 
 def gather(played: Scene, key: str, run_id: int, kill: Kill, seconds: float) -> dict[str, Any]:

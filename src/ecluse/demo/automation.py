@@ -86,7 +86,7 @@ WHERE r.id = %s
 """
 
 
-def run(*, fiches: int, keep: bool, as_json: bool) -> int:
+def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
     console = Console(stderr=as_json)
     console.print(
         f"[bold]Ecluse[/] audits the calls of {fiches} fiches: details from a CRM, transcripts, two audits each, at "
@@ -94,7 +94,7 @@ def run(*, fiches: int, keep: bool, as_json: bool) -> int:
     )
     overrides.say(console, OVERRIDES)
     set_up = time.monotonic()
-    with scene({**overrides.environment(OVERRIDES), **VENDORS}, FAULTS) as played:
+    with scene({**overrides.environment(OVERRIDES), **VENDORS}, FAULTS, given=given) as played:
         key = played.make_key("admin")
         schedule = _schedule(played, key, fiches)
         console.print(
@@ -165,7 +165,7 @@ def _say_what_stays(console: Console, played: Scene, key: str, schedule: str) ->
         "run it again (transcripts that are there are not paid for again):",
         f"  {trigger} -H 'Content-Type: application/json' -d '{{\"scheduleId\": \"{schedule}\"}}'",
         "look inside, and at what the server says:",
-        f"  ECLUSE_DATA_DIR={played.data}/postgres {sys.executable} -m ecluse psql",
+        f"  {played.psql}",
         f"  tail -f {played.log}",
         f"stop everything, and forget it: Ctrl-C, or kill {os.getpid()}",
     ):

@@ -57,7 +57,7 @@ def run(*, keep: bool, as_json: bool) -> int:
 
 def _say_what_stays(console: Console, played: Scene) -> None:
     console.print(f"\nserver and sandbox stay up until Ctrl-C. The vendor is at {played.vendor}; look inside with")
-    console.print(f"  ECLUSE_DATA_DIR={played.data}/postgres .venv/bin/ecluse psql", soft_wrap=True)
+    console.print(f"  {played.psql}", soft_wrap=True)
     console.print(f"  tail -f {played.log}", soft_wrap=True)
 
 

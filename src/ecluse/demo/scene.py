@@ -1,5 +1,5 @@
-"""What every demonstration plays on: simulated vendors, an embedded PostgreSQL of its own, a server that can be killed,
-the auditor. Whatever happens, nothing stays behind."""
+"""What every demonstration plays on: simulated vendors, an embedded PostgreSQL of its own or a given database, a server
+that can be killed, the auditor. Whatever happens, nothing stays behind but the rows in a given database."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 
 from ecluse.base.errors import SetUpError
 from ecluse.db import embedded
+from ecluse.db.connect import check, normalise
 from ecluse.settings import Settings
 
 UP_SECONDS = 120.0
@@ -41,6 +44,7 @@ class Scene:
     data: Path
     environment: dict[str, str]
     arguments: Sequence[str]
+    psql: str  # how to look inside
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
 
@@ -104,8 +108,11 @@ class Scene:
 
     def audit(self) -> str | list[dict[str, str]]:
         """ "clean", or the violations."""
-        command = [sys.executable, "-m", "ecluse.verify", "--database-url", self.dsn, "--ledger", self.vendor, "--json"]
-        answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)  # noqa: S603
+        address = conninfo_to_dict(self.dsn)
+        environment = {**self.environment, "PGPASSWORD": str(address.pop("password", ""))}  # not for the process list
+        where = ("--database-url", make_conninfo("", **address), "--ledger", self.vendor)
+        command = [sys.executable, "-m", "ecluse.verify", *where, "--json"]
+        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
         if not answer.stdout:
             raise SetUpError(f"The auditor could not look: {answer.stderr.strip()}")
         verdict: str | list[dict[str, str]] = json.loads(answer.stdout.splitlines()[-1])["verify"]
@@ -114,22 +121,54 @@ class Scene:
 
 @contextmanager
 def scene(
-    environment: Mapping[str, str], faults: Sequence[Mapping[str, object]], *, arguments: Sequence[str] = ()
+    environment: Mapping[str, str],
+    faults: Sequence[Mapping[str, object]],
+    *,
+    arguments: Sequence[str] = (),
+    given: str | None = None,
 ) -> Iterator[Scene]:
     """`{vendor}` in the environment's values is where the simulated vendors are. No knob of the caller's counts: a
-    demonstration neither touches his database nor writes to his mail server."""
-    with _tidy(), _folder() as data, _sandbox(faults) as vendor:
+    demonstration touches no database but the `given` one and does not write to the caller's mail server."""
+    with _tidy(), _folder() as data, _database(data, given) as (dsn, reached_by), _sandbox(faults) as vendor:
         own = {name: value.format(vendor=vendor) for name, value in environment.items()}
-        whole = {**_inherited(data), **own, "ECLUSE_DATA_DIR": str(data / "postgres"), "no_proxy": "127.0.0.1"}
-        database = embedded.start(data / "postgres")  # the server joins it
-        played = Scene(vendor, database.dsn(), data, whole, arguments)
+        whole = {**_inherited(data), **own, **reached_by, "no_proxy": "127.0.0.1"}
+        where = "DATABASE_URL=…" if given else f"ECLUSE_DATA_DIR={data}/postgres"
+        played = Scene(vendor, dsn, data, whole, arguments, f"{where} {sys.executable} -m ecluse psql")
         try:
             played.start_server()
             yield played
         finally:
             _deaf()
             played.stop_server()
-            database.release()
+
+
+@contextmanager
+def _database(data: Path, given: str | None) -> Iterator[tuple[str, dict[str, str]]]:
+    """Its address, and the knobs by which the server finds it."""
+    knobs = {"ECLUSE_DATA_DIR": str(data / "postgres")}
+    if given is not None:
+        dsn = normalise(given)
+        check(dsn)
+        _refuse_used(dsn)
+        yield dsn, {**knobs, "DATABASE_URL": dsn, "ECLUSE_SECRET_KEY": b64encode(os.urandom(32)).decode()}
+        return
+    database = embedded.start(data / "postgres")  # the server joins it
+    try:
+        yield database.dsn(), knobs
+    finally:
+        database.release()
+
+
+def _refuse_used(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for table in ("runs", "schedules"):
+            if connection.execute("SELECT 1 WHERE to_regclass(%s) IS NOT NULL", (table,)).fetchone():
+                ((count,),) = connection.execute(f"SELECT count(*) FROM {table}").fetchall()  # noqa: S608 - ours
+                if count:
+                    raise SetUpError(
+                        f"The database {connection.info.dbname} holds {count} {table} already: a demonstration needs "
+                        "an empty database, or one that is used for nothing else yet."
+                    )
 
 
 def _inherited(data: Path) -> dict[str, str]:

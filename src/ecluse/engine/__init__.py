@@ -6,11 +6,14 @@ These names are the whole of what a flow, a face or the composition root may use
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ecluse.engine import counts, reading
+from ecluse.engine import counts, erasing, reading, retention
+from ecluse.engine.aged import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
+from ecluse.engine.breakers import VENDOR_DOWN, Breaker
+from ecluse.engine.causes import BLOCKING, Cause, Group
+from ecluse.engine.ending import CANCELLED
 from ecluse.engine.fan_out import Priority
 from ecluse.engine.flow import (
     AbsoluteWrite,
-    Breaker,
     Done,
     Flow,
     Ignored,
@@ -34,11 +37,9 @@ from ecluse.engine.flow import (
     WorkContext,
     Write,
 )
-from ecluse.engine.gate import Counted, Look, Redispatch, Wait
+from ecluse.engine.gate import Look, Redispatch, Wait
 from ecluse.engine.gathering import Looks
 from ecluse.engine.lanes import list_lanes
-from ecluse.engine.lanes import pause as pause_lane
-from ecluse.engine.lanes import resume as resume_lane
 from ecluse.engine.leases import (
     Held,
     Lease,
@@ -54,9 +55,16 @@ from ecluse.engine.leases import release as release_lease
 from ecluse.engine.opening import give_up, open_stage, wake_workers
 from ecluse.engine.outbox import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox import write as write_events
+from ecluse.engine.pausing import Moved, Needing, Resumed
+from ecluse.engine.pausing import needing as needing_lane
+from ecluse.engine.pausing import pause as pause_lane
+from ecluse.engine.pausing import resume as resume_lane
+from ecluse.engine.previews import preview_end
+from ecluse.engine.redrives import first_of, redrives_of, standing
+from ecluse.engine.retention import OldRuns, Rule
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.roles import ROLES, Role
-from ecluse.engine.runs import TENANT, Start, Started, announce, keep_open, note_errors
+from ecluse.engine.runs import TENANT, Start, Started, announce, keep_open, lock_open, note_errors
 from ecluse.engine.runs import begin_many as begin_runs
 from ecluse.engine.runs import insert as insert_run
 from ecluse.engine.runs import insert_many as insert_runs
@@ -74,10 +82,14 @@ from ecluse.engine.schedules import (
     update_schedule,
 )
 from ecluse.engine.slots import Rules
-from ecluse.engine.states import PLAIN, State, Words
+from ecluse.engine.stalls import Stall, stalls
+from ecluse.engine.states import PLAIN, STOPPED, EndCause, State, Words, cause_in_words, terminal_state
 from ecluse.engine.targets import Settled, open_targets, settle_targets
 from ecluse.engine.targets import select as select_targets
-from ecluse.engine.waiting import Waiting, why
+from ecluse.engine.units import Counted
+from ecluse.engine.waiters import Waiter, put_waiters
+from ecluse.engine.waiting import RunWaits, Waiting, why, why_run
+from ecluse.engine.workflow_rows import WORKFLOWS
 
 if TYPE_CHECKING:
     from ecluse.engine.closing import end_by_operator
@@ -97,16 +109,30 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "ATTEMPTS",
+    "BLOCKING",
+    "CANCELLED",
+    "EVENTS",
     "EVENTS_CHANNEL",
+    "LEASES",
+    "LOGS",
     "PLAIN",
     "ROLES",
+    "SLOTS",
+    "STOPPED",
     "TENANT",
+    "VENDOR_DOWN",
+    "WORKFLOWS",
     "AbsoluteWrite",
+    "Aged",
     "Breaker",
+    "Cause",
     "Counted",
     "Done",
+    "EndCause",
     "Event",
     "Flow",
+    "Group",
     "Held",
     "Ignored",
     "Item",
@@ -118,9 +144,12 @@ __all__ = [
     "Live",
     "Look",
     "Looks",
+    "Moved",
+    "Needing",
     "NewItem",
     "NewSchedule",
     "News",
+    "OldRuns",
     "Order",
     "Over",
     "Postponed",
@@ -128,22 +157,27 @@ __all__ = [
     "PublishedEvent",
     "Redispatch",
     "Result",
+    "Resumed",
     "RetryPolicy",
     "Role",
+    "Rule",
     "Rules",
     "Run",
+    "RunWaits",
     "Save",
     "Saved",
     "Settled",
     "Sink",
     "Source",
     "Stage",
+    "Stall",
     "Start",
     "Started",
     "State",
     "Story",
     "Tell",
     "Wait",
+    "Waiter",
     "Waiting",
     "Words",
     "Work",
@@ -152,12 +186,15 @@ __all__ = [
     "acquire_lease",
     "announce",
     "begin_runs",
+    "cause_in_words",
     "counts",
     "create_schedule",
     "delete_schedule",
     "enable_schedule",
     "end_by_operator",
+    "erasing",
     "fire_by_hand",
+    "first_of",
     "force_release",
     "give_up",
     "hold_for_runs",
@@ -171,21 +208,31 @@ __all__ = [
     "load_run",
     "load_runs",
     "load_schedule",
+    "lock_open",
     "migrate",
+    "needing_lane",
     "note_errors",
     "open_stage",
     "open_targets",
     "pause_lane",
+    "preview_end",
+    "put_waiters",
     "read_published",
     "reading",
+    "redrives_of",
     "release_lease",
     "resume_lane",
+    "retention",
     "select_targets",
     "settle_targets",
     "show_schedule",
+    "stalls",
+    "standing",
     "still_mine",
+    "terminal_state",
     "update_schedule",
     "wake_workers",
     "why",
+    "why_run",
     "write_events",
 ]

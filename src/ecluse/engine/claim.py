@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ecluse.db.connect import Connection
 from ecluse.engine.flow import Item
@@ -54,7 +54,9 @@ lane AS MATERIALIZED (
            )::int AS room,
            (SELECT array_agg(b.group_key) FROM busy b WHERE b.lane_id = l.id AND b.n >= l.max_per_key) AS full_keys
     FROM clock, ours l, LATERAL (
-        SELECT greatest(l.next_free_at, now - (l.burst - 1) * l.spacing) AS base) p
+        -- NULL without a rate: next_free_at is -infinity there, and intervals are finite before PostgreSQL 17
+        SELECT CASE WHEN l.spacing IS NOT NULL THEN greatest(l.next_free_at, now - (l.burst - 1) * l.spacing) END
+            AS base) p
     WHERE l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= now)
       -- whoever was declared dead takes nothing any more, even before it has noticed
       AND EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live')
@@ -93,7 +95,7 @@ picked AS MATERIALIZED (
         SELECT i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.lane_id, i.group_key, i.order_at FROM items i
         WHERE i.lane_id = s.lane_id AND i.tenant_id = s.tenant_id AND i.claim_id IS NULL
           AND i.due_at <= (SELECT now FROM clock) AND i.flow || '/' || i.stage = ANY(%(work)s)
-          AND i.crashes BETWEEN %(least_crashes)s AND %(most_crashes)s AND NOT i.permanent
+          AND i.suspicion BETWEEN %(least)s AND %(most)s AND NOT i.permanent
           AND (l.full_keys IS NULL OR i.group_key IS NULL OR i.group_key <> ALL (l.full_keys))
         ORDER BY i.order_at, i.id LIMIT CASE WHEN l.max_per_key IS NULL THEN s.most ELSE s.most * 5 END
         FOR UPDATE SKIP LOCKED) i
@@ -122,34 +124,18 @@ mine AS MATERIALIZED (SELECT * FROM (
     WHERE m.start_at IS NULL OR m.start_at <= (SELECT now FROM clock) + %(ahead)s * interval '1 second'
 ),{turn}
 claim AS (
-    INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, taken_at)
-    SELECT %(replica)s, run_id, stage, lane_id, count(*), now FROM mine, clock GROUP BY run_id, stage, lane_id, now
+    INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, taken_at, apart)
+    SELECT %(replica)s, run_id, stage, lane_id, count(*), now, %(apart)s::text FROM mine, clock
+    GROUP BY run_id, stage, lane_id, now
     RETURNING id, fence, run_id, stage, lane_id
 )
 UPDATE items i SET claim_id = c.id
 FROM mine m JOIN claim c ON c.run_id = m.run_id AND c.stage = m.stage AND c.lane_id = m.lane_id
 WHERE i.id = m.id
 RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
-          m.event_key, m.correlation_id, c.id, c.fence, m.start_at, i.lane_id
+          m.event_key, m.correlation_id, c.id, c.fence, m.start_at, i.lane_id, i.suspicion, i.solo_deaths
 """
 CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ANYBODYS, turn=""), CLAIM.format(ours=OURS, turn=OUR_TURN)
-
-# Which levels of suspicion are waiting that this worker could take.
-SUSPECTS = """
-SELECT DISTINCT i.crashes FROM items i JOIN lanes l ON l.id = i.lane_id
-WHERE i.claim_id IS NULL AND i.crashes > 0 AND i.due_at <= ecluse_now() AND NOT i.permanent
-  AND i.flow || '/' || i.stage = ANY(%(work)s) AND i.lane_id = ANY(%(lanes)s)
-  AND l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= ecluse_now())
-  AND l.next_free_at <= ecluse_now() + %(ahead)s * interval '1 second'
-  AND (l.max_in_flight IS NULL OR l.max_in_flight > (SELECT coalesce(sum(c.in_flight), 0) FROM claims c
-                                                     WHERE c.lane_id = l.id AND c.in_flight > 0))
-"""
-ALONE, MOST_CRASHES = 3, 32_767
-# Items that workers died with are looked for this often. A replica holds a tenth of its hands of what one worker died
-# with, a hundredth of what two did: the culprit is narrowed down while the others go on. From the third death on an
-# item runs alone (ALONE); two more, and it is not run again.
-SUSPECTS_SECONDS = 1.0
-SHARE_OF_SUSPECTS = {1: 10, 2: 100}
 
 Held = tuple[int, int]  # an item, under a claim
 
@@ -160,6 +146,8 @@ class Taken(NamedTuple):
     fence: int
     start_at: datetime | None
     lane_id: int
+    suspicion: int = 0
+    solo_deaths: int = 0  # workers that died while it ran alone
 
     @property
     def held(self) -> Held:
@@ -168,19 +156,14 @@ class Taken(NamedTuple):
 
 class Claimant(NamedTuple):
     """Who claims, and what it can work on ("flow/stage", and the weight of a call): an older program leaves the items
-    of newer stages alone. Items that a worker died with are claimed apart from the others."""
+    of newer stages alone. Suspects (`suspects.py`) are claimed apart from other items, by their suspicion."""
 
     replica: str
     work: list[str]
     weights: list[int]
-    least_crashes: int = 0
-    most_crashes: int = 0
-
-
-async def suspects(connection: Connection, who: Claimant, lanes: list[int]) -> set[int]:
-    parameters = {"work": who.work, "lanes": lanes, "ahead": AHEAD_SECONDS}
-    cursor = await connection.execute(SUSPECTS, parameters, prepare=True)
-    return {row[0] for row in await cursor.fetchall()}
+    least: int = 0
+    most: int = 0
+    apart: Literal["group", "alone"] | None = None
 
 
 async def claim_free(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[Taken]:
@@ -196,26 +179,34 @@ async def claim_capped(connection: Connection, who: Claimant, lanes: list[int], 
 async def _claim(connection: Connection, statement: str, who: Claimant, lanes: list[int], room: int) -> list[Taken]:
     parameters = {**who._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
     cursor = await connection.execute(statement, parameters, prepare=True)  # type: ignore[arg-type, unused-ignore]
-    return [Taken(Item._make(row[:-4]), *row[-4:]) for row in await cursor.fetchall()]
+    return [Taken(Item._make(row[:-6]), *row[-6:]) for row in await cursor.fetchall()]
 
 
+# What is held by replicas that are gone; or by this one, without its knowledge. A crash is counted if the holder died.
 RELEASE = """
 WITH orphan AS (
-    SELECT c.id, c.run_id, c.stage, r.state FROM claims c LEFT JOIN replicas r ON r.id = c.replica_id
-    WHERE c.in_flight > 0 AND (r.state IS DISTINCT FROM 'live'
-                               OR c.replica_id = %(replica)s AND c.id <> ALL (%(known)s::bigint[]))
+    SELECT c.id, c.run_id, c.stage, c.apart, CASE r.state WHEN 'dead' THEN r.ended_at END AS died_at
+    FROM claims c LEFT JOIN replicas r ON r.id = c.replica_id
+    WHERE c.in_flight > 0 AND CASE WHEN %(replica)s::text IS NULL THEN r.state IS DISTINCT FROM 'live'
+        ELSE r.state = 'live' AND c.replica_id = %(replica)s AND c.id <> ALL (%(known)s::bigint[]) END
     ORDER BY c.id FOR UPDATE OF c SKIP LOCKED),
 opened AS (
-    UPDATE items i SET claim_id = NULL, crashes = i.crashes + (o.state IS NOT DISTINCT FROM 'dead')::int FROM orphan o
-    WHERE i.run_id = o.run_id AND i.stage = o.stage AND i.claim_id = o.id AND i.status = 'open' RETURNING o.id),
+    UPDATE items i SET claim_id = NULL, crashes = i.crashes + (o.died_at IS NOT NULL)::int,
+        first_crash_at = coalesce(i.first_crash_at, o.died_at),
+        group_deaths = i.group_deaths + (o.died_at IS NOT NULL AND o.apart IS NOT DISTINCT FROM 'group')::int,
+        solo_deaths = i.solo_deaths + (o.died_at IS NOT NULL AND o.apart IS NOT DISTINCT FROM 'alone')::int
+    FROM orphan o
+    WHERE i.run_id = o.run_id AND i.stage = o.stage AND i.claim_id = o.id AND i.status = 'open'
+    RETURNING o.id, i.id AS item_id, o.died_at IS NOT NULL AND i.crashes >= %(least)s AS suspicious),
 fenced AS (
     UPDATE claims c SET fence = c.fence + 1,
         released = c.released + (SELECT count(*) FROM opened WHERE opened.id = c.id)
     FROM orphan o WHERE c.id = o.id)
-SELECT count(*), pg_notify('ecluse_work', '') FROM opened HAVING count(*) > 0
+SELECT count(*), pg_notify('ecluse_work', ''), array_agg(item_id) FILTER (WHERE suspicious)
+FROM opened HAVING count(*) > 0
 """
 
 
 async def release_unknown(connection: Connection, *, replica: str, known: Sequence[int]) -> None:
     """A claim whose answer was lost with the connection is ours, but we do not know it: give it back."""
-    await connection.execute(RELEASE, {"replica": replica, "known": known})
+    await connection.execute(RELEASE, {"replica": replica, "known": known, "least": 0})

@@ -14,6 +14,7 @@ from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import workflow_id
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import ending, gate, orchestration, runs
+from ecluse.engine.ending import Cause
 from ecluse.engine.flow import Flow, Run
 from ecluse.engine.story import gate_topic
 
@@ -53,7 +54,7 @@ async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple
         complete = await cursor.fetchall()
         for run_id, stage, orchestrated, _, workflow in complete:
             if orchestrated:
-                with _apart(run_id):
+                with apart(run_id):
                     await _hint(connection, workflow, gate_topic(stage))
         await close_complete(connection, flows, {row[0] for row in complete if not row[2]})
 
@@ -64,22 +65,23 @@ async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_
         return
     over = await ending.complete(connection, run_ids)
     for name in sorted({run.flow for run in over}):
-        await _end(connection, flows[name], [run for run in over if run.flow == name])
+        mine = [run for run in over if run.flow == name]
+        await end_together(connection, flows[name], mine)
+        await _hint_parents(connection, mine)
 
 
-async def _end(connection: Connection, flow: Flow, over: Sequence[Run]) -> None:
-    """Together; if that fails, one by one, so that one run that cannot be closed does not keep the others open."""
+async def end_together(connection: Connection, flow: Flow, over: Sequence[Run], cause: Cause = ending.NORMAL) -> None:
+    """If that fails, one by one, so that one run that cannot be closed does not keep the others open."""
     try:
         for start in range(0, len(over), TOGETHER):
-            await ending.end_many(connection, flow, over[start : start + TOGETHER])
-        await _hint_parents(connection, over)
+            await ending.end_many(connection, flow, over[start : start + TOGETHER], cause)
     except Exception as error:  # the edge of the flow's own ending
         if is_away(error) or len(over) == 1:
             raise
         log.warning("closing runs together failed: one by one", runs=len(over), error=str(error).strip())
         for run in over:
-            with _apart(run.id):
-                await ending.end_many(connection, flow, [run])
+            with apart(run.id):
+                await ending.end_many(connection, flow, [run], cause)
 
 
 # After the commit, so that of two who end the last two children, at least one sees that there is none left.
@@ -101,7 +103,7 @@ async def _hint_parents(connection: Connection, ended: Sequence[Run]) -> None:
 
 
 @contextmanager
-def _apart(run_id: int) -> Iterator[None]:
+def apart(run_id: int) -> Iterator[None]:
     """One run that cannot be closed must not keep the others open."""
     try:
         yield
@@ -115,14 +117,20 @@ WAITING = "SELECT stage FROM stages WHERE run_id = %s AND ended_at IS NULL"
 
 
 async def end_by_operator(
-    connection: Connection, flow: Flow, run: Run, reason: str, record: Callable[[], Awaitable[None]] | None = None
+    connection: Connection,
+    flow: Flow,
+    run: Run,
+    reason: str,
+    *,
+    by: str,
+    record: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """At once, together with what `record` writes. The workflow that waits at a gate is told to look. False if the run
-    had ended already."""
+    """At once, together with what `record` writes. The workflow that waits at a gate is told to look; a sweep ends the
+    runs that only this one waited for. False if the run had ended already."""
     if not reason.strip():
         raise InvalidInput("say why the run is ended: the reason stays with it")
     gates = await (await connection.execute(WAITING, (run.id,))).fetchall()
-    ended = await ending.end(connection, flow, run, cause="operator", reason=reason.strip(), record=record)
+    ended = await ending.end(connection, flow, run, cause="operator", reason=reason.strip(), by=by, record=record)
     for (stage,) in gates if ended and flow.story is not None else ():
         await _hint(connection, workflow_id(run.tenant_id, run.event_key), gate_topic(stage))
     return ended
@@ -133,7 +141,7 @@ async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
     async with pool.connection() as connection:
         page = [row[0] for row in await (await connection.execute(SELF_CLOSING, (list(flows), after))).fetchall()]
         for run_id, stage in await (await connection.execute(OVERDUE, (page,))).fetchall() if page else ():
-            with _apart(run_id):
+            with apart(run_id):
                 run = await runs.load(connection, run_id)
                 await gate.end(connection, run, flows[run.flow].stage(stage), "timeout")
                 await ending.end(connection, flows[run.flow], run)

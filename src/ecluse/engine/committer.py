@@ -21,10 +21,10 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away, together
-from ecluse.engine import counts, effects
+from ecluse.engine import counts, effects, run_log
 from ecluse.engine.claim import Held
 from ecluse.engine.effects import Ended, Intent, Standing
-from ecluse.engine.flow import Item, Saved, Stage
+from ecluse.engine.flow import Item, Postponed, Saved, Stage
 
 log = structlog.get_logger(__name__)
 
@@ -36,11 +36,12 @@ RECONNECT_SECONDS = 0.5
 LOCK_RUNS = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 LOCK_CLAIMS = "SELECT 1 FROM claims WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 
-STORE = """
+STORE = f"""
 WITH inp AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id bigint, claim_id bigint, status text, permanent boolean,
         result jsonb, error_code text, error text, http_status smallint, event_id text, ambiguous boolean,
-        maybe_paid boolean, due_at timestamptz)),
+        maybe_paid boolean, outage boolean, due_at timestamptz, order_at timestamptz, postponed_cause text,
+        postponed_why text)),
 -- empty for whoever was declared dead: then nothing below happens
 clock AS MATERIALIZED (SELECT ecluse_now() AS now FROM replicas WHERE id = %(replica)s AND state = 'live'),
 fenced AS MATERIALIZED (
@@ -54,15 +55,16 @@ stored AS (
         error_code = coalesce(inp.error_code, CASE WHEN inp.status = 'open' THEN i.error_code END),
         error = coalesce(inp.error, CASE WHEN inp.status = 'open' THEN i.error END),
         permanent = inp.status <> 'succeeded' AND (i.permanent OR coalesce(inp.permanent, false)),
-        executions = i.executions + (inp.status <> 'open' OR inp.error_code IS NOT NULL)::int,
-        due_at = coalesce(inp.due_at, i.due_at),
+        executions = i.executions + (inp.status <> 'open' OR inp.error_code IS NOT NULL AND inp.outage IS NULL)::int,
+        due_at = coalesce(inp.due_at, i.due_at), order_at = coalesce(inp.order_at, i.order_at),
+        postponed_cause = inp.postponed_cause, postponed_why = inp.postponed_why,
         claim_id = CASE WHEN inp.status = 'open' AND NOT i.permanent THEN NULL ELSE i.claim_id END,
         finished_at = CASE WHEN inp.status = 'open' AND NOT i.permanent THEN NULL ELSE clock.now END
     FROM clock, inp JOIN fenced ON fenced.id = inp.claim_id
     WHERE i.id = inp.id AND i.claim_id = inp.claim_id AND i.status = 'open'
-    RETURNING i.id, i.run_id, i.round, i.executions, inp.claim_id, i.status, inp.error_code, inp.error,
-              inp.http_status, inp.event_id, inp.ambiguous, inp.maybe_paid, inp.due_at, i.error AS said,
-              i.error_code AS code),
+    RETURNING i.id, i.run_id, i.stage, coalesce(nullif(i.target, ''), i.key) AS target, i.round, i.executions,
+              inp.claim_id, i.status, inp.error_code, inp.error, inp.http_status, inp.event_id, inp.ambiguous,
+              inp.maybe_paid, inp.outage, inp.due_at, i.error AS said, i.error_code AS code),
 counted AS (
     UPDATE claims c SET succeeded = c.succeeded + n.succeeded, failed = c.failed + n.failed,
         ignored = c.ignored + n.ignored, released = c.released + n.released
@@ -73,20 +75,24 @@ counted AS (
     WHERE c.id = n.claim_id),
 tried AS (
     INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, http_status,
-                          ambiguous, maybe_paid, retry_at)
+                          ambiguous, maybe_paid, outage, retry_at)
     SELECT run_id, id, event_id, round, executions, now, %(replica)s, error_code, error, http_status, ambiguous,
-           maybe_paid, due_at
+           maybe_paid, outage, due_at
     FROM stored, clock WHERE status IN ('open', 'failed') AND error_code IS NOT NULL),
 logged AS (
-    INSERT INTO run_log (run_id, at, level, message, event_id, data)
-    SELECT run_id, now, 'error', said, event_id, jsonb_build_object('code', code, 'executions', executions)
-    FROM stored, clock WHERE status = 'failed')
+    INSERT INTO run_log AS l (run_id, at, last_at, level, message, event_id, data, count, targets, fold)
+    SELECT run_id, now, now, 'error', said, min(event_id), jsonb_build_object('code', code, 'executions',
+           max(executions)), count(*), (array_agg(DISTINCT target))[1:5], {run_log.FOLD} AS fold
+    FROM stored, clock WHERE status = 'failed' GROUP BY run_id, now, stage, code, said
+    -- in one order for everybody: two that add to the same lines must not wait for each other
+    ORDER BY run_id, fold {run_log.ADD_UP})
 SELECT id, claim_id FROM stored
-"""
+"""  # noqa: S608 - our own words
 
 
 class Finish(NamedTuple):
-    """One execution's end, ready to be stored. `open` means: again at `due_at`; without an error, it does not count."""
+    """One execution's end, ready to be stored. `open` means: again at `due_at`; it does not count without an error, nor
+    for an `outage`. `order_at` is a new place in line."""
 
     item: Item
     stage: Stage
@@ -102,6 +108,9 @@ class Finish(NamedTuple):
     due_at: datetime | None = None
     effect: Ended | None = None
     kept: Any = None
+    postponed: Postponed | None = None
+    outage: bool = False
+    order_at: datetime | None = None
 
     @property
     def held(self) -> Held:
@@ -121,8 +130,12 @@ class Finish(NamedTuple):
                 "ambiguous": self.ambiguous,
                 "maybe_paid": self.ambiguous and self.stage.paid,
             }
+        if self.outage:
+            stored |= {"outage": True, "order_at": self.order_at}
         if self.due_at is not None:
             stored["due_at"] = self.due_at
+        if self.postponed is not None:
+            stored |= {"postponed_cause": self.postponed.cause, "postponed_why": storable(self.postponed.why)}
         return to_json(stored)
 
     def unstorable(self, why: str) -> Finish:
@@ -135,6 +148,9 @@ class Finish(NamedTuple):
             error=f"The result could not be stored: {why}",
             ambiguous=self.status == "succeeded",
             due_at=None,
+            postponed=None,
+            outage=False,
+            order_at=None,
             effect=None if self.effect is None else self.effect._replace(result=None),
         )
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from psycopg.rows import class_row
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import counts, leases, outbox, runs
+from ecluse.engine import counts, leases, outbox, runs, units
 from ecluse.engine.flow import Flow, Run
-from ecluse.engine.states import State, terminal_state
+from ecluse.engine.states import ON_REQUEST, STOPPED, EndCause, State, cause_in_words, ended_as
 
 FEW = 500  # targets
-EndCause = Literal["normal", "operator", "stale", "catastrophic"]
+CANCELLED = "CANCELLED"  # the code of a target that was never finished, of a run that was ended on request
 
 # In three strokes, the common one cheap: all items succeeded; something did not (failed before ignored, the first one
 # names the reason, an item nobody finished is incomplete, in the words of the gate that gave up on it); the rest. When
@@ -52,8 +52,9 @@ WHERE o.run_id = ANY(%(runs)s) AND e.run_id = o.run_id AND e.target = o.target A
   AND e.sends > 0 AND e.state IN ('sending', 'unknown', 'applied', 'conflict')
 """
 
-# Nothing of an ended run is started or stored any more: waiting items go under a closed claim, fences move on.
-CLOSE_WORK = """
+# Nothing of an ended run is started or stored any more: open items go under a closed claim, fences move on.
+END_OF_RUN = "end of run"
+CLOSE_WORK = f"""
 WITH late AS (
     SELECT id, run_id, stage, lane_id FROM items WHERE run_id = ANY(%(runs)s) AND status = 'open'
     ORDER BY id FOR UPDATE),
@@ -62,7 +63,7 @@ fenced AS (
     WHERE run_id = ANY(%(runs)s) AND in_flight > 0),
 claim AS (
     INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
-    SELECT 'end of run', run_id, stage, lane_id, count(*), count(*), ecluse_now() FROM late
+    SELECT '{END_OF_RUN}', run_id, stage, lane_id, count(*), count(*), ecluse_now() FROM late
     GROUP BY run_id, stage, lane_id RETURNING id, run_id, stage, lane_id),
 closed AS (
     UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error_code = 'RUN_ENDED',
@@ -70,7 +71,7 @@ closed AS (
     FROM late JOIN claim c ON c.run_id = late.run_id AND c.stage = late.stage AND c.lane_id = late.lane_id
     WHERE i.id = late.id)
 UPDATE stages SET ended_at = ecluse_now(), end_cause = 'run ended' WHERE run_id = ANY(%(runs)s) AND ended_at IS NULL
-"""
+"""  # noqa: S608 - our own word
 
 LOCK = """
 SELECT id, status, selected FROM runs WHERE id = ANY(%(runs)s) ORDER BY id FOR NO KEY UPDATE
@@ -83,6 +84,7 @@ WHERE run_id = ANY(%(runs)s) AND status = 'failed' ORDER BY run_id, finished_at,
 TALLY = """
 SELECT r.id, count(*) FILTER (WHERE o.outcome = 'successful'), count(*) FILTER (WHERE o.outcome = 'failed'),
        count(*) FILTER (WHERE o.outcome = 'ignored'),
+       count(*) FILTER (WHERE %(on_request)s AND o.outcome = 'failed' AND o.error_code = %(cancelled)s),
        extract(epoch FROM ecluse_now() - coalesce(r.started_at, r.created_at))::float8
 FROM runs r LEFT JOIN outcomes o ON o.run_id = r.id AND o.run_id = ANY(%(runs)s)
 WHERE r.id = ANY(%(runs)s) GROUP BY r.id
@@ -107,11 +109,25 @@ async def complete(connection: Connection, run_ids: Collection[int]) -> list[Run
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a run ends before its work does."""
+    """Why a run ends before its work does; `by` names who asked for it, or the run that it ends with."""
 
     cause: EndCause
     code: str | None = None
     reason: str | None = None
+    by: str | None = None
+
+    @property
+    def of_targets(self) -> tuple[str, str]:
+        """The code and the words of targets that were not finished."""
+        if self.cause == "normal":
+            return "NOT_PROCESSED", "No work was done for this target"
+        if self.cause == "operator":
+            return CANCELLED, storable(f"Cancelled by {self.by}: {self.reason}")
+        if self.cause == "parent":
+            return CANCELLED, storable(f"Cancelled: {self.reason}")
+        why = self.reason or self.code or "no reason given"
+        how = STOPPED if self.cause == "catastrophic" else f"ended: {self.cause}"
+        return self.code or "RUN_ENDED", storable(f"Run {how}: {why}")
 
 
 NORMAL = Cause("normal")
@@ -125,11 +141,12 @@ async def end(
     cause: EndCause = "normal",
     code: str | None = None,
     reason: str | None = None,
+    by: str | None = None,
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
     """Settle and end, together with what `record` writes. False if it had ended already: whoever comes second changes
     nothing."""
-    return await end_many(connection, flow, [run], Cause(cause, code, reason), record) == 1
+    return await end_many(connection, flow, [run], Cause(cause, code, reason, by), record) == 1
 
 
 async def end_many(
@@ -163,13 +180,16 @@ async def end_many(
         if cause.cause == "normal" and unselected:
             cursor = await connection.execute(BROKEN, {"runs": unselected})
             causes |= {run: Cause("catastrophic", code, error) for run, code, error in await cursor.fetchall()}
+        if flow.units is not None:
+            await units.keep_counts(connection, flow.units, [by_id[run_id] for run_id in words])
         await _settle(connection, flow, list(words), cause, sum(selected or 0 for _, selected in words.values()))
         crashpoint("in finalize")
-        cursor = await connection.execute(TALLY, runs_too)
-        for run_id, successful, failed, ignored, seconds in await cursor.fetchall():
-            tally = {"successful": successful, "failed": failed, "ignored": ignored}
+        asked = {"on_request": cause.cause in ON_REQUEST, "cancelled": CANCELLED}
+        cursor = await connection.execute(TALLY, runs_too | asked)
+        for run_id, successful, failed, ignored, cancelled, seconds in await cursor.fetchall():
+            tally = {"successful": successful, "failed": failed, "ignored": ignored, "cancelled": cancelled}
             ended.append(Ended(by_id[run_id], words[run_id][0], causes[run_id], tally, seconds))
-        moves = [runs.Move(one.run, one.from_word, one.state, one.facts) for one in ended]
+        moves = [runs.Move(one.run, one.from_word, one.state, one.facts, one.shown) for one in ended]
         to_words = await runs.set_status(connection, flow, moves)
         if record is not None:
             await record()
@@ -180,16 +200,19 @@ async def end_many(
             await outbox.write(connection, await flow.ended(connection, [one.run for one in ended]))
     for one, to_word in zip(ended, to_words, strict=True):
         counts.runs_ended[flow.name, one.state] += 1
-        facts = {"cause": one.cause.cause, "code": one.cause.code, "reason": one.cause.reason, **one.tally}
+        facts = {
+            "cause": cause_in_words(one.cause.cause),
+            "code": one.cause.code,
+            "reason": one.cause.reason,
+            **one.tally,
+        }
         one.run.trace.end(to_word, one.seconds, event_key=one.run.event_key, **facts)
     return len(ended)
 
 
 async def _settle(connection: Connection, flow: Flow, run_ids: list[int], cause: Cause, selected: int) -> None:
-    rest = {"code": "NOT_PROCESSED", "reason": "No work was done for this target"}
-    if cause.cause != "normal":
-        text = storable(f"Run ended: {cause.cause}: {cause.reason or cause.code or 'no reason given'}")
-        rest = {"code": cause.code or "RUN_ENDED", "reason": text}
+    code, reason = cause.of_targets
+    rest = {"code": code, "reason": reason}
     facts = {"runs": run_ids, "normal": cause.cause == "normal", "last": flow.last_stages, **rest}
     # Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
     if many := selected > FEW:
@@ -212,8 +235,11 @@ class Ended(NamedTuple):
 
     @property
     def state(self) -> State:
-        normal = self.cause.cause == "normal"
-        return terminal_state(self.tally["successful"], self.tally["failed"]) if normal else State.FAILED
+        return ended_as(self.cause.cause, self.tally["successful"], self.tally["failed"])[0]
+
+    @property
+    def shown(self) -> State:
+        return ended_as(self.cause.cause, self.tally["successful"], self.tally["failed"])[1]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -223,6 +249,7 @@ class Ended(NamedTuple):
             why = "all_ignored" if self.tally["ignored"] else "no_targets"
         return self.tally | {
             "end_cause": cause,
+            "ended_by": None if self.cause.by is None else storable(self.cause.by),
             "reason": None if why is None else storable(why),
             "error_code": code,
             "error_message": None if cause == "normal" or reason is None else storable(reason),

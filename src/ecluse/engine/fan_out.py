@@ -28,8 +28,8 @@ HEAD_START = {"high": timedelta(hours=1), "normal": timedelta(0), "low": -timede
 STATEMENTS_AHEAD = 10
 
 OPEN_STAGE = """
-INSERT INTO stages (run_id, stage, budget, started_at, deadline_at, progress_at)
-SELECT id, %(stage)s, %(budget)s, now, now + %(max_wait)s, now
+INSERT INTO stages (run_id, stage, budget, rounds, started_at, deadline_at, progress_at)
+SELECT id, %(stage)s, %(budget)s, %(rounds)s, now, now + %(max_wait)s, now
 FROM (SELECT id, ecluse_now() AS now FROM runs WHERE id = %(run)s AND ended_at IS NULL FOR SHARE) run
 ON CONFLICT DO NOTHING
 """
@@ -97,9 +97,8 @@ async def fan_out(
         "lane": stage.lane.name,
         "head_start": HEAD_START[priority],
     }
-    opened = await connection.execute(
-        OPEN_STAGE, {**names, "max_wait": stage.max_wait, "budget": stage.retry.executions}
-    )
+    limits = {"max_wait": stage.max_wait, "budget": stage.retry.executions, "rounds": stage.rounds}
+    opened = await connection.execute(OPEN_STAGE, {**names, **limits})
     if not opened.rowcount and await runs.has_ended(connection, run.id):
         raise runs.RunEnded
     insert = INSERT_NEW if opened.rowcount else INSERT
@@ -151,5 +150,5 @@ async def _refuse(connection: Connection, names: dict[str, Any], item: NewItem, 
     key, target = storable(item.key, LONGEST_KEY), storable(item.target or item.key, LONGEST_KEY)
     await connection.execute(INSERT_REFUSED, {**names, "key": key, "target": target, "error": why})
     event_id = item_event_id(names["flow"], names["run"], names["stage"], key, 0)
-    await run_log.write(connection, names["run"], why, level="error", event_id=event_id, code="DISPATCH_FAILED")
+    await run_log.write_failure(connection, names["run"], names["stage"], "DISPATCH_FAILED", why, target, event_id)
     log.error("fan-out: item refused", run_id=names["run"], event_id=event_id, error=why, code="DISPATCH_FAILED")

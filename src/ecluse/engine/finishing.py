@@ -9,16 +9,15 @@ import structlog
 
 from ecluse.base.errors import EcluseError, PermanentError, TransientError, VendorError
 from ecluse.engine import counts
+from ecluse.engine.breakers import Spared
 from ecluse.engine.claim import Taken
 from ecluse.engine.committer import Finish
 from ecluse.engine.effects import Ended, again_or_never
-from ecluse.engine.flow import Item, Stage, Write
+from ecluse.engine.flow import Stage, Write
 from ecluse.engine.retry import Retry, decide
+from ecluse.engine.suspects import Suspicion
 
 log = structlog.get_logger(__name__)
-
-TOO_MANY_CRASHES = 5
-TOO_MANY_PAID = 4  # the first call and three repetitions
 
 
 def later(stage: Stage, taken: Taken, at: datetime | None = None, effect: Ended | None = None) -> Finish:
@@ -35,8 +34,10 @@ def failed(
     in_doubt: bool,
     now: datetime,
     chance: random.Random,
+    spared: Spared | None = None,
 ) -> Finish:
-    """`in_doubt`: it was interrupted while a write of it was under way."""
+    """`in_doubt`: it was interrupted while a write of it was under way. `spared`: the failure is the vendor's, and uses
+    up nothing; a write in doubt keeps to its budget all the same."""
     item = taken.item
     executions = item.executions + 1
     verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=chance)
@@ -45,6 +46,7 @@ def failed(
     if isinstance(error, VendorError):
         counts.vendor_errors[item.flow, item.stage, code] += 1
     if isinstance(stage.work, Write) and (in_doubt or (effect is not None and effect.state == "unknown")):
+        spared = None
         verdict = again_or_never(stage.work, verdict, now)
         if not isinstance(verdict, Retry):
             code, text = "OUTCOME_UNKNOWN", f"The vendor may have applied it, and cannot be asked: {text}"
@@ -60,6 +62,9 @@ def failed(
         ambiguous=isinstance(error, VendorError) and error.ambiguous,
         effect=effect,
     )
+    if spared is not None:
+        log.debug("vendor down", **item.told, code=code, error=text)
+        return finish._replace(status="open", due_at=spared.due_at, order_at=spared.order_at, outage=True)
     if isinstance(verdict, Retry) and executions > stage.retry.executions:
         return later(stage, taken, verdict.at, effect)  # a look at what became of it is no execution
     if isinstance(verdict, Retry):
@@ -69,10 +74,12 @@ def failed(
     return finish._replace(permanent=verdict.permanent)
 
 
-def spent(stage: Stage, item: Item) -> VendorError | None:
+def spent(stage: Stage, taken: Taken) -> VendorError | None:
     """Why this item is not to be done (again), if so."""
-    if item.crashes >= (TOO_MANY_PAID if stage.paid else TOO_MANY_CRASHES):
-        return PermanentError(f"{item.crashes} workers died with this item in hand", code="WORKER_CRASHED")
+    item = taken.item
+    if taken.suspicion >= Suspicion.POISON:
+        died = f"{item.crashes} workers died with this item in hand, {taken.solo_deaths} of them while it ran alone"
+        return PermanentError(died, code="WORKER_CRASHED")
     # It is only here to find out what became of its last send.
     if isinstance(stage.work, Write) and item.executions >= stage.retry.executions:
         return TransientError(

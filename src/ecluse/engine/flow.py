@@ -16,12 +16,14 @@ from ecluse.base.clock import Clock
 from ecluse.base.ids import item_event_id
 from ecluse.base.trace import Tracer
 from ecluse.db.connect import Connection, Pool
+from ecluse.engine.breakers import Breaker
 from ecluse.engine.outbox import Event
 from ecluse.engine.retry import RetryPolicy
 from ecluse.engine.states import PLAIN, Words
 
 if TYPE_CHECKING:
     from ecluse.engine.story import Story
+    from ecluse.engine.units import CountUnits
 
 
 GRACE = timedelta(minutes=15)
@@ -118,10 +120,12 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """Not now, through no fault of its own: it begins anew then, and no execution is counted."""
+    """Not now, through no fault of its own: it begins anew then, and no execution is counted. `why` is shown while it
+    waits; the cause is `lease` where another run or process has the record in hand."""
 
     until: datetime
     why: str
+    cause: Literal["lease", "postponed"] = "postponed"
 
 
 Result = Done | Ignored | Postponed
@@ -236,22 +240,6 @@ News = Callable[[Connection, Sequence[Over]], Awaitable[Sequence[Live]]]
 
 
 @dataclass(frozen=True)
-class Breaker:
-    """More than `failures` calls in a row that end with one of these codes, over all replicas, pause the lane; then one
-    call goes first. Any other answer of the vendor ends the row."""
-
-    failures: int = 5
-    pause: timedelta = timedelta(seconds=60)
-    codes: frozenset[str] = frozenset({"THROTTLED"})
-
-    def __post_init__(self) -> None:
-        if self.failures < 1 or self.pause <= timedelta(0) or not self.codes:
-            raise ValueError(
-                "a breaker needs at least 1 failure, a pause above 0 and a code to count; None is no breaker"
-            )
-
-
-@dataclass(frozen=True)
 class Lane:
     """Where a stage's items wait. Caps hold over all replicas; None is no cap. Calls are spaced evenly; `burst` is how
     many an idle lane may start at once, and is to be raised only where the vendor says so. Where not one vendor is
@@ -320,15 +308,18 @@ class Flow:
     input: type[BaseModel]
     words: Words = PLAIN
     schema: str = ""  # idempotent DDL of a flow that brings its own tables
+    tables: tuple[str, ...] = ()  # tables of its own with a column `run_id`: their rows are deleted with the run
     vendors: Callable[[Clock], AbstractAsyncContextManager[Any]] = lambda _: nullcontext()  # once per process
     longest: timedelta | None = None  # what a run may take; by default all its stages may, and a grace
     # Names what a schedule starts: taken twice, the decision is one run. `due` is in milliseconds.
     slot_key: str = "schedule:{schedule}:{due}"
+    not_by_hand: str = ""  # of a flow whose runs nobody asks for one by one: what to use instead
     about: Callable[[Run], Mapping[str, Any]] = lambda _: {}  # what a run's first log line says of it
     # Of a flow without a story: opens the first stage of runs that have just been inserted, in the same transaction.
     begin: Callable[[Connection, Sequence[Run]], Awaitable[None]] | None = None
     # Of every replica that works, now and then: what the engine cannot know to be wrong. Twice must be harmless.
     watch: Callable[[Connection], Awaitable[None]] | None = None
+    units: CountUnits | None = None  # of a flow with a stage whose work is done by other runs
     # In the transaction that ends these runs, however they end: the flow's own rows, and what is to be told.
     ended: Callable[[Connection, Sequence[Run]], Awaitable[Sequence[Event]]] | None = None
 

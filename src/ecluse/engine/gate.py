@@ -18,6 +18,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import run_log, runs
 from ecluse.engine.fan_out import event_of
 from ecluse.engine.flow import Run, Stage
+from ecluse.engine.units import Counted
 
 STALL_POLLS = 3
 FIRST_PAUSE = timedelta(seconds=1)
@@ -40,6 +41,7 @@ class Look:
     failed_for_good: int
     in_flight: int
     run_ended: bool = False
+    clock_stopped: bool = False  # a lane that it needs is paused, and its time with it
 
     @property
     def finished(self) -> int:
@@ -73,17 +75,24 @@ def decide(look: Look, stage: Stage) -> Passed | Redispatch | Wait:
     may_heal = look.failed - look.failed_for_good if rounds_left else 0
     if look.fanned_out and look.finished == look.expected and not may_heal:
         return Passed("done")
-    if look.now >= look.deadline_at:
+    if look.now >= look.deadline_at and not look.clock_stopped:
         return Passed("timeout")
     quiet = look.now - look.progress_at
-    if may_heal and look.stalled(stage) and look.fanned_out:
+    if may_heal and look.stalled(stage) and look.fanned_out and not look.clock_stopped:
         return Redispatch(look.round + 1)
     # Pauses grow with the age of the gate from one second to the poll interval; a hint ends any of them early.
     pause = min(max(FIRST_PAUSE, (look.now - look.started_at) / 10), stage.poll)
-    until = [pause, look.deadline_at - look.now]
-    if may_heal and look.fanned_out:
+    until = [pause] if look.clock_stopped else [pause, look.deadline_at - look.now]
+    if may_heal and look.fanned_out and not look.clock_stopped:
         until.append(max(STALL_POLLS * stage.poll - quiet, timedelta(0)))
     return Wait(max(min(until).total_seconds(), 0.01))
+
+
+def next_round_at(look: Look, stage: Stage) -> datetime | None:
+    """When another round is opened for what failed, unless something is done before; None: none will be."""
+    at = look.progress_at + STALL_POLLS * stage.poll
+    may_heal = look.fanned_out and look.round < stage.rounds and look.failed > look.failed_for_good
+    return at if may_heal and at < look.deadline_at else None
 
 
 LOOK = """
@@ -94,7 +103,7 @@ WITH counts AS (
 clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 seen AS (
     UPDATE stages s SET progress = c.succeeded + c.ignored, progress_at = clock.now FROM counts c, clock
-    WHERE s.run_id = %(run)s AND s.stage = %(stage)s AND s.progress <> c.succeeded + c.ignored
+    WHERE s.run_id = %(run)s AND s.stage = %(stage)s AND s.progress <> c.succeeded + c.ignored AND s.ended_at IS NULL
     RETURNING s.progress_at)
 SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM seen), s.progress_at) AS progress_at,
        s.fanned_out_at IS NOT NULL AS fanned_out, s.round, s.expected,
@@ -102,7 +111,7 @@ SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM
        CASE WHEN c.failed = 0 OR s.round >= %(rounds)s THEN 0 ELSE (
             SELECT count(*) FROM items i WHERE i.run_id = s.run_id AND i.stage = s.stage AND i.status = 'failed'
             AND i.permanent)::int END AS failed_for_good,
-       r.ended_at IS NOT NULL AS run_ended
+       r.ended_at IS NOT NULL AS run_ended, clock_stopped(s.run_id, s.stage)
 FROM stages s JOIN runs r ON r.id = s.run_id, counts c, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
 """
 
@@ -169,39 +178,33 @@ async def unclaimed(connection: Connection, run: Run, stage: Stage) -> int:
     return int(row[0]) if row else 0
 
 
-@dataclass(frozen=True)
-class Counted:
-    """The units of a stage whose work is done by other runs: what `Look` says of items."""
-
-    expected: int
-    succeeded: int
-    failed: int
-    failed_for_good: int
-
-
 # Beside whatever else the run has to do: it waits for the runs that do the work, and has no items of its own.
 OPEN_UNITS = """
-INSERT INTO stages (run_id, stage, budget, started_at, fanned_out_at, deadline_at, progress_at, units)
-SELECT id, %(stage)s, %(budget)s, now, now, now + %(max_wait)s, now, 0
+INSERT INTO stages (run_id, stage, budget, rounds, started_at, fanned_out_at, deadline_at, progress_at, units)
+SELECT id, %(stage)s, %(budget)s, %(rounds)s, now, now, now + %(max_wait)s, now, 0
 FROM (SELECT id, ecluse_now() AS now FROM runs WHERE id = %(run)s AND ended_at IS NULL FOR SHARE) run
 ON CONFLICT DO NOTHING
 """
 LOOK_AT_UNITS = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 seen AS (
-    UPDATE stages SET progress = %(done)s, progress_at = clock.now, units = %(expected)s FROM clock
-    WHERE run_id = %(run)s AND stage = %(stage)s AND (progress, units) <> (%(done)s, %(expected)s)
+    UPDATE stages SET progress = %(done)s, units = %(expected)s, units_failed = %(failed)s, progress_at =
+        CASE WHEN (progress, units) <> (%(done)s, %(expected)s) THEN clock.now ELSE progress_at END FROM clock
+    WHERE run_id = %(run)s AND stage = %(stage)s AND ended_at IS NULL
+      AND (progress, units, units_failed) IS DISTINCT FROM (%(done)s, %(expected)s, %(failed)s)
     RETURNING progress_at)
 SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM seen), s.progress_at) AS progress_at,
        true AS fanned_out, s.round, %(expected)s AS expected, %(done)s AS succeeded, 0 AS ignored, %(failed)s AS failed,
        CASE WHEN s.round >= %(rounds)s THEN 0 ELSE %(for_good)s END AS failed_for_good,
-       %(expected)s - %(done)s - %(failed)s AS in_flight, r.ended_at IS NOT NULL AS run_ended
+       %(expected)s - %(done)s - %(failed)s AS in_flight, r.ended_at IS NOT NULL AS run_ended,
+       clock_stopped(s.run_id, s.stage)
 FROM stages s JOIN runs r ON r.id = s.run_id, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
 """
 
 
 async def open_units(connection: Connection, run: Run, stage: Stage) -> None:
-    given = {"run": run.id, "stage": stage.name, "budget": stage.retry.executions, "max_wait": stage.max_wait}
+    limits = {"budget": stage.retry.executions, "rounds": stage.rounds, "max_wait": stage.max_wait}
+    given = {"run": run.id, "stage": stage.name, **limits}
     opened = await connection.execute(OPEN_UNITS, given)
     if not opened.rowcount and await runs.has_ended(connection, run.id):
         raise runs.RunEnded
@@ -225,13 +228,22 @@ async def look_at_units(connection: Connection, run: Run, stage: Stage, counted:
     return found
 
 
+async def announce_round(connection: Connection, run: Run, stage: Stage, at: datetime) -> None:
+    """For whoever asks why the run waits."""
+    await connection.execute(
+        "UPDATE stages SET next_round_at = %(at)s"
+        " WHERE run_id = %(run)s AND stage = %(stage)s AND next_round_at IS DISTINCT FROM %(at)s",
+        {"run": run.id, "stage": stage.name, "at": at},
+    )
+
+
 async def next_round(connection: Connection, run: Run, stage: Stage, round_: int) -> bool:
     """False if that round was opened already, by a replay, or the run has ended."""
     alive = await connection.execute("SELECT 1 FROM runs WHERE id = %s AND ended_at IS NULL FOR SHARE", (run.id,))
     if await alive.fetchone() is None:
         return False
     cursor = await connection.execute(
-        "UPDATE stages SET round = %(round)s, progress_at = ecluse_now()"
+        "UPDATE stages SET round = %(round)s, progress_at = ecluse_now(), next_round_at = NULL"
         " WHERE run_id = %(run)s AND stage = %(stage)s AND round < %(round)s",
         {"run": run.id, "stage": stage.name, "round": round_},
     )

@@ -20,6 +20,7 @@ from ecluse.base.ids import replica_id
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
+from ecluse.db.pools import CLAIMING, SIZE
 from ecluse.engine import closing, orchestration, reading, runs, targets
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.flow import Flow, NewItem, Stage, Tell, WorkContext
@@ -28,11 +29,12 @@ from ecluse.engine.outbox import OUTBOX_CHANNEL, Sink
 from ecluse.engine.paying import Paying
 from ecluse.engine.publisher import Publisher
 from ecluse.engine.replicas import Heart
+from ecluse.engine.retention import Rule, keep_pruning
 from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
 from ecluse.engine.slots import Rules
 from ecluse.engine.story import Story, lead
-from ecluse.engine.sweeps import Sweeps, patience, set_clock
+from ecluse.engine.sweeps import ForcedEnds, Sweeps, patience, set_clock
 from ecluse.engine.ticks import keep_ticking
 from ecluse.engine.trace_rows import TraceRows
 from ecluse.engine.worker import Worker
@@ -45,7 +47,7 @@ WAIT_POLL_SECONDS = 1.0
 # Claim and commit are a handful of known statements over tables whose statistics are always stale: the big tables are
 # reached by index, whatever the planner believes about their sizes.
 COMMIT_SECONDS = 10  # of a claim, too: what a replica that sleeps has locked is free again after that
-PINNED_PLANS = " -c enable_seqscan=off -c enable_mergejoin=off -c plan_cache_mode=force_generic_plan"
+PINNED_PLANS = {"enable_seqscan": "off", "enable_mergejoin": "off", "plan_cache_mode": "force_generic_plan"}
 
 PUT_BUDGETS = """
 UPDATE stages s SET budget = b.budget FROM runs r, unnest(%s::text[], %s::text[], %s::int[]) AS b(flow, stage, budget)
@@ -62,19 +64,21 @@ class Kit:
     chunk: int = 200
     beat: float = 2.0
     dead_after: float = 6.0
+    db_pool: int = SIZE
     trace_rows: bool = False
     sinks: Sequence[Sink] = ()
     live: Tell = lambda _: None
     due: Rules = field(default_factory=Rules)
+    retention: Sequence[Rule] = ()
     clock: Clock = field(default_factory=Clock)
     chance: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
         self.replica = replica_id()
         self.by_name = {flow.name: flow for flow in self.flows}
-        self.pool = pool(self.dsn, size=10)
+        self.pool = pool(self.dsn, size=self.db_pool)
         self._work_pool = pool(
-            self.dsn, size=3, extra_options=PINNED_PLANS, checked=False, transaction_seconds=COMMIT_SECONDS
+            self.dsn, size=CLAIMING, settings=PINNED_PLANS, checked=False, transaction_seconds=COMMIT_SECONDS
         )
         self._heart = Heart(self.dsn, self.replica, beat=self.beat, dead_after=self.dead_after)
         self._background: list[asyncio.Task[None]] = []
@@ -85,6 +89,8 @@ class Kit:
         self.worker: Worker | None = None
         self._committing: asyncio.Task[None] | None = None
         self._traces = TraceRows(self.pool, self.clock)
+        self._forced = ForcedEnds(self.pool, self.by_name)
+        self._sweeps: Sweeps | None = None
 
     async def start(self) -> None:
         # Items live for milliseconds and hold no cycles: the collector would look at thousands of them for nothing.
@@ -103,8 +109,12 @@ class Kit:
             channels[OUTBOX_CHANNEL] = lambda _: publisher.hint.set()
         if "worker" in self.roles:
             await self._start_worker(jobs, channels)
+        if self.roles & {"worker", "scheduler"}:
+            jobs["forced ends"] = self._forced.run()
+            channels[RUNS_CHANNEL] = self._hear_runs
         if "scheduler" in self.roles:
             jobs["scheduler"] = keep_ticking(self.pool, self.by_name, self.due)
+            jobs["retention"] = keep_pruning(self.pool, self.by_name, self.retention)
         jobs["listener"] = listen(self.dsn, channels)
         if self.trace_rows:
             jobs["traces"] = self._traces.run()
@@ -144,10 +154,10 @@ class Kit:
         )
         await lanes.put()
         await self._put_budgets()
-        await orchestration.launch(self.dsn, self.replica, self._lead)
+        await orchestration.launch(self.dsn, self.replica, self._lead, self.db_pool)
         self._heart.start_reaping()
-        sweeps = Sweeps(self.pool, self.by_name, self.replica, self.clock, worker, contexts)
-        channels |= {WORK_CHANNEL: lambda _: worker.wake(), RUNS_CHANNEL: lambda _: sweeps.hint.set()}
+        self._sweeps = sweeps = Sweeps(self.pool, self.by_name, self.replica, self.clock, worker, contexts)
+        channels[WORK_CHANNEL] = lambda _: worker.wake()
         channels[LANES_CHANNEL] = lambda _: lanes.stir()
         jobs |= {
             "lanes": lanes.run(),
@@ -214,11 +224,12 @@ class Kit:
                 await fan_out(connection, started.run, stage, items, chunk=self.chunk)
         return started
 
-    async def end_run(self, run_id: int, reason: str) -> bool:
-        """By an operator, at once: nothing more of it is started. False if it had ended already."""
+    async def end_run(self, run_id: int, reason: str, by: str = "operator") -> bool:
+        """At once: nothing more of it is started, nor of the runs that only it waits for. False if it had ended
+        already."""
         async with self.pool.connection() as connection:
             run = await runs.load(connection, run_id)
-            return await closing.end_by_operator(connection, self.flow(run.flow), run, reason)
+            return await closing.end_by_operator(connection, self.flow(run.flow), run, reason, by=by)
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> dict[str, object]:
         """Until the run has ended, at most `max_wait`. The signal only wakes; the row is read first and on every look,
@@ -260,8 +271,14 @@ class Kit:
             run_id and self.worker is not None
         ):  # nothing: the listener is back and may have missed some; a sweep finds them
             self.worker.drop([int(run_id)])
+        self._forced.a_run_has_ended()
         self._run_ended.set()
         self._run_ended = asyncio.Event()
+
+    def _hear_runs(self, _: str) -> None:
+        self._forced.look_at_all()
+        if self._sweeps is not None:
+            self._sweeps.hint.set()
 
     def _hear_clock(self, _: str) -> None:
         self._reading = asyncio.create_task(set_clock(self.pool, self.clock))

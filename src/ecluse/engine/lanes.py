@@ -8,30 +8,39 @@ well, nothing is written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 import structlog
 from psycopg.rows import dict_row
 
 from ecluse.base.clock import Clock
-from ecluse.base.errors import NotFound, TransientError, VendorError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away, one_line
-from ecluse.engine import run_log
+from ecluse.engine import breakers
+from ecluse.engine.breakers import (
+    HOLD,
+    NONE,
+    Breaker,
+    Heard,
+    Row,
+    Spared,
+    asked_for,
+    counts,
+    is_outage,
+    is_spared,
+    tally,
+)
 from ecluse.engine.claim import Taken
-from ecluse.engine.flow import Breaker, Flow, Item
-from ecluse.engine.retry import LONGEST_RETRY_AFTER
+from ecluse.engine.flow import Flow, Item
 
 log = structlog.get_logger(__name__)
 
 LANES_CHANNEL = "ecluse_lanes"
 RECONNECT_SECONDS = 0.5
 A_MOMENT = 0.02  # seconds by which our clock may be ahead of the database's
-NO_ANSWER = frozenset({"TIMEOUT", "VENDOR_DISCONNECTED", "VENDOR_UNREACHABLE", "WORKER_CRASHED"})
-TRIGGERED = "Circuit breaker triggered"
 
 # A heavy call may start as soon as there is one permit; for the vendor's bucket not to run dry, the lane saves up less.
 PUT_LANE = """
@@ -53,7 +62,7 @@ SELECT id, num_nulls(max_in_flight, max_per_key, per_second, break_after) < 4, s
 
 STANDING = """
 SELECT id, paused_at IS NOT NULL AS paused, CASE WHEN held_until > ecluse_now() THEN held_until END AS held_until,
-       failures > 0 AS counting
+       failures, trips, failing_since, failing
 FROM lanes WHERE id = ANY(%s)
 """
 
@@ -63,56 +72,9 @@ UPDATE lanes SET next_free_at = greatest(next_free_at, ecluse_now() - (burst - 1
 WHERE id = %(lane)s RETURNING next_free_at - %(weight)s * spacing
 """
 
-HOLD = """
-WITH held AS (
-    UPDATE lanes SET held_until = %(until)s, held_reason = %(reason)s
-    WHERE id = %(lane)s AND (held_until IS NULL OR held_until < %(until)s) RETURNING id)
-SELECT pg_notify('ecluse_lanes', id::text) FROM held
-"""
-
-COUNTED = """
-SELECT id, failures, break_after, break_for, failures >= break_after AND held_until > ecluse_now() AS broken
-FROM lanes WHERE id = ANY(%s) AND break_after IS NOT NULL ORDER BY id FOR NO KEY UPDATE
-"""
-COUNT = "UPDATE lanes SET failures = %s WHERE id = %s AND failures <> %s"
-
 
 class Closed(Exception):
     """The lane was closed before the item's next call: the item is given back."""
-
-
-class Heard(NamedTuple):
-    """What the end of a call says about its lane."""
-
-    lane_id: int
-    run_id: int
-    error: str
-    until: datetime | None  # the vendor wants no calls before
-    counts: bool | None  # towards its breaker; False ends the row
-
-
-def asked_for(error: Exception, now: datetime) -> datetime | None:
-    """A vendor that asks for more patience than can be given has only refused this attempt."""
-    asked = error.retry_after if isinstance(error, TransientError) else None
-    return now + timedelta(seconds=asked) if asked and asked <= LONGEST_RETRY_AFTER.total_seconds() else None
-
-
-def counts(breaker: Breaker | None, error: Exception | None) -> bool | None:
-    """None: this end is no answer of the vendor's, and says nothing."""
-    code = error.code if isinstance(error, VendorError) else None
-    if breaker is None or (error is not None and code is None):
-        return None
-    return True if code in breaker.codes else None if code in NO_ANSWER else False
-
-
-def tally(failures: int, ends: Iterable[bool], most: int) -> tuple[int, bool]:
-    """The row of failures after these ends, and whether it got too long. If so it stays one short of that: the first
-    call after the pause decides."""
-    for failed in ends:
-        failures = failures + 1 if failed else 0
-        if failures > most:
-            return most, True
-    return failures, False
 
 
 class Lanes:
@@ -124,7 +86,8 @@ class Lanes:
         self._spacing: dict[str, timedelta | None] = {}
         self.free: list[int] = []
         self.capped: list[int] = []
-        self.counting: set[int] = set()  # lanes whose breaker has begun to count
+        self.counting: dict[int, Row] = {}  # lanes whose breaker has begun to count, and how far it is
+        self._breakers: dict[int, Breaker] = {}
         self._closed: dict[int, datetime | None] = {}  # until when; None: until somebody resumes it
         self._opens: dict[int, asyncio.TimerHandle] = {}
         self._heard: list[Heard] = []
@@ -145,6 +108,8 @@ class Lanes:
                 if row:
                     self._ids[name], _, self._spacing[name] = row
                     (self.capped if row[1] else self.free).append(row[0])
+                    if breaker is not None:
+                        self._breakers[row[0]] = breaker
             await self._read(connection)
 
     def stir(self) -> None:
@@ -163,17 +128,41 @@ class Lanes:
         spacing = self._spacing[stage.lane.name]
         return stage.weight * spacing.total_seconds() if spacing else 0.0
 
-    def heard(self, taken: Taken, error: Exception | None) -> None:
-        """How a call has ended. What a vendor asks for holds here at once, and everywhere as soon as it is written."""
-        lane = self._stages[taken.item.flow, taken.item.stage].lane
-        until = asked_for(error, self._clock.now()) if error and lane.one_vendor else None
-        counted = counts(lane.breaker, error)
-        if until is None and not (counted or (counted is False and taken.lane_id in self.counting)):
+    def heard(self, taken: Taken, error: Exception | None, *, called: bool = True) -> Spared | None:
+        """How an execution has ended. What a vendor asks for holds here at once, and everywhere as soon as it is
+        written. `called` False: without a call to the vendor."""
+        stage, lane_id, now = self._stages[taken.item.flow, taken.item.stage], taken.lane_id, self._clock.now()
+        lane = stage.lane
+        until = asked_for(error, now) if error and lane.one_vendor else None
+        counted = counts(lane.breaker, error) if called else None
+        before = self.counting.get(lane_id, NONE)
+        if until is None and not (counted or (counted is False and before.failures)):
+            return None
+        outage, closed = bool(counted) and is_outage(lane.breaker, error), self.is_closed(lane_id)
+        end = Heard(lane_id, taken.item.id, storable(str(error)), now, until, counted, outage)
+        self._heard.append(end)
+        self._count(end)
+        if until is not None or (lane_id in self._closed and not closed):
+            self._hold_heard()
+        tried = {"executions": taken.item.executions + 1, "budget": stage.retry.executions}
+        if not outage or lane.breaker is None or not is_spared(lane.breaker, self.counting[lane_id], now, **tried):
+            return None
+        return Spared(now + lane.breaker.pause, now if before.trips and not closed else None)
+
+    def _count(self, end: Heard) -> None:
+        """As the database will, which every read of it puts right: while the lane is closed only failures matter."""
+        breaker, before = self._breakers.get(end.lane_id), self.counting.get(end.lane_id, NONE)
+        if breaker is None or end.counts is None or (self.is_closed(end.lane_id) and not end.counts):
             return
-        self._heard.append(Heard(taken.lane_id, taken.item.run_id, storable(str(error)), until, counted))
-        if counted:
-            self.counting.add(taken.lane_id)
-        self._hold_heard()
+        row, too_long = tally(before, [end], breaker.failures)
+        if too_long and not self.is_closed(end.lane_id):
+            self._closed[end.lane_id] = end.at + breaker.pause_after(before.trips)
+        else:
+            row = row._replace(trips=before.trips if row.failures else 0)
+        if row.failures:
+            self.counting[end.lane_id] = row
+        else:
+            self.counting.pop(end.lane_id, None)
 
     async def reserve(self, item: Item, weight: int | None) -> None:
         """Its own instant at once, however far ahead: who is at work goes before those who wait to begin."""
@@ -209,8 +198,9 @@ class Lanes:
                 if counted := [one for one in heard if one.counts is not None]:
                     # Not again if the answer is lost: a count too few is harmless, one too many is not.
                     self._heard[: len(heard)] = [one._replace(counts=None) for one in heard]
-                    await _count(connection, counted)
+                    changes = await breakers.count(connection, counted, self._breakers)
                     self.stir()
+                    await breakers.tell_runs(connection, changes)
                 for one in heard:
                     if one.until is not None:
                         reason = f"Retry-After: {one.error}"
@@ -232,9 +222,14 @@ class Lanes:
     async def _read(self, connection: Connection) -> None:
         cursor = await connection.execute(STANDING, (self.free + self.capped,))
         rows = await cursor.fetchall()
-        self._closed = {lane: None if paused else until for lane, paused, until, _ in rows if paused or until}
-        self.counting = {lane for lane, _, _, counting in rows if counting}
-        self.counting |= {one.lane_id for one in self._heard if one.counts}
+        self._closed = {lane: None if paused else until for lane, paused, until, *_ in rows if paused or until}
+        self.counting = {
+            lane: Row(failures, trips, since, frozenset(failing))
+            for lane, _, _, failures, trips, since, failing in rows
+            if failures
+        }
+        for end in self._heard:
+            self._count(end)
         self._hold_heard()
 
     def _hold_heard(self) -> None:
@@ -251,33 +246,10 @@ class Lanes:
         self.changed()
 
 
-async def _count(connection: Connection, heard: Sequence[Heard]) -> None:
-    async with connection.transaction():
-        cursor = await connection.execute(COUNTED, ([one.lane_id for one in heard],))
-        for lane_id, failures, most, pause, broken in await cursor.fetchall():
-            mine = [one for one in heard if one.lane_id == lane_id]
-            now_failing, too_many = tally(failures, [bool(one.counts) for one in mine], most)
-            if broken:  # by calls that were under way together with the last one
-                continue
-            changed = (await connection.execute(COUNT, (now_failing, lane_id, now_failing))).rowcount
-            if too_many:
-                await _break(connection, lane_id, most, pause, [one for one in mine if one.counts])
-            if changed:
-                await connection.execute("SELECT pg_notify(%s, %s)", (LANES_CHANNEL, str(lane_id)))
-
-
-async def _break(connection: Connection, lane_id: int, most: int, pause: timedelta, failed: Sequence[Heard]) -> None:
-    reason = f"{TRIGGERED}: more than {most} times in a row {failed[-1].error}; paused for {pause}"
-    row = await (await connection.execute("SELECT ecluse_now() + %s", (pause,))).fetchone()
-    await connection.execute(HOLD, {"lane": lane_id, "until": row[0] if row else None, "reason": reason})
-    log.error("circuit breaker triggered", lane_id=lane_id, reason=reason)
-    for run_id in sorted({one.run_id for one in failed}):
-        await run_log.write(connection, run_id, reason, level="error", lane_id=lane_id)
-
-
 LIST = """
 SELECT l.name, l.max_in_flight, l.max_per_key, l.per_second, l.burst, l.paused_at, l.paused_by, l.paused_reason,
-       CASE WHEN l.held_until > ecluse_now() THEN l.held_until END AS held_until, l.held_reason,
+       l.clock_stopped_at, CASE WHEN l.held_until > ecluse_now() THEN l.held_until END AS held_until, l.held_reason,
+       CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since, l.last_failure,
        (SELECT coalesce(sum(in_flight), 0)::int FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0) AS in_flight,
        (SELECT count(*) FROM items i WHERE i.lane_id = l.id AND i.claim_id IS NULL)::int AS waiting
 FROM lanes l ORDER BY l.name
@@ -285,38 +257,7 @@ FROM lanes l ORDER BY l.name
 
 
 async def list_lanes(connection: Connection) -> list[dict[str, Any]]:
+    """By name. `down_since`: its breaker has opened, and no call has been answered since."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(LIST)
         return await cursor.fetchall()
-
-
-PAUSE = """
-UPDATE lanes SET paused_at = ecluse_now(), paused_by = %(by)s, paused_reason = %(reason)s WHERE name = %(name)s
-RETURNING pg_notify('ecluse_lanes', id::text)
-"""
-RESUME = """
-UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL WHERE name = %s AND paused_at IS NOT NULL
-RETURNING pg_notify('ecluse_lanes', id::text)
-"""
-
-
-async def pause(connection: Connection, name: str, *, reason: str, by: str) -> None:
-    """Nothing more of it starts, anywhere, until somebody resumes it."""
-    await _known(connection, name)
-    await connection.execute(PAUSE, {"name": name, "reason": storable(reason), "by": by})
-    log.warning("lane paused", lane=name, reason=reason, by=by)
-
-
-async def resume(connection: Connection, name: str, *, reason: str, by: str) -> bool:
-    """False if it was not paused. What a vendor asked for, or a breaker, still holds."""
-    await _known(connection, name)
-    resumed = bool((await connection.execute(RESUME, (name,))).rowcount)
-    if resumed:
-        log.warning("lane resumed", lane=name, reason=reason, by=by)
-    return resumed
-
-
-async def _known(connection: Connection, name: str) -> None:
-    names = [row[0] for row in await (await connection.execute("SELECT name FROM lanes ORDER BY name")).fetchall()]
-    if name not in names:
-        raise NotFound(f"There is no lane {name!r} (known: {', '.join(names) or 'none'}).")

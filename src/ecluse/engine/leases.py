@@ -67,9 +67,11 @@ WHERE tenant_id = %(tenant)s AND key = %(key)s AND ended_at IS NULL
 END = "UPDATE leases SET ended_at = ecluse_now(), end_cause = "
 MINE = "tenant_id = %s AND key = %s AND fence = %s AND token = %s AND ended_at IS NULL"
 EXPIRE = f"{END} 'expired' WHERE {MINE} AND expires_at <= ecluse_now()"
+# After the last row of a key was deleted by retention, its numbers go on above all that were deleted.
+FORMER = "coalesce(last.fence, (SELECT highest FROM pruned WHERE kind = 'leases'), 0)"
 TAKE = f"""
 INSERT INTO leases (tenant_id, key, fence, owner, run_id, replica_id, attempt, ttl, acquired_at, expires_at)
-SELECT %(tenant)s, %(key)s, coalesce(last.fence, 0) + 1, %(owner)s, %(run)s, %(replica)s,
+SELECT %(tenant)s, %(key)s, {FORMER} + 1, %(owner)s, %(run)s, %(replica)s,
        CASE last.end_cause WHEN 'expired' THEN last.attempt + 1 ELSE 1 END, %(ttl)s, at, at + %(ttl)s
 FROM (SELECT 1) AS once LEFT JOIN (
     SELECT * FROM leases WHERE tenant_id = %(tenant)s AND key = %(key)s ORDER BY fence DESC LIMIT 1) AS last ON true,
@@ -91,16 +93,16 @@ END_EXPIRED = f"""
 END_OF_RUNS = f"{END} 'run ended' WHERE run_id = ANY(%(runs)s) AND ended_at IS NULL"
 # For many runs and keys at once, without a turn: whoever comes second waits for the first one's commit at the index,
 # and does without. In one order for everybody.
-HOLD = """
+HOLD = f"""
 INSERT INTO leases (tenant_id, key, fence, owner, run_id, attempt, acquired_at)
-SELECT w.tenant, w.key, coalesce(last.fence, 0) + 1, 'run ' || w.run, w.run,
+SELECT w.tenant, w.key, {FORMER} + 1, 'run ' || w.run, w.run,
        CASE last.end_cause WHEN 'expired' THEN last.attempt + 1 ELSE 1 END, greatest(ecluse_now(), last.ended_at)
 FROM jsonb_to_recordset(%s::jsonb) AS w(run bigint, tenant text, key text)
 LEFT JOIN LATERAL (SELECT * FROM leases l WHERE l.tenant_id = w.tenant AND l.key = w.key
                    ORDER BY fence DESC LIMIT 1) AS last ON true
 WHERE last.fence IS NULL OR last.ended_at IS NOT NULL ORDER BY w.tenant, w.key
 ON CONFLICT DO NOTHING RETURNING tenant_id, key
-"""
+"""  # noqa: S608 - our own names
 HOLDERS = """
 SELECT k.tenant, k.key, l.run_id FROM unnest(%s::text[], %s::text[]) AS k(tenant, key)
 JOIN leases l ON l.tenant_id = k.tenant AND l.key = k.key AND l.ended_at IS NULL

@@ -23,7 +23,7 @@ from sqlalchemy import exc
 
 from ecluse.base.ids import workflow_id
 from ecluse.base.tasks import stopped
-from ecluse.db.connect import Connection, is_away, one_line
+from ecluse.db.connect import Connection, is_away, one_line, open_blocking_session
 from ecluse.engine.flow import Run
 
 log = structlog.get_logger(__name__)
@@ -98,16 +98,17 @@ def migrate(dsn: str) -> None:
     DBOS.migrate(dsn)
 
 
-async def launch(dsn: str, executor_id: str, lead: Lead) -> None:
+async def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> None:
     global _lead, _dsn
     _lead, _dsn = lead, dsn
     config: DBOSConfig = {
         "name": APPLICATION,
         "system_database_url": dsn,
+        "db_engine_kwargs": {"creator": lambda: _connection(dsn)},
         "application_version": VERSION,
         "enable_patching": True,
         "executor_id": executor_id,
-        "sys_db_pool_size": 10,
+        "sys_db_pool_size": connections,
         # As ours: a replica that sleeps in the middle of a step keeps others from taking over its runs for so long.
         "sys_db_idle_transaction_timeout_sec": IDLE_SECONDS,
         "log_level": "WARNING",
@@ -119,6 +120,14 @@ async def launch(dsn: str, executor_id: str, lead: Lead) -> None:
     await DBOS.register_queue_async(
         QUEUE, worker_concurrency=RUNS_AT_ONCE, polling_interval_sec=QUEUE_POLL_SECONDS, on_conflict="always_update"
     )
+
+
+def _connection(dsn: str) -> psycopg.Connection[Any]:
+    """For its engine, which begins transactions by itself. JIT would cost more than any of its statements."""
+    connection = psycopg.connect(dsn, autocommit=True)
+    connection.execute("SET jit = off")
+    connection.autocommit = False
+    return connection
 
 
 async def stop() -> None:
@@ -201,7 +210,7 @@ WHERE status = 'PENDING' AND executor_id = %s
 
 
 def _give_back(workflow: str) -> None:
-    with psycopg.connect(_dsn, autocommit=True) as connection:
+    with open_blocking_session(_dsn) as connection:
         connection.execute(HAND_OVER + " AND workflow_uuid = %s", (DBOS.executor_id, workflow))
 
 

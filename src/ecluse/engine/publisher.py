@@ -13,12 +13,11 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-import psycopg
 import structlog
 
 from ecluse.base.tasks import stopped
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, hanging_up_after, session_options
+from ecluse.db.connect import Connection, hanging_up_after, open_session
 from ecluse.engine.outbox import EVENTS_CHANNEL, PUBLISHED_EVENT, PublishedEvent, Sink
 from ecluse.engine.sweeps import patience
 
@@ -32,10 +31,14 @@ SINK_SECONDS = 30.0
 BATCH = 500
 
 # Where these do not apply (a socket of the same host), a peer that is gone is seen at once.
-OPTIONS = (
-    f" -c idle_session_timeout={SILENT_SECONDS * 1000:.0f}ms -c tcp_keepalives_idle=1 -c tcp_keepalives_interval=1"
-    " -c tcp_keepalives_count=2 -c tcp_user_timeout=3000 -c enable_seqscan=off"
-)
+SETTINGS = {
+    "idle_session_timeout": f"{SILENT_SECONDS * 1000:.0f}ms",
+    "tcp_keepalives_idle": "1",
+    "tcp_keepalives_interval": "1",
+    "tcp_keepalives_count": "2",
+    "tcp_user_timeout": "3000",
+    "enable_seqscan": "off",
+}
 LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ecluse publisher', 30))"
 READ = f"""
 SELECT {PUBLISHED_EVENT} FROM events_outbox e WHERE published_seq IS NULL AND NOT EXISTS (
@@ -65,10 +68,9 @@ class Publisher:
 
     async def run(self) -> None:
         """Until cancelled."""
-        options = session_options(self._dsn, OPTIONS)
         while True:
             with patience("publisher"):
-                async with await psycopg.AsyncConnection.connect(self._dsn, autocommit=True, options=options) as own:
+                async with await open_session(self._dsn, SETTINGS) as own:
                     holding = False
                     while True:
                         if holding:

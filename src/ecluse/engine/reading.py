@@ -14,12 +14,17 @@ from psycopg.rows import dict_row
 from ecluse.base.errors import NotFound
 from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
+from ecluse.engine.ending import END_OF_RUN
+from ecluse.engine.redrives import redrives_of, standing
+from ecluse.engine.waiters import IN_FLIGHT
 
 Row = dict[str, Any]
+WILL_FAIL = "will fail"  # of a target without an outcome: what became of it is known all the same
 
 LIST = """
-SELECT id, tenant_id, flow, event_key, parent_run_id, schedule_id, correlation_id, status, state, phase, selected,
-       successful, failed, ignored, reason, error_code, end_cause, created_at, started_at, ended_at
+SELECT id, tenant_id, flow, event_key, parent_run_id, redrive_of, schedule_id, correlation_id, status, state, phase,
+       selected, successful, failed, ignored, cancelled, reason, error_code, end_cause, ended_by, created_at,
+       started_at, ended_at
 FROM runs WHERE id IN (SELECT id FROM runs {where} ORDER BY id DESC LIMIT %(limit)s OFFSET %(offset)s) ORDER BY id DESC
 """
 
@@ -29,21 +34,33 @@ SELECT r.*, CASE WHEN r.ended_at IS NOT NULL OR r.selected <= 20000 THEN (
     SELECT coalesce(jsonb_object_agg(code, n), '{}') FROM (
         SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes
         WHERE run_id = r.id GROUP BY 1) o)
-    WHEN r.selected > 0 THEN jsonb_build_object('open', r.selected) ELSE '{}' END AS outcomes
+    WHEN r.selected > 0 THEN jsonb_build_object('open', r.selected) ELSE '{}' END AS outcomes,
+    r.error_details ->> 'selection_incomplete' AS selection_incomplete
 FROM runs r WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = %(tenant)s)
 """
 
-STAGES = """
-SELECT s.run_id, s.stage, coalesce(s.units, s.expected) AS expected, c.done, c.failed, c.ignored, c.in_flight,
-       greatest(coalesce(s.units, s.expected) - c.done - c.failed - c.ignored - c.in_flight, 0) AS waiting,
+# The calls of a stage whose work is done by other runs are those of the runs that this one waits for.
+STAGES = f"""
+WITH RECURSIVE {IN_FLIGHT}
+SELECT s.run_id, s.stage, coalesce(s.units, s.expected) AS expected, c.done, c.failed, c.ignored, c.unfinished,
+       c.in_flight, greatest(coalesce(s.units, s.expected) - c.done - c.failed - c.ignored - c.unfinished - c.in_flight,
+                             0) AS waiting,
        s.round, s.started_at, s.fanned_out_at, s.progress_at, s.deadline_at, s.ended_at, s.end_cause
 FROM stages s, LATERAL (
-    SELECT coalesce(sum(succeeded), CASE WHEN s.units IS NOT NULL THEN s.progress END, 0)::int AS done,
-           coalesce(sum(failed), CASE WHEN s.ended_at IS NOT NULL THEN s.units - s.progress END, 0)::int AS failed,
-           coalesce(sum(ignored), 0)::int AS ignored, coalesce(sum(in_flight), 0)::int AS in_flight
+    SELECT CASE WHEN s.end_cause = 'run ended' THEN s.units - s.progress - coalesce(s.units_failed, 0) END AS unfinished
+    ) u, LATERAL (
+    SELECT coalesce(sum(succeeded), s.progress * (s.units IS NOT NULL)::int)::int AS done,
+           coalesce(sum(failed) FILTER (WHERE replica_id <> %(end_of_run)s),
+                    CASE WHEN s.ended_at IS NOT NULL THEN s.units - s.progress - coalesce(u.unfinished, 0) END, 0)::int
+               AS failed,
+           coalesce(sum(failed) FILTER (WHERE replica_id = %(end_of_run)s), u.unfinished, 0)::int AS unfinished,
+           coalesce(sum(ignored), 0)::int AS ignored,
+           CASE WHEN s.units IS NULL THEN coalesce(sum(in_flight), 0) WHEN s.ended_at IS NULL THEN (
+               SELECT coalesce(sum(b.calls), 0) FROM busy b JOIN above a ON a.busy_run = b.run_id WHERE a.id = s.run_id)
+               ELSE 0 END::int AS in_flight
     FROM claims WHERE run_id = s.run_id AND stage = s.stage) c
 WHERE s.run_id = ANY(%(runs)s) ORDER BY s.started_at, s.stage
-"""
+"""  # noqa: S608 - our own names
 
 # By (stage, key): the order of the index that finds them, so that any page costs what it shows.
 ITEMS = """
@@ -55,13 +72,14 @@ WHERE i.run_id = %(run)s {where} ORDER BY i.stage, i.key LIMIT %(limit)s OFFSET 
 """
 
 LOG = """
-SELECT id, at, level, message, event_id, data FROM run_log WHERE run_id = %(run)s
+SELECT id, at, level, run_log_message(message, count, targets) AS message, event_id, data, count, targets, last_at
+FROM run_log WHERE run_id = %(run)s
 ORDER BY id {order} LIMIT %(limit)s OFFSET %(offset)s
 """
 
 TRACE = """
 SELECT created_at, level, message, data, workflow, entity_type, entity_id, trace_id, inngest_event_id, function_id
-FROM workflow_logs WHERE run_id = %(run)s ORDER BY created_at, id LIMIT %(limit)s OFFSET %(offset)s
+FROM workflow_logs WHERE run_id = %(run)s ORDER BY created_at {order}, id {order} LIMIT %(limit)s OFFSET %(offset)s
 """
 
 # Of what is open or waiting, each by an index that holds nothing else: what is finished costs nothing here.
@@ -73,6 +91,8 @@ SELECT 'items_waiting', ARRAY[l.name], coalesce(w.n, 0) FROM lanes l LEFT JOIN (
     SELECT lane_id, count(*) AS n FROM items WHERE claim_id IS NULL GROUP BY lane_id) w ON w.lane_id = l.id
 UNION ALL
 SELECT 'lane_held', ARRAY[name], (paused_at IS NOT NULL OR held_until > ecluse_now() IS TRUE)::int FROM lanes
+UNION ALL
+SELECT 'lane_down', ARRAY[name], (trips > 0)::int FROM lanes
 UNION ALL
 SELECT 'lane_in_flight', ARRAY[l.name], coalesce(c.n, 0) FROM lanes l LEFT JOIN (
     SELECT lane_id, sum(in_flight) AS n FROM claims WHERE in_flight > 0 GROUP BY lane_id) c ON c.lane_id = l.id
@@ -89,17 +109,28 @@ SELECT 'schedules_overdue', '{}', count(*) FROM schedules
     WHERE next_due_at < (SELECT ecluse_now()) - interval '1 minute'
 """
 
-OUTCOMES = """
-SELECT target, outcome, error_code, reason, effect_may_exist FROM outcomes
-WHERE run_id = %(run)s {where} ORDER BY {order} target LIMIT %(limit)s OFFSET %(offset)s
-"""
-WORST_FIRST = "array_position(ARRAY['failed', 'ignored', 'open', 'successful'], coalesce(outcome, 'open')),"
+# Beside `o`, its outcomes: those that have none and are known to fail.
+EXPECTED = "LEFT JOIN (SELECT * FROM expected_failures WHERE run_id = %(run)s) e ON e.target = o.target"
+STANDING = f"coalesce(o.outcome, CASE WHEN e.target IS NULL THEN 'open' ELSE '{WILL_FAIL}' END)"
+WHY = "coalesce(o.error_code, o.reason, e.error_code)"
+
+OUTCOMES = f"""
+SELECT o.target, o.outcome, o.error_code, o.reason, o.effect_may_exist,
+       CASE WHEN e.target IS NOT NULL THEN jsonb_build_object('code', e.error_code, 'reason', e.error) END AS will_fail
+FROM outcomes o {EXPECTED} WHERE o.run_id = %(run)s {{where}}
+ORDER BY {{order}} o.target LIMIT %(limit)s OFFSET %(offset)s
+"""  # noqa: S608 - our own words
+WORST_FIRST = f"array_position(ARRAY['{WILL_FAIL}', 'failed', 'ignored', 'open', 'successful'], {STANDING}),"
 
 # What people call the reason: its code, or else its words. With an example of the words behind a code.
-REASONS = """
-SELECT coalesce(outcome, 'open') AS outcome, coalesce(error_code, reason) AS why, count(*) AS count,
-       min(reason) FILTER (WHERE error_code IS NOT NULL) AS example
-FROM outcomes WHERE run_id = %(run)s GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT %(limit)s
+REASONS = f"""
+SELECT {STANDING} AS outcome, {WHY} AS why, count(*) AS count,
+       min(coalesce(o.reason, e.error)) FILTER (WHERE coalesce(o.error_code, e.error_code) IS NOT NULL) AS example
+FROM outcomes o {EXPECTED} WHERE o.run_id = %(run)s GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT %(limit)s
+"""  # noqa: S608 - our own words
+
+CODES = """
+SELECT error_code, count(*)::int AS count FROM expected_failures WHERE run_id = %(run)s GROUP BY 1 ORDER BY 2 DESC, 1
 """
 
 SCHEDULES_OF_RUNS = """
@@ -115,20 +146,23 @@ async def list_runs(
     state: str | None = None,
     but: Collection[str] = (),
     top: bool = False,
+    folded: bool = False,
     parent: int | None = None,
     schedule: int | None = None,
     ids: Collection[int] | None = None,
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """The newest first. `state` is a neutral state or a flow's own word for it; flows in `but` are shown only to who
-    asks for them by name. `top`: only what people or the clock started, not what other runs did."""
+    """The newest first. `state` is a neutral state or a flow's own word for it, which does not find cancelled runs;
+    flows in `but` are shown only to who asks for them by name. `top`: only what people or the clock started, not what
+    other runs did; `folded`: nor redrives, which belong to their run."""
     filters = {
         "tenant": "tenant_id = %(tenant)s",
         "flow": "flow = %(flow)s",
-        "state": "%(state)s IN (state, status)",
+        "state": "(state = %(state)s OR (status = %(state)s AND state <> 'cancelled'))",
         "but": "flow <> ALL(%(but)s)",
         "top": "(parent_run_id IS NULL OR schedule_id IS NOT NULL)",
+        "folded": "redrive_of IS NULL",
         "parent": "parent_run_id = %(parent)s",
         "schedule": "schedule_id = %(schedule)s",
         "ids": "id = ANY(%(ids)s)",
@@ -139,6 +173,7 @@ async def list_runs(
         "state": state,
         "but": list(but) if but and flow is None else None,
         "top": top or None,
+        "folded": folded or None,
         "parent": parent,
         "schedule": schedule,
         "ids": None if ids is None else list(ids),
@@ -153,17 +188,33 @@ async def list_runs(
 
 async def show_run(connection: Connection, tenant: str | None, run_id: int) -> Row:
     """The run's columns, `stages` (what each expects, has done and still waits for), `outcomes` (how many by reason,
-    successes under their own name)."""
+    successes under their own name), `will_fail` (how many of the open ones), `selection_incomplete` (what its
+    selection lacks, in words), `redrives` and where its targets stand after those that have ended."""
     rows = await _rows(connection, SHOW, {"run": run_id, "tenant": tenant})
     if not rows:
         raise _unknown(run_id)
-    return {**rows[0], "stages": (await stages_of(connection, [run_id])).get(run_id, [])}
+    (run,) = rows
+    del run["ends_waited_for"]  # of the engine's own
+    run["stages"] = (await stages_of(connection, [run_id])).get(run_id, [])
+    run["will_fail"] = await will_fail(connection, run_id, ended=run["ended_at"] is not None)
+    run["redrives"] = (await redrives_of(connection, [run_id])).get(run_id, [])
+    run["after_redrives"] = (await standing(connection, [run_id] if run["redrives"] else [])).get(run_id)
+    return run
+
+
+async def will_fail(connection: Connection, run_id: int, *, ended: bool) -> Row:
+    """How many targets have no outcome yet and are known to fail, in all and by code. Whose run it is was asked
+    before."""
+    rows = [] if ended else await _rows(connection, CODES, {"run": run_id})
+    codes = {row["error_code"]: row["count"] for row in rows}
+    return {"count": sum(codes.values()), "codes": codes}
 
 
 async def stages_of(connection: Connection, run_ids: Collection[int]) -> dict[int, list[Row]]:
     """By run, in the order in which they began. Whose runs these are was asked before."""
     found: dict[int, list[Row]] = {}
-    for row in await _rows(connection, STAGES, {"runs": list(run_ids)}) if run_ids else []:
+    given = {"runs": list(run_ids), "end_of_run": END_OF_RUN}
+    for row in await _rows(connection, STAGES, given) if run_ids else []:
         found.setdefault(row.pop("run_id"), []).append(row)
     return found
 
@@ -204,10 +255,18 @@ async def list_log(
     return await _rows(connection, statement, {"run": run_id, "limit": limit, "offset": offset})
 
 
-async def list_trace(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int) -> list[Row]:
+async def count_log(connection: Connection, run_id: int) -> int:
+    row = await (await connection.execute("SELECT count(*) FROM run_log WHERE run_id = %s", (run_id,))).fetchone()
+    return int(row[0]) if row else 0
+
+
+async def list_trace(
+    connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
+) -> list[Row]:
     """Its log lines, where WORKFLOW_LOG_DB_ENABLED keeps them."""
     await _allowed(connection, tenant, run_id)
-    return await _rows(connection, TRACE, {"run": run_id, "limit": limit, "offset": offset})
+    statement = TRACE.format(order="DESC" if newest_first else "ASC")
+    return await _rows(connection, statement, {"run": run_id, "limit": limit, "offset": offset})
 
 
 async def list_outcomes(
@@ -223,13 +282,13 @@ async def list_outcomes(
     offset: int = 0,
 ) -> list[Row]:
     """What became of its targets, by target, or those that failed before all others. Whoever reads all of them asks for
-    those `after` the last one seen, and holds no connection between the pages. `outcome` may be `open`; `why` is a
-    reason's code, or else its words."""
+    those `after` the last one seen, and holds no connection between the pages. `outcome` may be `open`, or `will fail`
+    for those that are open and known to fail; `why` is a reason's code, or else its words."""
     await _allowed(connection, tenant, run_id)
     filters = {
-        "after": "target > %(after)s",
-        "outcome": "coalesce(outcome, 'open') = %(outcome)s",
-        "why": "coalesce(error_code, reason) = %(why)s",
+        "after": "o.target > %(after)s",
+        "outcome": f"%(outcome)s IN (coalesce(o.outcome, 'open'), {STANDING})",
+        "why": f"{WHY} = %(why)s",
     }
     given: dict[str, Any] = {"after": after, "outcome": outcome, "why": why}
     where = "".join(f" AND {text}" for name, text in filters.items() if given[name] is not None)

@@ -16,10 +16,10 @@ from typing import Any
 import psycopg
 import structlog
 
-from ecluse.db.connect import is_away, one_line, session_options
+from ecluse.db.connect import is_away, one_line, open_blocking_session
 from ecluse.engine import orchestration
-from ecluse.engine.claim import RELEASE
 from ecluse.engine.leases import RENEW
+from ecluse.engine.suspects import take_over
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,11 @@ UPDATE replicas SET state = 'dead', ended_at = clock_timestamp() WHERE id IN (
 RETURNING id
 """
 RARELY = 600  # ticks of the reaper
-TOMBSTONES = "DELETE FROM replicas WHERE state <> 'live' AND ended_at < clock_timestamp() - interval '1 hour'"
+# Kept for as long as they are evidence for or against an item (`suspects.py`).
+TOMBSTONES = """
+DELETE FROM replicas WHERE state <> 'live' AND ended_at < least(clock_timestamp() - interval '1 hour', (
+    SELECT min(first_crash_at) FROM items WHERE first_crash_at IS NOT NULL AND status = 'open'))
+"""
 
 
 class Heart:
@@ -78,7 +82,7 @@ class Heart:
         self._stop.set()
         with self._connect() as connection:
             connection.execute(LEAVE, (self._replica,))
-            connection.execute(RELEASE, {"replica": None, "known": []})
+            take_over(connection)
         for thread in self._threads:
             thread.join(timeout=5)
 
@@ -88,7 +92,7 @@ class Heart:
             connection.execute(orchestration.HAND_OVER, (self._replica,))
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        return psycopg.connect(self._dsn, autocommit=True, options=session_options(self._dsn))
+        return open_blocking_session(self._dsn)
 
     def _forever(self, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
         name = threading.current_thread().name
@@ -124,12 +128,10 @@ class Heart:
                 "dead_after": f"{self._dead_after} seconds",
             },
         ).fetchall()
-        adopted = connection.execute(RELEASE, {"replica": None, "known": []}).fetchall()
+        adopted = take_over(connection)
         stranded = [row[0] for row in connection.execute(orchestration.STRANDED).fetchall()]
         if dead or adopted or stranded:
-            log.warning(
-                "took over", dead=[row[0] for row in dead], items=adopted[0][0] if adopted else 0, workflows_of=stranded
-            )
+            log.warning("took over", dead=[row[0] for row in dead], items=adopted, workflows_of=stranded)
         if stranded:
             orchestration.recover(stranded)
         self._ticks += 1

@@ -9,6 +9,21 @@ from psycopg.types.json import Jsonb
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 
+# Equal failures of a run are one line: beside `stage`, `code` and `said`.
+FOLD = "sha256(convert_to(concat_ws(chr(10), stage, code, said), 'UTF8'))"
+ADD_UP = """
+ON CONFLICT (run_id, fold) WHERE fold IS NOT NULL DO UPDATE SET count = l.count + excluded.count,
+    last_at = excluded.last_at, targets = CASE WHEN cardinality(l.targets) >= 5 THEN l.targets ELSE
+        ARRAY(SELECT u.target FROM unnest(l.targets || excluded.targets) WITH ORDINALITY AS u(target, n)
+              GROUP BY u.target ORDER BY min(u.n) LIMIT 5) END
+"""
+FAILURE = f"""
+INSERT INTO run_log AS l (run_id, at, last_at, level, message, event_id, data, targets, fold)
+SELECT run_id, now, now, 'error', said, event_id, jsonb_build_object('code', code), ARRAY[target], {FOLD}
+FROM (SELECT %s::bigint AS run_id, %s::text AS stage, %s::text AS code, %s::text AS said, %s::text AS target,
+             %s::text AS event_id, ecluse_now() AS now) failure {ADD_UP}
+"""  # noqa: S608 - our own words
+
 
 async def write(
     connection: Connection,
@@ -32,3 +47,10 @@ async def write_once(connection: Connection, run_id: int, message: str, **data: 
         return False
     await write(connection, run_id, message, level="warning", **data)
     return True
+
+
+async def write_failure(
+    connection: Connection, run_id: int, stage: str, code: str, message: str, target: str, event_id: str
+) -> None:
+    """A line about one item, or one more of the line that says the same."""
+    await connection.execute(FAILURE, (run_id, stage, code, storable(message), target, event_id))

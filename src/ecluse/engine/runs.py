@@ -20,7 +20,7 @@ from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.engine import outbox
 from ecluse.engine.flow import Flow, Run
-from ecluse.engine.states import State
+from ecluse.engine.states import State, cause_in_words
 
 RUNS_CHANNEL = "ecluse_runs"
 ENDED_CHANNEL = "ecluse_ended"
@@ -49,6 +49,7 @@ class Start:
     parent_run_id: int | None = None
     correlation_id: str | None = None
     schedule_id: int | None = None
+    redrive_of: int | None = None  # the run whose targets it takes once more; its parent, too
     # A run that ended does not block its key: a deliberate repetition is a new run, under the key's next name.
     again: bool = False
 
@@ -57,10 +58,10 @@ class Start:
 INSERT = f"""
 WITH r AS (
     INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, orchestrated, status, state, input, correlation_id,
-                      schedule_id, created_at)
-    SELECT tenant, flow, key, parent, orchestrated, status, state, input, correlation, schedule, ecluse_now()
+                      schedule_id, redrive_of, created_at)
+    SELECT tenant, flow, key, parent, orchestrated, status, state, input, correlation, schedule, redrive, ecluse_now()
     FROM jsonb_to_recordset(%(rows)s::jsonb) AS n(tenant text, flow text, key text, parent bigint,
-        orchestrated boolean, status text, state text, input jsonb, correlation text, schedule bigint)
+        orchestrated boolean, status text, state text, input jsonb, correlation text, schedule bigint, redrive bigint)
     ORDER BY tenant, key
     ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING RETURNING *),
 {outbox.OF_RUNS}{outbox.WRITTEN_FIRST}
@@ -160,7 +161,8 @@ def _row(start: Start) -> dict[str, Any]:
         "tenant": start.tenant_id,
         "flow": flow.name,
         "key": start.event_key,
-        "parent": start.parent_run_id,
+        "parent": start.parent_run_id or start.redrive_of,
+        "redrive": start.redrive_of,
         "orchestrated": flow.story is not None,
         "status": flow.words.initial,
         "state": flow.words.meaning[flow.words.initial],
@@ -222,6 +224,15 @@ async def keep_open(connection: Connection, run: Run) -> None:
         raise RunEnded
 
 
+async def lock_open(connection: Connection, run_ids: Collection[int]) -> set[int]:
+    """Those of them that are open, and stay so until the caller's transaction is over: for a caller that begins to wait
+    for them."""
+    cursor = await connection.execute(
+        "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NULL ORDER BY id FOR SHARE", (list(run_ids),)
+    )
+    return {row[0] for row in await cursor.fetchall()}
+
+
 async def begin(connection: Connection, flow: Flow, run: Run) -> bool:
     """Queued to running. False if it was running already (a replay); an ended run refuses."""
     async with connection.transaction():
@@ -265,26 +276,35 @@ async def lock(connection: Connection, run_id: int) -> str:
 
 
 class Move(NamedTuple):
-    """A run's status, from the word it had to the flow's word for a state. `facts` are columns set with it."""
+    """A run's status, from the word it had to the flow's word for a state; `shown` is that state where the run's own is
+    another (`states.ended_as`). `facts` are columns set with it."""
 
     run: Run
     from_word: str
     state: State
     facts: Mapping[str, Any] = {}
+    shown: State | None = None
 
 
-FACTS = {"successful": "integer", "failed": "integer", "ignored": "integer"} | dict.fromkeys(
-    ("end_cause", "reason", "error_code", "error_message"), "text"
+FACTS = dict.fromkeys(("successful", "failed", "ignored"), "integer") | dict.fromkeys(
+    ("end_cause", "ended_by", "reason", "error_code", "error_message"), "text"
 )
+# A run that has ended is in no phase; one that was ended by force says in which it was, and a sweep ends the runs that
+# only it waited for.
 SET_STATUS = f"""
 WITH m AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(moves)s::jsonb)
         AS m(run bigint, from_word text, to_word text, state text, ends boolean, level text, data jsonb,
-             {", ".join(f"{name} {kind}" for name, kind in FACTS.items())})),
+             cancelled integer, {", ".join(f"{name} {kind}" for name, kind in FACTS.items())})),
 moved AS (
     UPDATE runs r SET status = m.to_word, state = m.state,
         started_at = CASE WHEN m.ends THEN r.started_at ELSE ecluse_now() END,
-        ended_at = CASE WHEN m.ends THEN ecluse_now() END,
+        ended_at = CASE WHEN m.ends THEN ecluse_now() END, cancelled = coalesce(m.cancelled, 0),
+        phase = CASE WHEN NOT m.ends THEN r.phase END,
+        error_details = CASE WHEN r.phase IS NOT NULL AND m.end_cause <> 'normal'
+            THEN coalesce(r.error_details, '{{}}') || jsonb_build_object('phase', r.phase) ELSE r.error_details END,
+        ends_waited_for = coalesce(m.end_cause <> 'normal', false)
+            AND EXISTS (SELECT 1 FROM run_waiters w WHERE w.waiter_run_id = r.id),
         {", ".join(f"{name} = m.{name}" for name in FACTS)}
     FROM m WHERE r.id = ANY(%(runs)s) AND r.id = m.run AND r.status = m.from_word RETURNING r.id),
 noted AS (
@@ -294,17 +314,23 @@ SELECT pg_notify('{ENDED_CHANNEL}', id::text) FROM moved JOIN m ON m.run = moved
 """  # noqa: S608 - our own names
 
 
+def _noted(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    if "end_cause" in facts:
+        return {**facts, "end_cause": cause_in_words(facts["end_cause"])}
+    return facts or None
+
+
 async def set_status(connection: Connection, flow: Flow, moves: Sequence[Move]) -> list[str]:
     """Returns the flow's words for them."""
     words, rows = [], []
-    for run, from_word, state, facts in moves:
-        to_word = flow.words.word(state, after=from_word)
+    for run, from_word, state, facts, shown in moves:
+        to_word = flow.words.word(shown or state, after=from_word)
         flow.words.check(from_word, to_word)
         words.append(to_word)
         rows.append(
             {"run": run.id, "from_word": from_word, "to_word": to_word, "state": state}
             | {"ends": "end_cause" in facts, "level": "error" if state is State.FAILED else "info"}
-            | {"data": facts or None, **facts}
+            | {"data": _noted(facts), **facts}
         )
     runs = [move.run.id for move in moves]
     await connection.execute(SET_STATUS, {"runs": runs, "moves": to_json(rows).decode()})

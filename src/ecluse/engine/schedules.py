@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from ecluse.base.cron import ZONE_RULES
-from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
 from ecluse.engine import runs
@@ -91,7 +91,7 @@ async def create_schedule(connection: Connection, new: NewSchedule) -> int:
             )
         ).fetchone()
     except psycopg.errors.UniqueViolation as error:
-        raise InvalidInput(f"there is a schedule {new.name!r} already") from error
+        raise _taken(columns["name"]) from error
     return int(row[0]) if row else 0
 
 
@@ -156,14 +156,17 @@ async def fire_by_hand(
             raise InvalidInput(f"schedule {schedule_id} is of flow {row['flow']}, not {flow.name}")
         key = flow.slot_key.format(schedule=schedule_id, due=f"manual-{uuid.uuid4()}")
         given = row["input"] if input is None else input
-        started = await runs.insert(connection, start(Start(flow, key, tenant_id, given, schedule_id=schedule_id)))
+        wanted = start(Start(flow, key, tenant_id, given, schedule_id=schedule_id))
+        started = await runs.insert(connection, wanted)
         if started.deduplicated:
             return started
+        # A redrive belongs to its run: it is not the schedule's last one.
         await connection.execute(
-            "UPDATE schedules s SET last_run_id = %(run)s, last_fired_at = ecluse_now(), holding_run_id = CASE WHEN"
+            "UPDATE schedules s SET last_run_id = CASE WHEN %(redrive)s THEN s.last_run_id ELSE %(run)s END,"
+            " last_fired_at = ecluse_now(), holding_run_id = CASE WHEN"
             " EXISTS (SELECT 1 FROM runs r WHERE r.id = s.holding_run_id AND r.ended_at IS NULL)"
             " THEN s.holding_run_id ELSE %(run)s END WHERE id = %(id)s",
-            {"run": started.run.id, "id": schedule_id},
+            {"run": started.run.id, "redrive": wanted.redrive_of is not None, "id": schedule_id},
         )
         await runs.announce(connection)
     return started
@@ -186,7 +189,11 @@ async def _change(connection: Connection, tenant_id: str, schedule_id: int, colu
                 {**columns, "id": schedule_id},
             )
         except psycopg.errors.UniqueViolation as error:
-            raise InvalidInput(f"there is a schedule {columns['name']!r} already") from error
+            raise _taken(columns["name"]) from error
+
+
+def _taken(name: str) -> Conflict:
+    return Conflict(f"There is a schedule {name!r} already: choose another name.", code="NAME_TAKEN")
 
 
 async def _drop(connection: Connection, row: dict[str, Any], now: datetime, why: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from ecluse.base.errors import ForbiddenTransition
 
@@ -17,11 +18,14 @@ class State(StrEnum):
     SUCCEEDED = "succeeded"  # ended, no failure
     PARTIAL = "partial"  # ended, with failures and successes
     FAILED = "failed"  # ended, failures and no success, or ended by force
+    CANCELLED = "cancelled"  # ended on request before its work was done
     SKIPPED = "skipped"  # ended without having to do anything
     REVERTED = "reverted"  # ended, then undone
     EXPIRED = "expired"  # its result is too old to be used
 
 
+EndCause = Literal["normal", "operator", "parent", "stale", "catastrophic"]
+ON_REQUEST: frozenset[EndCause] = frozenset({"operator", "parent"})  # an end that is not a failure
 OPEN = frozenset({State.DRAFT, State.QUEUED, State.RUNNING})
 ENDED = frozenset(State) - OPEN
 
@@ -74,3 +78,22 @@ def terminal_state(successful: int, failed: int) -> State:
     if failed == 0:
         return State.SUCCEEDED
     return State.PARTIAL if successful > 0 else State.FAILED
+
+
+def ended_as(cause: EndCause, successful: int, failed: int) -> tuple[State, State]:
+    """The neutral state of a run that ends, and the state whose word the flow shows for it. They differ for a run that
+    is cancelled: the flow has no word for that, and shows what came of the targets."""
+    if cause == "normal":
+        state = terminal_state(successful, failed)
+        return state, state
+    if cause in ON_REQUEST:
+        return State.CANCELLED, State.PARTIAL if successful > 0 else State.FAILED
+    return State.FAILED, State.FAILED
+
+
+STOPPED = "stopped by an error"
+
+
+def cause_in_words(cause: str | None) -> str | None:
+    """Why a run ended, as people read it; `end_cause` on the wire stays what it is."""
+    return STOPPED if cause == "catastrophic" else cause

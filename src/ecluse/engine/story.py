@@ -16,6 +16,7 @@ from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import counts, ending, gate, orchestration, run_log, runs, targets
 from ecluse.engine.fan_out import Priority, fan_out
 from ecluse.engine.flow import Flow, Run, Source, Stage, Tell
+from ecluse.engine.units import Counted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +30,7 @@ class Units(Protocol):
     """Of a stage whose work is done by other runs: how far they are, and how to repeat what failed, before the round
     counts as opened: twice must be harmless."""
 
-    async def count(self, connection: Connection, run: Run) -> gate.Counted: ...
+    async def count(self, connection: Connection, run: Run) -> Counted: ...
 
     async def again(self, connection: Connection, run: Run, round_: int) -> None: ...
 
@@ -174,6 +175,8 @@ async def _look(
                     await gate.next_round(connection, run, stage, round_)
             return "wait", gate.FIRST_PAUSE.total_seconds()
         case gate.Wait(seconds):
+            if (at := gate.next_round_at(seen, stage)) is not None:
+                await gate.announce_round(connection, run, stage, at)
             if first:
                 name = f"{stage.gate or stage.name} gate"
                 what = f"{name} (polling DB for {stage.signal})" if stage.signal else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -10,9 +11,8 @@ from datetime import UTC, datetime
 import structlog
 
 from ecluse.base.clock import Clock
-from ecluse.db.connect import Connection, Pool, is_away, one_line
-from ecluse.engine import closing, ending, leases, orchestration, run_log, runs, settling
-from ecluse.engine.ending import EndCause
+from ecluse.db.connect import Pool, one_line
+from ecluse.engine import closing, forced, leases, orchestration, runs, settling
 from ecluse.engine.flow import Flow, WorkContext
 from ecluse.engine.worker import Worker
 
@@ -22,6 +22,8 @@ SWEEP_SECONDS = 5.0  # and at once after a lost connection: the listener says so
 SUSPECT_SECONDS = 1.0
 DROP_SECONDS = 0.5
 WATCH_SECONDS = 15.0
+FORCED_SECONDS = 1.0  # and at once when a run has ended
+REST_SECONDS = 0.1
 
 ENDED = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NOT NULL"
 
@@ -39,16 +41,36 @@ WHERE r.ended_at IS NULL AND r.orchestrated AND r.flow = ANY(%s)
   AND w.updated_at < extract(epoch FROM now() - interval '2 seconds') * 1000
 """
 
-# Nobody leads them, or they have had twice their time. `only_overdue`: a live replica leads it.
-STALE = """
-SELECT r.id, date_trunc('second', ecluse_now() - r.started_at), f.most,
-       led AND r.started_at >= ecluse_now() - 2 * f.most AS only_overdue
-FROM runs r JOIN unnest(%(flows)s::text[], %(limits)s::interval[]) AS f(flow, most) ON f.flow = r.flow,
-LATERAL (SELECT EXISTS (
-    SELECT 1 FROM dbos.workflow_status w JOIN replicas p ON p.id = w.executor_id AND p.state = 'live'
-    WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key AND w.status = 'PENDING') AS led) l
-WHERE r.ended_at IS NULL AND r.orchestrated AND r.started_at < ecluse_now() - f.most
-"""
+
+class ForcedEnds:
+    """Of every replica that works or keeps schedules."""
+
+    def __init__(self, pool: Pool, flows: Mapping[str, Flow]) -> None:
+        self._pool = pool
+        self._flows = flows
+        self._stale_at = 0.0  # when to look for stale runs again
+        self._hint = asyncio.Event()
+
+    def a_run_has_ended(self) -> None:
+        self._hint.set()
+
+    def look_at_all(self) -> None:
+        """A run was started, or the listener is back."""
+        self._stale_at = 0.0
+        self._hint.set()
+
+    async def run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FORCED_SECONDS):
+                    await self._hint.wait()
+            self._hint.clear()
+            with patience("ending runs"):
+                await forced.end_orphans(self._pool, self._flows)
+                if time.monotonic() >= self._stale_at:
+                    self._stale_at = time.monotonic() + SWEEP_SECONDS
+                    await forced.end_stale(self._pool, self._flows)
+            await asyncio.sleep(REST_SECONDS)
 
 
 class Sweeps:
@@ -111,7 +133,6 @@ class Sweeps:
                 await self._end_unled()
                 suspects = await self._resume_interrupted(suspects)
                 place = await closing.sweep(self._pool, self._flows, place)
-                await self._end_stale()
                 await leases.end_expired(self._pool)
 
     async def _start_unstarted(self) -> None:
@@ -127,28 +148,7 @@ class Sweeps:
             cursor = await connection.execute(UNLED, (list(self._flows),))
             for run_id, state in await cursor.fetchall():
                 why = f"its workflow is {state}, though the run had not ended; see the server's log of that time"
-                await self._end(connection, run_id, "catastrophic", "NO_WORKFLOW", why)
-
-    async def _end_stale(self) -> None:
-        """Longer than its stages may take: a bug, or a story that hangs. One that is being led gets twice the time."""
-        limits = [flow.stale_after for flow in self._flows.values()]
-        async with self._pool.connection() as connection:
-            cursor = await connection.execute(STALE, {"flows": list(self._flows), "limits": limits})
-            for run_id, running_for, limit, only_overdue in await cursor.fetchall():
-                why = f"running for {running_for}, longer than the {limit} that its stages may take"
-                if only_overdue:
-                    await run_log.write_once(connection, run_id, "overdue: still being led", why=why)
-                else:
-                    await self._end(connection, run_id, "stale", "STALE", why)
-
-    async def _end(self, connection: Connection, run_id: int, cause: EndCause, code: str, why: str) -> None:
-        run = await runs.load(connection, run_id)
-        try:
-            await ending.end(connection, self._flows[run.flow], run, cause=cause, code=code, reason=why)
-        except Exception as error:  # one that cannot be ended must not keep the others
-            if is_away(error):
-                raise
-            log.exception("a run cannot be ended", run_id=run_id)
+                await forced.end_one(connection, self._flows, run_id, "catastrophic", "NO_WORKFLOW", why)
 
     async def _resume_interrupted(self, suspects: dict[str, float]) -> dict[str, float]:
         now = self._clock.monotonic()

@@ -1,83 +1,108 @@
-"""Why is it waiting? For every waiting item of a run a cause and, where one can be told, the instant of its start.
+"""Why is it waiting? For a run and every run that it waits for: the causes, how many items have each, and when they
+start, where that can be predicted; or the same item by item.
 
-Computed on read, from the item, its lane and who is there to work; nothing is written while an item waits. A position
-counts who is due and goes before, as the claim would take them: tenants in turn, each in its own order.
+Computed on read, from the items, their lanes and the live replicas; nothing is written while an item waits. Items are
+grouped in one statement, by all that decides their cause, and only the first and the last of a group are explained. A
+position counts what is due and goes before, as the claim would take it: tenants in turn, each in its own order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Literal
+from datetime import datetime
+from typing import Any
 
-from psycopg.rows import class_row
+from psycopg.rows import class_row, dict_row
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine.claim import ALONE
-from ecluse.engine.lanes import TRIGGERED
+from ecluse.engine.causes import (
+    BLOCKING,
+    SAMPLE,
+    Cause,
+    Facts,
+    Group,
+    cause_of,
+    detail_in_line,
+    expected,
+    grouped,
+    instant,
+    merged,
+    summary,
+)
+from ecluse.engine.waiters import IN_FLIGHT, TREE
 
 MOST_COUNTED = 20_000  # of those in line in a lane
 
-Cause = Literal["paused", "held", "retry", "suspect", "no worker", "in flight", "per key", "throttled", "queued"]
+RUN = f"""
+WITH RECURSIVE {IN_FLIGHT}
+SELECT r.id, r.tenant_id, r.flow, r.event_key, r.orchestrated, r.status, r.state, r.phase, r.ended_at,
+       s.stage, s.round, s.next_round_at,
+       greatest(r.created_at, r.started_at, (SELECT greatest(max(p.progress_at), max(p.ended_at)) FROM stages p
+                                             WHERE p.run_id = r.id)) AS progress_at,
+       b.calls, b.since,
+       EXISTS (SELECT 1 FROM replicas p, unnest(p.work) AS w(name)
+               WHERE p.state = 'live' AND split_part(w.name, '/', 1) = r.flow) AS workers
+FROM runs r
+LEFT JOIN LATERAL (SELECT * FROM stages s WHERE s.run_id = r.id AND s.ended_at IS NULL
+                   ORDER BY s.started_at DESC, s.stage LIMIT 1) s ON true,
+LATERAL (SELECT coalesce(sum(b.calls), 0)::int AS calls, min(b.since) AS since FROM busy b JOIN above a
+         ON a.busy_run = b.run_id AND a.id = r.id) b
+WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = %(tenant)s)
+"""  # noqa: S608 - our own names
 
+FULL_KEYS = """
+ARRAY(SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
+      WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
+      GROUP BY 1 HAVING count(*) >= l.max_per_key)"""
+# Of the run itself only what its open stages have; runs that it waits for are small, and read whole. (OFFSET: each by
+# the key that finds it, whatever the planner believes.)
+ITEMS = """
+items_of_tree AS (
+    SELECT i.* FROM stages s CROSS JOIN LATERAL (
+        SELECT * FROM items i WHERE i.run_id = s.run_id AND i.stage = s.stage OFFSET 0) i
+    WHERE s.run_id = %(run)s AND s.ended_at IS NULL
+    UNION ALL
+    SELECT i.* FROM tree t CROSS JOIN LATERAL (SELECT * FROM items i WHERE i.run_id = t.id OFFSET 0) i
+    WHERE t.id <> %(run)s)"""
+# By all that decides the cause of an item, so that those of a group have the same. The key of its order is a float, for
+# then the first and the last come of one pass: an array of key and id has a minimum.
+GROUPS = f"""
+WITH RECURSIVE clock AS MATERIALIZED (SELECT ecluse_now() AS now), {TREE}, {ITEMS},
+lane AS MATERIALIZED (
+    SELECT l.id, CASE WHEN l.held_until > now THEN l.held_until END AS held_until, {FULL_KEYS} AS full_keys
+    FROM clock, lanes l)
+SELECT count(*)::int AS count, (min(i.at_id))[2]::bigint AS first, (max(i.at_id))[2]::bigint AS last,
+       (array_agg(i.id))[1:{SAMPLE}] AS some, max(i.done_at) AS done_at, i.waits
+FROM (
+    SELECT i.id, i.lane_id, i.flow, i.stage, w.waits, w.later, w.waits AND i.error_code IS NOT NULL AS failed,
+           w.waits AND i.suspicion > 0 AS suspect, CASE WHEN w.waits THEN i.postponed_cause END AS postponed,
+           w.waits AND l.held_until >= i.due_at AS held, w.waits AND i.group_key = ANY(l.full_keys) AS key_full,
+           CASE WHEN w.waits THEN ARRAY[date_part('epoch', CASE WHEN w.later THEN i.due_at ELSE i.order_at END), i.id]
+               END AS at_id,
+           CASE WHEN i.status IN ('succeeded', 'ignored') THEN i.finished_at END AS done_at
+    FROM clock, items_of_tree i JOIN lane l ON l.id = i.lane_id,
+    LATERAL (SELECT i.claim_id IS NULL AS waits, i.claim_id IS NULL AND i.due_at > now AS later) w) i
+GROUP BY i.lane_id, i.flow, i.stage, i.waits, i.later, i.failed, i.suspect, i.postponed, i.held, i.key_full
+"""  # noqa: S608 - our own names
 
-@dataclass(frozen=True)
-class Waiting:
-    item_id: int
-    key: str
-    stage: str
-    cause: Cause
-    detail: str
-    position: int | None  # how many go before it; None: it is not in line yet, or too far behind to be counted
-    expected_at: datetime | None
+PAGE = f"""
+WITH RECURSIVE {TREE}, {ITEMS}
+SELECT i.id FROM items_of_tree i WHERE i.claim_id IS NULL
+ORDER BY i.order_at, i.id LIMIT %(limit)s OFFSET %(offset)s
+"""  # noqa: S608 - our own names
 
-
-@dataclass(frozen=True)
-class Facts:
-    """All that bears upon one item's start, at one instant."""
-
-    now: datetime
-    id: int
-    key: str
-    stage: str
-    due_at: datetime
-    executions: int
-    crashes: int
-    error_code: str | None
-    error: str | None
-    position: int | None
-    counted: int  # of those in line, how many were looked at
-    lane: str
-    paused_reason: str | None
-    paused_by: str | None
-    held_until: datetime | None
-    held_reason: str | None
-    spacing: timedelta | None
-    next_free_at: datetime | None
-    max_in_flight: int | None
-    in_flight: int
-    probing: bool  # after a breaker's pause: one call at a time
-    key_full: bool
-    max_per_key: int | None
-    workers: int
-    hands: int
-    busy: int
-    pace: float | None  # items of this stage and run per second, of late
-
-
-FACTS = """
+FACTS = f"""
 WITH RECURSIVE clock AS MATERIALIZED (SELECT ecluse_now() AS now),
-mine AS MATERIALIZED (
-    SELECT i.* FROM items i WHERE i.run_id = %(run)s AND i.claim_id IS NULL
-    ORDER BY i.order_at, i.id LIMIT %(limit)s OFFSET %(offset)s),
+mine AS MATERIALIZED (SELECT i.* FROM items i WHERE i.id = ANY(%(ids)s) AND i.claim_id IS NULL),
+recent AS MATERIALIZED (SELECT * FROM claims ORDER BY id DESC LIMIT 5000),
 lane AS MATERIALIZED (
     SELECT l.*, (SELECT coalesce(sum(c.in_flight), 0) FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0)::int
-               AS in_flight,
-           ARRAY(SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
-                 WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
-                 GROUP BY 1 HAVING count(*) >= l.max_per_key) AS full_keys
-    FROM lanes l WHERE l.id IN (SELECT lane_id FROM mine)),
+               AS in_flight, {FULL_KEYS} AS full_keys,
+           (SELECT sum(p.taken - p.released - p.in_flight) / nullif(extract(epoch FROM now - min(p.taken_at)), 0)
+            FROM recent p WHERE p.lane_id = l.id AND p.taken_at > now - interval '1 minute') AS pace
+    FROM clock, lanes l WHERE l.id IN (SELECT lane_id FROM mine)),
 -- the tenants that wait in each lane, as the claim finds them; of each, the head of its line
 waiting AS (
     SELECT l.id AS lane_id, (SELECT i.tenant_id FROM items i WHERE i.lane_id = l.id AND i.claim_id IS NULL
@@ -96,94 +121,157 @@ due AS MATERIALIZED (
 line AS MATERIALIZED (SELECT lane_id, tenant_id, count(*) AS n FROM due GROUP BY 1, 2),
 crew AS MATERIALIZED (
     SELECT s.flow, s.stage, count(r.id)::int AS workers, coalesce(sum(r.hands), 0)::int AS hands,
-           coalesce(sum(c.busy), 0)::int AS busy,
-           (SELECT sum(p.taken - p.released - p.in_flight)
-                   / nullif(extract(epoch FROM now - min(p.taken_at)), 0)
-            FROM claims p WHERE p.run_id = %(run)s AND p.stage = s.stage AND p.taken_at > now - interval '1 minute')
-               AS pace
-    FROM clock, (SELECT DISTINCT flow, stage FROM mine) s
+           coalesce(sum(c.busy), 0)::int AS busy
+    FROM (SELECT DISTINCT flow, stage FROM mine) s
     LEFT JOIN replicas r ON r.state = 'live' AND s.flow || '/' || s.stage = ANY(r.work)
     LEFT JOIN LATERAL (SELECT sum(in_flight) AS busy FROM claims WHERE replica_id = r.id AND in_flight > 0) c ON true
-    GROUP BY s.flow, s.stage, now)
-SELECT now, m.id, m.key, m.stage, m.due_at, m.executions, m.crashes, m.error_code, m.error,
+    GROUP BY s.flow, s.stage)
+SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.executions, m.crashes, m.suspicion,
+       m.error_code, m.error, m.postponed_cause, m.postponed_why,
        (d.ahead + (SELECT coalesce(sum(least(o.n, d.ahead + 1)), 0) FROM line o
                    WHERE o.lane_id = m.lane_id AND o.tenant_id <> m.tenant_id))::int AS position,
        (SELECT coalesce(sum(n), 0) FROM line o WHERE o.lane_id = m.lane_id)::int AS counted,
-       l.name AS lane, l.paused_reason, l.paused_by, CASE WHEN l.held_until > now THEN l.held_until END AS held_until,
-       l.held_reason, l.spacing, greatest(l.next_free_at, now) AS next_free_at, l.max_in_flight, l.in_flight,
+       l.name AS lane, l.paused_at, l.paused_reason, l.paused_by,
+       CASE WHEN l.held_until > now THEN l.held_until END AS held_until,
+       l.held_reason, CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since, l.last_failure,
+       l.clock_stopped_at IS NOT NULL AS clock_stopped, l.spacing,
+       greatest(l.next_free_at, now) AS next_free_at, l.max_in_flight, l.in_flight,
        coalesce(l.failures >= l.break_after, false) AS probing, coalesce(m.group_key = ANY(l.full_keys), false)
            AS key_full,
-       l.max_per_key, w.workers, w.hands, w.busy, w.pace::float
+       l.max_per_key, w.workers, w.hands, w.busy, l.pace::float
 FROM clock, mine m JOIN lane l ON l.id = m.lane_id JOIN crew w ON w.flow = m.flow AND w.stage = m.stage
 LEFT JOIN due d ON d.id = m.id ORDER BY m.order_at, m.id
+"""  # noqa: S608 - our own names
+
+# Where no server has ever led a run there is no such table.
+LEADING = "SELECT to_regclass('dbos.workflow_status') IS NOT NULL"
+LED = """
+SELECT EXISTS (SELECT 1 FROM dbos.workflow_status w JOIN replicas p ON p.id = w.executor_id AND p.state = 'live'
+               WHERE w.workflow_uuid = %(workflow)s AND w.status = 'PENDING')
 """
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """An item that waits, in the run asked about or in one that it waits for."""
+
+    item_id: int
+    run_id: int
+    key: str
+    target: str
+    stage: str
+    lane: str
+    cause: Cause
+    detail: str
+    position: int | None  # how many go before it; None: it is not in line yet, or too far behind to be counted
+    expected_at: datetime | None
+
+
+@dataclass(frozen=True)
+class RunWaits:
+    summary: str
+    waiting: int
+    in_flight: int
+    in_flight_since: datetime | None  # the oldest of these calls
+    progress_at: datetime | None  # when something was last done; None: it has ended
+    blocked: bool  # nothing is in flight, and nothing starts before its cause is gone
+    groups: Sequence[Group]
+
+
 async def why(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
-    """The waiting items of a run, in their order. `tenant` None is any, and is told all there is to know of a lane."""
-    cursor = await connection.execute(
-        "SELECT 1 FROM runs WHERE id = %s AND (%s::text IS NULL OR tenant_id = %s)", (run_id, tenant, tenant)
-    )
-    if await cursor.fetchone() is None:
+    """The waiting items of a run and of the runs it waits for, in their order. `tenant` None is any, and is told all
+    there is to know of a lane."""
+    await _run(connection, tenant, run_id)
+    cursor = await connection.execute(PAGE, {"run": run_id, "limit": limit, "offset": offset})
+    facts = await _facts(connection, [row[0] for row in await cursor.fetchall()])
+    return [
+        Waiting(
+            one.id,
+            one.run_id,
+            one.key,
+            one.target,
+            one.stage,
+            one.lane,
+            cause_of(one),
+            detail_in_line(one, shared=tenant is not None),
+            one.position,
+            expected(one),
+        )
+        for one in facts
+    ]
+
+
+async def why_run(connection: Connection, tenant: str | None, run_id: int) -> RunWaits:
+    """Why a run and the runs it waits for do not go on, by cause; the most frequent first."""
+    run = await _run(connection, tenant, run_id)
+    if run["ended_at"] is not None:
+        end = "cancelled" if run["state"] == "cancelled" else run["status"]
+        return RunWaits(f"nothing of it waits: it has ended, {end}", 0, 0, None, None, False, ())
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(GROUPS, {"run": run_id})
+        rows = await cursor.fetchall()
+    progress_at = max([run["progress_at"], *(row["done_at"] for row in rows if row["done_at"] is not None)])
+    waiting = [row for row in rows if row["waits"]]
+    wanted = {item for row in waiting for item in (row["first"], row["last"], *row["some"])}
+    facts = {one.id: one for one in await _facts(connection, wanted)}
+    groups = []
+    for row in waiting:
+        # One that was taken up between the two statements waits no more.
+        ids = [item for item in (row["first"], *row["some"], row["last"]) if item in facts]
+        if ids:
+            groups.append(grouped([facts[item] for item in ids], row["count"], shared=tenant is not None))
+    groups = merged(groups) or [await _itself(connection, run)]
+    total = sum(group.count for group in groups if group.lane is not None)
+    blocked = not run["calls"] and all(group.cause in BLOCKING for group in groups)
+    said = summary(groups, total, run["calls"])
+    return RunWaits(said, total, run["calls"], run["since"], progress_at, blocked, groups)
+
+
+async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
+    """Of a run that has no waiting item, nor has any run that it waits for: what it waits for as a whole."""
+
+    def waits(cause: Cause, detail: str) -> Group:
+        return Group(cause, run["flow"], run["stage"], None, run["calls"], detail, run["since"])
+
+    if run["calls"]:
+        return waits("gate", f"{_calls(run['calls'])} in flight, the oldest since {instant(run['since'])}")
+    if run["state"] == "queued" and run["workers"]:
+        return waits("queued", "a replica is about to take the run up")
+    if not run["workers"] or (run["orchestrated"] and not await _is_led(connection, run)):
+        return waits("no worker", f"no live replica leads the run: start one that has flow {run['flow']}")
+    if run["next_round_at"] is not None:
+        when = f"round {run['round'] + 1} opens at {instant(run['next_round_at'])}"
+        return waits("gate", f"what failed is tried again: {when}, unless something is done before")
+    if run["stage"] is not None:
+        return waits("gate", f"all calls of stage {run['stage']} are done: its gate is about to look")
+    return waits("gate", f"no stage is open: its own steps are under way ({run['phase'] or run['status']})")
+
+
+async def _is_led(connection: Connection, run: dict[str, Any]) -> bool:
+    row = await (await connection.execute(LEADING)).fetchone()
+    if row is None or not row[0]:
+        return False
+    workflow = {"workflow": f"{run['tenant_id']}/{run['event_key']}"}
+    led = await (await connection.execute(LED, workflow)).fetchone()
+    return led is not None and bool(led[0])
+
+
+def _calls(count: int) -> str:
+    return "1 call is" if count == 1 else f"{count:,} calls are"
+
+
+async def _run(connection: Connection, tenant: str | None, run_id: int) -> dict[str, Any]:
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(RUN, {"run": run_id, "tenant": tenant})
+        row = await cursor.fetchone()
+    if row is None:
         raise NotFound(f"there is no run {run_id}")
-    async with connection.cursor(row_factory=class_row(Facts)) as facts:
-        await facts.execute(FACTS, {"run": run_id, "limit": limit, "offset": offset, "most": MOST_COUNTED})
-        return [
-            Waiting(one.id, one.key, one.stage, *explain(one, shared=tenant is not None), one.position, expected(one))
-            for one in await facts.fetchall()
-        ]
+    return row
 
 
-def explain(item: Facts, *, shared: bool = False) -> tuple[Cause, str]:
-    """The one thing without which it could start sooner; of several, the one that lasts. A lane is everybody's: where
-    the answer is `shared` with one tenant, it names no operator and quotes no vendor on another one's call."""
-    due_later = item.due_at > item.now
-    if item.paused_reason is not None:
-        by = "" if shared else f" by {item.paused_by}"
-        return "paused", f"lane {item.lane} was paused{by}: {item.paused_reason}"
-    if item.held_until is not None and item.held_until >= item.due_at:
-        broken = (item.held_reason or "").startswith(TRIGGERED)
-        why = item.held_reason if not shared else "its breaker is open" if broken else "after the vendor's word"
-        return "held", f"lane {item.lane} is held until {instant(item.held_until)}: {why}"
-    if due_later and item.error_code is not None:
-        last = f"{item.error_code}: {item.error}"
-        return "retry", f"execution {item.executions + 1} at {instant(item.due_at)}, after {last}"
-    if due_later:
-        return "retry", f"not before {instant(item.due_at)}"
-    if item.workers == 0:
-        return "no worker", f"no live worker can do {item.stage}: start one whose flows have it"
-    if item.crashes:
-        how = "alone" if item.crashes >= ALONE else "apart from others"
-        return "suspect", f"{item.crashes} workers died with it in hand: it is run {how}"
-    ahead = f"at least {item.counted} before it" if item.position is None else f"{item.position} before it"
-    if item.probing:
-        return "held", f"lane {item.lane} tries one call at a time after its breaker's pause; {ahead}"
-    if item.max_in_flight is not None and item.in_flight >= item.max_in_flight:
-        return "in flight", f"lane {item.lane} has its {item.max_in_flight} calls in flight; {ahead}"
-    if item.key_full:
-        return "per key", f"{item.max_per_key} of its group are in flight, which is its cap in lane {item.lane}"
-    if item.spacing is not None:
-        per_minute = 60 / item.spacing.total_seconds()
-        return "throttled", f"lane {item.lane} starts {per_minute:.4g} calls a minute; {ahead}"
-    if item.busy >= item.hands:
-        return "queued", f"all {item.hands} hands of {item.workers} workers are busy; {ahead}"
-    return "queued", f"about to be taken up; {ahead}"
-
-
-def expected(item: Facts) -> datetime | None:
-    """None: nobody can tell."""
-    if item.paused_reason is not None or item.workers == 0 or item.crashes or item.probing:
-        return None
-    if item.position is None and item.due_at <= item.now:
-        return None
-    start = max(item.now, item.due_at, item.held_until or item.now)
-    position = item.position or 0
-    if item.spacing is not None and item.next_free_at is not None:
-        return max(start, item.next_free_at) + position * item.spacing
-    if start > item.now or (position == 0 and item.busy < item.hands):
-        return start
-    return item.now + timedelta(seconds=position / item.pace) if item.pace else None
-
-
-def instant(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+async def _facts(connection: Connection, ids: Collection[int]) -> list[Facts]:
+    if not ids:
+        return []
+    async with connection.cursor(row_factory=class_row(Facts)) as cursor:
+        await cursor.execute(FACTS, {"ids": list(ids), "most": MOST_COUNTED})
+        return await cursor.fetchall()

@@ -20,17 +20,18 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import claim, counts, finishing
-from ecluse.engine.claim import AHEAD_SECONDS, ALONE, SHARE_OF_SUSPECTS, SUSPECTS_SECONDS, Claimant, Taken
+from ecluse.engine import claim, counts, finishing, suspects
+from ecluse.engine.claim import AHEAD_SECONDS, Claimant, Taken
 from ecluse.engine.closer import Closer
 from ecluse.engine.committer import Committer, Finish
 from ecluse.engine.effects import LATER, Ended, Fenced, Performer
-from ecluse.engine.finishing import TOO_MANY_CRASHES, later
+from ecluse.engine.finishing import later
 from ecluse.engine.flow import Done, Flow, Ignored, Item, Postponed, Result, Stage, Tell, WorkContext, Write
 from ecluse.engine.hands import Hand, Hands
 from ecluse.engine.lanes import Closed, Lanes
 from ecluse.engine.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
 from ecluse.engine.paying import Paying
+from ecluse.engine.suspects import Suspicion
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +39,8 @@ FLUSH_SECONDS = 3.0  # at a stop: a database that is away must not keep us
 # A lane with a rate gives permits for a tenth of a second at a time: while it does, ask more often; a slow one has its
 # next permit at an instant that we know.
 PACED_SECONDS = 2.0
+SUSPECTS_SECONDS = 1.0  # so often suspects are looked for
+IN_DOUBT = "what became of its last write is found out first"
 
 
 class Worker:
@@ -79,8 +82,9 @@ class Worker:
         self._alive = alive  # our heartbeat is recent: nobody can have declared us dead
         self._leaving = False
         self._ended: set[int] = set()  # runs that ended with items of theirs in hand
-        self._suspects: set[int] = set()
+        self._suspects: dict[int, int] = {}  # of each kind that waits, how many may be in hand at once
         self._suspects_at = 0.0
+        self._emptying = False  # to run one of them alone
         self._alone = False
         self._unsure = False  # a claim failed: it may have been committed all the same
         self._in_hand: Counter[tuple[int, str]] = Counter()
@@ -156,7 +160,7 @@ class Worker:
                     await claim.release_unknown(connection, replica=self._who.replica, known=self._known_claims())
                     self._unsure = False
                 if self._clock.monotonic() >= self._suspects_at:
-                    self._suspects = await claim.suspects(connection, self._who, self._lanes.free + self._lanes.capped)
+                    await self._look_for_suspects(connection)
                     self._suspects_at = self._clock.monotonic() + SUSPECTS_SECONDS
                 self._alone = self._alone and bool(self._in_hand)
                 if not self._alone:
@@ -179,23 +183,29 @@ class Worker:
         self._pace.claimed(room, len(taken))
         return len(taken)
 
+    async def _look_for_suspects(self, connection: Connection) -> None:
+        waiting = await suspects.waiting(connection, self._who, self._lanes.free + self._lanes.capped)
+        self._suspects = suspects.company(waiting, self.hands.count)
+        alone = sum(waiting[kind] for kind, most in self._suspects.items() if most == 1)
+        # As many workers as there are suspects to run alone, those with the least in hand; the others go on.
+        self._emptying = alone > 0 and await suspects.sooner(connection, self._who) < alone
+
     async def _choose(self, connection: Connection, room: int) -> list[Taken]:
-        """Clean items, and a few of those that others have died with. One that is to run alone waits until the hands
-        are empty, and then has them for itself."""
-        if any(crashes >= ALONE for crashes in self._suspects):
-            if self._in_hand:
+        """Items that nothing points at, and a few suspects. One that is to run alone waits until the hands are empty,
+        and then has them for itself."""
+        if alone := [kind for kind, most in self._suspects.items() if most == 1]:
+            if self._in_hand and self._emptying:
                 return []
-            last = self._who._replace(least_crashes=ALONE, most_crashes=claim.MOST_CRASHES)
-            if taken := await self._claim_from(connection, last, 1):
+            last = self._who._replace(least=min(alone), most=max(Suspicion), apart="alone")
+            if not self._in_hand and (taken := await self._claim_from(connection, last, 1)):
                 self._alone = True
                 return taken
         taken = []
-        for crashes, share in SHARE_OF_SUSPECTS.items():
-            if crashes in self._suspects:
-                held = sum(one.item.crashes == crashes for one in (*self.hands.ready, *self.hands.taken))
-                who = self._who._replace(least_crashes=crashes, most_crashes=crashes)
-                most = min(room, max(1, self.hands.count // share) - held)
-                taken += await self._claim_from(connection, who, most) if most > 0 else []
+        for kind, most in self._suspects.items():
+            held = sum(one.suspicion == kind for one in (*self.hands.ready, *self.hands.taken))
+            if most > 1 and (free := min(room, most - held)) > 0:
+                who = self._who._replace(least=kind, most=kind, apart="group")
+                taken += await self._claim_from(connection, who, free)
         return taken + await self._claim_from(connection, self._who, room - len(taken))
 
     async def _claim_from(self, connection: Connection, who: Claimant, room: int) -> list[Taken]:
@@ -277,15 +287,15 @@ class Worker:
         item, claim_id, fence, *_ = taken
         context, effect = self._contexts[item.flow], None
         outcome: Result | VendorError | datetime
-        spent = finishing.spent(stage, item) if item.crashes or item.executions else None
-        if spent is not None and (item.crashes > TOO_MANY_CRASHES or not isinstance(stage.work, Write)):
+        spent = finishing.spent(stage, taken) if item.crashes or item.executions else None
+        if spent is not None and (taken.suspicion == Suspicion.DEADLY or not isinstance(stage.work, Write)):
             outcome = spent
         elif isinstance(stage.work, Write):
             outcome, effect = await self._performer.perform(stage.work, context, taken, spent)
         else:
             outcome = await stage.work(context, item)
         if self._lanes.counting and isinstance(outcome, Done | Ignored):
-            self._lanes.heard(taken, None)
+            self._lanes.heard(taken, None, called=self._called(stage, item))
         match outcome:
             case Done(value, kept):
                 return Finish(item, stage, claim_id, fence, "succeeded", result=value, effect=effect, kept=kept)
@@ -293,16 +303,22 @@ class Worker:
                 return Finish(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
             case VendorError() as error:
                 return self._failed(stage, taken, error, effect)
-            case Postponed(at, _) | (datetime() as at):
-                return later(stage, taken, at, effect)
+            case Postponed(at, _):
+                return later(stage, taken, at, effect)._replace(postponed=outcome)
+            case datetime() as at:
+                return later(stage, taken, at, effect)._replace(postponed=Postponed(at, IN_DOUBT))
             case other:
                 return self._failed(stage, taken, TypeError(f"work returned {other!r}, not Done or Ignored"))
 
     def _failed(self, stage: Stage, taken: Taken, error: Exception, effect: Ended | None = None) -> Finish:
-        self._lanes.heard(taken, error)
+        spared = self._lanes.heard(taken, error, called=self._called(stage, taken.item))
         in_doubt = self._performer.phase.get(taken.held) in ("asking", "sending")
         now, chance = self._clock.now(), self._chance
-        return finishing.failed(stage, taken, error, effect, in_doubt=in_doubt, now=now, chance=chance)
+        return finishing.failed(stage, taken, error, effect, in_doubt=in_doubt, now=now, chance=chance, spared=spared)
+
+    def _called(self, stage: Stage, item: Item) -> bool:
+        """Whether its vendor was asked: work that is paid for says so, other work always asks."""
+        return not stage.paid or item.id in self._paying
 
     def _committed(self, batch: Sequence[Finish], over: Sequence[Finish]) -> None:
         for finish in batch:

@@ -9,7 +9,7 @@ from psycopg.rows import dict_row
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.notify.rules import Kind, shown_to
+from ecluse.notify.rules import Kind, old_name, shown_to
 
 Row = dict[str, Any]
 
@@ -50,7 +50,7 @@ def secret_name(endpoint_id: int) -> str:
 
 
 def old_secret_name(endpoint_id: int) -> str:
-    return f"webhook:{endpoint_id}:old"
+    return old_name(secret_name(endpoint_id))
 
 
 async def create(

@@ -72,7 +72,16 @@ def _message(to: str) -> NewItem:
     return NewItem("message", target=masked(to), group=to)
 
 
-FLOW = Flow(FLOW_NAME, (WEBHOOK, MAIL, *BRIEF), story=None, input=Input, begin=begin)
+NOT_BY_HAND = "Deliveries are made by events: send a test message with POST /api/notifications/endpoints/ID/test."
+FLOW = Flow(
+    FLOW_NAME,
+    (WEBHOOK, MAIL, *BRIEF),
+    story=None,
+    input=Input,
+    tables=("deliveries",),
+    begin=begin,
+    not_by_hand=NOT_BY_HAND,
+)
 
 
 def working(setup: Setup) -> Flow:

@@ -15,7 +15,7 @@ from ecluse.notify.rules import message_id, shown_to
 Row = dict[str, Any]
 
 # A delivery's own words for how its run stands.
-STATES = {"pending": ["queued", "running"], "delivered": ["succeeded"], "failed": ["failed", "partial"]}
+STATES = {"pending": ["queued", "running"], "delivered": ["succeeded"], "failed": ["failed", "partial", "cancelled"]}
 FIND = """
 SELECT d.run_id AS id, d.tenant_id, d.endpoint_id, d.kind, d.recipient, d.event_key, d.event_type,
        d.about_run AS about_run_id, r.state, coalesce(i.executions, 0) AS executions,

@@ -132,6 +132,8 @@ def compose(
         rows += [(name, f"{count} targets") for name, count in reasons[:MOST_REASONS] if name != "successful"]
         if run["reason"]:
             rows.append(("reason", _told(run["reason"])))
+        if run["selection_incomplete"]:
+            rows.append(("selection", _told(run["selection_incomplete"])))
         if public_url:
             rows.append(("look at it", f"{public_url.rstrip('/')}/runs/{run['id']}"))
     lines += [f"  {name}: {value}" for name, value in rows]

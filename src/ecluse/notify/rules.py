@@ -71,6 +71,15 @@ def new_secret() -> str:
     return f"whsec_{base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
 
 
+def schedule_secret_name(schedule_id: int) -> str:
+    return f"schedule:{schedule_id}:webhook"
+
+
+def old_name(secret_name: str) -> str:
+    """Where the secret is sealed that another has replaced."""
+    return f"{secret_name}:old"
+
+
 def signed(keys: Sequence[str], name: str, at: datetime, body: str) -> dict[str, str]:
     """Headers. Several keys while one replaces another; none where nobody has given one."""
     headers = {"webhook-id": name, "webhook-timestamp": str(int(at.timestamp()))}

@@ -14,19 +14,19 @@ from psycopg.rows import class_row
 from pydantic_core import to_json
 
 from ecluse.base.clock import Clock
-from ecluse.base.errors import PermanentError, TransientError
+from ecluse.base.errors import NotFound, PermanentError, TransientError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, pool
+from ecluse.db.pools import DELIVERING
 from ecluse.engine import Done, Item, Result, WorkContext
 from ecluse.notify import endpoints
-from ecluse.notify.rules import OLD_SECRET_SIGNS, Kind, message_id, patience, signed
+from ecluse.notify.rules import OLD_SECRET_SIGNS, Kind, message_id, old_name, patience, signed
 
 if TYPE_CHECKING:
     from ecluse.vendors.guarded import GuardedHttp
 
 ReadSecret = Callable[[Connection, str, str], Awaitable[str]]  # of a tenant, by name
 
-POOL_SIZE = 4
 EXCERPT = 300  # characters of an answer
 JSON = {"Content-Type": "application/json"}
 
@@ -36,7 +36,8 @@ SELECT d.run_id, d.tenant_id, d.endpoint_id, d.kind, coalesce(e.url, d.recipient
        d.sent_at IS NOT NULL AS sent,
        d.endpoint_id IS NULL OR (e.is_active AND (d.kind = 'webhook' OR d.recipient = ANY(e.addresses))) IS TRUE
            AS wanted,
-       e.rotated_at > ecluse_now() - %(old_signs)s IS TRUE AS rotating
+       EXISTS (SELECT FROM secrets o WHERE o.tenant_id = d.tenant_id AND o.name = d.secret_name || ':old'
+               AND o.updated_at > ecluse_now() - %(old_signs)s) AS rotating
 FROM deliveries d LEFT JOIN notification_endpoints e ON e.id = d.endpoint_id AND e.tenant_id = d.tenant_id
 WHERE d.run_id = %(run)s
 """
@@ -64,6 +65,7 @@ class Setup:
     webhook_timeout: float = 15.0
     smtp: Smtp | None = None
     public_url: str | None = None
+    connections: int = DELIVERING
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ async def resources(setup: Setup, _: Clock) -> AsyncIterator[Resources]:
     from ecluse.vendors.guarded import GuardedHttp  # slow to import: commands that call nobody should not wait for it
 
     http = GuardedHttp(setup.allowed_networks, deadline=setup.webhook_timeout)
-    async with pool(setup.dsn, size=POOL_SIZE) as own:
+    async with pool(setup.dsn, size=setup.connections) as own:
         try:
             yield Resources(setup, own, http)
         finally:
@@ -102,7 +104,7 @@ class Delivery:
     begun: bool
     sent: bool
     wanted: bool  # its endpoint is there, and switched on
-    rotating: bool
+    rotating: bool  # the secret before this one signs as well
 
     @property
     def name(self) -> str:
@@ -151,7 +153,8 @@ async def _keys(connection: Connection, read: ReadSecret | None, delivery: Deliv
         raise TransientError(
             "There is no key to open its signing secret with: set ECLUSE_SECRET_KEY", code="NO_SECRET_KEY"
         )
-    names = [delivery.secret_name]
-    if delivery.rotating and delivery.endpoint_id is not None:
-        names.append(endpoints.old_secret_name(delivery.endpoint_id))
-    return [await read(connection, delivery.tenant_id, name) for name in names]
+    names = [delivery.secret_name] + ([old_name(delivery.secret_name)] if delivery.rotating else [])
+    try:
+        return [await read(connection, delivery.tenant_id, name) for name in names]
+    except NotFound as error:  # with whatever it belonged to
+        raise PermanentError("Its signing secret is gone: it is not sent unsigned", code="NO_SECRET") from error

@@ -6,11 +6,12 @@ it, with a warning. Unknown variables are none of our business.
 
 from __future__ import annotations
 
+import os
 import re
 from decimal import Decimal
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import structlog
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
@@ -19,9 +20,12 @@ from pydantic_settings import SettingsConfigDict
 from ecluse.base.errors import SetUpError
 from ecluse.base.validation import problem
 from ecluse.settings.flows import AutomationKnobs, TranscriptionKnobs, at_least
+from ecluse.settings.keeping import KeepKnobs
 
 log = structlog.get_logger(__name__)
 
+Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+Form = Literal["line", "json"]
 SENDER = re.compile(r"([^<>@\x00-\x1f\x7f]+ )?<[!-;=?A-~]+@[!-;=?A-~]+>|[!-;=?A-~]+@[!-;=?A-~]+")
 
 
@@ -41,7 +45,7 @@ def _sender(value: str) -> str:
     return value
 
 
-class Settings(TranscriptionKnobs, AutomationKnobs):
+class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
     model_config = SettingsConfigDict(case_sensitive=True, extra="ignore", env_ignore_empty=True, allow_inf_nan=False)
 
     DATABASE_URL: str | None = Field(
@@ -51,6 +55,11 @@ class Settings(TranscriptionKnobs, AutomationKnobs):
         None,
         description="Where the embedded PostgreSQL keeps its data. Unset: `/var/lib/ecluse` for root, otherwise "
         "`$XDG_DATA_HOME/ecluse` or `~/.local/share/ecluse`.",
+    )
+    ECLUSE_DB_POOL: Annotated[int, at_least(3)] = Field(
+        10,
+        description="Connections at most in each of a process's two large pools; docs/operations.md says what that "
+        "comes to, by role. Minimum 3.",
     )
     ECLUSE_FLOWS: str = Field(
         "", description="Flows to load besides those in the box: `package:NAME`, several separated by commas."
@@ -70,10 +79,8 @@ class Settings(TranscriptionKnobs, AutomationKnobs):
         allow_inf_nan=False,
         description="Silence after which a process counts as dead and its work is taken over. Minimum: two heartbeats.",
     )
-    ECLUSE_LOG_LEVEL: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="Lines below are dropped."
-    )
-    ECLUSE_LOG_FORMAT: Literal["line", "json"] = Field("line", description="For people, or for log collectors.")
+    ECLUSE_LOG_LEVEL: Level = Field("INFO", description="Lines below are dropped.")
+    ECLUSE_LOG_FORMAT: Form = Field("line", description="For people, or for log collectors.")
     WORKFLOW_LOG_DB_ENABLED: bool = Field(
         False, description="Store the log lines of every run in the table `workflow_logs` too. 1/true or 0/false."
     )
@@ -197,6 +204,13 @@ class Settings(TranscriptionKnobs, AutomationKnobs):
     @property
     def allowed_networks(self) -> list[str]:
         return _listed(self.ECLUSE_ALLOWED_NETWORKS)
+
+
+def log_settings() -> tuple[Level, Form]:
+    """Level and form of the log, before the other knobs are read: what is wrong with those is logged. Values that
+    cannot be read are refused by `load`."""
+    level, form = (os.environ.get(name, "") for name in ("ECLUSE_LOG_LEVEL", "ECLUSE_LOG_FORMAT"))
+    return level if level in get_args(Level) else "INFO", form if form in get_args(Form) else "line"  # type: ignore[return-value]
 
 
 def load() -> Settings:

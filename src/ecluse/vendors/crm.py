@@ -14,6 +14,7 @@ from urllib.parse import quote
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
+from ecluse.base.text import LONGEST_FOREIGN_ID
 from ecluse.base.validation import problem
 from ecluse.vendors.http import VendorHttp
 
@@ -48,7 +49,7 @@ def seconds(value: Any) -> float | None:
     return float(value) if number and 0 <= value <= LONGEST_CALL else None
 
 
-Id = Annotated[str, Field(min_length=1, max_length=200), BeforeValidator(id_text)]
+Id = Annotated[str, Field(min_length=1, max_length=LONGEST_FOREIGN_ID), BeforeValidator(id_text)]
 Name = Annotated[str | None, BeforeValidator(id_text), AfterValidator(lambda name: name or None)]
 
 

@@ -1,27 +1,36 @@
 """I-13: how often something was tried.
 
 A failed execution is a row, numbered from 1 in its round; a success adds one to the count and no row; what a crash or a
-shutdown interrupted is neither (that a paid call was then sent again is noted among them, and is no execution). The
+shutdown interrupted is neither (that a paid call was then sent again is noted among them, and is no execution), nor is
+what failed because the vendor was down. The
 budget bounds executions; only a write in doubt is asked about beyond it, as long as it takes, and not sent any more.
 Every send belongs to one execution, and every execution to one claim of its item: that bounds sends without knowing how
-many executions were interrupted.
+many executions were interrupted. Deaths of workers use up nothing, and an item is given up because of them only if they
+died while it ran alone.
 """
 
-EXECUTED = "attempts WHERE (maybe_paid AND error_code IN ('WORKER_CRASHED', 'INTERRUPTED')) IS NOT TRUE"
+from ecluse.verify.retention import before, remains
+
+EXECUTED = """attempts WHERE (maybe_paid AND error_code IN ('WORKER_CRASHED', 'INTERRUPTED')) IS NOT TRUE
+    AND outage IS NOT TRUE"""
+
+# Attempts are deleted by their own age: a run that began later still has all of them.
+SINCE = before("attempts")
 
 NUMBERED = f"""
 SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
        format('the failed executions of its round %s are numbered %s', a.round, a.numbers) AS message
 FROM (SELECT item_id, round, array_agg(execution ORDER BY execution) AS numbers, max(execution) AS last,
              count(DISTINCT execution) AS different FROM {EXECUTED} GROUP BY 1, 2) a
-JOIN items i ON i.id = a.item_id
+JOIN items i ON i.id = a.item_id JOIN runs r ON r.id = i.run_id AND r.created_at >= {SINCE}
 WHERE a.numbers[1] <> 1 OR a.last <> cardinality(a.numbers) OR a.different <> cardinality(a.numbers) ORDER BY i.id
 """  # noqa: S608 - our own names
 
 COUNTED = f"""
 SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id, format(
     '%s after %s executions, of which %s are on record as failed', i.status, i.executions, coalesce(a.n, 0)) AS message
-FROM items i LEFT JOIN (SELECT item_id, round, count(*) AS n FROM {EXECUTED} GROUP BY 1, 2) a
+FROM items i JOIN runs r ON r.id = i.run_id AND r.created_at >= {SINCE}
+LEFT JOIN (SELECT item_id, round, count(*) AS n FROM {EXECUTED} GROUP BY 1, 2) a
   ON a.item_id = i.id AND a.round = i.round
 WHERE i.executions - (i.status IN ('succeeded', 'ignored'))::int <> coalesce(a.n, 0) ORDER BY i.id
 """  # noqa: S608 - our own names
@@ -42,6 +51,7 @@ SELECT format('run %s item %s/%s', e.run_id, e.stage, e.key) AS subject, e.run_i
        format('its write %s was sent again after its last execution (%s) had ended', e.id, s.budget) AS message
 FROM effects e JOIN stages s ON s.run_id = e.run_id AND s.stage = e.stage
 JOIN attempts a ON a.item_id = e.item_id AND a.round = e.round AND a.execution = s.budget
+  AND a.outage IS NOT TRUE
 WHERE e.last_send_at > a.at ORDER BY e.item_id
 """
 
@@ -64,14 +74,24 @@ LEFT JOIN held h ON h.run_id = i.run_id AND h.stage = i.stage AND h.lane_id = i.
 WHERE e.sends > coalesce(h.claims, 0) ORDER BY i.id
 """
 
-SENT_AS_OFTEN_AS_TAKEN = """
+SENT_AS_OFTEN_AS_TAKEN = f"""
 WITH held AS (
     SELECT run_id, stage, sum(taken) AS taken FROM claims
     WHERE replica_id NOT IN ('dispatch', 'gate', 'end of run', 'given up') GROUP BY 1, 2)
 SELECT format('run %s stage %s', e.run_id, e.stage) AS subject, e.run_id,
        format('writes were sent %s times, but items were taken up %s times', e.sends, coalesce(h.taken, 0)) AS message
 FROM (SELECT run_id, stage, sum(sends) AS sends FROM effects GROUP BY 1, 2) e
-LEFT JOIN held h ON h.run_id = e.run_id AND h.stage = e.stage WHERE e.sends > coalesce(h.taken, 0) ORDER BY 2, 1
+LEFT JOIN held h ON h.run_id = e.run_id AND h.stage = e.stage
+WHERE e.sends > coalesce(h.taken, 0) AND {remains("e.run_id")} ORDER BY 2, 1
+"""  # noqa: S608 - the fragment of retention
+
+# Items that crashed before the evidence was counted have no instant of their first crash.
+GIVEN_UP_ON_EVIDENCE = """
+SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id, format(
+    'given up after %s workers had died with it in hand, but only %s of them while it ran alone', i.crashes,
+    i.solo_deaths) AS message
+FROM items i WHERE i.first_crash_at IS NOT NULL AND i.status = 'failed' AND i.error_code = 'WORKER_CRASHED'
+  AND i.solo_deaths < 3 ORDER BY i.id
 """
 
 STATEMENTS = (
@@ -82,4 +102,5 @@ STATEMENTS = (
     NOT_SENT_AFTERWARDS,
     SENT_UNDER_A_CLAIM,
     SENT_AS_OFTEN_AS_TAKEN,
+    GIVEN_UP_ON_EVIDENCE,
 )

@@ -3,6 +3,8 @@ is what their rows say (I-12), no audit outlives its run undecided (I-19), and t
 
 from __future__ import annotations
 
+from ecluse.verify.retention import before
+
 # What came later, or is gone upstream, or was told anew since, is none of the run's business.
 UNWRITTEN = """
 SELECT format('run %s fiche %s', o.run_id, o.target) AS subject, o.run_id, o.target,
@@ -20,15 +22,19 @@ SELECT format('run %s fiche %s', o.run_id, o.target) AS subject, o.run_id, o.tar
               count(a.id)) AS message
 FROM automation_run_facts f JOIN outcomes o ON o.run_id = f.run_id
 LEFT JOIN audits a ON a.automation_run_id = o.run_id AND a.fiche_id = o.target
-WHERE o.outcome = 'successful' AND f.config_snapshot -> 'run_audits' = 'true' GROUP BY o.run_id, o.target
+WHERE o.outcome = 'successful' AND f.config_snapshot -> 'run_audits' = 'true' AND NOT EXISTS (
+    SELECT 1 FROM automation_run_fiches e
+    WHERE e.run_id = o.run_id AND e.fiche_id = o.target AND e.erased_at IS NOT NULL) GROUP BY o.run_id, o.target
 HAVING count(a.id) = 0 OR bool_or(a.status <> 'completed') ORDER BY 2, 3
 """
 
-# Transcripts may come in later; audits are there, decided or not, when their run ends.
-SUMMARY = """
+# Transcripts may come in later; audits are there, decided or not, when their run ends. An erased fiche had some, too.
+# Of an old run, the transcriptions may be deleted and the run itself be next.
+SUMMARY = f"""
 SELECT 'run ' || r.id AS subject, r.id AS run_id, CASE
-    WHEN coalesce(a.n, 0) <> f.audits_run THEN format('says %s audits, but it has %s', f.audits_run, coalesce(a.n, 0))
-    WHEN coalesce(t.n, 0) < f.transcriptions_run THEN
+    WHEN coalesce(a.n, 0) + coalesce(g.n, 0) <> f.audits_run THEN
+        format('says %s audits, but it has %s', f.audits_run, coalesce(a.n, 0) + coalesce(g.n, 0))
+    WHEN coalesce(t.n, 0) < f.transcriptions_run AND r.ended_at >= {before("runs")} THEN
         format('says %s transcripts, but its transcriptions made %s', f.transcriptions_run, coalesce(t.n, 0))
     ELSE format('its summary says %s successful and %s failed of %s, and %s ignored, its row %s, %s and %s',
         f.result_summary -> 'successful_fiches', f.result_summary -> 'failed_fiches',
@@ -36,31 +42,42 @@ SELECT 'run ' || r.id AS subject, r.id AS run_id, CASE
     AS message
 FROM runs r JOIN automation_run_facts f ON f.run_id = r.id
 LEFT JOIN (SELECT automation_run_id, count(*) AS n FROM audits GROUP BY 1) a ON a.automation_run_id = r.id
+LEFT JOIN (SELECT run_id, sum(erased_audits) AS n FROM automation_run_fiches GROUP BY 1) g ON g.run_id = r.id
 LEFT JOIN (
     SELECT c.parent_run_id, count(*) AS n FROM runs c JOIN items i ON i.run_id = c.id
     WHERE c.flow = 'transcription' AND i.status = 'succeeded' AND i.stage <> 'refresh' GROUP BY 1) t
     ON t.parent_run_id = r.id
 WHERE r.ended_at IS NOT NULL AND (
-    coalesce(a.n, 0) <> f.audits_run OR coalesce(t.n, 0) < f.transcriptions_run OR
+    coalesce(a.n, 0) + coalesce(g.n, 0) <> f.audits_run OR
+    coalesce(t.n, 0) < f.transcriptions_run AND r.ended_at >= {before("runs")} OR
     (f.result_summary -> 'successful_fiches', f.result_summary -> 'failed_fiches', f.result_summary -> 'ignored_fiches',
      f.result_summary -> 'total_fiches') IS DISTINCT FROM
     (to_jsonb(r.successful), to_jsonb(r.failed), to_jsonb(r.ignored), to_jsonb(r.successful + r.failed)))
 ORDER BY r.id
-"""
+"""  # noqa: S608 - the fragment of retention
 
+# After redrives the last status says where the targets of the last run stand, which need not be the word of any run.
 STATISTICS = """
 SELECT 'schedule ' || a.id AS subject, a.id AS schedule_id, format('counts %s runs (%s successful, %s partial, '
-    '%s failed; the last %s), but of its runs have ended %s', a.total_runs, a.successful_runs, a.partial_runs,
-    a.failed_runs, coalesce(a.last_run_status, 'none'), coalesce(left(array_to_string(n.words, ', '), 200), 'none'))
-    AS message
+    '%s failed, %s cancelled; the last %s), but of its runs have ended %s', a.total_runs, a.successful_runs,
+    a.partial_runs, a.failed_runs, a.cancelled_runs, coalesce(a.last_run_status, 'none'),
+    coalesce(left(array_to_string(n.words, ', '), 200), 'none')) AS message
 FROM automation_settings a LEFT JOIN (
-    SELECT schedule_id, array_agg(CASE status WHEN 'completed' THEN 'success' ELSE status END ORDER BY id) AS words
-    FROM runs WHERE flow = 'automation' AND ended_at IS NOT NULL GROUP BY 1) n ON n.schedule_id = a.id
+    SELECT schedule_id, array_agg(CASE WHEN state = 'cancelled' THEN state WHEN status = 'completed' THEN 'success'
+               ELSE status END ORDER BY id) AS words,
+           array_agg(CASE status WHEN 'completed' THEN 'success' ELSE status END) AS any_of,
+           bool_or(redrive_of IS NOT NULL OR id = 0) AS redriven
+    FROM (SELECT schedule_id, status, state, redrive_of, id FROM runs
+          WHERE flow = 'automation' AND ended_at IS NOT NULL
+          UNION ALL SELECT schedule_id, status, status, NULL, 0 FROM pruned_runs, generate_series(1, runs)) r
+    GROUP BY 1) n ON n.schedule_id = a.id
 WHERE a.total_runs <> coalesce(cardinality(n.words), 0)
    OR a.successful_runs <> coalesce(cardinality(array_positions(n.words, 'success')), 0)
    OR a.partial_runs <> coalesce(cardinality(array_positions(n.words, 'partial')), 0)
    OR a.failed_runs <> coalesce(cardinality(array_positions(n.words, 'failed')), 0)
-   OR (a.last_run_status IS NULL) <> (n.words IS NULL) OR a.last_run_status <> ALL (n.words) ORDER BY a.id
+   OR a.cancelled_runs <> coalesce(cardinality(array_positions(n.words, 'cancelled')), 0)
+   OR (a.last_run_status IS NULL) <> (n.words IS NULL)
+   OR NOT n.redriven AND a.last_run_status <> ALL (n.any_of) ORDER BY a.id
 """
 
 UNDECIDED = """
@@ -70,13 +87,14 @@ FROM audits a JOIN runs r ON r.id = a.run_id
 WHERE a.status IN ('pending', 'running') AND r.ended_at IS NOT NULL ORDER BY a.id
 """
 
-TOLD = """
+TOLD = f"""
 SELECT 'run ' || r.id AS subject, r.id AS run_id, format('ended %s, and told %s times that it is completed, %s times '
     'that it failed', r.end_cause, count(*) FILTER (WHERE e.event_type = 'automation.run.completed'),
     count(*) FILTER (WHERE e.event_type = 'automation.run.failed')) AS message
 FROM runs r LEFT JOIN events_outbox e ON e.tenant_id = r.tenant_id AND e.aggregate = 'run:' || r.id
     AND e.event_type IN ('automation.run.completed', 'automation.run.failed')
 WHERE r.flow = 'automation' AND r.ended_at IS NOT NULL GROUP BY r.id
-HAVING count(e.id) <> 1 OR bool_or((e.event_type = 'automation.run.completed') <> (r.end_cause = 'normal'))
+HAVING count(e.id) > 1 OR count(e.id) = 0 AND r.ended_at >= {before("events")}
+    OR bool_or((e.event_type = 'automation.run.completed') <> (r.end_cause = 'normal'))
 ORDER BY r.id
-"""
+"""  # noqa: S608 - the fragment of retention

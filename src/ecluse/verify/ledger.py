@@ -129,7 +129,16 @@ def agrees(value: Any, wanted: Any) -> bool:
     return list(wanted.values()) == [value]
 
 
-def check(effects: list[dict[str, Any]], ledger: Ledger | None, cut: datetime, report: Report, *, moved: bool) -> None:
+def check(
+    effects: list[dict[str, Any]],
+    ledger: Ledger | None,
+    cut: datetime,
+    report: Report,
+    *,
+    moved: bool,
+    since: float = float("-inf"),
+) -> None:
+    """`since`: before that instant, intents may have been deleted by retention."""
     report.checked["ledger_effects"] = len(ledger.applied) if ledger is not None else 0
     if ledger is None:
         report.notes.append(
@@ -146,7 +155,7 @@ def check(effects: list[dict[str, Any]], ledger: Ledger | None, cut: datetime, r
     for effect in effects:
         i_03_no_effect_twice(effect, ledger, report)
         i_05_no_false_failure(effect, before_cut, report, moved=moved)
-    i_06_no_orphan_effect(effects, before_cut, report, moved=moved)
+    i_06_no_orphan_effect(effects, before_cut, report, moved=moved, since=since)
 
 
 def _violation(invariant: str, effect: dict[str, Any], message: str) -> Violation:
@@ -202,13 +211,20 @@ def i_05_no_false_failure(effect: dict[str, Any], ledger: Ledger, report: Report
         report.violations.append(_violation("I-05", effect, message))
 
 
-def i_06_no_orphan_effect(effects: list[dict[str, Any]], ledger: Ledger, report: Report, *, moved: bool) -> None:
+def i_06_no_orphan_effect(
+    effects: list[dict[str, Any]], ledger: Ledger, report: Report, *, moved: bool, since: float
+) -> None:
     by_id = {str(effect["id"]): effect for effect in effects}
     for line in ledger.applied:
-        if (wrong := _orphan(line, by_id, moved=moved)) is not None:
+        deleted = line.at < since and line.key not in by_id
+        if not deleted and (wrong := _orphan(line, by_id, moved=moved)) is not None:
             about = About(effect_id=line.key, ref=line.ref)
             report.violations.append(Violation("I-06", f"ledger line {line.seq} ({line.ref})", wrong, about=about))
-    writes = (line for line in ledger.lines if line.kind == "call" and line.method in WRITES)
+    writes = (
+        line
+        for line in ledger.lines
+        if line.kind == "call" and line.method in WRITES and (line.at >= since or line.key in by_id)
+    )
     calls = Counter(line.key for line in writes if line.key is not None and as_effect_id(line.key))
     for key, count in calls.items():
         sends = by_id[key]["sends"] if key in by_id else 0

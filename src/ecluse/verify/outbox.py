@@ -39,7 +39,7 @@ SELECT 'run ' || run_id AS subject, run_id, {AGGREGATE},
 FROM told, LATERAL (SELECT jsonb_build_object('run_id', run_id::text, 'selected', selected) || CASE what
     WHEN 'selected' THEN '{{}}' ELSE jsonb_build_object('status', status, 'successful', successful, 'failed', failed,
         'ignored', ignored, 'end_cause', end_cause) END AS due) d
-WHERE what = 'selected' AND NOT payload @> due OR state IN ('succeeded', 'partial', 'failed')
+WHERE what = 'selected' AND NOT payload @> due OR state IN ('succeeded', 'partial', 'failed', 'cancelled')
   AND what IN ('completed', 'failed') AND (NOT payload @> due OR (what = 'completed') <> (end_cause = 'normal'))
 ORDER BY run_id, id
 """  # noqa: S608 - the fragments above

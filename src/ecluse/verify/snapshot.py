@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 
 from ecluse.verify import database, leases, ledger, outbox, rates, stuck
 from ecluse.verify.report import Report
+from ecluse.verify.retention import runs_before
 from ecluse.verify.schedules import I_08_DUE_TIMES
 from ecluse.verify.story import tell
 
@@ -65,7 +66,7 @@ def _look(connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None
     effects = connection.execute(ledger.EFFECTS).fetchall()
     lanes, ended = connection.execute(rates.LANES).fetchall(), connection.execute(rates.ENDED).fetchall()
     entries = ledger.read(ledger_url) if ledger_url is not None else None
-    ledger.check(effects, entries, clock["cut"], report, moved=clock["moved"])
+    ledger.check(effects, entries, clock["cut"], report, moved=clock["moved"], since=runs_before(connection))
     report.checked["I-14"] = 0
     if entries is not None and not clock["moved"]:
         rates.check(lanes, ended, entries, report)

@@ -73,6 +73,18 @@ WHERE CASE
 ORDER BY r.id
 """  # noqa: S608 - the fragments above
 
+# A sweep ends within two seconds what only a run waited for that was ended by force.
+ORPHANS = f"""
+{CARE}
+SELECT 'run ' || r.id AS subject, r.id AS run_id,
+       format('was ended at %s, but %s runs that only it waited for go on', r.ended_at, count(*)) AS message
+FROM care, runs r JOIN run_waiters w ON w.waiter_run_id = r.id JOIN runs c ON c.id = w.run_id AND c.ended_at IS NULL
+WHERE NOT care.moved AND r.ends_waited_for AND greatest(r.ended_at, care.since) < now() - interval '60 seconds'
+  AND NOT EXISTS (SELECT 1 FROM run_waiters o LEFT JOIN runs p ON p.id = o.waiter_run_id
+                  WHERE o.run_id = c.id AND (o.waiter_run_id IS NULL OR p.id IS NOT NULL AND p.ended_at IS NULL))
+GROUP BY r.id ORDER BY r.id
+"""  # noqa: S608 - the fragment above
+
 # A run waits at one gate after the other: of its open stages, the latest deadline is the one that must be kept. Where
 # no workflow leads, there is no gate: such a run goes on for as long as its items do, and then ends by itself.
 STAGES = f"""
@@ -81,6 +93,7 @@ SELECT 'run ' || s.run_id AS subject, s.run_id, format('stage %s should have end
        string_agg(s.stage, ', '), max(s.deadline_at)) AS message
 FROM care, stages s JOIN runs r ON r.id = s.run_id
 WHERE NOT care.moved AND s.ended_at IS NULL AND r.ended_at IS NULL AND r.orchestrated
+  AND NOT clock_stopped(s.run_id, s.stage)
 GROUP BY s.run_id, care.since HAVING greatest(max(s.deadline_at), care.since) < now() - interval '60 seconds'
 ORDER BY s.run_id
 """  # noqa: S608 - the fragment above
@@ -124,7 +137,10 @@ I_19_NOTHING_STUCK = Check(
     "SELECT (SELECT count(*) FROM runs) + (SELECT count(*) FROM claims WHERE in_flight > 0)"
     " + (SELECT count(*) FROM effects WHERE state IN ('sending', 'unknown'))"
     " + (SELECT count(*) FROM leases WHERE ended_at IS NULL) AS n",
-    (CLAIMS, ITEMS_OF_ENDED_RUNS, STAGES_OF_ENDED_RUNS, WORKFLOWS, STAGES, UNCLOSED, EFFECTS, LEASES, UNDECIDED),
+    (
+        *(CLAIMS, ITEMS_OF_ENDED_RUNS, STAGES_OF_ENDED_RUNS, WORKFLOWS, ORPHANS, STAGES, UNCLOSED, EFFECTS, LEASES),
+        UNDECIDED,
+    ),
 )
 
 

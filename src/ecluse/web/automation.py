@@ -30,6 +30,9 @@ FROM automation_schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NUL
 """
 
 
+BUDGET = "SELECT config_snapshot ->> 'budget_warning' FROM automation_run_facts WHERE run_id = %s"
+
+
 class Fact(NamedTuple):
     name: str
     said: str | None  # None: nothing is set
@@ -51,6 +54,12 @@ async def plan_of(connection: Connection, tenant: str, schedule_id: int) -> Plan
     return Plan(selection_in_words(row), stages_in_words(row, found))
 
 
+async def budget_warning(connection: Connection, run_id: int) -> str | None:
+    """That the run's time does not suffice, as it was found when the stage began."""
+    row = await (await connection.execute(BUDGET, (run_id,))).fetchone()
+    return row[0] if row else None
+
+
 def selection_in_words(row: Row) -> list[Fact]:
     only = {"with recordings": row["only_with_recordings"], "not audited yet": row["only_unaudited"]}
     most, recordings = row["max_fiches"], row["max_recordings_per_fiche"]
@@ -58,8 +67,8 @@ def selection_in_words(row: Row) -> list[Fact]:
         Fact("Mode", row["mode"]),
         _fiches(row) if row["mode"] == "manual" else _days(row),
         Fact("Groupes", _some(row["groupes"]) or "any"),
-        Fact("Only those", ", ".join(name for name, wanted in only.items() if wanted) or None),
-        Fact("Fiches, at most", None if most is None else number(most)),
+        Fact("Only", ", ".join(name for name, wanted in only.items() if wanted) or "no restriction"),
+        Fact("Limit", "none" if most is None else number(most)),
         Fact("Recordings of a fiche, at most", "as the server is set" if recordings is None else number(recordings)),
         Fact("RLM", "used" if row["use_rlm"] else "not used"),
     ]

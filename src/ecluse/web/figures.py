@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecluse.db.connect import Connection
-from ecluse.engine import reading
+from ecluse.engine import Stall, reading, redrives_of, stalls, standing
 
 Row = reading.Row
 WORK = {"done": "successful", "failed": "failed", "ignored": "ignored", "in_flight": "in flight"}
+WORK |= {"unfinished": "unfinished"}  # when the run ended
+NOT_FINISHED = ("in flight", "unfinished", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Bar:
 
     @property
     def finished(self) -> int:
-        return sum(part.count for part in self.parts if part.kind != "in flight")
+        return sum(part.count for part in self.parts if part.kind not in NOT_FINISHED)
 
     @property
     def failed(self) -> int:
@@ -63,28 +65,49 @@ def of_stage(stage: Mapping[str, Any]) -> Bar:
 def of_run(run: Mapping[str, Any], stages: Sequence[Row]) -> tuple[str, Bar] | None:
     """What came of its targets, once it has ended; until then, how far its latest stage is."""
     if run["ended_at"] is not None:
-        return "targets", bar(run["selected"], {kind: run[kind] for kind in ("successful", "failed", "ignored")})
+        counts = {kind: run[kind] for kind in ("successful", "failed", "ignored", "cancelled")}
+        return "targets", bar(run["selected"], counts | {"failed": run["failed"] - run["cancelled"]})
     begun = [stage for stage in stages if stage["ended_at"] is None] or stages
     return (begun[-1]["stage"], of_stage(begun[-1])) if begun else None
 
 
 @dataclass(frozen=True)
 class Table:
+    """`runs` with the redrives of each under it, if they are folded."""
+
     runs: Sequence[Row]
     progress: Mapping[int, tuple[str, Bar] | None]
     schedules: Mapping[int, Row]
+    stalls: Mapping[int, Stall]
 
     @property
     def busy(self) -> bool:
         return any(run["ended_at"] is None for run in self.runs)
 
 
+async def folded(connection: Connection, tenant: str, rows: Sequence[Row]) -> list[Row]:
+    """Each run with its redrives under it."""
+    under = await redrives_of(connection, [run["id"] for run in rows])
+    ids = [redrive for redrives in under.values() for redrive in redrives]
+    found = await reading.list_runs(connection, tenant=tenant, ids=ids, limit=len(ids), offset=0) if ids else []
+    by_id = {run["id"]: {**run, "folded": True} for run in found}
+    return [one for run in rows for one in (run, *(by_id[redrive] for redrive in under.get(run["id"], [])))]
+
+
+async def stands(connection: Connection, rows: Sequence[Row]) -> dict[int, Row]:
+    """Where the targets of those that were redriven stand now."""
+    return await standing(connection, list(await redrives_of(connection, [run["id"] for run in rows])))
+
+
 async def table(connection: Connection, tenant: str, rows: Sequence[Row]) -> Table:
-    """With what is not in the rows themselves: how far the open ones are, what their schedules are called."""
-    stages = await reading.stages_of(connection, [run["id"] for run in rows if run["ended_at"] is None])
+    """With what is not in the rows themselves: how far the open ones are, which of them stand still, and what their
+    schedules are called."""
+    open_ = [run["id"] for run in rows if run["ended_at"] is None]
+    stages = await reading.stages_of(connection, open_)
     schedules = {run["schedule_id"] for run in rows if run["schedule_id"] is not None}
     return Table(
         rows,
         {run["id"]: of_run(run, stages.get(run["id"], [])) for run in rows},
         await reading.schedules_of(connection, tenant, schedules),
+        await stalls(connection, tenant, open_),
     )

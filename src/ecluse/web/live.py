@@ -1,4 +1,5 @@
-"""A page that stays true: its changing part is rendered again when something happened, and sent as a server-sent event.
+"""A page that stays true: its regions are rendered again when something happened, and those that have changed are sent
+as a server-sent event, compressed.
 
 At most once a second, and every other second while something goes on, because what items do is not told one by one. A
 stream lives with its page: what nobody looks at is not asked for. The key is looked at again each time.
@@ -7,12 +8,13 @@ stream lives with its page: what nobody looks at is not asked for. The key is lo
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
 import psycopg
 import structlog
 from fastapi import Request, Response
+from markupsafe import Markup
 
 from ecluse.access.envelope import Refused, status_of
 from ecluse.base.errors import EcluseError
@@ -31,12 +33,24 @@ END = b"event: end\ndata: \n\n"
 
 # What a page shows, by name; `busy`: something goes on, `over`: nothing of it can change any more.
 Context = dict[str, Any]
+TITLE = "title"
+
+
+class Page(NamedTuple):
+    """A template, and those of its blocks that are its regions, in the order in which they are shown; none: the whole
+    template is one. A block `title` is that of the document."""
+
+    template: str
+    names: Sequence[str] = ()
+
+    def regions(self, request: Request, *, streamed: bool = False, **context: Any) -> render.Regions:
+        return render.regions(request, self.template, self.names, streamed=streamed, **context)
 
 
 def stream(
     request: Request,
     permission: str,
-    template: str,
+    page: Page,
     look: Callable[[], Awaitable[Context]],
     concerns: Callable[[Message], bool],
 ) -> Response:
@@ -51,7 +65,7 @@ def stream(
         with realtime.hub.listening(Listener(tenant, "sse")) as listener:
             realtime.hub.subscribe(listener, WHOLE_TENANT)
             try:
-                async for part in _renderings(request, permission, template, look, concerns, listener):
+                async for part in _renderings(request, permission, page, look, concerns, listener):
                     yield part
             except Refused:
                 yield _event(render.fragment(request, "logged_out.html")) + END
@@ -60,27 +74,31 @@ def stream(
                     raise
                 log.warning("a page is not kept up to date", error=one_line(error))
 
-    return EventStream(told())
+    return EventStream(told(), squeeze="gzip" in request.headers.get("accept-encoding", ""))
 
 
 async def _renderings(
     request: Request,
     permission: str,
-    template: str,
+    page: Page,
     look: Callable[[], Awaitable[Context]],
     concerns: Callable[[Message], bool],
     listener: Listener,
 ) -> AsyncGenerator[bytes]:
-    last = ""
+    sent: dict[str, Markup] = {}
+    spoke_at = time.monotonic()
     while listener.leave is None:
         request.state.caller = await admitted(request, permission)
         shown = await look()
-        at, html = time.monotonic(), render.fragment(request, template, **shown)
+        at, regions = time.monotonic(), page.regions(request, streamed=True, **shown)
+        changed = {name: html for name, html in regions.items() if sent.get(name) != html}
+        sent = regions
         if shown["over"]:
-            yield _event(html) + END
+            yield _event(_swaps(changed)) + END
             return
-        yield _event(html) if html != last else b": still here\n\n"
-        last = html
+        if changed or at - spoke_at >= QUIET_SECONDS:
+            yield _event(_swaps(changed)) if changed else b": still here\n\n"
+            spoke_at = at
         await _until_it_pays(listener, concerns, at, TICK_SECONDS if shown["busy"] else QUIET_SECONDS)
 
 
@@ -94,6 +112,16 @@ async def _until_it_pays(listener: Listener, concerns: Callable[[Message], bool]
         if left <= 0:
             return
         await listener.wait(left)
+
+
+def _swaps(changed: dict[str, Markup]) -> str:
+    """Each region in its place. What is not shown there is left alone."""
+    return "".join(
+        f"<title>{html}</title>"
+        if name == TITLE
+        else f'<hx-partial hx-target="#part-{name}" hx-swap="innerMorph">{html}</hx-partial>'
+        for name, html in changed.items()
+    )
 
 
 def said(message: Message, name: str) -> str | None:

@@ -3,7 +3,7 @@ the same."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
@@ -11,9 +11,11 @@ from pydantic import BaseModel
 from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import Filter, Offset, kit_of, number, reads_of
 from ecluse.db.connect import Connection
-from ecluse.engine import State, reading
+from ecluse.engine import BLOCKING, State, list_schedules, reading, why_run
+from ecluse.flows.automation.schedules import FLOW as AUTOMATION
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
-from ecluse.web import figures, live, render
+from ecluse.web import figures, live, render, standing
+from ecluse.web.automation import budget_warning
 from ecluse.web.door import Page
 from ecluse.web.figures import Table
 from ecluse.web.live import Context
@@ -22,6 +24,8 @@ RUNS, OUTCOMES, LOG, CHILDREN, REASONS = 25, 25, 20, 10, 12  # of each so many o
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
 MAY = "runs.read"
+LIST = live.Page("runs_live.html")
+ONE = live.Page("run_live.html", ("title", "header", "waiting", "outcomes", "stages", "log", "children"))
 
 
 class Wanted(BaseModel):
@@ -51,17 +55,19 @@ PartOfRun = Annotated[Part, Query()]
 async def show_runs(request: Request, wanted: WantedRuns) -> Response:
     shown = await _runs(request, wanted)
     flows = {*kit_of(request).by_name, *filter(None, [wanted.flow])}
-    return render.page(request, "runs.html", flows=sorted(flows), states=list(State), **shown)
+    regions = LIST.regions(request, **shown)
+    return render.page(request, "runs.html", flows=sorted(flows), states=list(State), regions=regions, **shown)
 
 
 @routes.get("/ui/runs/live", openapi_extra=needs(MAY))
 async def follow_runs(request: Request, wanted: WantedRuns) -> Response:
-    return live.stream(request, MAY, "runs_live.html", lambda: _runs(request, wanted), lambda _: True)
+    return live.stream(request, MAY, LIST, lambda: _runs(request, wanted), lambda _: True)
 
 
 @routes.get("/ui/runs/{run_id}", openapi_extra=needs(MAY))
 async def show_run(request: Request, run_id: str, part: PartOfRun) -> Response:
-    return render.page(request, "run.html", **await _run(request, number("run", run_id), part))
+    shown = await _run(request, number("run", run_id), part)
+    return render.page(request, "run.html", regions=ONE.regions(request, **shown), **shown)
 
 
 @routes.get("/ui/runs/{run_id}/live", openapi_extra=needs(MAY))
@@ -71,7 +77,7 @@ async def follow_run(request: Request, run_id: str, part: PartOfRun) -> Response
     return live.stream(
         request,
         MAY,
-        "run_live.html",
+        ONE,
         lambda: _run(request, wanted, part),
         lambda message: live.said(message, "run_id") == str(wanted),
     )
@@ -80,7 +86,10 @@ async def follow_run(request: Request, run_id: str, part: PartOfRun) -> Response
 async def _runs(request: Request, wanted: Wanted) -> Context:
     tenant, parent = caller_of(request).tenant, number("run", wanted.parent) if wanted.parent else None
 
-    async def ask(connection: Connection) -> tuple[bool, Table]:
+    # Who asks for a state wants every run that is in it.
+    fold = not wanted.all and not wanted.state
+
+    async def ask(connection: Connection) -> tuple[bool, Table, reading.Row | None]:
         rows = await reading.list_runs(
             connection,
             tenant=tenant,
@@ -88,14 +97,20 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
             state=wanted.state or None,
             but=() if wanted.all else [NOTIFICATIONS],
             top=not wanted.all and parent is None,
+            folded=fold,
             parent=parent,
             limit=RUNS + 1,
             offset=wanted.offset,
         )
-        return len(rows) > RUNS, await figures.table(connection, tenant, rows[:RUNS])
+        known = await list_schedules(connection, tenant, limit=RUNS, offset=0) if not rows else []
+        first = next((row for row in known if row["enabled"]), None)
+        shown = await figures.folded(connection, tenant, rows[:RUNS]) if fold else rows[:RUNS]
+        return len(rows) > RUNS, await figures.table(connection, tenant, shown), first
 
-    more, table = await reads_of(request)(ask)
-    return {"wanted": wanted, "table": table, "more": more, "size": RUNS, "busy": table.busy, "over": False}
+    more, table, first = await reads_of(request)(ask)
+    shown = sum(not run.get("folded") for run in table.runs)
+    there = {"table": table, "first": first, "shown": shown, "more": more, "size": RUNS}
+    return {"wanted": wanted, **there, "busy": table.busy, "over": False}
 
 
 async def _run(request: Request, run_id: int, part: Part) -> Context:
@@ -103,18 +118,26 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
 
     async def ask(connection: Connection) -> Context:
         run = await reading.show_run(connection, tenant, run_id)
-        children = await reading.list_runs(connection, tenant=tenant, parent=run_id, limit=CHILDREN, offset=0)
+        some: dict[str, Any] = {"tenant": tenant, "limit": CHILDREN, "offset": 0}
+        children = await reading.list_runs(connection, parent=run_id, folded=True, **some)
+        redrives = await reading.list_runs(connection, ids=run["redrives"], **some) if run["redrives"] else []
         reasons = await reading.reasons(connection, tenant, run_id, limit=REASONS + 1)
         unsettled = run["ended_at"] is None and not part.outcome and {one["outcome"] for one in reasons} == {"open"}
         log = await reading.list_log(connection, tenant, run_id, newest_first=True, limit=LOG + 1, offset=part.log)
+        waits = None if run["ended_at"] is not None else await why_run(connection, tenant, run_id)
         return {
             "run": run,
             "itself": await figures.table(connection, tenant, [run]),
             "children": await figures.table(connection, tenant, children),
+            "redrives": await figures.table(connection, tenant, redrives),
             "reasons": reasons,
             "unsettled": unsettled,
             "outcomes": [] if unsettled else await _outcomes(connection, tenant, run_id, part),
             "log": log,
+            "waits": waits,
+            "standing": await standing.of(connection, run, kit_of(request).clock.now(), waits),
+            "blocking": BLOCKING,
+            "warning": await budget_warning(connection, run_id) if run["flow"] == AUTOMATION else None,
         }
 
     shown = await reads_of(request)(ask)

@@ -28,6 +28,7 @@ FIRES_IN_LIST, FIRES = 3, 10
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
 MAY = "schedules.read"
+LIST, ONE = live.Page("schedules_live.html"), live.Page("schedule_live.html")
 
 
 class Wanted(BaseModel):
@@ -48,7 +49,7 @@ class Ahead:
 
 def ahead(row: dict[str, Any], now: datetime, count: int) -> Ahead:
     if row["cron"] is None:
-        return Ahead("Fired by hand only")
+        return Ahead("Manual")
     try:
         table = timetable(row["cron"], row["timezone"], row["window_start"], row["window_end"])
     except InvalidInput as error:  # stored by another version, whose rules were others
@@ -58,24 +59,26 @@ def ahead(row: dict[str, Any], now: datetime, count: int) -> Ahead:
 
 @routes.get("/ui/schedules", openapi_extra=needs(MAY))
 async def show_schedules(request: Request, wanted: WantedSchedules) -> Response:
-    return render.page(request, "schedules.html", **await _schedules(request, wanted))
+    shown = await _schedules(request, wanted)
+    return render.page(request, "schedules.html", regions=LIST.regions(request, **shown), **shown)
 
 
 @routes.get("/ui/schedules/live", openapi_extra=needs(MAY))
 async def follow_schedules(request: Request, wanted: WantedSchedules) -> Response:
-    return live.stream(request, MAY, "schedules_live.html", lambda: _schedules(request, wanted), _of_a_schedule)
+    return live.stream(request, MAY, LIST, lambda: _schedules(request, wanted), _of_a_schedule)
 
 
 @routes.get("/ui/schedules/{schedule_id}", openapi_extra=needs(MAY))
 async def show_one(request: Request, schedule_id: str) -> Response:
-    return render.page(request, "schedule.html", **await _schedule(request, number("schedule", schedule_id)))
+    shown = await _schedule(request, number("schedule", schedule_id))
+    return render.page(request, "schedule.html", regions=ONE.regions(request, **shown), **shown)
 
 
 @routes.get("/ui/schedules/{schedule_id}/live", openapi_extra=needs(MAY))
 async def follow_one(request: Request, schedule_id: str) -> Response:
     wanted = number("schedule", schedule_id)
     await _schedule(request, wanted)  # or a 404
-    return live.stream(request, MAY, "schedule_live.html", lambda: _schedule(request, wanted), _of_a_schedule)
+    return live.stream(request, MAY, ONE, lambda: _schedule(request, wanted), _of_a_schedule)
 
 
 def _of_a_schedule(message: Message) -> bool:
@@ -89,13 +92,18 @@ async def _schedules(request: Request, wanted: Wanted) -> Context:
         rows = await list_schedules(connection, tenant, limit=SCHEDULES + 1, offset=wanted.offset)
         last = [row["last_run_id"] for row in rows if row["last_run_id"] is not None]
         runs = await reading.list_runs(connection, tenant=tenant, ids=last, limit=len(rows), offset=0)
-        return {"rows": rows, "last": {run["id"]: run for run in runs}}
+        return {
+            "rows": rows,
+            "last": {run["id"]: run for run in runs},
+            "stands": await figures.stands(connection, runs),
+        }
 
     shown = await reads_of(request)(ask)
     rows = shown["rows"][:SCHEDULES]
     return {
         "schedules": rows,
         "last": shown["last"],
+        "stands": shown["stands"],
         "ahead": {row["id"]: ahead(row, now, FIRES_IN_LIST) for row in rows},
         "more": len(shown["rows"]) > SCHEDULES,
         "wanted": wanted,
@@ -110,7 +118,10 @@ async def _schedule(request: Request, schedule_id: int) -> Context:
 
     async def ask(connection: Connection) -> Context:
         row = await show_schedule(connection, tenant, schedule_id)
-        rows = await reading.list_runs(connection, tenant=tenant, schedule=schedule_id, limit=RUNS, offset=0)
+        rows = await reading.list_runs(
+            connection, tenant=tenant, schedule=schedule_id, folded=True, limit=RUNS, offset=0
+        )
+        rows = await figures.folded(connection, tenant, rows)
         plan = await plan_of(connection, tenant, schedule_id) if row["flow"] == AUTOMATION else None
         table = await figures.table(connection, tenant, rows)
         return {"schedule": row, "automated": row["flow"] == AUTOMATION, "plan": plan, "table": table}

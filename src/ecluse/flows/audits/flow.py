@@ -17,10 +17,11 @@ from ecluse.access.envelope import Refused
 from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import Event, Flow, Lane, RetryPolicy, Run, Stage, begin_runs, open_stage
+from ecluse.engine import VENDOR_DOWN, Event, Flow, Lane, RetryPolicy, Run, Stage, begin_runs, open_stage
 from ecluse.flows.audits import planning, saving, work
 from ecluse.flows.audits.saving import STAGE
 from ecluse.flows.audits.work import Access, Auditor, connected_auditor
+from ecluse.flows.fiches.ids import FicheId
 
 FLOW = "audit"
 # A queue behind the vendor's pace is no stall: days may pass.
@@ -64,6 +65,7 @@ def audit_stage(
             "llm",
             max_in_flight=config.concurrency,
             per_second=None if config.per_minute is None else Lane.per_minute(config.per_minute),
+            breaker=VENDOR_DOWN,
         ),
         partial(work.audit, config.max_input_chars, auditor),
         save=saving.save_audits,
@@ -83,7 +85,7 @@ class AuditRun(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    fiche_id: str = Field(pattern=r"^[0-9]{1,20}$", examples=["171234"])
+    fiche_id: FicheId
     audit_config_id: str = Field(pattern=r"^[1-9][0-9]{0,17}$", examples=["3"])
     use_rlm: bool = False
 

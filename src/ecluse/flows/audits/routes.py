@@ -19,11 +19,12 @@ from ecluse.engine import Start, insert_run
 from ecluse.flows.audits import configs, reading, shapes
 from ecluse.flows.audits.flow import FLOW
 from ecluse.flows.audits.reading import Status, Wanted
+from ecluse.flows.fiches.ids import FicheId, in_names
 from ecluse.flows.fiches.scopes import require_visible, visible
 
 routes = door.routes("audits")
 
-FicheNumber = Annotated[str | None, Query(pattern=r"^[0-9]{1,20}$", examples=["171234"])]
+WantedFiche = Annotated[FicheId | None, Query()]
 Id = Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,17}$", examples=["3"])]
 
 
@@ -87,7 +88,7 @@ async def list_audits(
     request: Request,
     limit: Limit = 50,
     offset: Offset = 0,
-    fiche_id: FicheNumber = None,
+    fiche_id: WantedFiche = None,
     audit_config_id: Id = None,
     automation_run_id: Id = None,
     status: Status | None = None,
@@ -124,7 +125,7 @@ async def start_audit(request: Request, body: shapes.NewAudit) -> Response:
     kit, caller = kit_of(request), caller_of(request)
     start = Start(
         kit.flow(FLOW),
-        f"audit-{body.fiche_id}-{body.audit_config_id}-{_name(request)}",
+        f"audit-{in_names(body.fiche_id)}-{body.audit_config_id}-{_name(request)}",
         tenant_id=caller.tenant,
         input=body.model_dump(),
         correlation_id=request_id(request),

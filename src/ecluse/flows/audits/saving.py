@@ -17,10 +17,18 @@ from pydantic_core import to_json
 
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import Live, Over, Saved
+from ecluse.engine import Aged, Live, Over, Saved
 
 STAGE = "audit"
 Row = dict[str, Any]
+# A kept run accounts for its audits.
+KEPT = Aged(
+    "audits",
+    "audits",
+    "t.finished_at",
+    where="t.finished_at IS NOT NULL",
+    also="NOT EXISTS (SELECT 1 FROM runs r WHERE r.id = t.run_id)",
+)
 
 LOCK_FICHES = """
 SELECT 1 FROM fiche_cache WHERE id = ANY(%s) ORDER BY tenant_id, fiche_id FOR NO KEY UPDATE

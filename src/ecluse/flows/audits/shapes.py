@@ -10,7 +10,7 @@ from pydantic import Field
 from ecluse.access.wire import Body, Shape
 from ecluse.flows.audits.reading import Status
 from ecluse.flows.audits.steps import Step, Steps
-from ecluse.flows.fiches.scopes import FicheId
+from ecluse.flows.fiches.ids import FicheId
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S", examples=["Compliance of sales calls"])]
 Description = Annotated[str, Field(max_length=2_000, examples=["What the law asks of a sale by telephone."])]

@@ -17,7 +17,10 @@ from ecluse.flows.automation.config import Config
 Row = dict[str, Any]
 
 WORST = 50
-LANE = ("name", "max_in_flight", "per_second", "in_flight", "waiting", "paused_reason", "held_until", "held_reason")
+LANE = (
+    *("name", "max_in_flight", "per_second", "in_flight", "waiting", "paused_reason", "held_until", "held_reason"),
+    *("down_since", "last_failure"),
+)
 
 REPLICAS = """
 SELECT id, roles, started_at, extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds,
@@ -26,12 +29,13 @@ FROM replicas WHERE state = 'live' ORDER BY id
 """
 SCHEDULES = """
 SELECT s.id, s.name, s.is_active, s.next_due_at, e.failures, e.error,
-       s.last_run_status = 'running' AND s.last_run_at < ecluse_now() - %(longest)s AS is_stale,
+       s.last_run_status = 'running' AND s.last_run_at < ecluse_now() - %(longest)s - clock_stood(s.holding_run_id)
+           AS is_stale,
        s.next_due_at < ecluse_now() - interval '1 minute' AS overdue, count(*) OVER () AS troubled
 FROM automation_schedules s JOIN schedules e ON e.id = s.id
 WHERE s.tenant_id = %(tenant)s AND s.deleted_at IS NULL AND (e.failures > 0
     OR s.next_due_at < ecluse_now() - interval '1 minute'
-    OR s.last_run_status = 'running' AND s.last_run_at < ecluse_now() - %(longest)s)
+    OR s.last_run_status = 'running' AND s.last_run_at < ecluse_now() - %(longest)s - clock_stood(s.holding_run_id))
 ORDER BY s.id LIMIT %(limit)s
 """
 ACTIVE = """
@@ -106,6 +110,9 @@ def hints(setup: Setup, lanes: Collection[Row], replicas: Collection[Row], troub
     for lane in lanes:
         if lane["paused_reason"] is not None:
             found.append(f"Lane {lane['name']} is paused ({lane['paused_reason']}): `ecluse vendors resume` opens it.")
+        elif lane["down_since"] is not None:
+            since = lane["down_since"].isoformat(timespec="seconds")
+            found.append(f"Lane {lane['name']}: vendor down since {since}: {lane['last_failure']}")
         elif lane["held_until"] is not None:
             until = lane["held_until"].isoformat(timespec="seconds")
             found.append(f"Lane {lane['name']} is held until {until}: {lane['held_reason']}.")

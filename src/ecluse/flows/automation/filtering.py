@@ -11,7 +11,6 @@ from ecluse.engine import Run, Settled, settle_targets
 from ecluse.flows.automation import snapshot, telling
 from ecluse.flows.automation.selection import Selection
 from ecluse.flows.fiches.cache import FicheState, states
-from ecluse.flows.fiches.scopes import is_fiche_id
 
 FETCH = "fetch"
 NOT_FOUND = "Fiche not found (404)"
@@ -43,8 +42,6 @@ def judge(
     fiche_id: str, state: FicheState | None, selection: Selection, limit: int | None, why: str | None
 ) -> Settled | None:
     """None: it goes on. The first that hits names the reason; `why` is what became of the fetch."""
-    if not is_fiche_id(fiche_id):
-        return Settled(fiche_id, "failed", "BAD_ID", "Its id is not a number of 1 to 20 digits")
     if state is None:
         return _failed(fiche_id, "Fiche not found in cache", why)
     if not state.ready:

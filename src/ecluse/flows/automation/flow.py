@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
 from ecluse.engine import (
+    VENDOR_DOWN,
     Flow,
     Lane,
     Look,
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
 NAME = "automation"
 # CRM reads: three, a second and four seconds apart.
 CRM_READS = RetryPolicy(executions=3, base=1.0, multiplier=4.0)
+NOT_BY_HAND = (
+    "Runs of automation are started by a schedule: use `ecluse automation trigger SCHEDULE`, or POST "
+    "/api/automation/trigger."
+)
 NO_CONFIGS = "No audit configs resolved"
 
 
@@ -74,7 +79,7 @@ class Automation:
         self.transcription = transcription
         self.revalidate = Stage(
             REVALIDATE,
-            Lane("crm-sales", max_per_key=selecting.AT_ONCE),
+            Lane("crm-sales", max_per_key=selecting.AT_ONCE, breaker=VENDOR_DOWN),
             work.revalidate,
             save=work.save_sales,
             retry=CRM_READS,
@@ -85,7 +90,7 @@ class Automation:
         )
         self.fetch = Stage(
             FETCH,
-            Lane("crm", max_in_flight=config.crm_concurrency),
+            Lane("crm", max_in_flight=config.crm_concurrency, breaker=VENDOR_DOWN),
             work.fetch,
             save=work.save_fetched,
             retry=CRM_READS,
@@ -122,10 +127,13 @@ class Automation:
             (self.revalidate, self.fetch, self.audit),
             self._story,
             AutomationRun,
+            tables=("automation_run_facts", "automation_run_fiches"),
             vendors=vendors,
             ended=telling.ended,
+            units=Transcripts(transcription, config, 0).count,
             longest=config.longest,
             slot_key="automation-schedule-{schedule}-{due}",
+            not_by_hand=NOT_BY_HAND,
             about=_about,
         )
 

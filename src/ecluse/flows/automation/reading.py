@@ -16,7 +16,7 @@ from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.timetable import timetable
 from ecluse.db.connect import Connection
 from ecluse.engine import reading as engine
-from ecluse.engine import show_schedule
+from ecluse.engine import redrives_of, show_schedule, standing
 from ecluse.flows.automation.schedules import SELECTION
 from ecluse.flows.automation.selection import Selection
 from ecluse.flows.fiches.cache import states
@@ -24,6 +24,7 @@ from ecluse.notify.rules import shown_to
 
 Row = dict[str, Any]
 RunStatus = Literal["running", "completed", "partial", "failed"]
+RunFilter = Literal["running", "completed", "partial", "failed", "cancelled"]
 FicheStatus = Literal["open", "successful", "failed", "ignored"]
 
 OVERDUE = timedelta(minutes=1)
@@ -31,8 +32,10 @@ LAST_RUNS = 10
 NEXT_FIRES = 5
 
 SCHEDULES = """
-SELECT s.*, e.cron, e.failures, e.error, ecluse_now() AS now,
-       (SELECT h.id FROM runs h WHERE h.id = s.holding_run_id AND h.ended_at IS NULL) AS holding_run_id
+SELECT s.*, e.cron, e.failures, e.error, ecluse_now() AS now, clock_stood(s.holding_run_id) AS clock_stood,
+       (SELECT h.id FROM runs h WHERE h.id = s.holding_run_id AND h.ended_at IS NULL) AS holding_run_id,
+       s.webhook_url IS NOT NULL AND EXISTS (SELECT FROM secrets k WHERE k.tenant_id = s.tenant_id
+           AND k.name = 'schedule:' || s.id || ':webhook') AS webhook_signed
 FROM automation_schedules s JOIN schedules e ON e.id = s.id
 WHERE s.deleted_at IS NULL AND (%(tenant)s::text IS NULL OR s.tenant_id = %(tenant)s) {where}
 ORDER BY s.tenant_id, s.name LIMIT %(limit)s OFFSET %(offset)s
@@ -42,9 +45,9 @@ KNOWN = "SELECT 1 FROM automation_schedules WHERE id = %s AND (%s::text IS NULL 
 KNOWN_RUN = """
 SELECT tenant_id FROM runs WHERE id = %s AND flow = 'automation' AND (%s::text IS NULL OR tenant_id = %s::text)
 """
-COLUMNS = """id, tenant_id, schedule_id, status, phase, total_fiches, successful_fiches, failed_fiches, ignored_fiches,
-    transcriptions_run, audits_run, error_code, error_message, end_cause, event_id, parent_run_id, created_at,
-    started_at, completed_at, duration_ms"""
+COLUMNS = """id, tenant_id, schedule_id, status, state, phase, selected, total_fiches, successful_fiches, failed_fiches,
+    cancelled_fiches, ignored_fiches, transcriptions_run, audits_run, error_code, error_message, end_cause, ended_by,
+    event_id, parent_run_id, redrive_of, created_at, started_at, completed_at, duration_ms"""
 # The page first: what is counted is counted for that.
 RUNS = f"""
 SELECT {COLUMNS} FROM automation_runs WHERE id IN (
@@ -52,22 +55,24 @@ SELECT {COLUMNS} FROM automation_runs WHERE id IN (
 ORDER BY id DESC
 """  # noqa: S608 - our own names
 RUN = f"""
-SELECT {COLUMNS}, config_snapshot, result_summary, error_details, ecluse_now() AS now, state, correlation_id,
-    ARRAY(SELECT c.id FROM runs c WHERE c.flow = 'automation' AND c.tenant_id = a.tenant_id AND c.parent_run_id = a.id
-          ORDER BY c.id) AS redrives
-FROM automation_runs a CROSS JOIN LATERAL (SELECT r.state, r.correlation_id FROM runs r WHERE r.id = a.id) r
+SELECT {COLUMNS}, config_snapshot, result_summary, error_details, ecluse_now() AS now, clock_stood(a.id) AS clock_stood,
+       correlation_id
+FROM automation_runs a CROSS JOIN LATERAL (SELECT r.correlation_id FROM runs r WHERE r.id = a.id) r
 WHERE a.id = %s AND (%s::text IS NULL OR a.tenant_id = %s::text)
 """  # noqa: S608 - our own names
+FOUND_AS = "CASE r.state WHEN 'queued' THEN 'running' WHEN 'cancelled' THEN 'cancelled' ELSE r.status END"
 LOGS = """
-SELECT id, "timestamp", level, message, metadata, event_id FROM automation_logs WHERE run_id = %(run)s
-ORDER BY "timestamp", id LIMIT %(limit)s OFFSET %(offset)s
+SELECT id, "timestamp", level, message, metadata, event_id, count, targets, last_at FROM automation_logs
+WHERE run_id = %(run)s ORDER BY "timestamp" {order}, id {order} LIMIT %(limit)s OFFSET %(offset)s
 """
 FICHES = """
 SELECT o.target AS fiche_id, coalesce(o.outcome, 'open') AS status, CASE o.outcome WHEN 'failed' THEN o.reason END AS
     error, CASE o.outcome WHEN 'ignored' THEN o.reason END AS ignore_reason, o.error_code, f.recordings_count,
-    f.transcription_run_id, t.status AS transcription_status
+    f.transcription_run_id, t.status AS transcription_status,
+    CASE WHEN e.target IS NOT NULL THEN jsonb_build_object('code', e.error_code, 'reason', e.error) END AS will_fail
 FROM outcomes o LEFT JOIN automation_run_fiches f ON f.run_id = o.run_id AND f.fiche_id = o.target
 LEFT JOIN runs t ON t.id = f.transcription_run_id
+LEFT JOIN (SELECT * FROM expected_failures WHERE run_id = %(run)s) e ON e.target = o.target
 WHERE o.run_id = %(run)s AND (%(status)s::text IS NULL OR coalesce(o.outcome, 'open') = %(status)s)
 ORDER BY o.target LIMIT %(limit)s OFFSET %(offset)s
 """
@@ -101,7 +106,7 @@ async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id
 def shown(row: Row, longest: timedelta) -> Row:
     """For whoever may look: the selection as one, of a webhook only where it goes, and what follows from the rest."""
     told = {name: value for name, value in row.items() if not name.startswith(SELECTION)}
-    now = told.pop("now")
+    now, longest = told.pop("now"), longest + told.pop("clock_stood")
     del told["deleted_at"]
     webhook = None if row["webhook_url"] is None else shown_to("webhook", row["webhook_url"])
     due = row["next_due_at"]
@@ -137,7 +142,7 @@ async def list_runs(
     tenant: str | None,
     *,
     schedule_id: int | None = None,
-    status: RunStatus | None = None,
+    status: RunFilter | None = None,
     limit: int,
     offset: int,
 ) -> list[Row]:
@@ -149,8 +154,8 @@ async def list_runs(
     filters = {
         "tenant": (tenant, "r.tenant_id = %(tenant)s"),
         "schedule": (schedule_id, "r.schedule_id = %(schedule)s"),
-        # One that nobody has taken up yet is running, as operators know it.
-        "status": (status, "CASE r.status WHEN 'queued' THEN 'running' ELSE r.status END = %(status)s"),
+        # One that nobody has taken up yet is running, as operators know it; one that was cancelled is found as such.
+        "status": (status, FOUND_AS + " = %(status)s"),
     }
     where = "".join(f" AND {text}" for value, text in filters.values() if value is not None)
     given = {name: value for name, (value, _) in filters.items()}
@@ -164,27 +169,36 @@ async def show_run(connection: Connection, tenant: str | None, run_id: int, long
     if not rows:
         raise _unknown(run_id)
     (row,) = rows
-    now, snapshot = row.pop("now"), row.pop("config_snapshot")
+    now, snapshot, details = row.pop("now"), row.pop("config_snapshot"), row["error_details"] or {}
+    longest += row.pop("clock_stood")
     going = None if row["completed_at"] is not None else row["started_at"]
     if "specific_audit_configs" in snapshot:
         snapshot["specific_audit_configs"] = [str(one) for one in snapshot["specific_audit_configs"]]
+    redrives = (await redrives_of(connection, [run_id])).get(run_id, [])
+    stands = await standing(connection, [run_id] if redrives else [])
     return {
         **row,
-        "redrives": [str(one) for one in row["redrives"]],
+        "redrives": [str(one) for one in redrives],
+        "after_redrives": stands.get(run_id),
         **staleness(going, now, longest),
         "config_snapshot": snapshot,
         "selection_summary": snapshot.get("selection_summary"),
         "audit_configs": snapshot.get("audit_configs"),
         "budget_warning": snapshot.get("budget_warning"),
-        "api_errors": (row["error_details"] or {}).get("apiErrors", []),
+        "api_errors": details.get("apiErrors", []),
+        "selection_incomplete": bool(details.get("apiErrors")),
+        "missing_days": details.get("missing_days", []),
         "stages": (await engine.stages_of(connection, [run_id])).get(run_id, []),
+        "will_fail": await engine.will_fail(connection, run_id, ended=row["completed_at"] is not None),
     }
 
 
-async def list_logs(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int) -> list[Row]:
-    """The oldest first."""
+async def list_logs(
+    connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
+) -> list[Row]:
     await _known_run(connection, tenant, run_id)
-    return await _rows(connection, LOGS, {"run": run_id, "limit": limit, "offset": offset})
+    statement = LOGS.format(order="DESC" if newest_first else "ASC")
+    return await _rows(connection, statement, {"run": run_id, "limit": limit, "offset": offset})
 
 
 async def list_fiches(
@@ -196,7 +210,8 @@ async def list_fiches(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """What became of each fiche, and how it stands with what its stages look at: details, transcripts, audits."""
+    """What became of each fiche, or whether it is known to fail, and how it stands with what its stages look at:
+    details, transcripts, audits."""
     run = await _known_run(connection, tenant, run_id)
     rows = await _rows(connection, FICHES, {"run": run_id, "status": status, "limit": limit, "offset": offset})
     ids = [row["fiche_id"] for row in rows]

@@ -3,22 +3,23 @@ is wrong is said before there is a run."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request, Response
+from fastapi import Body, Request, Response
 from pydantic_core import to_jsonable_python
 
 from ecluse.access import audit_trail, door, idempotency
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import as_json, request_id
 from ecluse.access.idempotency import Answer
-from ecluse.access.wire import Filter, Limit, Offset, Row, kit_of, number, reads_of, with_ids_as_text
+from ecluse.access.wire import Filter, Limit, Offset, Order, Row, kit_of, number, reads_of, with_ids_as_text
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, Started
+from ecluse.engine import reading as engine
 from ecluse.flows.automation import diagnostic, reading, schedules, shapes, starting
 from ecluse.flows.automation.diagnostic import Setup
 from ecluse.flows.automation.plan import Changes, Plan
-from ecluse.flows.automation.reading import FicheStatus, RunStatus
+from ecluse.flows.automation.reading import FicheStatus, RunFilter
 
 routes = door.routes("automation")
 
@@ -38,15 +39,17 @@ async def list_schedules(request: Request, limit: Limit = 50, offset: Offset = 0
     return as_json({"schedules": with_ids_as_text(rows), "limit": limit, "offset": offset})
 
 
-@routes.post(SCHEDULES, openapi_extra=needs("automation.write"), status_code=201, response_model=shapes.ScheduleInFull)
+@routes.post(SCHEDULES, openapi_extra=needs("automation.write"), status_code=201, response_model=shapes.ChangedSchedule)
 async def create_schedule(request: Request, body: Plan) -> Response:
-    """Add a schedule. It is due for times from now on. Fields are taken in snake_case and in camelCase."""
+    """Add a schedule. It is due for times from now on. Fields are taken in snake_case and in camelCase. The answer
+    holds the secret that its webhook is signed with, if it has one; it is not shown again."""
     tenant = caller_of(request).tenant
 
     async def ask(connection: Connection) -> Answer:
         made = await schedules.create(connection, _flow(request), tenant, body, **_means(request))
         await _record(connection, request, "automation_schedule.create", f"schedule:{made['id']}")
-        return Answer(201, to_jsonable_python(await _in_full(connection, request, made["id"])))
+        told = to_jsonable_python(await _in_full(connection, request, made["id"]))
+        return Answer(201, {**told, "webhook_secret": None}, once={"webhook_secret": made["webhook_secret"]})
 
     return await idempotency.once(request, kit_of(request).pool, ask)
 
@@ -61,15 +64,33 @@ async def show_schedule(request: Request, schedule_id: str) -> Response:
 
 
 @routes.patch(
-    f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.write"), response_model=shapes.ScheduleInFull
+    f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.write"), response_model=shapes.ChangedSchedule
 )
 async def change_schedule(request: Request, schedule_id: str, body: Changes) -> Response:
-    """Change what is given, and only that. Runs under way go on as they began."""
+    """Change what is given, and only that. Runs under way go on as they began. A `webhook_url` that is given to a
+    schedule without a signing secret makes one, which is in this answer only."""
     tenant, wanted = caller_of(request).tenant, number("automation schedule", schedule_id)
     async with kit_of(request).pool.connection() as connection, connection.transaction():
-        await schedules.update(connection, _flow(request), tenant, wanted, body, **_means(request))
+        changed = await schedules.update(connection, _flow(request), tenant, wanted, body, **_means(request))
         await _record(connection, request, "automation_schedule.update", f"schedule:{wanted}")
-        return as_json(await _in_full(connection, request, wanted))
+        shown = await _in_full(connection, request, wanted)
+    return as_json({**shown, "webhook_secret": changed["webhook_secret"]})
+
+
+@routes.post(
+    f"{SCHEDULES}/{{schedule_id}}/rotate-secret",
+    openapi_extra=needs("automation.write"),
+    response_model=shapes.ChangedSchedule,
+)
+async def rotate_secret(request: Request, schedule_id: str) -> Response:
+    """A new secret for the signatures of its webhook, or the first one of a schedule whose webhook was not signed yet.
+    For a day the old one signs as well, so that its receiver can change over."""
+    tenant, wanted = caller_of(request).tenant, number("automation schedule", schedule_id)
+    async with kit_of(request).pool.connection() as connection, connection.transaction():
+        row = await schedules.rotate_secret(connection, tenant, wanted, secrets=request.app.state.secrets)
+        await _record(connection, request, "automation_schedule.rotate-secret", f"schedule:{wanted}")
+        shown = await _in_full(connection, request, wanted)
+    return as_json({**shown, "webhook_secret": row["webhook_secret"]})
 
 
 @routes.delete(f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.write"), response_model=shapes.Deleted)
@@ -86,7 +107,7 @@ async def delete_schedule(request: Request, schedule_id: str) -> Response:
     f"{SCHEDULES}/{{schedule_id}}/runs", openapi_extra=needs("automation.read"), response_model=shapes.AutomationRunPage
 )
 async def list_runs_of_schedule(
-    request: Request, schedule_id: str, status: RunStatus | None = None, limit: Limit = 50, offset: Offset = 0
+    request: Request, schedule_id: str, status: RunFilter | None = None, limit: Limit = 50, offset: Offset = 0
 ) -> Response:
     """Its runs, the newest first; of a deleted one, too."""
     return await _runs(request, number("automation schedule", schedule_id), status, limit, offset)
@@ -114,11 +135,11 @@ async def trigger(request: Request, body: shapes.Trigger) -> Response:
 async def list_runs(
     request: Request,
     schedule_id: Filter = None,
-    status: RunStatus | None = None,
+    status: RunFilter | None = None,
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Response:
-    """The newest first."""
+    """The newest first. Cancelled runs are found by `status=cancelled` alone."""
     wanted = None if schedule_id is None else number("automation schedule", schedule_id)
     return await _runs(request, wanted, status, limit, offset)
 
@@ -132,11 +153,18 @@ async def show_run(request: Request, run_id: str) -> Response:
 
 
 @routes.get(f"{RUNS}/{{run_id}}/logs", openapi_extra=needs("automation.read"), response_model=shapes.AutomationLogPage)
-async def list_logs(request: Request, run_id: str, limit: Limit = 50, offset: Offset = 0) -> Response:
-    """What happened, the oldest first."""
+async def list_logs(
+    request: Request, run_id: str, order: Order = "asc", limit: Limit = 50, offset: Offset = 0
+) -> Response:
+    """What happened, the oldest first, or the newest."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
-    rows = await reads_of(request)(lambda c: reading.list_logs(c, tenant, wanted, limit=limit, offset=offset))
-    return as_json({"logs": with_ids_as_text(rows), "limit": limit, "offset": offset})
+
+    async def ask(connection: Connection) -> Row:
+        newest = order == "desc"
+        rows = await reading.list_logs(connection, tenant, wanted, newest_first=newest, limit=limit, offset=offset)
+        return {"logs": with_ids_as_text(rows), "total": await engine.count_log(connection, wanted)}
+
+    return as_json({**await reads_of(request)(ask), "limit": limit, "offset": offset})
 
 
 @routes.get(
@@ -153,16 +181,36 @@ async def list_fiches(
     return as_json({"fiches": with_ids_as_text(rows), "limit": limit, "offset": offset})
 
 
+@routes.get(f"{RUNS}/{{run_id}}/redrive", openapi_extra=needs("automation.read"), response_model=shapes.RedrivePreview)
+async def preview_redrive(request: Request, run_id: str, include_cancelled: bool = False) -> Response:
+    """What a redrive would take, and which of it cannot succeed as it is; nothing is started."""
+    tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
+    preview = await reads_of(request)(
+        lambda c: starting.preview_redrive(c, tenant, wanted, include_cancelled=include_cancelled)
+    )
+    return as_json(preview)
+
+
 @routes.post(f"{RUNS}/{{run_id}}/redrive", openapi_extra=needs("automation.write"), response_model=shapes.Redriven)
-async def redrive(request: Request, run_id: str) -> Response:
+async def redrive(
+    request: Request,
+    run_id: str,
+    body: Annotated[
+        shapes.Redrive | None, Body(examples=[{"includeCancelled": False, "leaveOutHopeless": True}])
+    ] = None,
+) -> Response:
     """A run over the fiches that failed in this one, linked to it. While that goes on, asking again gets the same."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
+    options = (body or shapes.Redrive()).model_dump()
 
     async def ask(connection: Connection) -> Answer:
-        started = await starting.redrive(connection, _flow(request), tenant, wanted, correlation_id=request_id(request))
+        started = await starting.redrive(
+            connection, _flow(request), tenant, wanted, **options, correlation_id=request_id(request)
+        )
         if not started.deduplicated:
             await _record(connection, request, "automation_run.redrive", f"run:{wanted}")
-        link = {"parent_run_id": str(wanted), "deduplicated": started.deduplicated}
+        of = str(wanted)
+        link = {"parent_run_id": of, "redrive_of": of, "deduplicated": started.deduplicated}
         return Answer(200, {**_started(started, []), **link})
 
     return await idempotency.once(request, kit_of(request).pool, ask)
@@ -187,7 +235,7 @@ async def _in_full(connection: Connection, request: Request, schedule_id: int) -
 
 
 async def _runs(
-    request: Request, schedule_id: int | None, status: RunStatus | None, limit: int, offset: int
+    request: Request, schedule_id: int | None, status: RunFilter | None, limit: int, offset: int
 ) -> Response:
     tenant = caller_of(request).tenant
     rows = await reads_of(request)(

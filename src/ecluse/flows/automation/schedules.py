@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from psycopg.rows import dict_row
 from pydantic import ValidationError
 
-from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.errors import EcluseError, InvalidInput, NotFound
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, NewSchedule, create_schedule, delete_schedule, load_schedule, update_schedule
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
 from ecluse.flows.automation.selection import Selection
-from ecluse.notify.rules import HIDDEN
+from ecluse.notify.rules import HIDDEN, new_secret, old_name, schedule_secret_name
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -23,7 +23,18 @@ if TYPE_CHECKING:
     from ecluse.access.secrets import Secrets
     from ecluse.vendors.guarded import GuardedHttp
 
-__all__ = ["create", "cron_of", "delete", "load", "plan_of", "secret_name", "selection_of", "update"]
+__all__ = [
+    "create",
+    "cron_of",
+    "delete",
+    "find",
+    "load",
+    "plan_of",
+    "rotate_secret",
+    "secret_name",
+    "selection_of",
+    "update",
+]
 
 Row = dict[str, Any]
 
@@ -33,11 +44,23 @@ ENGINES = ("name", "timezone", "is_active", "catch_up")  # kept by the engine
 APART = (*ENGINES, "fiche_selection", "external_api_key")
 
 LOAD = "SELECT * FROM automation_schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
+NAMED = "SELECT id FROM automation_schedules WHERE tenant_id = %s AND name = %s AND deleted_at IS NULL"
 # Its runs that go on need it until they end.
 FORGET_KEY = """
 UPDATE automation_settings SET has_external_api_key = false WHERE id = %s AND has_external_api_key
     AND NOT EXISTS (SELECT FROM runs WHERE schedule_id = automation_settings.id AND ended_at IS NULL)
 """
+
+
+# Deliveries under way need it until they are over.
+FORGET_SIGNING = """
+DELETE FROM secrets k WHERE k.tenant_id = %(tenant)s AND k.name IN (%(name)s, %(old)s)
+    AND NOT EXISTS (SELECT FROM runs WHERE schedule_id = %(schedule)s AND ended_at IS NULL)
+    AND NOT EXISTS (SELECT FROM runs r JOIN deliveries d ON d.run_id = r.id
+        WHERE r.flow = 'notifications' AND r.ended_at IS NULL AND d.tenant_id = k.tenant_id
+          AND d.secret_name = %(name)s)
+"""
+SIGNED = "SELECT FROM secrets WHERE tenant_id = %s AND name = %s"
 
 
 def secret_name(schedule_id: int) -> str:
@@ -56,7 +79,8 @@ async def create(
         await connection.execute(sql, columns)
         if plan.external_api_key is not None:
             await _seal(connection, tenant, schedule_id, plan.external_api_key, secrets)
-        return await load(connection, tenant, schedule_id)
+        secret = None if plan.webhook_url is None else await _sign(connection, tenant, schedule_id, secrets)
+        return {**await load(connection, tenant, schedule_id), "webhook_secret": secret}
 
 
 async def update(
@@ -85,7 +109,25 @@ async def update(
         await connection.execute(sql, {**columns, "id": schedule_id})
         if "external_api_key" in changes.model_fields_set:
             await _seal(connection, tenant, schedule_id, changes.external_api_key, secrets)
-        return await load(connection, tenant, schedule_id)
+        secret = None
+        if changes.webhook_url is not None and not await _has_secret(connection, tenant, schedule_id):
+            secret = await _sign(connection, tenant, schedule_id, secrets)
+        return {**await load(connection, tenant, schedule_id), "webhook_secret": secret}
+
+
+async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *, secrets: Secrets | None) -> Row:
+    """Another secret to sign its webhook with, or its first; for a day the old one signs as well."""
+    from ecluse.access.envelope import Refused
+
+    async with connection.transaction():
+        await load_schedule(connection, tenant, schedule_id, lock=True)
+        row = await load(connection, tenant, schedule_id)
+        if row["webhook_url"] is None:
+            raise Refused(409, "NO_WEBHOOK", f"Schedule {schedule_id} has no webhook_url: there is nothing to sign.")
+        name = schedule_secret_name(schedule_id)
+        if secrets is not None and await _has_secret(connection, tenant, schedule_id):
+            await secrets.put(connection, tenant, old_name(name), await secrets.get(connection, tenant, name))
+        return {**row, "webhook_secret": await _sign(connection, tenant, schedule_id, secrets)}
 
 
 async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
@@ -97,6 +139,9 @@ async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
         await delete_schedule(connection, tenant, schedule_id)
         if (await connection.execute(FORGET_KEY, (schedule_id,))).rowcount:
             await sealed.delete(connection, tenant, secret_name(schedule_id))
+        name = schedule_secret_name(schedule_id)
+        gone = {"tenant": tenant, "name": name, "old": old_name(name), "schedule": schedule_id}
+        await connection.execute(FORGET_SIGNING, gone)
 
 
 async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
@@ -107,6 +152,16 @@ async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
     if row is None:
         raise NotFound(f"there is no automation schedule {schedule_id}")
     return row
+
+
+async def find(connection: Connection, tenant: str, wanted: str) -> int:
+    """By id, or by name."""
+    if wanted.isascii() and wanted.isdecimal() and len(wanted) < 19:
+        return int(wanted)
+    row = await (await connection.execute(NAMED, (tenant, wanted.strip()))).fetchone()
+    if row is None:
+        raise NotFound(f"there is no automation schedule {wanted!r}")
+    return int(row[0])
 
 
 def selection_of(row: Row) -> Selection:
@@ -152,21 +207,36 @@ async def _check(
             raise InvalidInput(f"specific_audit_configs: there is no audit config {found.unknown[0]}")
 
 
+async def _has_secret(connection: Connection, tenant: str, schedule_id: int) -> bool:
+    cursor = await connection.execute(SIGNED, (tenant, schedule_secret_name(schedule_id)))
+    return await cursor.fetchone() is not None
+
+
+async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: Secrets | None) -> str:
+    """The new secret, for the one answer that shows it."""
+    if secrets is None:
+        raise _no_key("webhook_url: webhooks are signed, and their secrets are kept sealed")
+    secret = new_secret()
+    await secrets.put(connection, tenant, schedule_secret_name(schedule_id), secret)
+    return secret
+
+
+def _no_key(why: str) -> EcluseError:
+    from ecluse.access.envelope import Refused
+
+    told = f"{why}, and there is no key here to seal with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
+    return Refused(409, "NO_SECRET_KEY", told)
+
+
 async def _seal(
     connection: Connection, tenant: str, schedule_id: int, key: SecretStr | None, secrets: Secrets | None
 ) -> None:
     from ecluse.access import secrets as sealed
-    from ecluse.access.envelope import Refused
 
     if key is None:
         await sealed.delete(connection, tenant, secret_name(schedule_id))
     elif secrets is None:
-        raise Refused(
-            409,
-            "NO_SECRET_KEY",
-            "external_api_key is kept sealed, and there is no key here to seal it with: set ECLUSE_SECRET_KEY or "
-            "ECLUSE_SECRET_KEY_FILE.",
-        )
+        raise _no_key("external_api_key is kept sealed")
     else:
         await secrets.put(connection, tenant, secret_name(schedule_id), key.get_secret_value())
     await connection.execute(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from psycopg.rows import class_row
 
+from ecluse.base.errors import NonRetriableError
 from ecluse.db.connect import Connection
 from ecluse.engine import NewItem, Run, keep_open, note_errors, select_targets
 from ecluse.flows.automation import snapshot, telling
@@ -18,6 +19,7 @@ from ecluse.flows.automation.snapshot import Snapshot
 
 REVALIDATE = "revalidate"
 AT_ONCE = 3  # days of one run at the CRM
+NAMED = 10  # days, in a sentence
 
 # The CRM may have sold more than it told: what was there stays, and counts.
 LISTED = """
@@ -32,11 +34,17 @@ SELECT i.key, i.error_code, i.error, a.http_status FROM items i LEFT JOIN LATERA
     SELECT http_status FROM attempts WHERE item_id = i.id ORDER BY id DESC LIMIT 1) a ON true
 WHERE i.run_id = %s AND i.stage = %s AND i.status <> 'succeeded' ORDER BY i.key
 """
-SELECTED = "SELECT selected FROM runs WHERE id = %s AND selected IS NOT NULL"
+SELECTED = """
+SELECT selected, error_details ->> 'selection_incomplete' FROM runs WHERE id = %s AND selected IS NOT NULL
+"""
 WHY_NONE = """
 UPDATE automation_run_facts
 SET result_summary = coalesce(result_summary, '{}') || jsonb_build_object('reason', %s::text) WHERE run_id = %s
 """
+
+
+class CrmUnavailable(NonRetriableError):
+    code = "CRM_UNAVAILABLE"
 
 
 class Listed(NamedTuple):
@@ -75,6 +83,15 @@ def why_none(selection: Selection, dates: Sequence[date]) -> str:
     return "no_fiches" if dates else "no_dates"
 
 
+def incomplete(days: Sequence[str], asked: int, why: str, any_picked: bool) -> str:
+    """Of days that the CRM refused, or did not list in time; `why` is what the first of them says."""
+    named = ", ".join(days[:NAMED]) + (f" and {len(days) - NAMED} more" if len(days) > NAMED else "")
+    told = f"the CRM did not list {len(days)} of {asked} day{'s' if asked > 1 else ''} ({named}): {why}"
+    if any_picked:
+        return f"The selection is incomplete, of these days it has only fiches known before: {told}"
+    return f"No fiche was selected: {told}"
+
+
 def days_of(wanted: Snapshot) -> list[date]:
     return dates_to_query(wanted.selection, wanted.due, wanted.timezone)
 
@@ -90,22 +107,33 @@ async def days(connection: Connection, run: Run) -> list[NewItem]:
 
 
 async def select(connection: Connection, run: Run) -> int:
-    """Decided once: a replay keeps the first answer."""
+    """Decided once: a replay keeps the first answer. Nothing found on days that the CRM did not tell is no answer: the
+    run fails."""
     async with connection.transaction():
         await keep_open(connection, run)  # before everything else, as whoever ends it does
-        if (known := await (await connection.execute(SELECTED, (run.id,))).fetchone()) is not None:
-            return int(known[0])
-        wanted = await snapshot.load(connection, run)
-        manual = wanted.selection.mode == "manual"
-        picked = await (_named if manual else _sold)(connection, run, wanted)
-        ids = picked.fiche_ids
-        await telling.say(connection, run, f"Final: {len(ids)} fiches to process", dropped=picked.dropped)
-        await snapshot.add_summary(connection, run, selection={"picked": len(ids), "dropped": picked.dropped})
-        if not ids:
-            await connection.execute(WHY_NONE, (why_none(wanted.selection, days_of(wanted)), run.id))
-        await select_targets(connection, {run.id: [NewItem(fiche_id) for fiche_id in ids]})
-        await telling.selected(connection, run, ids, wanted.selection.model_dump(mode="json", exclude={"fiche_ids"}))
-    return len(ids)
+        if await (await connection.execute(SELECTED, (run.id,))).fetchone() is None:
+            await _select(connection, run)
+    row = await (await connection.execute(SELECTED, (run.id,))).fetchone()
+    assert row is not None  # noqa: S101 - fixed above
+    count, incomplete = row
+    if not count and incomplete:
+        raise CrmUnavailable(incomplete)
+    return int(count)
+
+
+async def _select(connection: Connection, run: Run) -> None:
+    wanted = await snapshot.load(connection, run)
+    manual = wanted.selection.mode == "manual"
+    picked = await (_named if manual else _sold)(connection, run, wanted)
+    ids, asked = picked.fiche_ids, days_of(wanted)
+    refused = await _refused(connection, run, len(asked), bool(ids))
+    await telling.say(connection, run, f"Final: {len(ids)} fiches to process", dropped=picked.dropped)
+    await snapshot.add_summary(connection, run, selection={"picked": len(ids), "dropped": picked.dropped})
+    if not ids and not refused:
+        await connection.execute(WHY_NONE, (why_none(wanted.selection, asked), run.id))
+    await select_targets(connection, {run.id: [NewItem(fiche_id) for fiche_id in ids]})
+    controls = wanted.selection.model_dump(mode="json", exclude={"fiche_ids"})
+    await telling.selected(connection, run, ids, controls, refused)
 
 
 async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
@@ -117,7 +145,6 @@ async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
 
 async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
     dates = days_of(wanted)
-    await _note_failed_days(connection, run)
     found: Sequence[Listed] = ()
     if dates:
         async with connection.cursor(row_factory=class_row(Listed)) as cursor:
@@ -127,14 +154,18 @@ async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
     return pick(found, wanted.selection)
 
 
-async def _note_failed_days(connection: Connection, run: Run) -> None:
-    """They do not end the run, but fiches of these days may be missing: whoever looks must see that."""
+async def _refused(connection: Connection, run: Run, asked: int, any_picked: bool) -> list[str]:
+    """The days that the CRM did not list: fiches of them may be missing, and the run says so."""
     cursor = await connection.execute(FAILED_DAYS, (run.id, REVALIDATE))
+    rows = await cursor.fetchall()
+    if not rows:
+        return []
+    days = [day for day, *_ in rows]
     failed: list[dict[str, Any]] = [
         {"date": crm_date(date.fromisoformat(day)), "code": code, "status": status, "error": error}
-        for day, code, error, status in await cursor.fetchall()
+        for day, code, error, status in rows
     ]
-    if failed:
-        message = f"Revalidation failed for {len(failed)} date(s): going on with what is known of them"
-        await telling.say(connection, run, message, "warning", apiErrors=failed)
-        await note_errors(connection, run, {"apiErrors": failed})
+    message = incomplete(days, asked, failed[0]["error"] or "not in time", any_picked)
+    await telling.say(connection, run, message, "warning" if any_picked else "error", apiErrors=failed)
+    await note_errors(connection, run, {"apiErrors": failed, "missing_days": days, "selection_incomplete": message})
+    return days

@@ -19,6 +19,7 @@ from pydantic.alias_generators import to_camel
 from ecluse.base import cron
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import readable
+from ecluse.flows.fiches.ids import why_not
 
 Mode = Literal["date_range", "manual", "filter"]
 DateRange = Literal["today", "yesterday", "last_7_days", "last_30_days", "this_month", "last_month", "custom"]
@@ -27,9 +28,7 @@ WAIT, AUDIT_WAIT = "AUTOMATION_TRANSCRIPTION_MAX_WAIT_MS", "AUTOMATION_AUDIT_MAX
 LONGEST_RANGE = 366  # days
 MOST_FICHES = 50_000
 MOST_GROUPES = 200
-NAMED = 5
 LARGEST = 2**31 - 1
-FICHE_ID = re.compile("[0-9]{1,20}")
 DATES = ("start_date", "end_date")
 PRESETS = (
     "Days of the schedule's zone, seen from its due time; of a run by hand, from now. `last_7_days` and `last_30_days` "
@@ -63,9 +62,8 @@ def _ids(given: Any) -> Any:
     if len(given) > MOST_FICHES:
         raise ValueError(f"these are {len(given)} fiches, and {MOST_FICHES} is the most")
     found = [one.strip() for one in given]
-    if wrong := [one for one in found if not FICHE_ID.fullmatch(one)]:
-        named = ", ".join(repr(one[:30]) for one in wrong[:NAMED]) + (", …" if len(wrong) > NAMED else "")
-        raise ValueError(f"a fiche id is 1 to 20 digits; these are not: {named}")
+    if why := why_not(found):
+        raise ValueError(why)
     return list(dict.fromkeys(found))
 
 
@@ -114,17 +112,17 @@ class Selection(EitherSpelling):
     def _belongs_together(self) -> Self:
         if self.mode == "manual":
             if self.date_range or self.start_date or self.end_date:
-                raise ValueError("date_range, start_date and end_date go with mode date_range or filter")
+                raise ValueError("date_range, start_date and end_date go with mode 'date_range' or 'filter'")
             return self
         if self.fiche_ids:
-            raise ValueError("fiche_ids go with mode manual")
+            raise ValueError("fiche_ids go with mode 'manual'")
         if self.date_range is None:
-            raise ValueError(f"mode {self.mode} needs a date_range: a preset, or custom with start_date and end_date")
+            raise ValueError(f"mode {self.mode!r} needs a date_range: a preset, or custom with start_date and end_date")
         if self.date_range != "custom":
             if self.start_date or self.end_date:
-                raise ValueError("start_date and end_date go with date_range custom")
+                raise ValueError("start_date and end_date go with date_range 'custom'")
         elif self.start_date is None or self.end_date is None:
-            raise ValueError("date_range custom needs start_date and end_date")
+            raise ValueError("date_range 'custom' needs start_date and end_date")
         elif self.end_date < self.start_date:
             raise ValueError(f"the range is backwards: it ends on {self.end_date}, before {self.start_date}")
         elif (days := (self.end_date - self.start_date).days + 1) > LONGEST_RANGE:

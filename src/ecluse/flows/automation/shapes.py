@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from ecluse.access.wire import Shape
+from ecluse.engine import EndCause, State
 from ecluse.flows.automation.plan import CatchUp, Priority, ScheduleType
 from ecluse.flows.automation.reading import FicheStatus, RunStatus
 from ecluse.flows.automation.selection import EitherSpelling, Override, Selection
@@ -19,7 +20,7 @@ Id = Annotated[str, Field(examples=["7"])]
 def in_camel_case(schema: dict[str, Any]) -> None:
     """As its contract spells it; it is taken in snake_case, too."""
     schema["properties"] = {to_camel(name): told for name, told in schema["properties"].items()}
-    schema["required"] = [to_camel(name) for name in schema["required"]]
+    schema["required"] = [to_camel(name) for name in schema.get("required", ())]
 
 
 class Trigger(EitherSpelling):
@@ -41,8 +42,32 @@ class Triggered(Shape):
     warnings: list[str] = Field(description="What can be told beforehand: fiches left out, waits that are too short.")
 
 
+class Redrive(EitherSpelling):
+    model_config = ConfigDict(json_schema_extra=in_camel_case)
+
+    include_cancelled: bool = Field(False, description="Those, too, that were cancelled before they were finished.")
+    leave_out_hopeless: bool = Field(False, description="Not those that cannot succeed as they are (see the preview).")
+
+
+class Hopeless(Shape):
+    error_code: str = Field(examples=["NO_URL"])
+    count: int
+    fiche_id: str = Field(description="One of them.")
+    error: str | None
+
+
+class RedrivePreview(Shape):
+    run_id: Id
+    failed: int = Field(description="Fiches that failed, without the cancelled ones.")
+    cancelled: int = Field(description="Fiches that were cancelled before they were finished.")
+    takes: int = Field(description="How many fiches a redrive takes; with `include_cancelled`, the cancelled, too.")
+    cannot_succeed: int = Field(description="Of those it takes, how many cannot succeed as they are.")
+    causes: list[Hopeless] = Field(description="Why these cannot, the most frequent first.")
+
+
 class Redriven(Triggered):
     parent_run_id: Id = Field(description="The run whose failed fiches these are.")
+    redrive_of: Id
     deduplicated: bool = Field(description="Somebody has redriven them already, and that run still goes on: this one.")
 
 
@@ -51,18 +76,25 @@ class AutomationRunRow(Shape):
     tenant_id: str
     schedule_id: Id | None
     status: RunStatus
-    phase: Literal["selection", "fetching", "transcribing", "auditing", "finalizing"] | None
+    state: State = Field(description="`queued`: nobody has taken it up yet; `cancelled`: it was ended on request.")
+    phase: Literal["selection", "fetching", "transcribing", "auditing", "finalizing"] | None = Field(
+        description="null once it has ended."
+    )
+    selected: int | None = Field(description="Once it has ended: successful + failed + ignored.")
     total_fiches: int = Field(description="Without those that are ignored.")
     successful_fiches: int
     failed_fiches: int
+    cancelled_fiches: int = Field(description="Of those that failed: never finished, because the run was cancelled.")
     ignored_fiches: int
     transcriptions_run: int
     audits_run: int
     error_code: str | None
     error_message: str | None
-    end_cause: Literal["normal", "operator", "stale", "catastrophic"] | None
+    end_cause: EndCause | None
+    ended_by: str | None = Field(description="Of a cancelled run: who ended it.")
     event_id: str
     parent_run_id: Id | None = Field(description="Of a redrive: the run whose failed fiches it takes.")
+    redrive_of: Id | None = Field(description="The same.")
     created_at: datetime
     started_at: datetime
     completed_at: datetime | None
@@ -75,12 +107,23 @@ class AutomationRunPage(Shape):
     offset: int
 
 
+class WillFailCounts(Shape):
+    count: int = Field(description="Fiches without an outcome that are known to fail.")
+    codes: dict[str, int] = Field(examples=[{"NO_URL": 2}])
+
+
+class WillFail(Shape):
+    code: str = Field(examples=["NO_URL"])
+    reason: str = Field(examples=["1 of 3 recordings has no URL in the CRM (171234-2)"])
+
+
 class AutomationStageRow(Shape):
     stage: str
     expected: int
     done: int
     failed: int
     ignored: int
+    unfinished: int = Field(description="What the end of the run left undone.")
     in_flight: int
     waiting: int
     round: int
@@ -92,8 +135,15 @@ class AutomationStageRow(Shape):
     end_cause: str | None
 
 
+class AfterRedrives(Shape):
+    selected: int
+    successful: int
+    failed: int
+    ignored: int
+    cancelled: int = Field(description="Of those that failed.")
+
+
 class RunInFull(AutomationRunRow):
-    state: str = Field(description="`queued`: nobody has taken it up yet.")
     correlation_id: str | None
     is_stale: bool
     stale_at: datetime | None = Field(description="When it is taken for dead, if it still goes on then.")
@@ -102,10 +152,16 @@ class RunInFull(AutomationRunRow):
     audit_configs: list[dict[str, Any]] | None = Field(description="Those that were found, in their versions.")
     budget_warning: str | None
     api_errors: list[dict[str, Any]] = Field(description="Days that the CRM could not be asked for.")
+    selection_incomplete: bool = Field(description="The CRM could not be asked for all days: fiches may be missing.")
+    missing_days: list[str] = Field(examples=[["2026-03-02"]], description="Of these only what was known before.")
+    will_fail: WillFailCounts
     result_summary: dict[str, Any] | None
     error_details: dict[str, Any] | None
     stages: list[AutomationStageRow]
     redrives: list[Id]
+    after_redrives: AfterRedrives | None = Field(
+        description="The latest outcome of each fiche, over the run and its redrives; null without redrives."
+    )
 
 
 class AutomationLogRow(Shape):
@@ -115,10 +171,14 @@ class AutomationLogRow(Shape):
     message: str
     metadata: dict[str, Any] | None
     event_id: str | None
+    count: int = Field(description="How often it was said: from `timestamp` to `last_at`.")
+    targets: list[str] | None = Field(description="Fiches it is about, the first five.")
+    last_at: datetime | None
 
 
 class AutomationLogPage(Shape):
     logs: list[AutomationLogRow]
+    total: int = Field(description="Lines there are.")
     limit: int
     offset: int
 
@@ -140,6 +200,7 @@ class AutomationFicheRow(Shape):
     error: str | None
     error_code: str | None
     ignore_reason: str | None
+    will_fail: WillFail | None = Field(description="Of an open one: it is known to fail, and why.")
     recordings_count: int | None = Field(description="As the run found it.")
     transcription_run_id: Id | None
     transcription_status: str | None
@@ -177,16 +238,20 @@ class ScheduleRow(Shape):
     retry_failed: bool
     max_retries: int
     webhook_url: str | None = Field(description="Where it goes; its path and query, which may be secret, are hidden.")
+    webhook_signed: bool = Field(description="It has a secret, and its webhook carries signatures (Standard Webhooks).")
     notify_emails: list[str]
     notify_on_complete: bool
     notify_on_error: bool
     has_external_api_key: bool
     last_run_at: datetime | None
-    last_run_status: Literal["running", "success", "partial", "failed"] | None
+    last_run_status: Literal["running", "success", "partial", "failed"] | None = Field(
+        description="Of its last run that is no redrive, as the fiches of that stand after its redrives."
+    )
     total_runs: int
     successful_runs: int
     partial_runs: int
     failed_runs: int
+    cancelled_runs: int = Field(description="Ended on request; none of these is counted among the others.")
     cron: str | None = Field(description="The expression made of its type; null: by hand only.")
     next_due_at: datetime | None
     overdue: bool = Field(description="It is past its due time, and nobody has looked.")
@@ -223,6 +288,13 @@ class ScheduleInFull(ScheduleRow):
     next_fires: list[Fire]
     slots: list[Slot] = Field(description="What became of its latest due times, the newest first.")
     runs: list[AutomationRunRow] = Field(description="Its last runs, the newest first.")
+
+
+class ChangedSchedule(ScheduleInFull):
+    webhook_secret: str | None = Field(
+        description="What its webhook is signed with, if it is new. Not shown again.",
+        examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"],
+    )
 
 
 class Deleted(Shape):

@@ -17,10 +17,10 @@ from ecluse.engine import Flow, Start, Started, fire_by_hand, load_schedule, wri
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation import telling
 from ecluse.flows.automation.config import Config
+from ecluse.flows.automation.redriving import chosen, failed_in, preview
 from ecluse.flows.automation.schedules import load, selection_of
 from ecluse.flows.automation.selection import (
     AUDIT_WAIT,
-    MOST_FICHES,
     WAIT,
     Override,
     budget_warning,
@@ -29,7 +29,6 @@ from ecluse.flows.automation.selection import (
     nothing_warning,
     truncation_warning,
 )
-from ecluse.flows.fiches.scopes import is_fiche_id
 
 NO_CONFIGS = (
     "There is no audit config for it: every fiche will fail with `No audit configs resolved`, after its transcripts "
@@ -42,7 +41,6 @@ SELECT r.schedule_id, r.ended_at IS NOT NULL, r.status, r.input -> 'override_fic
 FROM runs r LEFT JOIN schedules s ON s.id = r.schedule_id AND s.tenant_id = r.tenant_id
 WHERE r.id = %s AND r.tenant_id = %s AND r.flow = 'automation'
 """
-FAILED = "SELECT target FROM outcomes WHERE run_id = %s AND outcome = 'failed' ORDER BY target"
 # Of fiches that are not known yet, nobody can say how many recordings they have.
 LEFT = """
 SELECT count(*) FROM fiche_cache f
@@ -68,32 +66,52 @@ async def start(
 
 
 async def redrive(
-    connection: Connection, flow: Flow, tenant: str, run_id: int, *, correlation_id: str | None = None
+    connection: Connection,
+    flow: Flow,
+    tenant: str,
+    run_id: int,
+    *,
+    include_cancelled: bool = False,
+    leave_out_hopeless: bool = False,
+    correlation_id: str | None = None,
 ) -> Started:
     """As that run was asked for, over the fiches that failed in it. While this goes on, asking again gets the same
     run."""
     async with connection.transaction():
-        row = await (await connection.execute(ENDED, (run_id, tenant))).fetchone()
-        if row is None:
-            raise NotFound(f"there is no automation run {run_id}")
-        schedule_id, ended, status, given, there = row
-        if not ended:
-            raise Refused(
-                409, "RUN_NOT_ENDED", f"Run {run_id} is still going ({status}): it can be redriven once over."
-            )
-        rows = await (await connection.execute(FAILED, (run_id,))).fetchall()
-        failed = [target for (target,) in rows if is_fiche_id(target)][:MOST_FICHES]
-        if not failed:
-            why = f"No fiche failed in run {run_id}: there is nothing to redrive. A trigger starts its schedule anew."
-            raise Refused(409, "NOTHING_FAILED", why)
+        schedule_id, given, there = await _ended(connection, tenant, run_id)
+        failed = chosen(
+            run_id,
+            await failed_in(connection, run_id),
+            include_cancelled=include_cancelled,
+            leave_out_hopeless=leave_out_hopeless,
+        )
         if not there:
             raise Refused(409, "SCHEDULE_GONE", f"The schedule of run {run_id} is deleted: nothing can be redriven.")
         idle = {"date_range", "start_date", "end_date"}
         kept = {name: value for name, value in (given or {}).items() if name not in idle}
         again = Override.model_validate({**kept, "mode": "manual", "fiche_ids": failed, "max_fiches": None})
         await _startable(connection, tenant, schedule_id, again)
-        link = Start(flow, f"automation-{run_id}-redrive", parent_run_id=run_id, correlation_id=correlation_id)
+        link = Start(flow, f"automation-{run_id}-redrive", redrive_of=run_id, correlation_id=correlation_id)
         return await _fire(connection, flow, tenant, schedule_id, again, replace(link, again=True))
+
+
+async def preview_redrive(
+    connection: Connection, tenant: str, run_id: int, *, include_cancelled: bool = False
+) -> dict[str, Any]:
+    await _ended(connection, tenant, run_id)
+    return preview(run_id, await failed_in(connection, run_id), include_cancelled=include_cancelled)
+
+
+async def _ended(connection: Connection, tenant: str, run_id: int) -> tuple[int, dict[str, Any] | None, bool]:
+    """Of a run that has ended: its schedule, what it was given instead of the schedule's selection, and whether the
+    schedule is still there."""
+    row = await (await connection.execute(ENDED, (run_id, tenant))).fetchone()
+    if row is None:
+        raise NotFound(f"there is no automation run {run_id}")
+    schedule_id, ended, status, given, there = row
+    if not ended:
+        raise Refused(409, "RUN_NOT_ENDED", f"Run {run_id} is still going ({status}): it can be redriven once over.")
+    return schedule_id, given, there
 
 
 async def warnings(
@@ -138,7 +156,7 @@ async def _fire(
 
     def named(start: Start) -> Start:
         key = how.event_key or f"automation-manual-{uuid7(time.time_ns() // 1_000_000)}"
-        link = {"parent_run_id": how.parent_run_id, "correlation_id": how.correlation_id, "again": how.again}
+        link = {"redrive_of": how.redrive_of, "correlation_id": how.correlation_id, "again": how.again}
         return replace(start, event_key=key, **link)  # type: ignore[arg-type]
 
     wanted = {"override_fiche_selection": given}

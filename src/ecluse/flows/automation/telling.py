@@ -13,9 +13,11 @@ from pydantic_core import to_json
 from ecluse.base.errors import EcluseError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, is_away, one_line
-from ecluse.engine import Event, Live, Run, note_errors, write_events
+from ecluse.engine import Event, Live, Run, cause_in_words, note_errors, write_events
 from ecluse.flows.audits.saving import record_failures
+from ecluse.flows.automation import statistics
 from ecluse.notify.dispatch import Recipient, notify
+from ecluse.notify.rules import schedule_secret_name
 
 Row = dict[str, Any]
 Level = Literal["info", "warning", "error"]
@@ -36,7 +38,8 @@ UPDATE automation_settings SET last_run_at = ecluse_now() WHERE id = %s
 
 # Recordings that were transcribed for this run, in whatever round, and its audits.
 SUM_UP = """
-SELECT r.id, r.status, r.phase, r.end_cause, r.error_code, r.error_message, r.successful, r.failed, r.ignored,
+SELECT r.id, r.schedule_id, r.redrive_of, r.status, r.state, r.end_cause, r.ended_by, r.error_code, r.error_message,
+       r.error_details, r.successful, r.failed, r.ignored, r.cancelled,
        extract(epoch FROM r.ended_at - coalesce(r.started_at, r.created_at))::float8 AS seconds,
        f.result_summary, coalesce(t.n, 0)::int AS transcriptions_run, coalesce(a.n, 0)::int AS audits_run,
        coalesce(e.reasons, '{}') AS reasons
@@ -60,27 +63,18 @@ UPDATE automation_run_facts f SET result_summary = coalesce(f.result_summary, '{
 FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, summary jsonb, transcriptions_run integer, audits_run integer)
 WHERE f.run_id = t.run_id
 """
-STATISTICS = """
-UPDATE automation_settings a SET total_runs = total_runs + t.n, successful_runs = successful_runs + t.successful,
-    partial_runs = partial_runs + t.partial, failed_runs = failed_runs + t.failed,
-    last_run_status = t.latest
-FROM (SELECT schedule_id, count(*) AS n, count(*) FILTER (WHERE status = 'success') AS successful,
-             count(*) FILTER (WHERE status = 'partial') AS partial, count(*) FILTER (WHERE status = 'failed') AS failed,
-             (array_agg(status ORDER BY run_id DESC))[1] AS latest
-      FROM jsonb_to_recordset(%s::jsonb) AS r(run_id bigint, schedule_id bigint, status text) GROUP BY 1) t
-WHERE a.id = t.schedule_id
-"""
 # Of schedules that were deleted while a run of them still needed it.
 FORGET_KEYS = """
 DELETE FROM secrets k USING schedules s
 WHERE s.id = ANY(%s) AND s.deleted_at IS NOT NULL AND k.tenant_id = s.tenant_id AND k.name = 'schedule:' || s.id
   AND NOT EXISTS (SELECT FROM runs r WHERE r.schedule_id = s.id AND r.ended_at IS NULL)
 """
+# A webhook is signed from the moment on that its schedule has a secret.
 WHOM = """
-SELECT webhook_url, notify_emails, notify_on_complete, notify_on_error FROM automation_settings WHERE id = %s
+SELECT webhook_url, notify_emails, notify_on_complete, notify_on_error,
+       EXISTS (SELECT FROM secrets k WHERE k.tenant_id = %(tenant)s AND k.name = %(secret)s)
+FROM automation_settings WHERE id = %(schedule)s
 """
-
-SCHEDULE_STATUS = {"completed": "success", "partial": "partial", "failed": "failed"}
 
 
 async def say(connection: Connection, run: Run, message: str, level: Level = "info", /, **metadata: Any) -> None:
@@ -129,8 +123,11 @@ def asked_for(run: Run) -> list[Event]:
     ]
 
 
-async def selected(connection: Connection, run: Run, fiche_ids: Sequence[str], controls: Mapping[str, Any]) -> None:
+async def selected(
+    connection: Connection, run: Run, fiche_ids: Sequence[str], controls: Mapping[str, Any], missing_days: Sequence[str]
+) -> None:
     told = {"total_fiches": len(fiche_ids), "selection": dict(controls), "fiche_ids": list(fiche_ids[:TOLD])}
+    told["missing_days"] = list(missing_days)
     if len(fiche_ids) > TOLD:
         told["truncated"] = True
     await write_events(connection, [event(run, "automation.run.selection", told)])
@@ -156,22 +153,20 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
         for row in rows
     ]
     await connection.execute(STORE, (to_json(facts).decode(),))
-    statistics = [
-        {"run_id": row["id"], "schedule_id": by_id[row["id"]].schedule_id, "status": SCHEDULE_STATUS[row["status"]]}
-        for row in rows
-    ]
-    await connection.execute(STATISTICS, (to_json(statistics).decode(),))
+    await statistics.add(connection, rows)
     await connection.execute(FORGET_KEYS, ([run.schedule_id for run in runs],))
     events = []
     for row in rows:
         run, told = by_id[row["id"]], summaries[row["id"]]
-        normal = row["end_cause"] == "normal"
-        level: Level = "info" if normal else "error"
-        await say(connection, run, f"Automation run {'completed' if normal else 'failed'}", level, **told)
+        normal, cancelled = row["end_cause"] == "normal", row["state"] == "cancelled"
+        level: Level = "info" if normal or cancelled else "error"
+        how = "completed" if normal else "cancelled" if cancelled else "failed"
+        said = {**told, "end_cause": cause_in_words(row["end_cause"])} if not normal else told
+        await say(connection, run, f"Automation run {how}", level, **said)
         events.append(event(run, f"automation.run.{'completed' if normal else 'failed'}", told))
         if not normal:
-            error = {"cause": row["end_cause"], "code": row["error_code"], "phase": row["phase"]}
-            await note_errors(connection, run, error)
+            cause = cause_in_words(row["end_cause"])
+            await note_errors(connection, run, {"cause": cause, "code": row["error_code"]})
         await _notify(connection, run, row, told)
     return events
 
@@ -189,9 +184,13 @@ def summary(row: Row) -> Row:
         "duration_ms": round(row["seconds"] * 1000),
         "reasons": row["reasons"],
     }
+    if incomplete(row):
+        details = row["error_details"]
+        told |= {"missing_days": details["missing_days"], "selection_incomplete": details["selection_incomplete"]}
     if row["end_cause"] != "normal":
         error = {"error_code": row["error_code"], "error": row["error_message"]}
-        return {**told, "end_cause": row["end_cause"], **error}
+        cancelled = {"ended_by": row["ended_by"], "cancelled_fiches": row["cancelled"]}
+        return {**told, "end_cause": row["end_cause"], **error, **(cancelled if row["ended_by"] else {})}
     if row["successful"] + row["failed"] == 0:
         known = (row["result_summary"] or {}).get("reason")
         return {**told, "reason": "all_ignored" if row["ignored"] else known or "no_fiches"}
@@ -199,15 +198,20 @@ def summary(row: Row) -> Row:
 
 
 async def _notify(connection: Connection, run: Run, row: Row, told: Row) -> None:
-    """Best effort: what cannot be told changes nothing about the run."""
-    whom = await (await connection.execute(WHOM, (run.schedule_id,))).fetchone()
+    """Best effort: what cannot be told changes nothing about the run. An end on request is neither an error nor a
+    completion: the person who asked for it knows."""
+    if run.schedule_id is None:
+        return
+    secret = schedule_secret_name(run.schedule_id)
+    given = {"tenant": run.tenant_id, "secret": secret, "schedule": run.schedule_id}
+    whom = await (await connection.execute(WHOM, given)).fetchone()
     if whom is None:
         return
-    url, addresses, on_complete, on_error = whom
+    url, addresses, on_complete, on_error, sealed = whom
     normal = row["end_cause"] == "normal"
-    if not wanted(normal, row["status"], on_complete, on_error):
+    if row["state"] == "cancelled" or not wanted(normal, row["status"], incomplete(row), on_complete, on_error):
         return
-    recipients = [Recipient("webhook", url)] if url else []
+    recipients = [Recipient("webhook", url, secret_name=secret if sealed else None)] if url else []
     recipients += [Recipient("mail", address) for address in addresses]
     name = "automation/completed" if normal else "automation/failed"
     try:
@@ -220,6 +224,12 @@ async def _notify(connection: Connection, run: Run, row: Row, told: Row) -> None
         run.trace.warn("nobody could be notified", error=one_line(error))
 
 
-def wanted(normal: bool, status: str, on_complete: bool, on_error: bool) -> bool:
-    """Every normal end, if that is asked for; and whatever did not go well, if that is."""
-    return (normal and on_complete) or (on_error and (not normal or status in ("partial", "failed")))
+def incomplete(row: Row) -> bool:
+    """Days of the selection are missing."""
+    return bool((row["error_details"] or {}).get("missing_days"))
+
+
+def wanted(normal: bool, status: str, incomplete: bool, on_complete: bool, on_error: bool) -> bool:
+    """Every normal end, if that is asked for; and whatever did not go well, if that is: also a selection that lacks
+    days, however the run ended."""
+    return (normal and on_complete) or (on_error and (not normal or incomplete or status in ("partial", "failed")))

@@ -3,10 +3,13 @@ recordings say. They go on whatever becomes of us."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
+
+from psycopg.rows import class_row
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.ids import item_event_id
@@ -15,6 +18,7 @@ from ecluse.engine import Counted, Flow, Run, Settled, keep_open, settle_targets
 from ecluse.flows.automation import snapshot, telling
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.selection import AUDIT_WAIT, WAIT, budget_warning
+from ecluse.flows.fiches.ids import in_names
 from ecluse.flows.transcriptions.starting import start
 
 TRANSCRIBE = "transcribe"
@@ -53,21 +57,48 @@ LEFT_BY_OTHERS = f"""
 SELECT DISTINCT f.fiche_id {FROM} {MISSING} AND t.ended_at IS NOT NULL AND t.parent_run_id IS DISTINCT FROM f.run_id
 ORDER BY 1
 """  # noqa: S608 - our own words
-# Why: what its run says of it, or what is known of it while that goes on, or what ended that before it had a plan.
+# Why: the first cause that is known, and of how many recordings one is; of those that are late, what they waited for.
 LATE = f"""
-SELECT w.fiche_id, count(*)::int, coalesce(
-    (array_agg(w.call_id || ': ' || w.why ORDER BY w.call_id) FILTER (WHERE w.why IS NOT NULL))[1:{NAMED}], '{{}}')
-FROM (SELECT f.fiche_id, r.call_id, coalesce(c.reason, i.error, t.error_message,
-                 'lane ' || l.name || ' is paused: ' || l.paused_reason) AS why
-      {FROM} LEFT JOIN outcomes c ON c.run_id = t.id AND c.target = r.call_id
-      LEFT JOIN items i ON i.run_id = t.id AND i.stage IN ('known', 'recordings') AND i.key = r.call_id
+SELECT w.fiche_id, count(*)::int AS missing, coalesce((array_agg(w.call_id || ': ' || w.why ORDER BY w.call_id)
+           FILTER (WHERE w.why IS NOT NULL))[1:{NAMED}], '{{}}') AS waited, e.error_code AS code, e.error, e.failed
+FROM (SELECT f.fiche_id, r.call_id, coalesce(i.error, 'lane ' || l.name || ' is paused: ' || l.paused_reason) AS why
+      {FROM} LEFT JOIN items i ON i.run_id = t.id AND i.stage IN ('known', 'recordings') AND i.key = r.call_id
       LEFT JOIN lanes l ON l.id = i.lane_id {MISSING}) w
-GROUP BY w.fiche_id ORDER BY 1
+LEFT JOIN (SELECT * FROM expected_failures WHERE run_id = %(run)s) e ON e.target = w.fiche_id
+GROUP BY w.fiche_id, e.error_code, e.error, e.failed ORDER BY 1
 """  # noqa: S608 - our own words
 LINK = """
 UPDATE automation_run_fiches f SET transcription_run_id = t.run, transcription_round = %s
 FROM unnest(%s::text[], %s::bigint[]) AS t(fiche_id, run) WHERE f.run_id = %s AND f.fiche_id = t.fiche_id
 """
+
+
+class Late(NamedTuple):
+    """A fiche of which transcripts are missing after the gate; `code` and `error` are its first cause, if one of its
+    recordings has failed."""
+
+    fiche_id: str
+    missing: int
+    waited: Sequence[str]
+    code: str | None
+    error: str | None
+    failed: int | None  # None: no recording in particular
+
+    @property
+    def late(self) -> int:
+        """Recordings of which nothing is known but that their time was up."""
+        if self.code is None:
+            return self.missing
+        return 0 if self.failed is None else max(0, self.missing - self.failed)
+
+    def settled(self) -> Settled:
+        if self.code is None:
+            named = "; ".join(f"recording {why}" for why in self.waited)
+            more = f" (and {self.missing - len(self.waited)} more)" if 0 < len(self.waited) < self.missing else ""
+            text = f"{INCOMPLETE}: {named}{more}" if named else INCOMPLETE
+            return Settled(self.fiche_id, "failed", "TRANSCRIPTION_INCOMPLETE", text)
+        text = f"{self.error}; {self.late} more not transcribed in time" if self.late else str(self.error)
+        return Settled(self.fiche_id, "failed", self.code, text)
 
 
 @dataclass(frozen=True)
@@ -114,18 +145,23 @@ class Transcripts:
         run.trace.fan_out("fiche/transcribe", len(fiche_ids), sample, round=round_)
 
     async def settle(self, connection: Connection, run: Run) -> None:
-        """After the gate: every fiche of which a transcript is missing has failed, and says which and why."""
+        """After the gate: every fiche of which a transcript is missing has failed, for its first cause if one is known,
+        otherwise because time ran out."""
         async with connection.transaction():
-            rows = await (await connection.execute(LATE, {"run": run.id})).fetchall()
+            async with connection.cursor(row_factory=class_row(Late)) as cursor:
+                await cursor.execute(LATE, {"run": run.id})
+                late = await cursor.fetchall()
             counted = await self.count(connection, run)
-            settled = [
-                Settled(fiche_id, "failed", "TRANSCRIPTION_INCOMPLETE", _error(missing, reasons))
-                for fiche_id, missing, reasons in rows
-            ]
-            await settle_targets(connection, run, settled)
-            if settled:
-                message = f"Transcription timeout/stall - completed {counted.succeeded}/{counted.expected}"
-                await telling.say(connection, run, message, "warning", fiches=len(settled))
+            await settle_targets(connection, run, [one.settled() for one in late])
+            done = f"completed {counted.succeeded}/{counted.expected}"
+            if codes := Counter(one.code for one in late if one.code is not None):
+                causes = ", ".join(f"{count} × {code}" for code, count in codes.most_common())  # noqa: RUF001
+                message = f"Transcription failed: {causes} - {done}"
+                await telling.say(connection, run, message, "warning", fiches=codes.total(), sample=_known(late))
+            if timed_out := [one.fiche_id for one in late if one.late]:
+                message = f"Transcription timeout/stall - {done}"
+                sample = timed_out[:SAMPLE]
+                await telling.say(connection, run, message, "warning", fiches=len(timed_out), sample=sample)
 
     async def _start(
         self, connection: Connection, run: Run, fiche_ids: Sequence[str], priority: Any, round_: int
@@ -158,11 +194,8 @@ class Transcripts:
 
 
 def _event_id(run: Run, fiche_id: str, round_: int) -> str:
-    return item_event_id(run.flow, run.id, TRANSCRIBE, fiche_id, round_)
+    return item_event_id(run.flow, run.id, TRANSCRIBE, in_names(fiche_id), round_)
 
 
-def _error(missing: int, reasons: Sequence[str]) -> str:
-    if not reasons:
-        return INCOMPLETE
-    more = f" (and {missing - len(reasons)} more)" if missing > len(reasons) else ""
-    return f"{INCOMPLETE}: {'; '.join(f'recording {reason}' for reason in reasons)}{more}"
+def _known(late: Sequence[Late]) -> list[str]:
+    return [f"{one.fiche_id}: {one.error}" for one in late if one.code is not None][:SAMPLE]

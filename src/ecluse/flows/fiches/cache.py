@@ -14,6 +14,19 @@ from psycopg.rows import class_row
 from pydantic_core import to_json
 
 from ecluse.db.connect import Connection
+from ecluse.engine import Aged
+
+# A kept run accounts for the transcripts and audits of its fiches.
+KEPT = Aged(
+    "fiches",
+    "fiche_cache",
+    "t.updated_at",
+    order="updated_at",
+    type="timestamptz",
+    also="""NOT EXISTS (SELECT 1 FROM transcription_runs r WHERE r.tenant_id = t.tenant_id AND r.fiche_id = t.fiche_id)
+        AND NOT EXISTS (SELECT 1 FROM audits a JOIN runs r ON r.id = a.run_id
+                        WHERE a.tenant_id = t.tenant_id AND a.fiche_id = t.fiche_id)""",
+)
 
 Details = Literal["ready", "not_found", "missing"]
 GONE = "NOT_FOUND"

@@ -8,17 +8,18 @@ from datetime import date
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from ecluse.access import door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import as_json
 from ecluse.access.wire import Filter, Limit, Offset, Row, reads_of, with_ids_as_text
+from ecluse.base.text import LONGEST_FOREIGN_ID, storable
 from ecluse.db.connect import Connection
 from ecluse.flows.fiches import reading, shapes
 from ecluse.flows.fiches.cache import Details
 from ecluse.flows.fiches.reading import Wanted
-from ecluse.flows.fiches.scopes import fiche_number, require_visible, visible
+from ecluse.flows.fiches.scopes import fiche_in_path, require_visible, visible
 
 routes = door.routes("fiches")
 
@@ -30,7 +31,11 @@ def _plain_day(value: Any) -> Any:
 
 
 Day = Annotated[date | None, Query(examples=["2026-03-02"]), BeforeValidator(_plain_day)]
-Digits = Annotated[str | None, Query(pattern="^[0-9]{1,20}$", description="The first digits of its id.")]
+Beginning = Annotated[
+    str | None,
+    Query(min_length=1, max_length=LONGEST_FOREIGN_ID, description="How its id begins."),
+    AfterValidator(lambda text: text and storable(text)),
+]
 
 
 @routes.get("/api/fiches", openapi_extra=needs("fiches.read", narrowed=True), response_model=shapes.FichePage)
@@ -43,7 +48,7 @@ async def list_fiches(
     sales_to: Day = None,
     details: Details | None = None,
     has_recordings: bool | None = None,
-    q: Digits = None,
+    q: Beginning = None,
 ) -> Response:
     """The latest sales first, each with how many of its recordings are transcribed."""
     caller, wanted = caller_of(request), Wanted(groupe, sales_from, sales_to, details, has_recordings, q)
@@ -54,11 +59,11 @@ async def list_fiches(
 
 
 @routes.get(
-    "/api/fiches/{fiche_id}", openapi_extra=needs("fiches.read", narrowed=True), response_model=shapes.FicheInFull
+    "/api/fiches/{fiche_id:fiche}", openapi_extra=needs("fiches.read", narrowed=True), response_model=shapes.FicheInFull
 )
 async def show_fiche(request: Request, fiche_id: str) -> Response:
     """One fiche in full: what the CRM says of it, and its recordings by start time."""
-    caller, wanted = caller_of(request), fiche_number(fiche_id)
+    caller, wanted = caller_of(request), fiche_in_path(fiche_id)
 
     async def ask(connection: Connection) -> Row:
         await require_visible(connection, caller, [wanted])

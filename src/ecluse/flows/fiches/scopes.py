@@ -6,11 +6,9 @@ scope ALL may ask for what is not in the cache: it can be fetched.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Annotated
 
-from pydantic import Field
+from starlette.convertors import Convertor, register_url_convertor
 
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
@@ -18,13 +16,10 @@ from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.flows.fiches import cache
+from ecluse.flows.fiches.ids import is_fiche_id
 from ecluse.flows.fiches.reading import EVERYTHING, Visible
 
 NAMED = 5  # of those refused, in the message
-
-DIGITS = "[0-9]{1,20}"
-# In a body; in a path, `fiche_number`.
-FicheId = Annotated[str, Field(pattern=f"^{DIGITS}$", examples=["171234"])]
 
 
 def visible(caller: Caller) -> Visible:
@@ -69,12 +64,24 @@ def _limits(caller: Caller) -> str:
     return f"what is attributed to the CRM user {caller.crm_user_id}" if caller.crm_user_id else "nobody's fiches"
 
 
-def is_fiche_id(text: str) -> bool:
-    return re.fullmatch(DIGITS, text) is not None
+class FicheConvertor(Convertor[str]):
+    """`{fiche_id:fiche}` in the path of a read: an id may contain slashes and line breaks. (Elsewhere a slash may be
+    meant as one: `POST …/7/status` must not queue a fiche `7/status`.)"""
+
+    regex = r"[\s\S]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
 
 
-def fiche_number(text: str) -> str:
-    """A fiche id from a path. What cannot be one does not exist, like any other that does not."""
+register_url_convertor("fiche", FicheConvertor())
+
+
+def fiche_in_path(text: str) -> str:
+    """What cannot be an id does not exist, like any other that does not."""
     if is_fiche_id(text):
         return text
     raise NotFound(f"there is no fiche {storable(text, 50)}")

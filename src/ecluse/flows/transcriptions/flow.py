@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from ecluse.access.envelope import Refused
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
 from ecluse.engine import (
+    VENDOR_DOWN,
     Flow,
     Lane,
     NewItem,
@@ -31,8 +33,9 @@ from ecluse.engine import (
     hold_for_runs,
     open_stage,
 )
+from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.fetching import Fetched, save_details
-from ecluse.flows.fiches.scopes import FicheId
+from ecluse.flows.fiches.ids import FicheId
 from ecluse.flows.transcriptions import planning, rules, saving, stalling, telling, traces, work
 from ecluse.flows.transcriptions.config import Config
 
@@ -41,10 +44,20 @@ PATIENCE = timedelta(days=14)
 # CRM reads: three, a second and four seconds apart.
 CRM_READS = RetryPolicy(executions=3, base=1.0, multiplier=4.0)
 
+# The six attempts of a recording take a minute: no more doubt than that, or one that is always refused gets a seventh.
+# Where recordings are kept is not the provider.
+PROVIDER_DOWN = replace(VENDOR_DOWN, doubt=timedelta(seconds=60), silent=frozenset({rules.AUDIO_UNAVAILABLE}))
+
 PUT_RUNS = """
 INSERT INTO transcription_runs (run_id, tenant_id, fiche_id)
 SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[])
 """
+# Of runs that are not to refresh: whose fiche was never fetched. What nobody knows cannot be planned.
+UNFETCHED = f"""
+SELECT t.run_id FROM transcription_runs t LEFT JOIN LATERAL (
+    SELECT {cache.DETAILS} AS details FROM {cache.FROM} WHERE f.tenant_id = t.tenant_id AND f.fiche_id = t.fiche_id) c
+    ON true WHERE t.run_id = ANY(%s) AND c.details IS DISTINCT FROM 'ready'
+"""  # noqa: S608 - our own words
 
 
 class Taken(Refused):
@@ -76,7 +89,7 @@ class Transcription:
         self.refresh = Stage(
             rules.REFRESH,
             # Not the lane of other flows: this cap is of our own, not of the CRM.
-            Lane("crm-transcription", max_in_flight=config.fiche_concurrency),
+            Lane("crm-transcription", max_in_flight=config.fiche_concurrency, breaker=VENDOR_DOWN),
             do[rules.REFRESH],
             save=self._plan,
             opens=True,
@@ -94,6 +107,7 @@ class Transcription:
                 max_in_flight=config.recording_concurrency,
                 max_per_key=config.per_fiche,
                 per_second=Lane.per_minute(config.per_minute),
+                breaker=PROVIDER_DOWN,
             ),
             do[rules.RECORDINGS],
             save=saving.save_recordings,
@@ -110,6 +124,7 @@ class Transcription:
             stages,
             None,
             FicheTranscribe,
+            tables=("transcription_runs",),
             vendors=vendors,
             begin=self._begin,
             ended=telling.ended,
@@ -127,7 +142,9 @@ class Transcription:
             if held[tenant, key] != run_id:
                 raise Taken(key.rpartition(":")[2], held[tenant, key])
         # Without a key the refresh fails at once, and says why; nothing else is tried.
-        later = [run for run in runs if self._refreshes(run)]
+        at_once = {run.id for run in runs if not self._refreshes(run)}
+        at_once -= {row[0] for row in await (await connection.execute(UNFETCHED, (list(at_once),))).fetchall()}
+        later = [run for run in runs if run.id not in at_once]
         for priority in sorted({run.input["priority"] for run in later}):
             first = [
                 (run, [NewItem(run.input["fiche_id"], target="", payload=dict(run.input))])
@@ -139,8 +156,9 @@ class Transcription:
         for run in runs:
             told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
             traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)
-        if at_once := [run for run in runs if not self._refreshes(run)]:
-            await planning.plan(connection, at_once, self.known, self.recordings, self.config)
+        if at_once:
+            known = [run for run in runs if run.id in at_once]
+            await planning.plan(connection, known, self.known, self.recordings, self.config)
 
     def _refreshes(self, run: Run) -> bool:
         return run.input["refresh"] or not self.config.configured

@@ -20,11 +20,13 @@ from ecluse.flows.transcriptions.telling import DONE
 Row = dict[str, Any]
 MOST_WAITING = 1_000
 
-FICHE = "SELECT id FROM fiche_cache WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s"
-KNOWN = f"""
-{FICHE} UNION ALL
-SELECT run_id FROM transcription_runs WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s LIMIT 1
+FICHE = f"""
+SELECT f.id, {cache.DETAILS} AS details FROM {cache.FROM} WHERE f.tenant_id = %(tenant)s AND f.fiche_id = %(fiche)s
 """  # noqa: S608 - our own names
+KNOWN = """
+SELECT id FROM fiche_cache WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s UNION ALL
+SELECT run_id FROM transcription_runs WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s LIMIT 1
+"""
 
 # Counted while it runs, as it was summed up afterwards. `planned`: the last one that knew its recordings.
 RUN = f"""
@@ -95,7 +97,8 @@ async def status(connection: Connection, tenant: str, fiche_id: str) -> Row:
             waiting = {one.item_id: (one.cause, one.detail) for one in found}
             told = next((f"{one.cause}: {one.detail}" for one in found), None)
             run["waiting_for"] = told
-    return assembled(fiche_id, [_recording(row, waiting) for row in rows], run, stages, lease)
+    details: cache.Details = "missing" if fiche is None else fiche["details"]
+    return assembled(fiche_id, details, [_recording(row, waiting) for row in rows], run, stages, lease)
 
 
 def _recording(row: Row, waiting: dict[int, tuple[str, str]]) -> Row:
@@ -112,16 +115,25 @@ def _recording(row: Row, waiting: dict[int, tuple[str, str]]) -> Row:
 
 
 def assembled(
-    fiche_id: str, recordings: Sequence[Row], run: Row | None, stages: Sequence[Row], lease: Row | None
+    fiche_id: str,
+    details: cache.Details,
+    recordings: Sequence[Row],
+    run: Row | None,
+    stages: Sequence[Row],
+    lease: Row | None,
 ) -> Row:
+    """Of a fiche that was never fetched, or that the CRM does not know, nothing is said to be complete."""
+    known = details == "ready"
     total, transcribed = len(recordings), sum(one["has_transcription"] for one in recordings)
     active = run is not None and run["ended_at"] is None
     return {
         "fiche_id": fiche_id,
-        "total": total,
+        "known": known,
+        "details": details,
+        "total": total if known else None,
         "transcribed": transcribed,
-        "pending": total - transcribed,
-        "percentage": rules.percentage(total, transcribed),
+        "pending": total - transcribed if known else None,
+        "percentage": rules.percentage(total, transcribed) if known else None,
         "recordings": recordings,
         "activeRun": str(run["run_id"]) if run and active else None,
         **{name: run[name] if run else None for name in ("processed", "failed", "target_total")},

@@ -16,7 +16,8 @@ from ecluse.access.idempotency import Answer
 from ecluse.access.wire import Filter, Limit, Offset, Row, kit_of, reads_of, with_ids_as_text
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
-from ecluse.flows.fiches.scopes import fiche_number, require_visible
+from ecluse.flows.fiches import ids
+from ecluse.flows.fiches.scopes import fiche_in_path, require_visible
 from ecluse.flows.transcriptions import reading, rules, shapes
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.starting import count_requests, start
@@ -46,6 +47,7 @@ async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
     has ended is queued anew."""
     kit, caller, config = kit_of(request), caller_of(request), config_of(request)
     priority, fiche_ids = _priority(body.priority), _checked(body.fiche_ids)
+    folded = len(body.fiche_ids) - len(fiche_ids)
     today = kit.clock.now().astimezone(UTC).date()
 
     async def ask(connection: Connection) -> Answer:
@@ -71,7 +73,8 @@ async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
             for one in started
         ]
         old = sum(one.attached for one in started)
-        return Answer(200, {"success": True, "queued": len(rows) - old, "deduplicated": old, "fiches": rows})
+        counts = {"queued": len(rows) - old, "deduplicated": old, "folded": folded}
+        return Answer(200, {"success": True, **counts, "fiches": rows})
 
     return await idempotency.once(request, kit.pool, ask)
 
@@ -84,7 +87,7 @@ async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
 async def transcribe_fiche(request: Request, fiche_id: str, priority: Priority = "normal") -> Response:
     """Queue one fiche, now: every click is an event of its own. One that is being transcribed gets no second run."""
     kit, caller, config = kit_of(request), caller_of(request), config_of(request)
-    wanted, first = fiche_number(fiche_id), _priority(priority)
+    wanted, first = fiche_in_path(fiche_id), _priority(priority)
     if (await request.body()).strip() not in (b"", b"{}"):
         raise InvalidInput("This takes no body: the priority is the query parameter ?priority=. Nothing was queued.")
 
@@ -107,13 +110,13 @@ async def transcribe_fiche(request: Request, fiche_id: str, priority: Priority =
 
 
 @routes.get(
-    "/api/transcriptions/{fiche_id}/status",
+    "/api/transcriptions/{fiche_id:fiche}/status",
     openapi_extra=needs("transcriptions.read", narrowed=True),
     response_model=shapes.Status,
 )
 async def show_status(request: Request, fiche_id: str) -> Response:
     """How many recordings have a transcript, what became of each, and the run that is at work or was the last."""
-    caller, wanted = caller_of(request), fiche_number(fiche_id)
+    caller, wanted = caller_of(request), fiche_in_path(fiche_id)
 
     async def ask(connection: Connection) -> Row:
         await require_visible(connection, caller, [wanted])
@@ -123,7 +126,7 @@ async def show_status(request: Request, fiche_id: str) -> Response:
 
 
 @routes.get(
-    "/api/transcriptions/{fiche_id}/logs",
+    "/api/transcriptions/{fiche_id:fiche}/logs",
     openapi_extra=needs("transcriptions.read", narrowed=True),
     response_model=shapes.LogPage,
 )
@@ -138,7 +141,7 @@ async def list_logs(
     offset: Offset = 0,
 ) -> Response:
     """The log lines of this fiche's transcriptions, the oldest first, where they are stored."""
-    caller, wanted = caller_of(request), fiche_number(fiche_id)
+    caller, wanted = caller_of(request), fiche_in_path(fiche_id)
     given = {"run_id": run_id, "level": level, "since": since, "until": until, "limit": limit, "offset": offset}
 
     async def ask(connection: Connection) -> list[Row]:
@@ -151,13 +154,13 @@ async def list_logs(
 
 
 @routes.get(
-    "/api/transcriptions/{fiche_id}/recordings/{call_id}",
+    "/api/transcriptions/{fiche_id:fiche}/recordings/{call_id}",
     openapi_extra=needs("transcriptions.read", narrowed=True),
     response_model=shapes.TranscriptAnswer,
 )
 async def show_transcript(request: Request, fiche_id: str, call_id: str) -> Response:
     """What was said in one recording."""
-    caller, wanted = caller_of(request), fiche_number(fiche_id)
+    caller, wanted = caller_of(request), fiche_in_path(fiche_id)
 
     async def ask(connection: Connection) -> Row:
         await require_visible(connection, caller, [wanted])
@@ -173,7 +176,7 @@ def _priority(given: str) -> str:
 
 
 def _checked(fiche_ids: list[str]) -> list[str]:
-    """All of them or none."""
-    if why := rules.why_not(fiche_ids):
-        raise InvalidInput(why)
-    return fiche_ids
+    """Each once, in the order given; all of them or none."""
+    if why := ids.why_not(fiche_ids):
+        raise InvalidInput(f"fiche_ids: {why}. Nothing was queued.")
+    return list(dict.fromkeys(fiche_ids))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
+
+from ecluse.flows.fiches.ids import in_names
 
 if TYPE_CHECKING:
     from ecluse.vendors.elevenlabs import Speech
@@ -26,29 +26,27 @@ NOT_CONFIGURED = "NOT_CONFIGURED"
 STALLED = "STALLED"
 RUN_ENDED = "RUN_ENDED"  # the engine's word for what the end of a run left undone
 
-NAMED = 20  # fiches, in a refusal
-
 State = Literal["transcribed", "queued", "running", "throttled", "failed", "not_tried"]
 # Why an item waits (engine/waiting.py) when somebody holds it back, rather than nobody having come to it yet.
 HELD_BACK = frozenset({"paused", "held", "retry", "in flight", "per key", "throttled"})
 
 
 def fiche_lock(fiche_id: str) -> str:
-    return f"lock:transcription:fiche:{fiche_id}"
+    return f"lock:transcription:fiche:{in_names(fiche_id)}"
 
 
 def recording_lock(fiche_id: str, call_id: str) -> str:
-    return f"lock:transcription:recording:{fiche_id}:{call_id}"
+    return f"lock:transcription:recording:{in_names(fiche_id)}:{call_id}"
 
 
 def click_id(fiche_id: str, milliseconds: int) -> str:
     """Each click is an event of its own."""
-    return f"transcribe-{fiche_id}-{milliseconds}"
+    return f"transcribe-{in_names(fiche_id)}-{milliseconds}"
 
 
 def day_id(fiche_id: str, day: date) -> str:
     """One per fiche and UTC day; what has ended is repeated under its next name."""
-    return f"transcribe-{fiche_id}-{day.isoformat()}"
+    return f"transcribe-{in_names(fiche_id)}-{day.isoformat()}"
 
 
 def speech_key(call_id: str, url: str, wanted: Speech) -> bytes:
@@ -217,22 +215,3 @@ def state_of(has_transcription: bool, attempt: Attempt | None, waiting: tuple[st
 def minutes_needed(recordings: int, per_minute: float) -> int:
     """At least, at the provider's cap."""
     return -int(-recordings // per_minute)
-
-
-def twice(names: Sequence[str]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]
-
-
-def why_not(fiche_ids: Sequence[str]) -> str | None:
-    """What is wrong with a list of fiches to queue, and with which of them."""
-    from ecluse.flows.fiches.scopes import is_fiche_id  # brings the faces along: who only looks need not wait
-
-    if wrong := [one for one in fiche_ids if not is_fiche_id(one)]:
-        return f"A fiche id is 1 to 20 digits; these are not: {_named(wrong)}. Nothing was queued."
-    if again := twice(fiche_ids):
-        return f"Each fiche stands here once; these do not: {_named(again)}. Nothing was queued."
-    return None
-
-
-def _named(fiche_ids: Sequence[str]) -> str:
-    return ", ".join(repr(one[:30]) for one in fiche_ids[:NAMED]) + (", …" if len(fiche_ids) > NAMED else "")

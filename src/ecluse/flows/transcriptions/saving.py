@@ -10,9 +10,11 @@ from typing import Any
 from pydantic_core import to_json
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Saved
+from ecluse.engine import Aged, Saved
 from ecluse.flows.transcriptions import traces
 from ecluse.flows.transcriptions.chunks import derive
+
+KEPT = Aged("paid results", "speech_results", "t.created_at", order="created_at", type="timestamptz")
 
 # Recordings are locked in the order that everybody keeps who writes them. What has a `key` was paid for just now.
 STORE = """

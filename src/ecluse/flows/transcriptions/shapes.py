@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ecluse.access.wire import Body, Shape
+from ecluse.flows.fiches.cache import Details
 from ecluse.flows.transcriptions.rules import State
 
 MOST = 10_000
@@ -37,6 +38,7 @@ class BatchAnswer(Shape):
     success: Literal[True]
     queued: int = Field(description="New runs.")
     deduplicated: int
+    folded: int = Field(description="Ids that stood in the list already: each fiche is queued once.")
     fiches: list[BatchRow]
 
 
@@ -111,10 +113,12 @@ class Lock(Shape):
 
 class Status(Shape):
     fiche_id: str
-    total: int = Field(description="Recordings there are now; those gone upstream are not counted.")
+    known: bool = Field(description="The CRM was asked for it and knows it; if not, nothing is said of its coverage.")
+    details: Details = Field(description="`missing`: not fetched yet; `not_found`: unknown to the CRM.")
+    total: int | None = Field(description="Recordings there are now, without those gone upstream; null: not known.")
     transcribed: int
-    pending: int = Field(description="Not transcribed, whether tried or not.")
-    percentage: int
+    pending: int | None = Field(description="Not transcribed, whether tried or not; null: not known.")
+    percentage: int | None
     recordings: list[RecordingState]
     activeRun: str | None  # noqa: N815 - as the contract spells it
     processed: int | None

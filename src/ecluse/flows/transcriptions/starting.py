@@ -12,7 +12,21 @@ from pydantic_core import to_json
 
 from ecluse.access.envelope import Refused
 from ecluse.db.connect import Connection
-from ecluse.engine import Event, Flow, Run, Start, holders, insert_runs, load_runs, wake_workers, write_events
+from ecluse.engine import (
+    Aged,
+    Event,
+    Flow,
+    Run,
+    Start,
+    Waiter,
+    holders,
+    insert_runs,
+    load_runs,
+    lock_open,
+    put_waiters,
+    wake_workers,
+    write_events,
+)
 from ecluse.flows.fiches.cache import states
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.flow import Taken
@@ -21,6 +35,7 @@ from ecluse.flows.transcriptions.rules import Counts
 
 TRIES = 5
 NAMED = 5
+KEPT = Aged("requests", "transcription_requests", "t.minute", order="minute", type="timestamptz")
 
 OWN = "SELECT event_key, id FROM runs WHERE tenant_id = %s AND event_key = ANY(%s)"
 
@@ -98,7 +113,7 @@ async def start(
         try:
             async with connection.transaction():
                 return await _start(connection, tenant, wanted)
-        except Taken:  # in the moment after our look: the next one sees who has it
+        except Taken:  # or ended, in the moment after our look: the next one sees who has it
             if not left:
                 raise
     raise AssertionError("unreachable")
@@ -108,6 +123,10 @@ async def _start(connection: Connection, tenant: str, wanted: Sequence[Start]) -
     locks = {_fiche(one): rules.fiche_lock(_fiche(one)) for one in wanted}
     held = await holders(connection, tenant, list(locks.values()))
     busy = {fiche_id: holder for fiche_id, lock in locks.items() if (holder := held.get(lock)) is not None}
+    still_open = await lock_open(connection, busy.values())
+    for fiche_id, holder in busy.items():
+        if holder not in still_open:
+            raise Taken(fiche_id, holder)
     # An event that is known has its own run, whoever has the fiche now; a day's is repeated once that has ended.
     if once := {one.event_key: _fiche(one) for one in wanted if not one.again}:
         cursor = await connection.execute(OWN, (tenant, list(once)))
@@ -122,6 +141,8 @@ async def _start(connection: Connection, tenant: str, wanted: Sequence[Start]) -
     there = await _attach(connection, tenant, [one for one in wanted if _fiche(one) in busy], busy)
     events = [_asked(one, new[_fiche(one)].event_key, new[_fiche(one)], False) for one in wanted if _fiche(one) in new]
     await write_events(connection, events)
+    runs = {fiche_id: run.id for fiche_id, run in new.items()} | busy
+    await put_waiters(connection, [Waiter(runs[_fiche(one)], one.parent_run_id, _fiche(one)) for one in wanted])
     return [
         StartedFiche(fiche_id, new[fiche_id].event_key, new[fiche_id].id, False)
         if (fiche_id := _fiche(one)) in new

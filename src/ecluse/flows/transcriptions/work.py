@@ -74,9 +74,9 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
         return Done({"cached": True})
     if standing.holder != item.run_id:
         # Never called done without a look: the other one may fail.
-        return Postponed(
-            context.now() + timedelta(seconds=LOCKED_SECONDS), f"run {standing.holder} has this recording in hand"
-        )
+        holder = "another call" if standing.holder is None else f"run {standing.holder}"
+        until = context.now() + timedelta(seconds=LOCKED_SECONDS)
+        return Postponed(until, f"{holder} has this recording in hand", "lease")
     if not standing.url.strip():
         raise PermanentError("The CRM has no URL for this recording any more.", code=rules.NO_URL)
     told = {**rules.about(fiche_id, item.run_id), "call_id": item.key, "execution": item.executions + 1}

@@ -1,6 +1,7 @@
 """A CRM: ``GET /sales?date=DD/MM/YYYY`` and ``GET /fiches/{id}``, with any key as ``Authorization: Bearer``.
 
-No key is 401, the key ``forbidden`` is 403. Everything is computed from the id, which is a number written as text:
+No key is 401, the key ``forbidden`` is 403. Everything is computed from the id, which is a number written as text, or
+capitals, ``-`` or ``/``, and such a number (``FR-1000`` is another fiche that looks like 1000):
 
 ============== =========================================================================================
 1000 to 8999   normal: ``id % 8 + 1`` recordings; so is every id from 10000 to 99999999 but for the next line
@@ -30,7 +31,7 @@ from ecluse.sandbox.vendor import Answer, Call, json_answer
 from ecluse.sandbox.vendors.audio import recording_path
 
 GROUPES = ("Paris", "Lyon", "Marseille", "Lille")
-ID = re.compile(r"[1-9][0-9]{3,7}")
+ID = re.compile(r"(?:[A-Z]{1,8}[-/])?([1-9][0-9]{3,7})")
 NOT_NORMAL = range(9000, 10_000)
 ALIKE = range(20_000_000, 30_000_000)
 UNKNOWN = range(9300, 9400)
@@ -52,8 +53,8 @@ class Crm:
 
     def ref(self, call: Call) -> str | None:
         match call.path.split("/")[1:]:
-            case ["fiches", fiche_id]:
-                return fiche_id
+            case ["fiches", *rest]:
+                return "/".join(rest)
             case ["sales"]:
                 return call.query.get("date")
         return None
@@ -70,8 +71,8 @@ class Crm:
         match call.method, call.path.split("/")[1:]:
             case "GET", ["sales"]:
                 return self._sales(call.query.get("date", ""))
-            case "GET", ["fiches", fiche_id] if ID.fullmatch(fiche_id):
-                return self._fiche(int(fiche_id), call.headers.get("Host", ""))
+            case "GET", ["fiches", *rest] if found := ID.fullmatch("/".join(rest)):
+                return self._fiche(int(found[1]), call.headers.get("Host", ""))
         return self.error(404, "not_found", f"{call.path} does not exist")
 
     def _sales(self, text: str) -> Answer:

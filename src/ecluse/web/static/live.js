@@ -1,5 +1,27 @@
-// Says beside the heading whether the page is kept up to date, and lets a stream go whose last word was "end".
+// Says beside the heading whether the page is kept up to date, lets a stream go whose last word was "end", and counts on
+// what only counts time: how long something goes on, or when it is to end.
 const ended = new WeakSet();
+const ahead = Date.parse(document.body.dataset.now) - Date.now(); // the server's clock, of ours
+const two = (number) => String(number).padStart(2, "0");
+const lasted = (seconds) => {
+  const minutes = Math.floor(seconds / 60);
+  const hours = Math.floor(minutes / 60);
+  if (minutes < 1) return `${seconds} s`;
+  if (hours < 1) return `${minutes} min ${two(seconds % 60)} s`;
+  return hours < 48 ? `${hours} h ${two(minutes % 60)} min` : `${Math.floor(hours / 24)} d ${two(hours % 24)} h`;
+};
+const tick = () => {
+  const now = Date.now() + ahead;
+  for (const one of document.querySelectorAll(".ticks")) {
+    const { since, until } = one.dataset;
+    const seconds = Math.max(0, Math.floor((since ? now - Date.parse(since) : Date.parse(until) - now) / 1000));
+    const text = since ? lasted(seconds) : seconds ? `in ${lasted(seconds)}` : "now";
+    if (one.textContent !== text) one.textContent = text;
+  }
+};
+tick();
+setInterval(tick, 1000);
+document.addEventListener("htmx:after:swap", tick);
 const say = (state, text) => {
   const pulse = document.getElementById("pulse");
   pulse.hidden = !text;

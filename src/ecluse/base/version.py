@@ -1,0 +1,40 @@
+"""Which program this is: the version of the package, and the commit that it was built or is run from."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+from importlib.metadata import version as installed
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+STAMP = PACKAGE / "_commit"  # written into wheels and archives, by hatch_build.py
+CHECKOUT = PACKAGE.parents[1]
+PATIENCE_SECONDS = 2.0
+
+
+@cache
+def commit() -> str | None:
+    """None: built outside of a repository, or run from one where git is missing."""
+    if STAMP.exists():
+        return STAMP.read_text().strip() or None
+    git = shutil.which("git") if (CHECKOUT / ".git").exists() else None
+    if git is None:
+        return None
+    command = [git, "-C", str(CHECKOUT), "rev-parse", "--short=9", "HEAD"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return asked.stdout.strip() or None if asked.returncode == 0 else None
+
+
+def release() -> str:
+    return installed("ecluse")
+
+
+def version() -> str:
+    """As `0.1.0+g6330d9b12`."""
+    found = commit()
+    return f"{release()}+g{found}" if found else release()

@@ -1,0 +1,43 @@
+"""The rules of retention, derived from the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from ecluse.engine import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, WORKFLOWS, Aged, Flow, OldRuns, Rule
+from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
+from ecluse.settings import Settings
+
+# Idempotency keys are valid for a day, and requests are counted by the minute: older rows have no meaning.
+FIXED = timedelta(days=1)
+
+
+def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
+    """Rows with an age of their own first, then runs with their remaining rows, then what runs account for."""
+    from ecluse.access import audit_trail, idempotency
+    from ecluse.flows.audits import saving as audits
+    from ecluse.flows.fiches import cache as fiches
+    from ecluse.flows.transcriptions import saving, starting
+
+    deliveries = tuple(flow.name for flow in flows if flow.name == NOTIFICATIONS)
+    others = tuple(flow.name for flow in flows if flow.name != NOTIFICATIONS)
+    kinds: dict[str, Aged | OldRuns] = {
+        "EVENTS": EVENTS,
+        "LOGS": LOGS,
+        "ATTEMPTS": ATTEMPTS,
+        "SLOTS": SLOTS,
+        "WORKFLOWS": WORKFLOWS,
+        "PAID_RESULTS": saving.KEPT,
+        "LEASES": LEASES,
+        "AUDIT_TRAIL": audit_trail.KEPT,
+        "DELIVERIES": OldRuns("deliveries", deliveries),
+        "RUNS": OldRuns("runs", others),
+        "AUDITS": audits.KEPT,
+        "FICHES": fiches.KEPT,
+    }
+    rules = [Rule(one, FIXED) for one in (idempotency.KEPT, starting.KEPT)]
+    for name, kind in kinds.items():
+        days = getattr(settings, knob := f"ECLUSE_KEEP_{name}_DAYS")
+        rules.append(Rule(kind, timedelta(days=days) if days else None, knob))
+    return rules

@@ -1,0 +1,176 @@
+"""`ecluse erase …`: removes personal data for good, after saying what will be removed; recorded in the audit trail."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from ecluse import bootstrap, settings
+from ecluse.access import audit_trail, tenants
+from ecluse.base.errors import InvalidInput
+from ecluse.cli.database import operator, with_connection
+from ecluse.cli.prune import Progress
+from ecluse.db.connect import Connection
+from ecluse.engine import erasing, retention
+from ecluse.engine.erasing import Erasure
+
+app = typer.Typer(no_args_is_help=True, help="Remove the data of a fiche, or of a tenant, for good.")
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
+SHOWN = 8  # runs
+
+OF_TENANT = "t.tenant_id = %(tenant)s"
+OF_SCHEDULES = "t.schedule_id IN (SELECT s.id FROM schedules s WHERE s.tenant_id = %(tenant)s)"
+# Everything but runs and their rows, which are deleted first; in the order of the foreign keys. The tenant stays,
+# disabled, and so does its audit trail.
+TENANT = (
+    Erasure("events", "events_outbox", OF_TENANT),
+    Erasure("trace rows", "workflow_logs", OF_TENANT),
+    Erasure("leases", "leases", OF_TENANT),
+    Erasure("idempotency keys", "idempotency_keys", OF_TENANT),
+    Erasure("counts of requests", "transcription_requests", OF_TENANT),
+    Erasure("paid results", "speech_results", OF_TENANT),
+    Erasure("audits", "audits", OF_TENANT),
+    Erasure("fiches", "fiche_cache", OF_TENANT),
+    Erasure("instants of schedules", "schedule_slots", OF_TENANT),
+    Erasure("records of deleted runs", "pruned_runs", OF_SCHEDULES),
+    Erasure("schedules", "schedules", OF_TENANT),
+    Erasure(
+        "versions of audit configs",
+        "audit_config_versions",
+        "t.audit_config_id IN (SELECT c.id FROM audit_configs c WHERE c.tenant_id = %(tenant)s)",
+    ),
+    Erasure("audit configs", "audit_configs", OF_TENANT),
+    Erasure("notification endpoints", "notification_endpoints", OF_TENANT),
+    Erasure("listeners", "realtime_interests", OF_TENANT),
+    Erasure("realtime apps", "realtime_apps", OF_TENANT),
+    Erasure("secrets", "secrets", OF_TENANT),
+    Erasure("API keys", "api_keys", OF_TENANT),
+)
+RUNS = (
+    Erasure("runs", "runs", OF_TENANT),
+    Erasure("items", "items", OF_TENANT),
+    Erasure("deliveries", "deliveries", OF_TENANT),
+)
+OPEN = "SELECT id FROM runs WHERE tenant_id = %s AND ended_at IS NULL ORDER BY id LIMIT %s"
+OF_FLOWS = "SELECT flow, id FROM runs WHERE tenant_id = %s AND flow = ANY(%s)"
+NAMELESS = "UPDATE tenants SET name = id WHERE id = %s"
+
+
+@app.command()
+def fiche(
+    fiche_id: Annotated[str, typer.Argument(help="The fiche's id in the CRM.")],
+    tenant: Annotated[str, typer.Option(help="Whose fiche.")] = "default",
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a fiche: its data, recordings, transcripts, audits, paid results, and the words about it in runs, events,
+    deliveries and logs. Of its runs, numbers, counts, outcomes and codes stay. Erase it in the CRM first."""
+    from ecluse.flows.automation import erasing as of_fiche  # brings the faces along
+
+    folders = bootstrap.trace_folders(settings.load())
+
+    async def look(connection: Connection) -> tuple[of_fiche.Found, Counter[str]]:
+        await tenants.require(connection, tenant)
+        found = await of_fiche.find(connection, tenant, fiche_id)
+        return found, await of_fiche.foresee(connection, found)
+
+    async def erase(connection: Connection) -> Counter[str]:
+        async with connection.transaction():
+            done = await of_fiche.erase(connection, found)
+            subject = f"fiche:{fiche_id}"
+            await audit_trail.record(connection, tenant, operator(), "fiche.erase", subject, _counts(done))
+        files = sum(folders["transcription"].erase(run) for run in found.runs)
+        done["log files"] = files + sum(folders["automation"].erase(run, naming=fiche_id) for run in found.shared)
+        return done
+
+    found, foreseen = with_connection(look)
+    typer.echo(f"fiche {fiche_id} of tenant {tenant}: this will be removed for good")
+    _show(foreseen)
+    own, others = _named(found.runs), _named(found.shared)
+    typer.echo(f"runs about it alone keep numbers, counts and codes only: {own or 'none'}")
+    typer.echo(f"runs it was part of keep its id, its outcome and its code: {others or 'none'}")
+    _ask(yes)
+    _done("fiche", fiche_id, with_connection(erase), as_json=as_json)
+
+
+@app.command("tenant")
+def erase_tenant(
+    tenant: Annotated[str, typer.Argument(metavar="NAME", help="The tenant's id.")],
+    yes: Yes = False,
+    as_json: AsJson = False,
+    flow: Annotated[
+        list[str] | None, typer.Option("--flow", help="A flow to load, as package:NAME. Repeatable.")
+    ] = None,
+) -> None:
+    """Remove everything of a tenant, schedules, keys and secrets included, and disable it. Its audit trail stays."""
+    given = settings.load()
+    flows = {one.name: one for one in bootstrap.load_flows(given, flow or ())}
+    folders = bootstrap.trace_folders(given)
+
+    async def look(connection: Connection) -> Counter[str]:
+        await tenants.require(connection, tenant)
+        await _refuse_open_runs(connection, tenant)
+        return await erasing.count(connection, (*RUNS, *TENANT), {"tenant": tenant})
+
+    async def erase(connection: Connection) -> Counter[str]:
+        async with connection.transaction():
+            await tenants.set_disabled(connection, tenant, True)
+            await connection.execute(NAMELESS, (tenant,))
+            subject = f"tenant:{tenant}"
+            await audit_trail.record(connection, tenant, operator(), "tenant.erase", subject, _counts(foreseen))
+        await _refuse_open_runs(connection, tenant)  # once more: from now on none is started
+        cursor = await connection.execute(OF_FLOWS, (tenant, list(folders)))
+        files = sum(folders[name].erase(run) for name, run in await cursor.fetchall())
+        pace = retention.Pace(rest=0)
+        done = await erasing.delete_tenant(connection, flows, tenant, TENANT, Progress(), pace)
+        done["log files"] = files
+        return done
+
+    foreseen = with_connection(look)
+    typer.echo(f"tenant {tenant}: this will be removed for good, and the tenant disabled")
+    _show(foreseen)
+    _ask(yes)
+    _done("tenant", tenant, with_connection(erase), as_json=as_json)
+
+
+async def _refuse_open_runs(connection: Connection, tenant: str) -> None:
+    cursor = await connection.execute(OPEN, (tenant, SHOWN + 1))
+    if found := [row[0] for row in await cursor.fetchall()]:
+        raise InvalidInput(
+            f"Tenant {tenant} has open runs ({_named(found)}): wait for their end, or end them with `ecluse runs end`."
+        )
+
+
+def _named(runs: list[int]) -> str:
+    return ", ".join(f"#{run}" for run in runs[:SHOWN]) + (
+        f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+    )
+
+
+def _show(counted: Counter[str]) -> None:
+    for what, rows in counted.items():
+        if rows:
+            typer.echo(f"  {rows:>10,} {what}")
+    if not counted.total():
+        typer.echo("  nothing is left of it in the database")
+
+
+def _ask(yes: bool) -> None:
+    if not yes and not typer.confirm("Remove it? This cannot be undone.", default=False):
+        typer.echo("nothing was removed", err=True)
+        raise typer.Exit(1)
+
+
+def _counts(counted: Counter[str]) -> str:
+    return ", ".join(f"{what}: {rows}" for what, rows in counted.items() if rows) or "nothing was left"
+
+
+def _done(kind: str, name: str, done: Counter[str], *, as_json: bool) -> None:
+    typer.echo(f"erased {kind} {name}: {_counts(done)}")
+    if as_json:
+        typer.echo(json.dumps({"erased": kind, "id": name, "removed": {what: n for what, n in done.items() if n}}))

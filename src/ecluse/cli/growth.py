@@ -1,0 +1,147 @@
+"""How fast the database grows, and the size it comes to with the retention knobs as they are. An estimate: the share of
+recent rows is taken from a sample of each large table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from psycopg.rows import namedtuple_row
+
+from ecluse.db.connect import Connection
+from ecluse.settings import Settings
+
+DAYS = 7.0
+SAMPLE = 50_000  # rows
+LATE = timedelta(days=1)  # without a sweep
+
+
+class Group(NamedTuple):
+    """Tables that grow together; the age of the rows of the first one is known."""
+
+    name: str
+    knob: str
+    tables: tuple[str, ...]
+    at: str
+
+
+GROUPS = (
+    Group(
+        "runs",
+        "ECLUSE_KEEP_RUNS_DAYS",
+        (
+            "runs", "stages", "items", "claims", "attempts", "effects", "outcomes", "run_log", "run_waiters",
+            "transcription_runs", "automation_run_facts", "automation_run_fiches", "deliveries", "schedule_slots",
+        ),
+        "created_at",
+    ),
+    Group("events", "ECLUSE_KEEP_EVENTS_DAYS", ("events_outbox",), "occurred_at"),
+    Group("logs", "ECLUSE_KEEP_LOGS_DAYS", ("workflow_logs",), "created_at"),
+    Group("paid results", "ECLUSE_KEEP_PAID_RESULTS_DAYS", ("speech_results",), "created_at"),
+    Group("leases", "ECLUSE_KEEP_LEASES_DAYS", ("leases",), "acquired_at"),
+    Group(
+        "workflows",
+        "ECLUSE_KEEP_WORKFLOWS_DAYS",
+        (
+            "dbos.workflow_status", "dbos.workflow_input", "dbos.workflow_output", "dbos.operation_outputs",
+            "dbos.notifications",
+        ),
+        "to_timestamp(created_at / 1000.0)",
+    ),
+    Group(
+        "fiches, transcripts and audits",
+        "ECLUSE_KEEP_FICHES_DAYS",
+        ("fiche_cache", "fiche_cache_information", "recordings", "recording_transcription_chunks", "audits"),
+        "created_at",
+    ),
+)  # fmt: skip
+SIZES = "SELECT sum(pg_total_relation_size(name::regclass))::bigint FROM unnest(%s::text[]) AS name"
+ROWS = "SELECT greatest(reltuples, 0)::float8 FROM pg_class WHERE oid = %s::regclass"
+SHARE = """
+SELECT count(*) FILTER (WHERE {at} > ecluse_now() - %(days)s * interval '1 day')::float8 / greatest(count(*), 1)
+FROM {table} TABLESAMPLE SYSTEM (%(percent)s)
+"""
+STANDING = """
+SELECT pg_database_size(current_database()) AS bytes, ecluse_now() AS now, (SELECT min(created_at) FROM (
+           SELECT created_at FROM runs ORDER BY id LIMIT 1) first) AS since,
+       (SELECT before FROM pruned WHERE kind = 'runs') AS before,
+       EXISTS (SELECT 1 FROM runs WHERE parent_run_id IS NULL AND flow <> 'notifications'
+               AND ended_at < ecluse_now() - %s * interval '1 day') AS old
+"""
+
+
+class Growing(NamedTuple):
+    name: str
+    keep: int  # days; 0: for ever
+    bytes: int
+    per_day: float  # bytes
+
+
+class Standing(NamedTuple):
+    bytes: int
+    now: datetime
+    since: datetime | None  # the oldest run there is
+    before: datetime | None  # until where runs were pruned
+    old: bool  # runs that the knob does not keep
+
+
+async def measure(connection: Connection, given: Settings) -> tuple[Standing, float, list[Growing]]:
+    """How things stand, the days that were measured, and the groups."""
+    async with connection.cursor(row_factory=namedtuple_row) as cursor:
+        await cursor.execute(STANDING, (given.ECLUSE_KEEP_RUNS_DAYS or 36_500,))
+        (row,) = await cursor.fetchall()
+    standing = Standing(*row)
+    age = (standing.now - standing.since) / timedelta(days=1) if standing.since else 0.0
+    days = min(DAYS, age)
+    groups = []
+    for group in GROUPS if days >= 1 else ():
+        size = await _one(connection, SIZES, ([*group.tables],))
+        rows = await _one(connection, ROWS, (group.tables[0],))
+        percent = 100.0 if rows <= SAMPLE else 100 * SAMPLE / rows
+        statement = SHARE.format(at=group.at, table=group.tables[0])
+        share = await _one(connection, statement, {"days": days, "percent": percent})
+        groups.append(Growing(group.name, getattr(given, group.knob), size, size * share / days))
+    return standing, days, groups
+
+
+def sentence(standing: Standing, days: float, groups: Sequence[Growing]) -> str:
+    if not groups:
+        return f"the database has {_size(standing.bytes)}; how fast it grows can be said after a day of runs"
+    steady = sum(one.per_day * one.keep for one in groups)
+    lasting = [one for one in groups if not one.keep and one.per_day > 0]
+    most = max(groups, key=lambda one: one.per_day)
+    told = (
+        f"the database has {_size(standing.bytes)} and grew by {_size(sum(one.per_day for one in groups))} a day over"
+        f" {days:.0f} days, most of it {most.name}; what is deleted by age comes to {_size(steady)}"
+    )
+    if lasting:
+        names = ", ".join(one.name for one in lasting)
+        told += f"; {names} are kept for ever and come to {_size(365 * sum(one.per_day for one in lasting))} a year"
+    return told
+
+
+def trouble(standing: Standing, given: Settings) -> tuple[str, str] | None:
+    """What is wrong with retention, and what to do about it."""
+    keep = given.ECLUSE_KEEP_RUNS_DAYS
+    if not keep:
+        return "runs are never deleted (ECLUSE_KEEP_RUNS_DAYS=0)", "set it to the days for which runs are needed"
+    swept_at = None if standing.before is None else standing.before + timedelta(days=keep)
+    if standing.old and (swept_at is None or standing.now - swept_at > LATE):
+        since = "never" if swept_at is None else f"last at {swept_at:%Y-%m-%d %H:%M}"
+        do = "start a server with the role scheduler, or run `ecluse prune`"
+        return f"runs older than {keep} days are not deleted: pruned {since}", do
+    return None
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"
+
+
+async def _one(connection: Connection, statement: str, given: Any) -> Any:
+    row = await (await connection.execute(statement, given)).fetchone()  # type: ignore[arg-type, unused-ignore]
+    return row[0] if row else 0

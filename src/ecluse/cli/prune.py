@@ -1,0 +1,111 @@
+"""`ecluse prune`: deletes, or counts, what is older than the retention knobs allow."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from ecluse import bootstrap, settings
+from ecluse.access import audit_trail
+from ecluse.cli.database import operator, with_connection
+from ecluse.db.connect import Connection
+from ecluse.engine import Rule, retention
+from ecluse.engine.retention import Busy, Pruned
+
+EVERYWHERE = "system"  # retention belongs to no tenant
+EVERY_SECONDS = 2.0
+
+
+def prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count only; delete nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")] = False,
+    flow: Annotated[
+        list[str] | None, typer.Option("--flow", help="A flow to load, as package:NAME. Repeatable.")
+    ] = None,
+) -> None:
+    """Delete what is older than the ECLUSE_KEEP_… knobs allow. Servers do it by themselves, every five minutes."""
+    given = settings.load()
+    flows = bootstrap.load_flows(given, flow or ())
+    by_name, rules = {one.name: one for one in flows}, bootstrap.retention_rules(given, flows)
+
+    async def ask(connection: Connection) -> list[Pruned] | None:
+        if dry_run:
+            return await retention.foresee(connection, by_name, rules)
+        async with retention.alone(connection) as mine:
+            if not mine:
+                return None
+            done = await retention.prune(connection, by_name, rules, tell=Progress())
+            total = sum(one.rows.total() for one in done)
+            subject = ", ".join(f"{one.rule.kind.name} {one.rows.total()}" for one in done if one.rows.total())
+            if total:
+                await audit_trail.record(connection, EVERYWHERE, operator(), "retention.prune", subject)
+            return done
+
+    try:
+        done = with_connection(ask)
+    except Busy as error:
+        typer.echo(f"stopped, because the database is busy: {error}; a server goes on, or try again later", err=True)
+        raise typer.Exit(1) from error
+    if done is None:
+        typer.echo("another process is pruning at this moment: nothing was done here", err=True)
+        raise typer.Exit(1)
+    _show(done, rules, dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps({"dry_run": dry_run, "kinds": [_row(one) for one in done]}))
+
+
+class Progress:
+    """Prints how many rows of a kind have been deleted so far, every few seconds."""
+
+    def __init__(self) -> None:
+        self._rows: Counter[str] = Counter()
+        self._said_at = time.monotonic()
+
+    def __call__(self, kind: str, rows: int) -> None:
+        self._rows[kind] += rows
+        if rows and time.monotonic() - self._said_at > EVERY_SECONDS:
+            self._said_at = time.monotonic()
+            typer.echo(f"{kind}: {self._rows[kind]:,} rows deleted …", err=True)
+
+
+def _show(done: Sequence[Pruned], rules: Sequence[Rule], *, dry_run: bool) -> None:
+    word = "would be deleted" if dry_run else "deleted"
+    typer.echo(f"{'kind':<17} {'knob':<31} {'kept':>9} {'rows ' + word:>22}  {'oldest':<17} newest")
+    by_kind = {one.rule.kind.name: one for one in done}
+    for rule in rules:
+        one = by_kind.get(rule.kind.name)
+        kept = "for ever" if rule.keep is None else f"{rule.keep.days} days"
+        rows = "-" if rule.keep is None else "refused" if one is None else f"{one.rows.total():,}"
+        oldest, newest = (_at(one.oldest), _at(one.newest)) if one else ("", "")
+        typer.echo(
+            f"{rule.kind.name:<17} {rule.knob or '(fixed)':<31} {kept:>9} {rows:>22}  {oldest:<17} {newest}".rstrip()
+        )
+    for one in done:
+        tables = ", ".join(f"{rows:,} {table}" for table, rows in one.rows.most_common() if rows)
+        if len(one.rows) > 1 and tables:
+            typer.echo(f"{one.rule.kind.name}: {tables}")
+        for reason, families in sorted(one.kept.items()):
+            typer.echo(f"{one.rule.kind.name}: {families:,} old ones stay, with the runs they belong to ({reason})")
+
+
+def _at(instant: datetime | None) -> str:
+    return "" if instant is None else f"{instant:%Y-%m-%d %H:%M}"
+
+
+def _row(one: Pruned) -> dict[str, Any]:
+    return {
+        "kind": one.rule.kind.name,
+        "knob": one.rule.knob,
+        "days": None if one.rule.keep is None else one.rule.keep.days,
+        "rows": one.rows.total(),
+        "tables": {table: rows for table, rows in one.rows.items() if rows},
+        "oldest": None if one.oldest is None else one.oldest.isoformat(),
+        "newest": None if one.newest is None else one.newest.isoformat(),
+        "kept": dict(one.kept),
+    }

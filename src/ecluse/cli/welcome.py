@@ -1,0 +1,33 @@
+"""The first lines of a server's log: which program this is, where to look at it, and how to get in."""
+
+from __future__ import annotations
+
+import socket
+
+import structlog
+
+from ecluse.base.version import version
+from ecluse.db.connect import open_blocking_session
+
+log = structlog.get_logger(__name__)
+
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not listened on: what is to be opened instead
+USABLE = "SELECT FROM api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ecluse_now()) LIMIT 1"
+MAKE_ONE = "ecluse keys create --name laptop --role operator"
+
+
+def name_program() -> None:
+    log.info("ecluse", version=version())
+
+
+def say_where(listener: socket.socket, dsn: str, public_url: str | None) -> None:
+    """Of a server that answers people."""
+    log.info("open it in a browser", url=public_url or url_of(*listener.getsockname()[:2]))
+    with open_blocking_session(dsn) as connection:
+        if connection.execute(USABLE).fetchone() is None:
+            log.info("there is no API key yet: make one, and sign in with it", command=MAKE_ONE)
+
+
+def url_of(host: str, port: int) -> str:
+    host = ANYWHERE.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

@@ -1,0 +1,24 @@
+"""How many connections a process takes, by its roles: the sizes of all pools. docs/operations.md has the table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+SIZE = 10  # of the general pool and of the workflows', unless ECLUSE_DB_POOL says otherwise
+CLAIMING = 3  # claims and commits; more would only wait for each other
+READING = 4  # the API's quick reads, at most
+DELIVERING = 4  # webhooks and mails, at most
+
+
+def most_connections(roles: Collection[str], size: int) -> int:
+    """What a process with these roles may hold at once."""
+    listeners = 2  # for the engine and for realtime
+    count = size + listeners
+    if "api" in roles:
+        count += min(READING, size)
+    if "worker" in roles:
+        count += CLAIMING + size + min(DELIVERING, size)
+        count += 1  # the reaper
+    if "worker" in roles or "scheduler" in roles:
+        count += 2  # heartbeat and publisher
+    return count

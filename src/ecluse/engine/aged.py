@@ -1,0 +1,104 @@
+"""Rows that retention deletes by their age: the table, the instant the age counts from, the index that finds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from ecluse.db.connect import Connection
+
+# Reads a page in index order and deletes the old rows of it. Rows that must stay are passed over, not read again.
+DELETE = """
+WITH page AS MATERIALIZED (
+    SELECT t.ctid AS place, t.{order} AS number, {at} < %(before)s AS old FROM {table} t
+    WHERE {where} AND t.{order} > %(after)s::{type} ORDER BY t.{order} LIMIT %(limit)s),
+gone AS (
+    DELETE FROM {table} t WHERE t.ctid = ANY(ARRAY(SELECT place FROM page WHERE old)) AND {also} RETURNING 1)
+SELECT (SELECT count(*) FROM gone), count(*) = %(limit)s AND bool_or(old), max(number)::text FROM page
+"""
+COUNT = "SELECT count(*), min({at}), max({at}) FROM {table} t WHERE {where} AND {at} < %(before)s AND {also}"
+FIRST = {"bigint": "-1", "timestamptz": "-infinity"}
+
+
+class Page(NamedTuple):
+    """The effect of one statement; `more`: further old rows may follow."""
+
+    deleted: int
+    more: bool
+    last: str | None
+
+
+class Old(NamedTuple):
+    rows: int
+    oldest: datetime | None
+    newest: datetime | None
+
+
+@dataclass(frozen=True)
+class Aged:
+    """A kind of rows. `at` is the instant that the age of a row `t` counts from, `order` an indexed column that grows
+    with it, `where` the predicate of that index, `also` a further condition on old rows. `statement` replaces the plain
+    DELETE and has the same parameters and columns."""
+
+    name: str
+    table: str
+    at: str
+    order: str = "id"
+    type: Literal["bigint", "timestamptz"] = "bigint"
+    where: str = "true"
+    also: str = "true"
+    statement: str = ""
+
+    async def delete(self, connection: Connection, before: datetime, after: str | None, limit: int) -> Page:
+        given = {"before": before, "after": after or FIRST[self.type], "limit": limit}
+        cursor = await connection.execute(self._sql(self.statement or DELETE), given)
+        row = await cursor.fetchone()
+        assert row is not None  # noqa: S101 - an aggregate has one row
+        return Page(row[0], bool(row[1]), row[2])
+
+    async def count(self, connection: Connection, before: datetime) -> Old:
+        row = await (await connection.execute(self._sql(COUNT), {"before": before})).fetchone()
+        assert row is not None  # noqa: S101 - an aggregate has one row
+        return Old(*row)
+
+    def _sql(self, text: str) -> Any:
+        names = ("table", "at", "order", "type", "where", "also")
+        return text.format(**{name: getattr(self, name) for name in names})
+
+
+EVENTS = Aged("events", "events_outbox", "t.published_at", order="published_seq", where="t.published_seq IS NOT NULL")
+LOGS = Aged("logs", "workflow_logs", "t.created_at")
+ATTEMPTS = Aged(
+    "attempts",
+    "attempts",
+    "t.at",
+    also="NOT EXISTS (SELECT 1 FROM runs r WHERE r.id = t.run_id AND r.ended_at IS NULL)",
+)
+# A slot that was fired is deleted with its run.
+SLOTS = Aged(
+    "slots",
+    "schedule_slots",
+    "t.decided_at",
+    order="decided_at",
+    type="timestamptz",
+    where="t.state IN ('skipped', 'missed')",
+)
+# The next number of a key follows its last row, or, where that was deleted, the highest number ever deleted.
+LEASES = Aged(
+    "leases",
+    "leases",
+    "t.ended_at",
+    order="ended_at",
+    type="timestamptz",
+    where="t.ended_at IS NOT NULL",
+    statement="""
+WITH page AS MATERIALIZED (
+    SELECT t.ctid AS place, t.fence, t.ended_at AS number, t.ended_at < %(before)s AS old FROM leases t
+    WHERE t.ended_at IS NOT NULL AND t.ended_at > %(after)s::timestamptz ORDER BY t.ended_at LIMIT %(limit)s),
+numbered AS (
+    UPDATE pruned SET highest = greatest(highest, (SELECT max(fence) FROM page WHERE old)) WHERE kind = 'leases'),
+gone AS (DELETE FROM leases t WHERE t.ctid = ANY(ARRAY(SELECT place FROM page WHERE old)) RETURNING 1)
+SELECT (SELECT count(*) FROM gone), count(*) = %(limit)s AND bool_or(old), max(number)::text FROM page
+""",
+)

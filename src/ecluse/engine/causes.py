@@ -1,0 +1,240 @@
+"""Why a waiting item has not started, and when it will; what waits for the same cause, and a sentence for all of it:
+pure decisions on the facts of one instant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from ecluse.engine.breakers import TRIGGERED
+from ecluse.engine.suspects import Suspicion
+
+Cause = Literal[
+    "paused", "held", "breaker", "no worker", "lease", "postponed", "retry", "window", "suspect", "in flight",
+    "per key", "throttled", "queued", "gate",
+]  # fmt: skip
+# Nothing of these starts by itself, or not for a while: a run of which nothing else goes on makes no progress.
+BLOCKING: frozenset[Cause] = frozenset({"paused", "held", "breaker", "no worker", "lease", "postponed"})
+
+SAMPLE = 3
+NAMED = 3  # causes in a summary
+
+
+@dataclass(frozen=True)
+class Example:
+    run_id: int
+    key: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """What waits for the same cause in one stage and lane; without a lane it is the run itself that waits."""
+
+    cause: Cause
+    flow: str
+    stage: str | None
+    lane: str | None
+    count: int
+    detail: str
+    since: datetime | None = None
+    first_at: datetime | None = None
+    last_at: datetime | None = None  # at the earliest, where too many wait for each place to be counted
+    sample: Sequence[Example] = ()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that bears upon one item's start, at one instant."""
+
+    now: datetime
+    id: int
+    run_id: int
+    flow: str
+    stage: str
+    key: str
+    target: str
+    due_at: datetime
+    executions: int
+    crashes: int
+    suspicion: int
+    error_code: str | None
+    error: str | None
+    postponed_cause: Literal["lease", "postponed"] | None
+    postponed_why: str | None
+    position: int | None
+    counted: int  # of those in line, how many were looked at
+    lane: str
+    paused_at: datetime | None
+    paused_reason: str | None
+    paused_by: str | None
+    held_until: datetime | None
+    held_reason: str | None
+    down_since: datetime | None  # its breaker has opened, and no call has been answered since
+    last_failure: str | None
+    clock_stopped: bool
+    spacing: timedelta | None
+    next_free_at: datetime | None
+    max_in_flight: int | None
+    in_flight: int
+    probing: bool  # after a breaker's pause: one call at a time
+    key_full: bool
+    max_per_key: int | None
+    workers: int
+    hands: int
+    busy: int
+    pace: float | None  # calls of its lane per second, of late
+
+
+def cause_of(item: Facts) -> Cause:
+    """The one thing without which it could start sooner; of several, the one that lasts."""
+    if item.paused_reason is not None:
+        return "paused"
+    if item.held_until is not None and item.held_until >= item.due_at:
+        return "breaker" if (item.held_reason or "").startswith(TRIGGERED) else "held"
+    if item.workers == 0:
+        return "no worker"
+    if item.postponed_cause == "lease":  # also once it is due: the lease is looked at first
+        return "lease"
+    if item.due_at > item.now:
+        return item.postponed_cause or ("window" if item.error_code is None else "retry")
+    if item.suspicion:
+        return "suspect"
+    if item.probing:
+        return "breaker"
+    if item.max_in_flight is not None and item.in_flight >= item.max_in_flight:
+        return "in flight"
+    if item.key_full:
+        return "per key"
+    return "queued" if item.spacing is None else "throttled"
+
+
+def detail_of(item: Facts, *, shared: bool = False) -> str:
+    """The same for people, without the item's place in line. A lane is everybody's: where the answer is `shared` with
+    one tenant, it names no operator and quotes no vendor on another one's call."""
+    match cause_of(item):
+        case "paused":
+            by = "an operator" if shared else item.paused_by
+            since = "" if item.paused_at is None else f" (since {instant(item.paused_at)})"
+            clock = "; the clock of its stage stands still" if item.clock_stopped else ""
+            return f"lane {item.lane} was paused by {by}: {item.paused_reason}{since}{clock}"
+        case "breaker" if item.down_since is not None:
+            held = "one call at a time probes it"
+            probe = held if item.held_until is None else f"next probe {instant(item.held_until)}"
+            failure = "" if shared else f": {item.last_failure}"
+            return f"lane {item.lane}: vendor down since {instant(item.down_since)}, {probe}{failure}"
+        case "held" | "breaker" if item.held_until is not None:
+            broken = (item.held_reason or "").startswith(TRIGGERED)
+            why = item.held_reason if not shared else "its breaker is open" if broken else "after the vendor's word"
+            return f"lane {item.lane} is held until {instant(item.held_until)}: {why}"
+        case "breaker":
+            return f"lane {item.lane} tries one call at a time after its breaker's pause"
+        case "no worker":
+            return f"no live worker can do {item.flow}/{item.stage}: start one whose flows have it"
+        case "lease" | "postponed":
+            return f"{item.postponed_why}; looked at again at {instant(item.due_at)}"
+        case "retry":
+            return f"execution {item.executions + 1} at {instant(item.due_at)}, after {item.error_code}: {item.error}"
+        case "window":
+            return f"not before {instant(item.due_at)}"
+        case "suspect":
+            how = "run in a small group" if item.suspicion < Suspicion.ALONE else "run alone"
+            how = how if item.suspicion < Suspicion.POISON else "not run again"
+            return f"{item.crashes} workers died with it in hand: it is {how}"
+        case "in flight":
+            return f"lane {item.lane} has its {item.max_in_flight} calls in flight"
+        case "per key":
+            return f"{item.max_per_key} of its group are in flight, which is its cap in lane {item.lane}"
+        case "throttled" if item.spacing is not None:
+            return f"lane {item.lane} starts {60 / item.spacing.total_seconds():.4g} calls a minute"
+        case _ if item.busy >= item.hands:
+            return f"all {item.hands} worker slots of {item.workers} replicas are busy"
+        case _:
+            return "about to be taken up"
+
+
+def detail_in_line(item: Facts, *, shared: bool = False) -> str:
+    """The detail, and how many go before it where that is what it waits for."""
+    detail = detail_of(item, shared=shared)
+    if cause_of(item) not in ("in flight", "throttled", "queued") and not (item.probing and item.held_until is None):
+        return detail
+    before = f"at least {item.counted}" if item.position is None else item.position
+    return f"{detail}; {before} before it"
+
+
+def expected(item: Facts) -> datetime | None:
+    """None: it cannot be predicted."""
+    if cause_of(item) in ("paused", "no worker", "lease") or item.suspicion or item.probing:
+        return None
+    if item.position is None and item.due_at <= item.now:
+        return None
+    start = max(item.now, item.due_at, item.held_until or item.now)
+    position = item.position or 0
+    if item.spacing is not None and item.next_free_at is not None:
+        return max(start, item.next_free_at) + position * item.spacing
+    if start > item.now or (position == 0 and item.busy < item.hands):
+        return start
+    return item.now + timedelta(seconds=position / item.pace) if item.pace else None
+
+
+def grouped(items: Sequence[Facts], count: int, *, shared: bool) -> Group:
+    """`count` items with the same cause, of which these are known: the first of them, some, and the last."""
+    first, last = items[0], items[-1]
+    if last.position is None and first.position is not None:
+        last = replace(last, position=first.position + count - 1)  # at least
+    cause, detail = cause_of(first), detail_of(first, shared=shared)
+    if cause == "retry" and count > 1:
+        when = f"from {instant(first.due_at)} to {instant(last.due_at)}"
+        detail = f"next attempts {when}, the first after {first.error_code}: {first.error}"
+    sample = list(dict.fromkeys(Example(one.run_id, one.key, one.target) for one in items))
+    return Group(
+        cause,
+        first.flow,
+        first.stage,
+        first.lane,
+        count,
+        detail,
+        first.paused_at,
+        expected(first),
+        expected(last),
+        sample[:SAMPLE],
+    )
+
+
+def merged(groups: Sequence[Group]) -> list[Group]:
+    """What differs in something else than its cause, flow, stage and lane is one group all the same."""
+    found: dict[tuple[str | None, ...], Group] = {}
+    for one in groups:
+        key = (one.cause, one.flow, one.stage, one.lane)
+        if (other := found.get(key)) is None:
+            found[key] = one
+            continue
+        larger = max(one, other, key=lambda group: group.count)
+        firsts = [group.first_at for group in (one, other) if group.first_at is not None]
+        lasts = [group.last_at for group in (one, other) if group.last_at is not None]
+        found[key] = replace(
+            larger,
+            count=one.count + other.count,
+            first_at=min(firsts, default=None),
+            last_at=max(lasts) if len(lasts) == 2 else None,
+            sample=[*larger.sample, *(one if larger is other else other).sample][:SAMPLE],
+        )
+    return sorted(found.values(), key=lambda group: (-group.count, group.flow, group.stage or "", group.cause))
+
+
+def summary(groups: Sequence[Group], waiting: int, calls: int) -> str:
+    """One sentence for all of it."""
+    if not waiting:
+        return f"nothing of it waits in a lane: {groups[0].detail}"
+    if len(groups) == 1:
+        said = groups[0].detail
+    else:
+        said = "; ".join(f"{group.count:,} of them: {group.detail}" for group in groups[:NAMED])
+    more = f"; and {len(groups) - NAMED} more causes" if len(groups) > NAMED else ""
+    return f"{waiting:,} waiting, {calls:,} in flight: {said}{more}"
+
+
+def instant(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"

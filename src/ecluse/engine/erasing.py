@@ -1,0 +1,203 @@
+"""Erasure of content, for personal data. The bare facts of a run stay: ids, counts, outcomes and their codes, instants.
+
+`runs` are about the erased record alone and lose all their words; `shared` are runs of which it is one target and lose
+what is about that target. The deletion of a whole tenant leaves nothing but its audit trail.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ecluse.base.errors import EcluseError
+from ecluse.db.connect import Connection
+from ecluse.engine import retention
+from ecluse.engine.flow import Flow
+from ecluse.engine.pruning import Limits
+
+ERASED = "[erased]"
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """Content of one table: a condition on its rows `t`, and how they are changed; without that, they are deleted."""
+
+    what: str  # for people
+    table: str
+    where: str
+    changes: str = ""
+
+    @property
+    def count(self) -> str:
+        return f"SELECT count(*) FROM {self.table} t WHERE {self.where}"  # noqa: S608 - our own words
+
+    @property
+    def statement(self) -> str:
+        if self.changes:
+            return f"UPDATE {self.table} t SET {self.changes} WHERE {self.where}"  # noqa: S608 - our own words
+        return f"DELETE FROM {self.table} t WHERE {self.where}"  # noqa: S608 - our own words
+
+
+# The auditor follows the moves of a run through its log: they stay, without what was said beside them.
+MOVE = "(t.event_id IS NULL AND t.message ~ '^[^:>]{1,40} -> [^:>]{1,40}$')"
+ITEM = "(t.run_id = ANY(%(runs)s) OR t.run_id = ANY(%(shared)s) AND %(target)s IN (t.target, t.key))"
+# Lines about the target: by the computed id of its work, by its field, or named in words.
+NAMED = "(t.{event_id} ~ %(in_id)s OR t.data ->> %(field)s = %(target)s OR t.message ~ %(in_words)s)"
+WORDS = """(SELECT coalesce(jsonb_object_agg(e.key, e.value), '{{}}') FROM jsonb_each({payload}) e
+    WHERE jsonb_typeof(e.value) IN ('number', 'boolean', 'null') OR e.key = ANY(%(facts)s))"""
+# Strings and objects of an event that are facts, not words.
+FACTS = (
+    "run_id", "job_id", "schedule_id", "status", "end_cause", "error_code", "priority", "counts", "due_at",
+)  # fmt: skip
+
+OF_RUNS = (
+    Erasure(
+        "errors of runs",
+        "runs",
+        f"""(t.id = ANY(%(runs)s) OR t.id = ANY(%(shared)s) AND (t.error_message ~ %(in_words)s OR
+            t.reason ~ %(in_words)s OR t.error_details::text ~ %(in_words)s))
+        AND (t.error_message <> '{ERASED}' OR t.reason <> '{ERASED}' OR t.error_details IS NOT NULL)""",
+        f"error_details = NULL, error_message = CASE WHEN t.error_message IS NOT NULL THEN '{ERASED}' END,"
+        f" reason = CASE WHEN t.reason IS NOT NULL THEN '{ERASED}' END",
+    ),
+    Erasure(
+        "payloads, results and errors of items",
+        "items",
+        f"{ITEM} AND (num_nonnulls(t.payload, t.result, t.postponed_why) > 0 OR t.error <> '{ERASED}')",
+        "payload = NULL, result = NULL, postponed_cause = NULL, postponed_why = NULL,"
+        f" error = CASE WHEN t.error IS NOT NULL THEN '{ERASED}' END",
+    ),
+    Erasure(
+        "errors of attempts",
+        "attempts",
+        f"""(t.run_id = ANY(%(runs)s) OR t.run_id = ANY(%(shared)s) AND t.event_id ~ %(in_id)s)
+        AND t.error <> '{ERASED}'""",
+        f"error = '{ERASED}'",
+    ),
+    Erasure(
+        "reasons of outcomes",
+        "outcomes",
+        f"""(t.run_id = ANY(%(runs)s) OR t.run_id = ANY(%(shared)s) AND t.target = %(target)s)
+        AND t.reason <> '{ERASED}'""",
+        f"reason = '{ERASED}'",
+    ),
+    Erasure(
+        "log lines of runs",
+        "run_log",
+        f"""(t.run_id = ANY(%(runs)s) OR t.run_id = ANY(%(shared)s) AND t.count = 1
+            AND ({NAMED.format(event_id="event_id")} OR %(target)s = ANY(t.targets))) AND NOT {MOVE}""",
+    ),
+    # A line that many targets share stays, without this one.
+    Erasure(
+        "log lines of runs",
+        "run_log",
+        f"""t.run_id = ANY(%(shared)s) AND t.count > 1 AND t.message <> '{ERASED}'
+        AND ({NAMED.format(event_id="event_id")} OR %(target)s = ANY(t.targets))""",
+        f"""targets = array_remove(t.targets, %(target)s),
+        event_id = CASE WHEN t.event_id ~ %(in_id)s THEN NULL ELSE t.event_id END,
+        data = CASE WHEN t.data ->> %(field)s = %(target)s THEN NULL ELSE t.data END,
+        message = CASE WHEN t.message ~ %(in_words)s THEN '{ERASED}' ELSE t.message END""",
+    ),
+    Erasure(
+        "log lines of runs", "run_log", f"t.run_id = ANY(%(runs)s) AND t.data IS NOT NULL AND {MOVE}", "data = NULL"
+    ),
+    Erasure(
+        "trace rows",
+        "workflow_logs",
+        f"""t.run_id = ANY(%(runs)s)
+        OR t.tenant_id = %(tenant)s AND t.entity_type = %(kind)s AND t.entity_id = %(target)s
+        OR t.run_id = ANY(%(shared)s) AND {NAMED.format(event_id="inngest_event_id")}""",
+    ),
+    Erasure(
+        "words of events",
+        "events_outbox",
+        f"""t.tenant_id = %(tenant)s AND (t.aggregate = ANY(%(aggregates)s)
+            OR t.aggregate = ANY(%(shared_aggregates)s) AND t.payload ->> %(field)s = %(target)s)
+        AND t.payload <> {WORDS.format(payload="t.payload")}""",
+        f"payload = {WORDS.format(payload='t.payload')}",
+    ),
+    Erasure(
+        "last failures of lanes",
+        "lanes",
+        f"t.last_failure ~ %(in_words)s AND t.last_failure <> '{ERASED}'",
+        f"last_failure = '{ERASED}'",
+    ),
+)
+
+
+def parameters(tenant: str, kind: str, target: str, runs: Sequence[int], shared: Sequence[int]) -> dict[str, Any]:
+    """`kind` is what logs and events call such a record."""
+    name = re.escape(target)
+    return {
+        "tenant": tenant,
+        "kind": kind,
+        "field": f"{kind}_id",
+        "target": target,
+        "runs": list(runs),
+        "shared": list(shared),
+        "aggregates": [f"run:{run}" for run in runs],
+        "shared_aggregates": [f"run:{run}" for run in shared],
+        "in_id": f"-{name}(-|$)",
+        "in_words": f"{kind}[ _:#-]*{name}(?![[:alnum:]_])",
+        "facts": [*FACTS, f"{kind}_id"],
+    }
+
+
+async def count(connection: Connection, erasures: Sequence[Erasure], given: Mapping[str, Any]) -> Counter[str]:
+    """Rows that have content, by what it is."""
+    found: Counter[str] = Counter()
+    for one in erasures:
+        row = await (await connection.execute(one.count, given)).fetchone()  # type: ignore[arg-type, unused-ignore]
+        found[one.what] += row[0] if row else 0
+    return found
+
+
+async def erase(connection: Connection, erasures: Sequence[Erasure], given: Mapping[str, Any]) -> Counter[str]:
+    """In the caller's transaction."""
+    done: Counter[str] = Counter()
+    await connection.execute("SET LOCAL ecluse.erasing = 'on'")  # see outcomes_guard()
+    for one in erasures:
+        done[one.what] += (await connection.execute(one.statement, given)).rowcount  # type: ignore[arg-type, unused-ignore]
+    return done
+
+
+class Stuck(EcluseError):
+    """Runs that another session holds; the message says which."""
+
+    code = "RUNS_LOCKED"
+
+
+RUNS_OF_TENANT = "SELECT id FROM runs WHERE tenant_id = %s ORDER BY id DESC LIMIT %s"
+BATCH = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT t.ctid FROM {table} t WHERE {where} LIMIT %(limit)s))"
+
+
+async def delete_tenant(
+    connection: Connection,
+    flows: Mapping[str, Flow],
+    tenant: str,
+    tables: Sequence[Erasure],
+    tell: retention.Tell,
+    pace: retention.Pace,
+) -> Counter[str]:
+    """Deletes all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches; after a crash the
+    next call continues."""
+    done: Counter[str] = Counter()
+    own = retention.own_tables(flows)
+    while runs := [row[0] for row in await (await connection.execute(RUNS_OF_TENANT, (tenant, 1_000))).fetchall()]:
+        rows = await retention.delete(connection, runs, Limits({}), own, pace, lambda n: tell("runs", n), anyhow=True)
+        if not rows["runs"]:
+            raise Stuck(f"Runs of tenant {tenant} are locked by another session, such as {runs[0]}: try again later.")
+        done += rows
+    for one in tables:
+        deleted, limit = 1, 0
+        while deleted > limit - 1:
+            async with pace.batch() as limit:
+                statement = BATCH.format(table=one.table, where=one.where)
+                given = {"tenant": tenant, "limit": limit}
+                deleted = (await connection.execute(statement, given)).rowcount  # type: ignore[arg-type, unused-ignore]
+            done[one.table] += deleted
+            tell(one.what, deleted)
+    return done

@@ -1,0 +1,101 @@
+"""Ends that no person asks for and no story comes to: of the runs that only a run that was ended by force waited for,
+and of runs that take longer than they may."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ecluse.db.connect import Connection, Pool
+from ecluse.engine import closing, ending, run_log, runs
+from ecluse.engine.ending import Cause
+from ecluse.engine.flow import Flow
+from ecluse.engine.states import EndCause
+
+TOGETHER = 200
+
+# One replica at a time ends what a run leaves behind.
+FORCED = """
+SELECT id, coalesce(reason, error_code, end_cause) FROM runs WHERE ends_waited_for AND id > %s ORDER BY id LIMIT 1
+FOR NO KEY UPDATE SKIP LOCKED
+"""
+# Open runs that it waited for, and that no person and no open run waits for any more.
+ORPHANS = """
+SELECT c.id FROM run_waiters w JOIN runs c ON c.id = w.run_id
+WHERE w.waiter_run_id = %(run)s AND c.ended_at IS NULL AND NOT EXISTS (
+    SELECT 1 FROM run_waiters o LEFT JOIN runs r ON r.id = o.waiter_run_id WHERE o.run_id = w.run_id
+    AND (o.waiter_run_id IS NULL OR (r.id IS NOT NULL AND r.ended_at IS NULL)))
+"""
+SOME = f"{ORPHANS} AND c.flow = ANY(%(flows)s) AND c.id <> ALL(%(tried)s) ORDER BY c.id LIMIT {TOGETHER}"
+LOCK = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
+THESE = f"{ORPHANS} AND c.id = ANY(%(these)s)"
+NONE_LEFT = f"UPDATE runs SET ends_waited_for = false WHERE id = %(run)s AND NOT EXISTS ({ORPHANS})"  # noqa: S608
+
+# Nobody leads them, or they have had twice their time. `only_overdue`: a live replica leads it. Time in which the clock
+# of a stage stood still does not count.
+STALE = """
+SELECT r.id, r.started_at IS NULL, date_trunc('second', ecluse_now() - b.began), s.most,
+       led AND b.began >= ecluse_now() - 2 * s.most AS only_overdue
+FROM runs r JOIN unnest(%(flows)s::text[], %(limits)s::interval[]) AS f(flow, given) ON f.flow = r.flow,
+LATERAL (SELECT coalesce(r.started_at, r.created_at) AS began) b,
+LATERAL (SELECT f.given + clock_stood(r.id) AS most) s,
+LATERAL (SELECT EXISTS (
+    SELECT 1 FROM dbos.workflow_status w JOIN replicas p ON p.id = w.executor_id AND p.state = 'live'
+    WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key AND w.status = 'PENDING') AS led) l
+WHERE r.ended_at IS NULL AND r.orchestrated AND b.began < ecluse_now() - f.given AND b.began < ecluse_now() - s.most
+"""
+
+
+async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
+    """Some at a time, each time in a transaction of its own. What those waited for follows in a later pass."""
+    place, tried = 0, list[int]()
+    async with pool.connection() as connection:
+        while True:
+            async with connection.transaction():
+                row = await (await connection.execute(FORCED, (place,))).fetchone()
+                if row is None:
+                    return
+                run_id, why = row
+                facts = {"run": run_id, "flows": list(flows), "tried": tried}
+                some = [found for (found,) in await (await connection.execute(SOME, facts)).fetchall()]
+                if some:
+                    await _end_those_left(connection, flows, run_id, why, some)
+                    tried += some
+                else:
+                    await connection.execute(NONE_LEFT, facts)
+                    place, tried = run_id, []
+
+
+async def _end_those_left(
+    connection: Connection, flows: Mapping[str, Flow], run_id: int, why: str, some: Collection[int]
+) -> None:
+    """Asked again under their locks: a run or person that begins to wait for one of them locks it first."""
+    await connection.execute(LOCK, (list(some),))
+    cursor = await connection.execute(THESE, {"run": run_id, "these": list(some)})
+    left = await runs.load_many(connection, [found for (found,) in await cursor.fetchall()])
+    cause = Cause("parent", None, f"run {run_id}, which waited for it, ended: {why}", f"run:{run_id}")
+    for name in sorted({run.flow for run in left}):
+        await closing.end_together(connection, flows[name], [run for run in left if run.flow == name], cause)
+
+
+async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
+    """Longer than its stages may take, or not taken up for as long: a bug, a story that hangs, or no worker. One that
+    is being led gets twice the time."""
+    limits = [flow.stale_after for flow in flows.values()]
+    async with pool.connection() as connection:
+        cursor = await connection.execute(STALE, {"flows": list(flows), "limits": limits})
+        for run_id, queued, age, limit, only_overdue in await cursor.fetchall():
+            how = "not taken up by any worker" if queued else "running"
+            why = f"{how} for {age}, longer than the {limit} that its stages may take"
+            if only_overdue:
+                await run_log.write_once(connection, run_id, "overdue: still being led", why=why)
+            else:
+                await end_one(connection, flows, run_id, "stale", "STALE", why)
+
+
+async def end_one(
+    connection: Connection, flows: Mapping[str, Flow], run_id: int, cause: EndCause, code: str, why: str
+) -> None:
+    """One that cannot be ended does not keep the others."""
+    run = await runs.load(connection, run_id)
+    with closing.apart(run_id):
+        await ending.end(connection, flows[run.flow], run, cause=cause, code=code, reason=why)

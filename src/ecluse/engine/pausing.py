@@ -1,0 +1,120 @@
+"""An operator's pause of a lane. The time of the stages that need it runs on, or stands still until it is resumed: then
+their deadlines move by as much."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import structlog
+from psycopg.rows import class_row
+
+from ecluse.base.errors import NotFound
+from ecluse.base.text import storable
+from ecluse.db.connect import Connection
+from ecluse.engine.lane_log import tell_runs
+
+log = structlog.get_logger(__name__)
+
+# Runs that no workflow leads have no gate: their stages end when their items do.
+NEEDING = """
+SELECT n.run_id, r.tenant_id, r.flow, n.stage, count(*)::int AS waiting, s.deadline_at
+FROM lanes l JOIN stage_lanes n ON n.lane_id = l.id JOIN stages s ON s.run_id = n.run_id AND s.stage = n.stage
+JOIN runs r ON r.id = n.run_id AND r.ended_at IS NULL AND r.orchestrated
+WHERE l.name = %s GROUP BY 1, 2, 3, 4, 6 ORDER BY s.deadline_at, n.run_id
+"""
+# A pause for the reason that it has already goes on.
+PAUSED_FOR = "SELECT paused_reason FROM lanes WHERE name = %(name)s FOR NO KEY UPDATE"
+PAUSE = """
+UPDATE lanes SET paused_at = CASE WHEN paused_reason = %(reason)s THEN paused_at ELSE ecluse_now() END,
+    paused_by = %(by)s, paused_reason = %(reason)s,
+    clock_stopped_at = coalesce(clock_stopped_at, CASE WHEN %(stop_clock)s THEN ecluse_now() END)
+WHERE name = %(name)s RETURNING pg_notify('ecluse_lanes', id::text)
+"""
+# A stage may need two lanes whose pauses overlap: no instant is given back twice.
+MOVE = """
+WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+stood AS MATERIALIZED (
+    SELECT DISTINCT s.run_id, s.stage, now, now - greatest(l.clock_stopped_at, s.started_at, s.clock_moved_at) AS by
+    FROM clock, lanes l JOIN stage_lanes n ON n.lane_id = l.id
+    JOIN stages s ON s.run_id = n.run_id AND s.stage = n.stage
+    WHERE l.name = %s AND l.clock_stopped_at IS NOT NULL),
+moved AS (
+    UPDATE stages s SET deadline_at = s.deadline_at + t.by, progress_at = least(t.now, s.progress_at + t.by),
+        clock_stopped = s.clock_stopped + t.by, clock_moved_at = t.now
+    FROM stood t WHERE s.run_id = t.run_id AND s.stage = t.stage AND s.ended_at IS NULL
+    RETURNING s.run_id, s.stage, s.deadline_at, t.by)
+SELECT m.run_id, r.tenant_id, r.flow, m.stage, m.deadline_at, m.by
+FROM moved m JOIN runs r ON r.id = m.run_id AND r.ended_at IS NULL AND r.orchestrated ORDER BY m.deadline_at, m.run_id
+"""
+RESUME = """
+UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, clock_stopped_at = NULL
+WHERE name = %s AND paused_at IS NOT NULL RETURNING pg_notify('ecluse_lanes', id::text)
+"""
+
+
+class Needing(NamedTuple):
+    """A stage of an open run, and the instant at which what still waits in the lane fails with it."""
+
+    run_id: int
+    tenant_id: str
+    flow: str
+    stage: str
+    waiting: int
+    deadline_at: datetime
+
+
+class Moved(NamedTuple):
+    """A stage whose clock stood still, with its new deadline."""
+
+    run_id: int
+    tenant_id: str
+    flow: str
+    stage: str
+    deadline_at: datetime
+    by: timedelta
+
+
+class Resumed(NamedTuple):
+    moved: list[Moved]
+
+
+async def needing(connection: Connection, name: str) -> list[Needing]:
+    """Stages that have items waiting in the lane, or wait for runs that have; the first deadline first."""
+    await _known(connection, name)
+    async with connection.cursor(row_factory=class_row(Needing)) as cursor:
+        await cursor.execute(NEEDING, (name,))
+        return await cursor.fetchall()
+
+
+async def pause(connection: Connection, name: str, *, reason: str, by: str, stop_clock: bool = False) -> None:
+    """Nothing more of it starts, anywhere, until somebody resumes it. `stop_clock`: no stage that needs it times out
+    until then. A clock that was stopped stays so."""
+    await _known(connection, name)
+    given = {"name": name, "reason": storable(reason), "by": by, "stop_clock": stop_clock}
+    async with connection.transaction():
+        before = await (await connection.execute(PAUSED_FOR, given)).fetchone()
+        await connection.execute(PAUSE, given)
+        if before != (given["reason"],):
+            await tell_runs(connection, name, f"Lane {name} was paused: {reason}")
+    log.warning("lane paused", lane=name, reason=reason, by=by, stop_clock=stop_clock)
+
+
+async def resume(connection: Connection, name: str, *, reason: str, by: str) -> Resumed | None:
+    """None if it was not paused. What a vendor asked for, or a breaker, still holds."""
+    await _known(connection, name)
+    async with connection.transaction():
+        async with connection.cursor(row_factory=class_row(Moved)) as cursor:
+            await cursor.execute(MOVE, (name,))
+            moved = await cursor.fetchall()
+        if not (await connection.execute(RESUME, (name,))).rowcount:
+            return None
+        await tell_runs(connection, name, f"Lane {name} was resumed: {reason}")
+    log.warning("lane resumed", lane=name, reason=reason, by=by, deadlines_moved=len(moved))
+    return Resumed(moved)
+
+
+async def _known(connection: Connection, name: str) -> None:
+    names = [row[0] for row in await (await connection.execute("SELECT name FROM lanes ORDER BY name")).fetchall()]
+    if name not in names:
+        raise NotFound(f"There is no lane {name!r} (known: {', '.join(names) or 'none'}).")

@@ -1,0 +1,53 @@
+"""What an end on request would do, for the person who is about to ask for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from ecluse.db.connect import Connection
+from ecluse.engine.flow import Flow, Run
+
+# A target is finished as `ending.SETTLE` will find it: it has its outcome, has failed or is out, or has been through a
+# last stage. One that another run works on is in flight where that run has it in hand.
+PREVIEW = """
+WITH children AS MATERIALIZED (
+    SELECT c.id, w.target, EXISTS (
+        SELECT 1 FROM run_waiters o LEFT JOIN runs r ON r.id = o.waiter_run_id
+        WHERE o.run_id = c.id AND o.waiter_run_id IS DISTINCT FROM %(run)s
+          AND (o.waiter_run_id IS NULL OR (r.id IS NOT NULL AND r.ended_at IS NULL))) AS goes_on
+    FROM run_waiters w JOIN runs c ON c.id = w.run_id AND c.ended_at IS NULL WHERE w.waiter_run_id = %(run)s),
+in_hand AS MATERIALIZED (
+    SELECT run_id, sum(in_flight)::int AS calls FROM claims
+    WHERE in_flight > 0 AND (run_id = %(run)s OR run_id IN (SELECT id FROM children)) GROUP BY run_id),
+items_of AS (
+    SELECT target, bool_or(status IN ('failed', 'ignored'))
+               OR (bool_and(status = 'succeeded') AND bool_or(stage = ANY(%(last)s))) AS finished,
+           bool_or(status = 'open' AND claim_id IS NOT NULL) AS in_hand
+    FROM items WHERE run_id = %(run)s AND target <> '' GROUP BY target),
+targets AS (
+    SELECT o.outcome IS NOT NULL OR coalesce(i.finished, false) AS finished,
+           coalesce(i.in_hand, false) OR EXISTS (
+               SELECT 1 FROM children c JOIN in_hand h ON h.run_id = c.id WHERE c.target = o.target) AS in_hand
+    FROM outcomes o LEFT JOIN items_of i ON i.target = o.target WHERE o.run_id = %(run)s)
+SELECT r.status, r.state, r.ended_at IS NOT NULL AS ended, r.selected,
+       (SELECT count(*) FROM targets WHERE finished)::int AS finished,
+       (SELECT count(*) FROM targets WHERE NOT finished AND in_hand)::int AS in_flight,
+       (SELECT count(*) FROM targets WHERE NOT finished AND NOT in_hand)::int AS waiting,
+       (SELECT count(*) FROM children WHERE NOT goes_on)::int AS children_that_end,
+       (SELECT count(*) FROM children WHERE goes_on)::int AS children_that_go_on,
+       coalesce((SELECT sum(calls) FROM in_hand WHERE run_id NOT IN (SELECT id FROM children WHERE goes_on)), 0)::int
+           AS calls_in_flight
+FROM runs r WHERE r.id = %(run)s
+"""
+
+
+async def preview_end(connection: Connection, flow: Flow, run: Run) -> dict[str, Any]:
+    """Targets that keep their outcome (`finished`) and those that are cancelled, in flight or waiting; the runs that
+    end with it and those that other runs or people wait for; the calls that are under way."""
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(PREVIEW, {"run": run.id, "last": flow.last_stages})
+        row = await cursor.fetchone()
+    assert row is not None  # noqa: S101 - the caller has it from the table
+    return {"run_id": str(run.id), "flow": run.flow, **row}

@@ -1,0 +1,183 @@
+"""Deletes runs: selects those that are no longer needed, removes each run in one commit and its rows in batches.
+
+Related runs form a family and are deleted together: a run, the runs it started, its redrives, and runs that waited for
+one of these. A family is kept while one of its runs is open, too young, or has something unsettled.
+
+The row of a run is deleted first, and its id is inserted into `pruning` in the same commit: no read finds the run any
+more, and after a crash the next sweep continues with the ids in `pruning`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from ecluse.base.crash import crashpoint
+from ecluse.db.connect import Connection
+from ecluse.engine import workflow_rows
+
+SEEDS = 50  # families looked at together
+
+# Why run `r` is kept, given the limit `k` of its flow; NULL: it may be deleted.
+REASON = f"""CASE
+    WHEN r.ended_at IS NULL THEN 'open'
+    WHEN k.before IS NULL OR r.ended_at >= k.before THEN 'not old enough'
+    WHEN EXISTS (SELECT 1 FROM effects e WHERE e.run_id = r.id AND e.state IN ('sending', 'unknown'))
+        THEN 'a write in doubt'
+    WHEN EXISTS (SELECT 1 FROM events_outbox e WHERE e.aggregate = 'run:' || r.id AND e.published_seq IS NULL)
+        THEN 'an event not published yet'
+    WHEN EXISTS (
+        SELECT 1 FROM schedules s WHERE s.id = r.schedule_id AND s.last_run_id = r.id AND s.deleted_at IS NULL)
+        THEN 'the last run of its schedule'
+    WHEN r.orchestrated AND EXISTS (
+        SELECT 1 FROM dbos.workflow_status w WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key
+          AND w.status IN {workflow_rows.NOT_OVER}) THEN 'its workflow is not over'
+    -- REPETITIONS (runs.py) finds the open repetition of a key by walking up from the key's first run
+    WHEN (r.tenant_id, regexp_replace(r.event_key, '-retry-[0-9]+$', '')) IN (
+        SELECT o.tenant_id, regexp_replace(o.event_key, '-retry-[0-9]+$', '') FROM runs o
+        WHERE o.ended_at IS NULL AND o.event_key ~ '-retry-[0-9]+$') THEN 'a repetition of it is open'
+    END"""  # noqa: S608 - our own words
+LIMITS = "unnest(%(flows)s::text[], %(befores)s::timestamptz[])"
+
+ROOTS = """
+SELECT id, ended_at FROM runs
+WHERE flow = %(flow)s AND parent_run_id IS NULL AND ended_at < %(before)s AND (ended_at, id) > (%(after)s, %(id)s)
+ORDER BY ended_at, id LIMIT %(limit)s
+"""
+FAMILIES = f"""
+WITH RECURSIVE family AS (
+    SELECT seed, seed AS id FROM unnest(%(seeds)s::bigint[]) AS t(seed)
+    UNION
+    SELECT f.seed, n.id FROM family f CROSS JOIN LATERAL (
+        SELECT c.id FROM runs c WHERE c.parent_run_id = f.id
+        UNION ALL SELECT p.parent_run_id FROM runs p WHERE p.id = f.id AND p.parent_run_id IS NOT NULL
+        UNION ALL SELECT w.run_id FROM run_waiters w WHERE w.waiter_run_id = f.id
+        UNION ALL SELECT w.waiter_run_id FROM run_waiters w WHERE w.run_id = f.id AND w.waiter_run_id IS NOT NULL) n)
+SELECT f.seed, array_agg(r.id), min({REASON})
+FROM family f CROSS JOIN LATERAL (SELECT * FROM runs r WHERE r.id = f.id OFFSET 0) r
+LEFT JOIN {LIMITS} AS k(flow, before) ON k.flow = r.flow GROUP BY f.seed
+"""  # noqa: S608 - the fragments above
+# Decided again under the lock: a redrive or a waiter may have been added since the family was read.
+LOCK = f"""
+SELECT r.id FROM runs r LEFT JOIN {LIMITS} AS k(flow, before) ON k.flow = r.flow
+WHERE r.id = ANY(%(runs)s) AND r.ended_at IS NOT NULL AND (%(anyhow)s OR {REASON} IS NULL AND NOT EXISTS (
+    SELECT 1 FROM run_waiters w JOIN runs x ON x.id = w.waiter_run_id
+    LEFT JOIN {LIMITS} AS j(flow, before) ON j.flow = x.flow
+    WHERE w.run_id = r.id AND (x.ended_at IS NULL OR j.before IS NULL OR x.ended_at >= j.before)))
+ORDER BY r.id FOR UPDATE OF r SKIP LOCKED
+"""  # noqa: S608 - the fragments above
+# A statement after the lock sees every child: the lock keeps further ones from being inserted.
+PARENTS = "SELECT DISTINCT parent_run_id FROM runs WHERE parent_run_id = ANY(%(runs)s) AND id <> ALL(%(runs)s)"
+NOTE = "INSERT INTO pruning (run_id) SELECT unnest(%(runs)s::bigint[])"
+TALLY = """
+INSERT INTO pruned_runs AS p (schedule_id, status, runs)
+SELECT schedule_id, CASE state WHEN 'cancelled' THEN state ELSE status END, count(*) FROM runs
+WHERE id = ANY(%(runs)s) AND schedule_id IS NOT NULL GROUP BY 1, 2
+ON CONFLICT (schedule_id, status) DO UPDATE SET runs = p.runs + excluded.runs
+"""
+# Rows with a foreign key to the run, and rows that would contradict its absence. Flow tables with a key cascade.
+WITH_THE_RUN = {
+    "dbos.workflow_status": workflow_rows.OF_RUNS,
+    "schedule_slots": "DELETE FROM schedule_slots WHERE run_id = ANY(%(runs)s)",
+    "events_outbox": "DELETE FROM events_outbox WHERE aggregate = ANY(%(aggregates)s)",
+    "stages": "DELETE FROM stages WHERE run_id = ANY(%(runs)s)",
+    "runs": "DELETE FROM runs WHERE id = ANY(%(runs)s)",
+}
+LEFT_BEHIND = (
+    "items",
+    "claims",
+    "attempts",
+    "effects",
+    "outcomes",
+    "run_log",
+    "workflow_logs",
+    "run_waiters",
+)
+BATCH = """
+DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {column} = ANY(%(runs)s) LIMIT %(limit)s))
+"""
+NOTED = "SELECT run_id FROM pruning ORDER BY run_id LIMIT %s"
+DONE = "DELETE FROM pruning WHERE run_id = ANY(%s)"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Per flow, the instant before which a run must have ended to be deleted. Runs of other flows are kept."""
+
+    before: Mapping[str, datetime]
+
+    def given(self) -> dict[str, list[object]]:
+        return {"flows": list(self.before), "befores": list(self.before.values())}
+
+
+class Family(NamedTuple):
+    runs: list[int]
+    kept: str | None  # the reason
+
+
+class Place(NamedTuple):
+    ended_at: datetime
+    run_id: int
+
+
+async def families(
+    connection: Connection, flow: str, limits: Limits, after: Place | None
+) -> tuple[list[Family], Place | None]:
+    """The next families, ordered by the end of their root run, and the place to continue from (None: no more)."""
+    given = {"flow": flow, "before": limits.before[flow], "limit": SEEDS}
+    place = {"after": "-infinity", "id": 0} if after is None else {"after": after.ended_at, "id": after.run_id}
+    roots = await (await connection.execute(ROOTS, given | place)).fetchall()
+    if not roots:
+        return [], None
+    cursor = await connection.execute(FAMILIES, {"seeds": [root[0] for root in roots], **limits.given()})
+    found = [Family(runs, kept) for _, runs, kept in await cursor.fetchall()]
+    return found, Place(roots[-1][1], roots[-1][0]) if len(roots) == SEEDS else None
+
+
+async def delete_runs(
+    connection: Connection, run_ids: Collection[int], limits: Limits, *, anyhow: bool = False
+) -> tuple[list[int], Counter[str]]:
+    """Deletes, in one commit, those runs that still may be deleted; returns them, and rows deleted by table. `anyhow`:
+    every run that has ended, needed or not."""
+    async with connection.transaction():
+        given = {"runs": list(run_ids), "anyhow": anyhow, **limits.given()}
+        locked = {row[0] for row in await (await connection.execute(LOCK, given)).fetchall()}
+        cursor = await connection.execute(PARENTS, {"runs": sorted(locked)})
+        going = sorted(locked - {row[0] for row in await cursor.fetchall()})
+        rows: Counter[str] = Counter()
+        if going:
+            these = {"runs": going, "aggregates": [f"run:{run}" for run in going]}
+            await connection.execute(NOTE, these)
+            await connection.execute(TALLY, these)
+            for table, statement in WITH_THE_RUN.items():
+                rows[table] = (await connection.execute(statement, these)).rowcount
+        crashpoint("in prune")
+    crashpoint("after prune")
+    return going, rows
+
+
+async def noted(connection: Connection, limit: int) -> list[int]:
+    """Deleted runs whose rows remain to be deleted."""
+    return [row[0] for row in await (await connection.execute(NOTED, (limit,))).fetchall()]
+
+
+def left_behind(tables: Sequence[str]) -> list[tuple[str, str]]:
+    """Table and column, in order of deletion; `tables` are those of the flows."""
+    return [*((table, "run_id") for table in (*LEFT_BEHIND, *tables)), ("run_waiters", "waiter_run_id")]
+
+
+async def delete_left_behind(
+    connection: Connection, run_ids: Sequence[int], table: str, column: str, limit: int
+) -> int:
+    cursor = await connection.execute(
+        BATCH.format(table=table, column=column),  # type: ignore[arg-type, unused-ignore]
+        {"runs": list(run_ids), "limit": limit},
+    )
+    return cursor.rowcount
+
+
+async def done(connection: Connection, run_ids: Sequence[int]) -> None:
+    await connection.execute(DONE, (list(run_ids),))

@@ -1,0 +1,61 @@
+"""Redrives: runs that take targets of an ended run once more, and where its targets stand after them. A redrive may be
+redriven, too: all of them belong to the first run of their chain."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from ecluse.db.connect import Connection
+from ecluse.engine.ending import CANCELLED
+
+CHAIN = """
+WITH RECURSIVE chain AS (
+    SELECT id AS root, id FROM unnest(%(runs)s::bigint[]) AS r(id)
+    UNION ALL SELECT c.root, r.id FROM chain c JOIN runs r ON r.redrive_of = c.id)
+"""
+REDRIVES = f"{CHAIN} SELECT root, id FROM chain WHERE id <> root ORDER BY root, id"  # noqa: S608
+# What was cancelled says nothing new of a target that was finished before.
+STANDING = f"""
+{CHAIN}
+SELECT root, count(*)::int AS selected, (count(*) FILTER (WHERE outcome = 'successful'))::int AS successful,
+       (count(*) FILTER (WHERE outcome = 'failed'))::int AS failed,
+       (count(*) FILTER (WHERE outcome = 'ignored'))::int AS ignored,
+       (count(*) FILTER (WHERE outcome = 'failed' AND error_code = %(cancelled)s))::int AS cancelled
+FROM (SELECT DISTINCT ON (c.root, o.target) c.root, o.outcome, o.error_code
+      FROM chain c JOIN outcomes o ON o.run_id = c.id WHERE o.outcome IS NOT NULL
+      ORDER BY c.root, o.target, (o.outcome, o.error_code) IS NOT DISTINCT FROM ('failed', %(cancelled)s::text),
+               c.id DESC) latest
+GROUP BY root
+"""  # noqa: S608 - the fragment above
+FIRST = """
+WITH RECURSIVE up AS (
+    SELECT id AS start, id, redrive_of FROM runs WHERE id = ANY(%s)
+    UNION ALL SELECT u.start, r.id, r.redrive_of FROM up u JOIN runs r ON r.id = u.redrive_of)
+SELECT start, id FROM up WHERE redrive_of IS NULL
+"""
+
+
+async def redrives_of(connection: Connection, run_ids: Collection[int]) -> dict[int, list[int]]:
+    """The redrives of each of these that has any, and theirs, the oldest first."""
+    found: dict[int, list[int]] = {}
+    if run_ids:
+        for root, run_id in await (await connection.execute(REDRIVES, {"runs": list(run_ids)})).fetchall():
+            found.setdefault(root, []).append(run_id)
+    return found
+
+
+async def standing(connection: Connection, run_ids: Collection[int]) -> dict[int, dict[str, Any]]:
+    """Where the targets of these runs stand: of each the latest outcome, over the run and its redrives."""
+    if not run_ids:
+        return {}
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(STANDING, {"runs": list(run_ids), "cancelled": CANCELLED})
+        return {row.pop("root"): row for row in await cursor.fetchall()}
+
+
+async def first_of(connection: Connection, run_ids: Collection[int]) -> dict[int, int]:
+    """The run at the beginning of the chain of each: itself, if it is no redrive."""
+    return dict(await (await connection.execute(FIRST, (list(run_ids),))).fetchall())

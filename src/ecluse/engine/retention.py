@@ -1,0 +1,314 @@
+"""Retention: deletes old rows, kind by kind, in small batches, on one replica at a time.
+
+A batch is one transaction of about a tenth of a second, followed by a pause of the same length. A sweep stops when the
+database is busy or away. A `Rule` per kind says how long its rows are kept; the composition root derives the rules from
+the settings. The table `pruned` records up to which instant rows were deleted, for the auditor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import psycopg
+import structlog
+
+from ecluse.db.connect import Connection, Pool, is_away, one_line
+from ecluse.engine import pruning
+from ecluse.engine.aged import Aged, Old
+from ecluse.engine.flow import Flow, KeyedWrite
+from ecluse.engine.pruning import Limits
+
+log = structlog.get_logger(__name__)
+
+EVERY_SECONDS = 300.0
+FIRST_SECONDS = 60.0  # a server that restarts often should do its work first
+RUNS_TOGETHER = 200
+
+LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ecluse retention', 40))"
+UNLOCK = "SELECT pg_advisory_unlock(hashtextextended('ecluse retention', 40))"
+MARK = """
+INSERT INTO pruned AS p (kind, before) VALUES (%s, %s)
+ON CONFLICT (kind) DO UPDATE SET before = greatest(p.before, excluded.before)
+"""
+OF_RUNS = "SELECT count(*) FROM {table} WHERE {column} = ANY(%s)"
+AGES = "SELECT min(ended_at), max(ended_at) FROM runs WHERE id = ANY(%s)"
+
+
+class Busy(Exception):
+    """The database took too long for a batch; the next sweep continues."""
+
+
+@dataclass(frozen=True)
+class OldRuns:
+    """Ended runs of these flows, with all their rows."""
+
+    name: str
+    flows: tuple[str, ...]
+
+
+class Rule(NamedTuple):
+    """How long rows of a kind are kept; None: for ever. `knob` is the setting's name, None where the time is fixed."""
+
+    kind: Aged | OldRuns
+    keep: timedelta | None
+    knob: str | None = None
+
+
+class Pruned(NamedTuple):
+    """Rows that were deleted, or would be, by table, and the range of their ages."""
+
+    rule: Rule
+    rows: Counter[str]
+    oldest: datetime | None = None
+    newest: datetime | None = None
+    kept: Mapping[str, int] = {}  # old families of runs that stay, by reason
+
+
+Tell = Callable[[str, int], None]  # progress: kind, rows just deleted
+
+
+@dataclass
+class Pace:
+    """The size of the next batch and the pause after it: batches of `target` seconds, half of the time."""
+
+    rows: int = 2_000
+    least: int = 200
+    most: int = 10_000
+    target: float = 0.1
+    longest: float = 2.0  # a batch that takes longer ends the sweep
+    rest: float = 1.0  # pause, as a multiple of the batch's time
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+
+    @asynccontextmanager
+    async def batch(self) -> AsyncIterator[int]:
+        began = self.clock()
+        yield self.rows
+        took = self.clock() - began
+        self.paced(took)
+        await asyncio.sleep(took * self.rest)
+
+    def paced(self, took: float) -> None:
+        if took > self.longest:
+            raise Busy(f"a batch of {self.rows} rows took {took:.1f} s")
+        if took > 1.5 * self.target:
+            self.rows = max(self.least, self.rows // 2)
+        elif took < 0.5 * self.target:
+            self.rows = min(self.most, self.rows * 3 // 2)
+
+
+async def keep_pruning(pool: Pool, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> None:
+    """Runs until cancelled."""
+    from ecluse.engine.sweeps import patience  # imports the orchestration, which commands do not need
+
+    await asyncio.sleep(FIRST_SECONDS)
+    while True:
+        with patience("retention"):
+            async with pool.connection() as connection, alone(connection) as mine:
+                if mine:
+                    await _sweep(connection, flows, rules)
+        await asyncio.sleep(EVERY_SECONDS)
+
+
+async def _sweep(connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> None:
+    try:
+        done = await prune(connection, flows, rules)
+    except Busy as error:
+        log.warning("retention stopped until the next sweep: the database is busy", error=str(error))
+        return
+    if rows := {one.rule.kind.name: one.rows.total() for one in done if one.rows.total()}:
+        log.info("retention deleted old rows", **rows)
+
+
+@asynccontextmanager
+async def alone(connection: Connection) -> AsyncIterator[bool]:
+    """Whether this session is the only one that prunes. A session lock: it ends with the connection at the latest."""
+    row = await (await connection.execute(LOCK)).fetchone()
+    mine = bool(row and row[0])
+    try:
+        yield mine
+    finally:
+        if mine and not connection.closed:
+            await connection.execute(UNLOCK)
+
+
+async def prune(
+    connection: Connection,
+    flows: Mapping[str, Flow],
+    rules: Sequence[Rule],
+    *,
+    pace: Pace | None = None,
+    tell: Tell = lambda _, __: None,
+) -> list[Pruned]:
+    """Deletes all rows that are old enough. A kind that the database refuses to delete does not stop the others."""
+    pace = pace or Pace()
+    now = await _now(connection)
+    tables = own_tables(flows)
+    await _finish(connection, tables, pace, lambda rows: tell("runs", rows))
+    done = []
+    for rule in rules:
+        if rule.keep is None:
+            continue
+        try:
+            await connection.execute(MARK, (rule.kind.name, now - rule.keep))
+            if isinstance(rule.kind, Aged):
+                rows = await _prune_aged(connection, rule.kind, now - rule.keep, pace, tell)
+            else:
+                rows = await _prune_runs(connection, rule.kind, limits(flows, rules, now), tables, pace, tell)
+        except psycopg.Error as error:
+            if is_away(error):
+                raise
+            log.error("retention cannot delete this kind", kind=rule.kind.name, error=one_line(error))
+            continue
+        done.append(Pruned(rule, rows))
+    return done
+
+
+def limits(flows: Mapping[str, Flow], rules: Iterable[Rule], now: datetime) -> Limits:
+    """Runs whose writes a vendor recognises by key are kept at least as long as the vendor remembers the key: a deleted
+    run frees its name, and a new run of that name would use the same keys."""
+    before = {}
+    for kind, keep, _ in rules:
+        if isinstance(kind, Aged) or keep is None:
+            continue
+        for name in kind.flows:
+            works = [stage.work for stage in flows[name].stages]
+            remembered = [work.remembered for work in works if isinstance(work, KeyedWrite)]
+            before[name] = now - max([keep, *remembered])
+    return Limits(before)
+
+
+def own_tables(flows: Mapping[str, Flow]) -> list[str]:
+    return sorted({table for flow in flows.values() for table in flow.tables})
+
+
+async def _prune_aged(connection: Connection, kind: Aged, before: datetime, pace: Pace, tell: Tell) -> Counter[str]:
+    rows: Counter[str] = Counter()
+    more, last = True, None
+    while more:
+        async with pace.batch() as limit:
+            deleted, more, last = await kind.delete(connection, before, last, limit)
+        rows[kind.table] += deleted
+        tell(kind.name, deleted)
+    return rows
+
+
+async def _prune_runs(
+    connection: Connection, kind: OldRuns, limits: Limits, tables: Sequence[str], pace: Pace, tell: Tell
+) -> Counter[str]:
+    rows: Counter[str] = Counter()
+    for flow in kind.flows:
+        place, more = None, True
+        while more:
+            found, place = await pruning.families(connection, flow, limits, place)
+            more = place is not None
+            going = {run for family in found if family.kept is None for run in family.runs}
+            rows += await delete(connection, going, limits, tables, pace, lambda n: tell(kind.name, n))
+    return rows
+
+
+async def delete(
+    connection: Connection,
+    runs: Collection[int],
+    limits: Limits,
+    tables: Sequence[str],
+    pace: Pace,
+    tell: Callable[[int], None],
+    *,
+    anyhow: bool = False,
+) -> Counter[str]:
+    """Deletes these runs and their rows in chunks, the youngest runs first: children before their parents."""
+    rows: Counter[str] = Counter()
+    latest_first = sorted(runs, reverse=True)
+    for start in range(0, len(latest_first), RUNS_TOGETHER):
+        async with pace.batch():
+            some = latest_first[start : start + RUNS_TOGETHER]
+            gone, counted = await pruning.delete_runs(connection, some, limits, anyhow=anyhow)
+        rows += counted
+        tell(counted.total())
+        rows += await _delete_left_behind(connection, gone, tables, pace, tell)
+    return rows
+
+
+async def _finish(
+    connection: Connection, tables: Sequence[str], pace: Pace, tell: Callable[[int], None]
+) -> Counter[str]:
+    """Deletes what a crashed sweep left behind."""
+    rows: Counter[str] = Counter()
+    while runs := await pruning.noted(connection, RUNS_TOGETHER):
+        rows += await _delete_left_behind(connection, runs, tables, pace, tell)
+    return rows
+
+
+async def _delete_left_behind(
+    connection: Connection, runs: Sequence[int], tables: Sequence[str], pace: Pace, tell: Callable[[int], None]
+) -> Counter[str]:
+    rows: Counter[str] = Counter()
+    if not runs:
+        return rows
+    for table, column in pruning.left_behind(tables):
+        more = True
+        while more:
+            async with pace.batch() as limit:
+                deleted = await pruning.delete_left_behind(connection, runs, table, column, limit)
+            rows[table] += deleted
+            more = deleted == limit
+            tell(deleted)
+    await pruning.done(connection, runs)
+    return rows
+
+
+async def foresee(connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> list[Pruned]:
+    """Counts the rows that `prune` would delete, without deleting any."""
+    now = await _now(connection)
+    found = []
+    for rule in rules:
+        if rule.keep is None:
+            found.append(Pruned(rule, Counter()))
+        elif isinstance(rule.kind, Aged):
+            old: Old = await rule.kind.count(connection, now - rule.keep)
+            found.append(Pruned(rule, Counter({rule.kind.table: old.rows}), old.oldest, old.newest))
+        else:
+            found.append(await _foresee_runs(connection, rule, limits(flows, rules, now), own_tables(flows)))
+    return found
+
+
+async def _foresee_runs(connection: Connection, rule: Rule, limits: Limits, tables: Sequence[str]) -> Pruned:
+    assert isinstance(rule.kind, OldRuns)  # noqa: S101 - asked before
+    going: set[int] = set()
+    kept: Counter[str] = Counter()
+    for flow in rule.kind.flows:
+        place, more = None, True
+        while more:
+            found, place = await pruning.families(connection, flow, limits, place)
+            more = place is not None
+            going |= {run for family in found if family.kept is None for run in family.runs}
+            kept.update(family.kept for family in found if family.kept is not None)
+    rows: Counter[str] = Counter()
+    oldest: list[datetime] = []
+    newest: list[datetime] = []
+    every = sorted(going)
+    for start in range(0, len(every), 10 * RUNS_TOGETHER):
+        some = every[start : start + 10 * RUNS_TOGETHER]
+        for table, column in [("runs", "id"), ("stages", "run_id"), *pruning.left_behind(tables)[:-1]]:
+            statement = OF_RUNS.format(table=table, column=column)
+            row = await (await connection.execute(statement, (some,))).fetchone()  # type: ignore[arg-type, unused-ignore]
+            rows[table] += row[0] if row else 0
+        ages = await (await connection.execute(AGES, (some,))).fetchone()
+        if ages and ages[0] is not None:
+            oldest.append(ages[0])
+            newest.append(ages[1])
+    return Pruned(rule, rows, min(oldest, default=None), max(newest, default=None), kept)
+
+
+async def _now(connection: Connection) -> datetime:
+    row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    now: datetime = row[0]
+    return now

@@ -1,0 +1,55 @@
+"""Which open runs make no progress, for lists of runs: cheap, and less exact than `waiting.why_run`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from ecluse.db.connect import Connection
+
+# Gates look once a minute at least, and write down then what was done.
+QUIET = timedelta(minutes=2)
+LOOKED_AT = 10_000  # waiting items of a closed lane
+
+# Runs that are only items have no gate, and what waits in line in a lane that moves does not stand still.
+PROGRESS = """
+SELECT r.id, greatest(r.created_at, r.started_at, (SELECT greatest(max(s.progress_at), max(s.ended_at)) FROM stages s
+                                                   WHERE s.run_id = r.id)), ecluse_now()
+FROM runs r WHERE r.id = ANY(%(runs)s) AND r.ended_at IS NULL AND r.orchestrated
+"""
+# From the lanes that are closed, of which there are few or none, up to the runs asked about.
+CLOSED = """
+WITH RECURSIVE lane AS MATERIALIZED (
+    SELECT id, name, paused_reason, held_until FROM lanes, (SELECT ecluse_now() AS now) clock
+    WHERE paused_at IS NOT NULL OR held_until > now),
+waiting AS (
+    SELECT DISTINCT l.id AS lane_id, i.run_id AS id FROM lane l CROSS JOIN LATERAL (
+        SELECT run_id FROM items WHERE lane_id = l.id AND tenant_id = %(tenant)s AND claim_id IS NULL
+        LIMIT %(most)s) i
+    UNION
+    SELECT c.lane_id, w.waiter_run_id FROM waiting c JOIN run_waiters w ON w.run_id = c.id
+    WHERE w.waiter_run_id IS NOT NULL)
+SELECT DISTINCT ON (w.id) w.id, l.name, l.paused_reason, l.held_until FROM waiting w JOIN lane l ON l.id = w.lane_id
+WHERE w.id = ANY(%(runs)s) ORDER BY w.id, l.paused_reason IS NULL, l.name
+"""
+
+
+class Stall(NamedTuple):
+    """`quiet_since`: nothing was done for a while. `lane`: something of it waits there, and it is closed."""
+
+    quiet_since: datetime | None
+    lane: str | None
+    paused_reason: str | None
+    held_until: datetime | None
+
+
+async def stalls(connection: Connection, tenant: str, run_ids: Collection[int]) -> dict[int, Stall]:
+    """Of these runs those that are open and stand still, or partly do."""
+    if not run_ids:
+        return {}
+    given = {"runs": list(run_ids), "tenant": tenant, "most": LOOKED_AT}
+    progress = await (await connection.execute(PROGRESS, given)).fetchall()
+    quiet = {run_id: at for run_id, at, now in progress if now - at >= QUIET}
+    closed = {row[0]: row[1:] for row in await (await connection.execute(CLOSED, given)).fetchall()}
+    return {run_id: Stall(quiet.get(run_id), *closed.get(run_id, (None, None, None))) for run_id in {*quiet, *closed}}

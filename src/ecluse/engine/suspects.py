@@ -1,0 +1,143 @@
+"""Which item kills its workers? Being in hand at a death is no evidence: most deaths have another cause, and a worker
+has hundreds of items in hand. An item is pointed at when it was there at nearly every death since its first one; it is
+then run in small groups, at last alone, and only deaths while it ran alone convict it.
+
+SQL counts, `judge` decides, at each take-over from a dead worker; what it decides is stored with the item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import psycopg
+import structlog
+
+from ecluse.db.connect import Connection
+from ecluse.engine.claim import AHEAD_SECONDS, RELEASE, Claimant
+
+log = structlog.get_logger(__name__)
+
+POINTED_CRASHES = 3  # fewer are a coincidence
+POINTED_SHARE = 0.8  # of the workers that died since its first crash
+# Of several culprits, each explains only a part of the deaths.
+POINTED_ANYHOW = 8
+SOLO_DEATHS = 3  # and one more for each worker that died without it, up to:
+MOST_SOLO_DEATHS = 6
+FEW = 3  # so few suspects are run alone at once
+
+
+class Suspicion(IntEnum):
+    NONE = 0
+    TENTH = 1  # a worker holds suspects of this kind for a tenth of its hands, beside other work
+    HUNDREDTH = 2
+    ALONE = 3
+    POISON = 4  # it is not run again; what became of a write of it is asked, alone
+    DEADLY = 5  # that question killed another worker: it is not asked either
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Workers that died since the first one with this item in hand, as far as they could have had it. Those that died
+    while another item ran alone are left out: they tell nothing of this one."""
+
+    crashes: int  # with it in hand
+    deaths: int  # with it in hand or not, without those that ran it alone
+    group_deaths: int = 0  # with it in hand, in a small group
+    solo_deaths: int = 0  # with it alone in hand
+
+    @property
+    def without_it(self) -> int:
+        return max(0, self.deaths - (self.crashes - self.solo_deaths))
+
+
+def judge(seen: Evidence) -> Suspicion:
+    convicting = min(SOLO_DEATHS + seen.without_it, MOST_SOLO_DEATHS)
+    if seen.solo_deaths >= convicting:
+        return Suspicion.POISON if seen.solo_deaths == convicting else Suspicion.DEADLY
+    if seen.solo_deaths or seen.group_deaths > 1:
+        return Suspicion.ALONE
+    if seen.group_deaths:
+        return Suspicion.HUNDREDTH
+    always_there = seen.crashes >= POINTED_CRASHES and seen.crashes >= POINTED_SHARE * seen.deaths
+    return Suspicion.TENTH if always_there or seen.crashes >= POINTED_ANYHOW else Suspicion.NONE
+
+
+def company(waiting: Mapping[int, int], hands: int) -> dict[int, int]:
+    """Of each kind of suspects that wait, how many a worker may hold at once; 1 is alone, with nothing else in hand."""
+    few = sum(waiting.values()) <= FEW
+    sizes = {Suspicion.TENTH: hands // 10, Suspicion.HUNDREDTH: hands // 100}
+    return {kind: 1 if few else max(1, sizes.get(Suspicion(kind), 1)) for kind in sorted(waiting)}
+
+
+# ── Suspects that wait ─────────────────────────────────────────────────────────────────────────────────────────────
+
+WAITING = """
+SELECT i.suspicion, count(*) FROM items i JOIN lanes l ON l.id = i.lane_id
+WHERE i.claim_id IS NULL AND i.suspicion > 0 AND i.due_at <= ecluse_now() AND NOT i.permanent
+  AND i.flow || '/' || i.stage = ANY(%(work)s) AND i.lane_id = ANY(%(lanes)s)
+  AND l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= ecluse_now())
+  AND l.next_free_at <= ecluse_now() + %(ahead)s * interval '1 second'
+  AND (l.max_in_flight IS NULL OR l.max_in_flight > (SELECT coalesce(sum(c.in_flight), 0) FROM claims c
+                                                     WHERE c.lane_id = l.id AND c.in_flight > 0))
+GROUP BY 1
+"""
+# Workers that could sooner run a suspect alone than this one: with less in hand, and neither silent nor busy with one.
+SOONER = """
+WITH crew AS (
+    SELECT r.id, (SELECT coalesce(sum(c.in_flight), 0) FROM claims c WHERE c.replica_id = r.id AND c.in_flight > 0) AS n
+    FROM replicas r
+    WHERE r.state = 'live' AND (r.id = %(replica)s OR r.work && %(work)s
+        AND r.beat_at > clock_timestamp() - interval '3 seconds' AND NOT EXISTS (
+            SELECT 1 FROM claims c WHERE c.replica_id = r.id AND c.in_flight > 0 AND c.apart = 'alone')))
+SELECT count(*) FROM crew o JOIN crew me ON me.id = %(replica)s WHERE (o.n, o.id) < (me.n, me.id)
+"""
+
+
+async def waiting(connection: Connection, who: Claimant, lanes: list[int]) -> dict[int, int]:
+    """How many suspects of each kind wait that this worker could take."""
+    parameters = {"work": who.work, "lanes": lanes, "ahead": AHEAD_SECONDS}
+    cursor = await connection.execute(WAITING, parameters, prepare=True)
+    return dict(await cursor.fetchall())
+
+
+async def sooner(connection: Connection, who: Claimant) -> int:
+    """How many other workers have less to finish before they can run a suspect alone."""
+    cursor = await connection.execute(SOONER, {"replica": who.replica, "work": who.work}, prepare=True)
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
+
+
+# ── Taking over from the dead ──────────────────────────────────────────────────────────────────────────────────────
+
+EVIDENCE = """
+SELECT i.id, i.crashes, count(r.id), i.group_deaths, i.solo_deaths
+FROM items i LEFT JOIN replicas r
+  ON r.state = 'dead' AND r.ended_at >= i.first_crash_at AND i.flow || '/' || i.stage = ANY(r.work)
+     AND NOT EXISTS (SELECT 1 FROM claims c WHERE c.replica_id = r.id AND c.apart = 'alone' AND c.fence > 1)
+WHERE i.id = ANY(%s) GROUP BY i.id
+"""
+MARK = """
+UPDATE items i SET suspicion = t.suspicion FROM unnest(%s::bigint[], %s::smallint[]) AS t(id, suspicion)
+WHERE i.id = t.id AND i.suspicion <> t.suspicion
+"""
+
+
+def take_over(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
+    """Open again what workers held that are gone, and judge it, in one transaction: no suspect is claimed unmarked.
+    Returns the number of items."""
+    with connection.transaction():
+        gone = {"replica": None, "known": None, "least": POINTED_CRASHES}
+        released = connection.execute(RELEASE, gone).fetchone()
+        if released is None:
+            return 0
+        items, _, to_judge = released
+        if to_judge:
+            rows = connection.execute(EVIDENCE, (to_judge,)).fetchall()
+            verdicts = {item: judge(Evidence(*seen)) for item, *seen in rows}
+            connection.execute(MARK, (list(verdicts), list(verdicts.values())))
+            if suspected := {item: verdict.name.lower() for item, verdict in verdicts.items() if verdict}:
+                log.warning("suspects", items=suspected)
+    return int(items)

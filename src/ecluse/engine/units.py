@@ -1,0 +1,33 @@
+"""Units: what a stage counts whose work is done by other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from ecluse.db.connect import Connection
+from ecluse.engine.flow import Run
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The units of a stage: what a gate's look says of items."""
+
+    expected: int
+    succeeded: int
+    failed: int
+    failed_for_good: int
+
+
+CountUnits = Callable[[Connection, Run], Awaitable[Counted]]
+
+OPEN_STAGES = "SELECT run_id, stage FROM stages WHERE run_id = ANY(%s) AND units IS NOT NULL AND ended_at IS NULL"
+KEEP = "UPDATE stages SET units = %s, progress = %s, units_failed = %s WHERE run_id = %s AND stage = %s"
+
+
+async def keep_counts(connection: Connection, count: CountUnits, ending: Sequence[Run]) -> None:
+    """In the transaction that ends these runs, before their targets are settled: the figures that stay."""
+    by_id = {run.id: run for run in ending}
+    for run_id, stage in await (await connection.execute(OPEN_STAGES, (list(by_id),))).fetchall():
+        found = await count(connection, by_id[run_id])
+        await connection.execute(KEEP, (found.expected, found.succeeded, found.failed, run_id, stage))

@@ -1,0 +1,51 @@
+"""Which run is waited for, by which run and for which of its targets, or by a person. The rows of a run are its tree:
+what a parent says about its work includes the runs it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pydantic_core import to_json
+
+from ecluse.db.connect import Connection
+
+PUT = """
+INSERT INTO run_waiters (run_id, waiter_run_id, target)
+SELECT run_id, waiter_run_id, target
+FROM jsonb_to_recordset(%s::jsonb) AS w(run_id bigint, waiter_run_id bigint, target text)
+ORDER BY run_id, waiter_run_id ON CONFLICT DO NOTHING
+"""
+
+# The open runs that `run` waits for, whatever is between them, and itself.
+TREE = """
+tree AS MATERIALIZED (
+    SELECT %(run)s::bigint AS id
+    UNION
+    SELECT r.id FROM tree t JOIN run_waiters w ON w.waiter_run_id = t.id
+    JOIN runs r ON r.id = w.run_id AND r.ended_at IS NULL)"""
+# Calls in flight by run, and `above` each of these runs those that wait for it. Read from below: few calls are in
+# flight, however many runs there are.
+IN_FLIGHT = """
+busy AS MATERIALIZED (
+    SELECT run_id, sum(in_flight)::int AS calls, min(taken_at) AS since FROM claims WHERE in_flight > 0
+    GROUP BY run_id),
+above AS MATERIALIZED (
+    SELECT run_id AS busy_run, run_id AS id FROM busy
+    UNION
+    SELECT a.busy_run, w.waiter_run_id FROM above a JOIN run_waiters w ON w.run_id = a.id
+    WHERE w.waiter_run_id IS NOT NULL)"""
+
+
+class Waiter(NamedTuple):
+    """`waiter_run_id` None is a person; `target` is the waiting run's own."""
+
+    run_id: int
+    waiter_run_id: int | None
+    target: str = ""
+
+
+async def put_waiters(connection: Connection, waiters: Sequence[Waiter]) -> None:
+    """In the transaction that starts these runs, or finds them running. A row that exists stays as it is."""
+    if waiters:
+        await connection.execute(PUT, (to_json([one._asdict() for one in waiters]).decode(),))

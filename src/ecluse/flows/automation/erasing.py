@@ -1,0 +1,149 @@
+"""Erasure of a fiche: its data, recordings, transcripts and audits are deleted; of the runs it was part of, the bare
+facts stay. Automation stands above the flows of fiches, transcriptions and audits, and so knows all of their tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from ecluse.access.envelope import Refused
+from ecluse.base.errors import NotFound
+from ecluse.db.connect import Connection
+from ecluse.engine import erasing
+from ecluse.engine.erasing import Erasure
+from ecluse.flows.transcriptions import rules
+
+NAMED = 5
+
+FICHE = "t.tenant_id = %(tenant)s AND t.fiche_id = %(target)s"
+IDS = "SELECT f.id FROM fiche_cache f WHERE f.tenant_id = %(tenant)s AND f.fiche_id = %(target)s"
+DATA = erasing.WORDS.format(payload="(t.message -> 'data')")
+
+# Rows that other statements refer to go last. What would cascade from the fiche is deleted by name, to be counted.
+OF_THE_FICHE = (
+    Erasure("paid results", "speech_results", "t.tenant_id = %(tenant)s AND t.call_id = ANY(%(calls)s)"),
+    Erasure(
+        "fiches in runs",
+        "automation_run_fiches",
+        """t.run_id = ANY(%(shared)s) AND t.fiche_id = %(target)s
+        AND (t.erased_at IS NULL OR t.fiche_cache_id IS NOT NULL)""",
+        """erased_at = ecluse_now(), fiche_cache_id = NULL, erased_audits = coalesce(t.erased_audits, 0) + (
+            SELECT count(*) FROM audits a WHERE a.automation_run_id = t.run_id AND a.fiche_id = t.fiche_id)""",
+    ),
+    Erasure(
+        "transcription runs",
+        "transcription_runs",
+        f"{FICHE} AND (t.erased_at IS NULL OR t.fiche_cache_id IS NOT NULL)",
+        "erased_at = ecluse_now(), fiche_cache_id = NULL",
+    ),
+    Erasure("counts of requests", "transcription_requests", FICHE),
+    Erasure("audits", "audits", FICHE),
+    Erasure(
+        "pieces of transcripts",
+        "recording_transcription_chunks",
+        f"t.recording_id IN (SELECT r.id FROM recordings r WHERE r.fiche_cache_id IN ({IDS}))",  # noqa: S608 - our own
+    ),
+    Erasure("recordings and transcripts", "recordings", f"t.fiche_cache_id IN ({IDS})"),
+    Erasure("fiche", "fiche_cache", FICHE),
+    Erasure(
+        "messages of deliveries",
+        "deliveries",
+        f"t.run_id = ANY(%(deliveries)s) AND (t.message -> 'data') <> {DATA}",
+        f"message = t.message || jsonb_build_object('data', {DATA})",
+    ),
+)
+
+CALLS = """
+SELECT r.call_id FROM recordings r JOIN fiche_cache t ON t.id = r.fiche_cache_id
+WHERE t.tenant_id = %(tenant)s AND t.fiche_id = %(target)s
+UNION
+SELECT i.key FROM transcription_runs t JOIN items i ON i.run_id = t.run_id AND i.stage IN ('known', 'recordings')
+WHERE t.tenant_id = %(tenant)s AND t.fiche_id = %(target)s
+"""
+OWN_RUNS = """
+SELECT t.run_id FROM transcription_runs t WHERE t.tenant_id = %(tenant)s AND t.fiche_id = %(target)s
+UNION
+SELECT r.id FROM audits t JOIN runs r ON r.id = t.run_id AND r.flow = 'audit'
+WHERE t.tenant_id = %(tenant)s AND t.fiche_id = %(target)s
+UNION
+SELECT r.id FROM runs r
+WHERE r.tenant_id = %(tenant)s AND r.flow = 'audit' AND r.input ->> 'fiche_id' = %(target)s
+"""
+SHARED_RUNS = """
+SELECT r.id FROM runs r JOIN outcomes o ON o.run_id = r.id AND o.target = %(target)s
+WHERE r.tenant_id = %(tenant)s AND r.flow = 'automation'
+"""
+DELIVERIES = """
+SELECT d.run_id FROM deliveries d
+WHERE d.tenant_id = %(tenant)s AND (d.about_run = ANY(%(runs)s) OR d.message -> 'data' ->> 'fiche_id' = %(target)s)
+"""
+LOCK = "SELECT id, ended_at IS NULL FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
+LOCK_FICHE = "SELECT 1 FROM fiche_cache WHERE tenant_id = %s AND fiche_id = %s FOR UPDATE"
+KNOWN = "SELECT 1 FROM fiche_cache WHERE tenant_id = %s AND fiche_id = %s"
+IN_FLIGHT = """
+SELECT owner FROM leases
+WHERE tenant_id = %s AND (key = %s OR starts_with(key, %s)) AND ended_at IS NULL LIMIT 1
+"""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A fiche and the runs it was part of: `runs` were about it alone, `shared` about others as well."""
+
+    tenant: str
+    fiche_id: str
+    runs: list[int]
+    shared: list[int]
+    deliveries: list[int]
+    calls: list[str]
+
+    @property
+    def every_run(self) -> set[int]:
+        return {*self.runs, *self.shared, *self.deliveries}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        whole = erasing.parameters(self.tenant, "fiche", self.fiche_id, [*self.runs, *self.deliveries], self.shared)
+        return {**whole, "deliveries": self.deliveries, "calls": self.calls}
+
+
+async def find(connection: Connection, tenant: str, fiche_id: str) -> Found:
+    given = {"tenant": tenant, "target": fiche_id}
+    runs = await _ids(connection, OWN_RUNS, given)
+    shared = await _ids(connection, SHARED_RUNS, given)
+    deliveries = await _ids(connection, DELIVERIES, {**given, "runs": runs})
+    calls = [row[0] for row in await (await connection.execute(CALLS, given)).fetchall()]
+    if not runs and not shared:
+        cursor = await connection.execute(KNOWN, (tenant, fiche_id))
+        if await cursor.fetchone() is None:
+            raise NotFound(f"there is no fiche {fiche_id} of tenant {tenant}, and no run of it")
+    return Found(tenant, fiche_id, runs, shared, deliveries, calls)
+
+
+async def foresee(connection: Connection, found: Found) -> Counter[str]:
+    """What `erase` would remove."""
+    return await erasing.count(connection, (*erasing.OF_RUNS, *OF_THE_FICHE), found.given)
+
+
+async def erase(connection: Connection, found: Found) -> Counter[str]:
+    """In the caller's transaction. Refuses while one of its runs is open, or a call about it is in flight. Runs are
+    locked before the fiche, as everywhere."""
+    tenant, fiche_id = found.tenant, found.fiche_id
+    rows = await (await connection.execute(LOCK, (sorted(found.every_run),))).fetchall()
+    await connection.execute(LOCK_FICHE, (tenant, fiche_id))
+    if open_runs := [str(run) for run, is_open in rows if is_open]:
+        named = ", ".join(open_runs[:NAMED]) + (", …" if len(open_runs) > NAMED else "")
+        message = f"Fiche {fiche_id} is part of open runs ({named}): wait for their end, or `ecluse runs end` them."
+        raise Refused(409, "RUN_OPEN", message)
+    locks = (tenant, rules.fiche_lock(fiche_id), rules.recording_lock(fiche_id, ""))
+    if (holder := await (await connection.execute(IN_FLIGHT, locks)).fetchone()) is not None:
+        message = f"A call about fiche {fiche_id} is in flight ({holder[0]}): try again in a minute."
+        raise Refused(409, "CALL_IN_FLIGHT", message)
+    if (await find(connection, tenant, fiche_id)).every_run != found.every_run:
+        raise Refused(409, "RUN_OPEN", f"A run of fiche {fiche_id} has just been started: wait for its end.")
+    return await erasing.erase(connection, (*erasing.OF_RUNS, *OF_THE_FICHE), found.given)
+
+
+async def _ids(connection: Connection, statement: str, given: dict[str, Any]) -> list[int]:
+    return sorted(row[0] for row in await (await connection.execute(statement, given)).fetchall())

@@ -1,0 +1,63 @@
+"""What a schedule says of its runs: how many came to what, and how the last one stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic_core import to_json
+
+from ecluse.db.connect import Connection
+from ecluse.engine import first_of, standing, terminal_state
+
+Row = Mapping[str, Any]
+Status = Literal["success", "partial", "failed"]
+STATUS: dict[str, Status] = {"completed": "success", "succeeded": "success", "partial": "partial", "failed": "failed"}
+
+ADD = """
+UPDATE automation_settings a SET total_runs = total_runs + t.n, successful_runs = successful_runs + t.successful,
+    partial_runs = partial_runs + t.partial, failed_runs = failed_runs + t.failed,
+    cancelled_runs = cancelled_runs + t.cancelled, last_run_status = coalesce(t.latest, a.last_run_status)
+FROM (SELECT schedule_id, count(*) AS n, count(*) FILTER (WHERE came_to = 'success') AS successful,
+             count(*) FILTER (WHERE came_to = 'partial') AS partial,
+             count(*) FILTER (WHERE came_to = 'failed') AS failed,
+             count(*) FILTER (WHERE came_to = 'cancelled') AS cancelled,
+             (array_agg(last ORDER BY run_id DESC) FILTER (WHERE last IS NOT NULL))[1] AS latest
+      FROM jsonb_to_recordset(%s::jsonb) AS r(run_id bigint, schedule_id bigint, came_to text, last text) GROUP BY 1) t
+WHERE a.id = t.schedule_id
+"""
+# The run of a schedule that ended last, but for redrives, which belong to their run.
+LAST = """
+SELECT s.id, r.id FROM unnest(%s::bigint[]) AS s(id), LATERAL (
+    SELECT id FROM runs WHERE schedule_id = s.id AND ended_at IS NOT NULL AND redrive_of IS NULL
+    ORDER BY ended_at DESC, id DESC LIMIT 1) r
+"""
+
+
+def last_run_status(status: str, redriven: Row | None, *, is_redrive: bool) -> Status | None:
+    """What a run that has ended makes of its schedule's last status; None: nothing. A redrive says where the targets of
+    the run that it belongs to stand now, if that was the schedule's last one (`redriven`). Those it took had failed
+    before, so it never makes the status worse."""
+    if not is_redrive:
+        return STATUS[status]
+    return None if redriven is None else STATUS[terminal_state(redriven["successful"], redriven["failed"])]
+
+
+async def add(connection: Connection, ended: Sequence[Row]) -> None:
+    """In the transaction that ends these runs."""
+    redrives = [row for row in ended if row["redrive_of"] is not None]
+    first = await first_of(connection, [row["id"] for row in redrives]) if redrives else {}
+    last: dict[int, int] = {}
+    if redrives:
+        cursor = await connection.execute(LAST, (sorted({row["schedule_id"] for row in redrives}),))
+        last = dict(await cursor.fetchall())
+    stands = await standing(connection, set(first.values()) & set(last.values()))
+    rows = []
+    for row in ended:
+        root, is_redrive = first.get(row["id"]), row["redrive_of"] is not None
+        redriven = stands.get(root) if root is not None and root == last.get(row["schedule_id"]) else None
+        came_to = "cancelled" if row["state"] == "cancelled" else STATUS[row["status"]]
+        latest = last_run_status(row["status"], redriven, is_redrive=is_redrive)
+        facts = {"run_id": row["id"], "schedule_id": row["schedule_id"]}
+        rows.append({**facts, "came_to": came_to, "last": latest})
+    await connection.execute(ADD, (to_json(rows).decode(),))

@@ -1,0 +1,24 @@
+"""Why an item was put off, and when a gate opens its next round: what a run's waiting is explained with."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0016"
+down_revision = "0015"
+
+WAITING = """
+ALTER TABLE items
+    ADD COLUMN postponed_cause text CHECK (postponed_cause IN ('lease', 'postponed')),
+    ADD COLUMN postponed_why   text,
+    ADD CONSTRAINT items_postponed CHECK ((postponed_cause IS NULL) = (postponed_why IS NULL));
+COMMENT ON COLUMN items.postponed_why IS 'what its last execution waits for until due_at; NULL once it has run';
+
+ALTER TABLE stages ADD COLUMN next_round_at timestamptz;
+COMMENT ON COLUMN stages.next_round_at IS 'the gate opens another round then for what failed, unless something is done';
+"""
+
+
+def upgrade() -> None:
+    connection = op.get_bind().connection.driver_connection
+    connection.execute(WAITING)  # type: ignore[union-attr]

@@ -1,0 +1,35 @@
+"""Evidence against an item that may kill its workers: how many died since its first one, in a small group with it, and
+while it ran alone."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0021"
+down_revision = "0019"
+
+SUSPECTS = """
+ALTER TABLE items
+    ADD COLUMN first_crash_at timestamptz,
+    ADD COLUMN group_deaths   smallint NOT NULL DEFAULT 0,
+    ADD COLUMN solo_deaths    smallint NOT NULL DEFAULT 0,
+    ADD COLUMN suspicion      smallint NOT NULL DEFAULT 0;
+COMMENT ON COLUMN items.crashes IS 'workers that died with it in hand, whatever else they had in hand';
+COMMENT ON COLUMN items.first_crash_at IS 'when the first of them was declared dead: deaths are compared from then on';
+COMMENT ON COLUMN items.group_deaths IS 'workers that died while it ran in a small group of suspects';
+COMMENT ON COLUMN items.solo_deaths IS 'workers that died while it ran alone';
+COMMENT ON COLUMN items.suspicion IS '0: none; 1, 2: runs in small groups; 3: runs alone; 4, 5: is not run again';
+
+ALTER TABLE claims ADD COLUMN apart text CHECK (apart IN ('group', 'alone'));
+COMMENT ON COLUMN claims.apart IS 'taken to find out which item kills its workers: a group of suspects, or one alone';
+CREATE INDEX claims_alone ON claims (replica_id) WHERE apart = 'alone';
+
+DROP INDEX items_suspect;
+CREATE INDEX items_suspect ON items (suspicion) WHERE claim_id IS NULL AND suspicion > 0;
+CREATE INDEX items_first_crash ON items (first_crash_at) WHERE first_crash_at IS NOT NULL;
+"""
+
+
+def upgrade() -> None:
+    connection = op.get_bind().connection.driver_connection
+    connection.execute(SUSPECTS)  # type: ignore[union-attr]

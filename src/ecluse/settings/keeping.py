@@ -1,0 +1,55 @@
+"""The knobs of retention: how many days what is over is kept, by kind."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic_settings import BaseSettings
+
+from ecluse.settings.flows import at_least
+
+Days = Annotated[int, at_least(0)]
+
+
+def _days(default: int, description: str, zero: str = "for ever") -> Any:
+    return Field(default, le=36_500, description=f"{description} 0: {zero}.")
+
+
+class KeepKnobs(BaseSettings):
+    """In days. Rows that an open or kept run needs are kept in any case."""
+
+    ECLUSE_KEEP_RUNS_DAYS: Days = _days(
+        90,
+        "Days for which a run is kept after its end, with its stages, items, outcomes, attempts, writes, log and slot. "
+        "Runs that belong together (a redrive, the transcriptions of an automation run) go together; the last run of a "
+        "schedule and runs with a write in doubt stay.",
+    )
+    ECLUSE_KEEP_DELIVERIES_DAYS: Days = _days(14, "Days for which a delivery of a webhook or mail is kept.")
+    ECLUSE_KEEP_EVENTS_DAYS: Days = _days(30, "Days for which an event is kept after it was published.")
+    ECLUSE_KEEP_LOGS_DAYS: Days = _days(30, "Days for which the rows of `workflow_logs` are kept.")
+    ECLUSE_KEEP_ATTEMPTS_DAYS: Days = _days(
+        30, "Days for which the failed attempts of a run are kept, once it has ended.", zero="as long as the run"
+    )
+    ECLUSE_KEEP_SLOTS_DAYS: Days = _days(
+        90,
+        "Days for which skipped and missed instants of schedules are kept; one that was fired goes with its run.",
+    )
+    ECLUSE_KEEP_WORKFLOWS_DAYS: Days = _days(
+        7, "Days for which the workflow rows of an ended run (schema `dbos`) are kept.", zero="as long as the run"
+    )
+    ECLUSE_KEEP_PAID_RESULTS_DAYS: Days = _days(
+        30,
+        "Days for which the result of a paid speech-to-text call is kept beside the transcript, so that it is not "
+        "bought twice.",
+    )
+    ECLUSE_KEEP_LEASES_DAYS: Days = _days(7, "Days for which a lease is kept after its end.")
+    ECLUSE_KEEP_AUDITS_DAYS: Days = _days(
+        0, "Days for which an audit is kept after its end; at least as long as its run."
+    )
+    ECLUSE_KEEP_FICHES_DAYS: Days = _days(
+        0,
+        "Days for which a fiche is kept after its last change, with its recordings, transcripts and audits; at least "
+        "as long as its runs.",
+    )
+    ECLUSE_KEEP_AUDIT_TRAIL_DAYS: Days = _days(0, "Days for which the audit trail (who did what) is kept.")

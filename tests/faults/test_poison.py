@@ -1,0 +1,96 @@
+"""Work that takes its whole process with it: found among what else was in hand, and nothing else is blamed for it."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+
+from tests.faults import measure
+from tests.faults.cases import FEW_HANDS
+from tests.faults.subjects import poison
+from tests.faults.world import World
+
+pytestmark = pytest.mark.timeout(600)
+FAILED = "SELECT target, error_code, reason FROM outcomes WHERE outcome = 'failed' ORDER BY 1"
+SEEN = "SELECT key, crashes, group_deaths, solo_deaths FROM items WHERE status = 'failed' ORDER BY 1"
+
+
+def convicted(world: World, *keys: str) -> list[dict[str, Any]]:
+    """The run has ended: these have failed, each with the evidence against it, and all others have succeeded."""
+    world.check()
+    deaths = sum(replica.child.code == -9 for replica in world.replicas)
+    seen = world.ask(SEEN)
+    print(f"{deaths} deaths; {seen}")
+    assert [row["key"] for row in seen] == list(keys)
+    assert world.ask(FAILED) == [
+        {
+            "target": row["key"],
+            "error_code": "WORKER_CRASHED",
+            "reason": f"{row['crashes']} workers died with this item in hand, {row['solo_deaths']} of them while it ran"
+            " alone",
+        }
+        for row in seen
+    ]
+    assert measure.held_by(world, world.replicas[-1]) == []
+    return seen
+
+
+def test_work_that_kills_its_process_is_run_alone_and_fails_after_a_few_deaths(world_of):
+    world = world_of(poison("t00007"))
+    world.supervised = True
+    world.start_replicas(2, FEW_HANDS)
+    world.start_run()
+    world.wait_until_ended(120)
+    (seen,) = convicted(world, "t00007")
+    # Three in company, three alone; on a starved machine a worker may count as dead that was only slow.
+    assert 3 <= seen["solo_deaths"] <= 5
+    assert 6 <= seen["crashes"] <= 8
+
+
+def test_of_two_that_kill_their_process_each_is_found(world_of):
+    world = world_of(poison("t00007", "t00023"))
+    world.supervised = True
+    world.start_replicas(2, FEW_HANDS)
+    world.start_run()
+    world.wait_until_ended(240)
+    for seen in convicted(world, "t00007", "t00023"):
+        assert 3 <= seen["solo_deaths"] <= 6
+        assert seen["crashes"] <= 16
+
+
+def test_one_that_kills_its_process_is_found_among_two_hundred(world_of):
+    """None of the others can finish before it strikes."""
+    world = world_of(poison("t00007", seconds=3.0))
+    world.supervised = True
+    world.start_replica({"ECLUSE_HANDS": "220"})
+    world.start_run(200)
+    world.wait_for(lambda: world.one("SELECT count(*) >= 150 FROM items WHERE crashes > 0"), "it strikes among many")
+    world.start_replica({"ECLUSE_HANDS": "220"}, wait=False)
+    world.wait_until_ended(240)
+    (seen,) = convicted(world, "t00007")
+    assert seen["group_deaths"] <= 2
+    assert seen["crashes"] <= 10
+
+
+def test_one_that_kills_its_process_is_found_while_others_are_killed_at_random(world_of):
+    world = world_of(poison("t00007", seconds=0.5))
+    world.supervised = True
+    world.start_replicas(3, FEW_HANDS)
+    world.start_run(120)
+    chance, kills, kill_at = random.Random(1), 0, time.monotonic() + 1  # noqa: S311 - repeatable, not secret
+    until = time.monotonic() + 300
+    while not world.ended():
+        assert time.monotonic() < until, world.diagnosis()
+        if time.monotonic() > kill_at and kills < 60 and (living := world.living):
+            chance.choice(living).kill()
+            kills, kill_at = kills + 1, time.monotonic() + chance.uniform(0.8, 2.4)
+        world.tend()
+        time.sleep(0.05)
+    print(f"{kills} kills")
+    (seen,) = convicted(world, "t00007")
+    assert seen["solo_deaths"] >= 3
+    assert seen["crashes"] <= 16
+    assert world.one("SELECT max(solo_deaths) FROM items WHERE status = 'succeeded'") < 3

@@ -1,0 +1,169 @@
+"""Retention over the flows in the box: automation with its transcriptions, audits, redrives and deliveries."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from ecluse.bootstrap import load_flows, retention_rules
+from ecluse.engine import OldRuns, Start
+from ecluse.engine.retention import Pace, foresee, prune
+from ecluse.flows.automation import reading, starting
+from ecluse.flows.transcriptions import reading as transcriptions
+from ecluse.flows.transcriptions.starting import start
+from ecluse.notify.flow import working
+from ecluse.settings import Settings
+from ecluse.verify import audit
+from tests.flows.audit_world import PATIENCE, by_hand
+from tests.flows.transcription_world import ONE_BLANK, until
+from tests.notify.world import new_secrets, receiving, setup_of
+
+PUBLISHED = "SELECT count(*) FROM events_outbox WHERE published_seq IS NULL"
+OPEN = "SELECT count(*) FROM runs WHERE ended_at IS NULL"
+# What a run leaves, whatever its flow.
+OF_RUNS = (
+    "runs", "stages", "items", "claims", "attempts", "outcomes", "run_log", "run_waiters", "transcription_runs",
+    "automation_run_facts", "automation_run_fiches", "deliveries",
+)  # fmt: skip
+RESULTS = ("fiche_cache", "recordings", "recording_transcription_chunks", "audits")
+
+
+@pytest.fixture
+def counted(query):
+    def count(*tables: str) -> dict[str, int]:
+        return {table: query(f"SELECT count(*) FROM {table}")[0][0] for table in tables}  # noqa: S608
+
+    return count
+
+
+def later(query, days: float) -> None:
+    query('UPDATE clock_offset SET "offset" = "offset" + %s', timedelta(days=days))
+
+
+async def pruned(connection, flows, **knobs: int) -> dict[str, int]:
+    rules = retention_rules(Settings(**knobs), flows)
+    done = await prune(connection, {flow.name: flow for flow in flows}, rules, pace=Pace(rest=0))
+    return {one.rule.kind.name: one.rows.total() for one in done if one.rows.total()}
+
+
+async def a_busy_day(world, connection, receiver, secrets) -> dict[str, int]:
+    """A run that fails in part, told to a webhook; its redrive; a transcription and an audit by hand."""
+    config = await world.config()
+    world.sandbox.set_faults([{"kind": "server_error", "vendor": "crm", "ids": ["1001"], "times": 1}])
+    schedule = await world.schedule(
+        "1000",
+        "1001",
+        ONE_BLANK,
+        secrets=secrets,
+        webhook_url=receiver.url,
+        notify_on_complete=True,
+        notify_on_error=True,
+    )
+    first = await world.trigger(schedule)
+    assert (await world.ended(first))["status"] == "partial"
+    again = (await starting.redrive(connection, world.flow, "default", first)).run.id
+    await world.ended(again)
+    by_name = world.kit.by_name
+    (alone,) = await start(connection, by_name["transcription"], "default", ["1002"], event_ids=["by-hand"])
+    await world.kit.wait_for_run(alone.run_id, PATIENCE)
+    given = {"fiche_id": "1000", "audit_config_id": str(config)}
+    audited = (await world.kit.start_run(Start(by_name["audit"], "audit-by-hand", input=given))).run.id
+    await world.kit.wait_for_run(audited, PATIENCE)
+    await until(lambda: world.query(PUBLISHED) == [(0,)] and world.query(OPEN) == [(0,)])
+    return {"schedule": schedule, "first": first, "again": again, "alone": alone.run_id, "audit": audited}
+
+
+@pytest.mark.req("G-71", "TRX-13")
+async def test_old_runs_go_with_all_their_rows_and_the_results_stay(automate, connection, query, counted, dsn, sandbox):
+    secrets = new_secrets()
+    async with receiving() as receiver:
+        world = await automate(by_hand(sandbox).flow, working(setup_of(dsn, secrets)))
+        ids = await a_busy_day(world, connection, receiver, secrets)
+        flows = list(world.kit.flows)
+        assert await pruned(connection, flows) == {}, "nothing is old"
+        before = counted(*RESULTS)
+        assert min(counted(*OF_RUNS, "speech_results", "leases").values()) > 0
+        later(query, 100)
+        newest = await world.trigger(ids["schedule"], fiche_ids=["1000"])
+        await world.ended(newest)
+        await until(lambda: query(PUBLISHED) == [(0,)] and query(OPEN) == [(0,)])
+    await world.kit.stop()
+    kept = [row[0] for row in query("SELECT id FROM runs WHERE id >= %s ORDER BY id", newest)]
+    rules = retention_rules(Settings(), flows)
+    foreseen = {one.rule.kind.name: one for one in await foresee(connection, world.kit.by_name, rules)}
+    done = await pruned(connection, flows)
+    assert foreseen["runs"].rows["runs"] >= 6
+    assert foreseen["deliveries"].rows["deliveries"] >= 2
+    assert {"events", "leases", "paid results", "workflows", "runs", "deliveries"} <= set(done)
+    assert [row[0] for row in query("SELECT id FROM runs ORDER BY id")] == kept
+    for table in ("items", "outcomes", "stages", "claims", "run_log", "transcription_runs", "automation_run_fiches"):
+        assert query(f"SELECT count(*) FROM {table} WHERE run_id <> ALL(%s)", kept) == [(0,)], table  # noqa: S608
+    assert counted("speech_results", "deliveries", "pruning") == {"speech_results": 0, "deliveries": 1, "pruning": 0}
+    for table, rows in before.items():
+        assert counted(table)[table] >= rows, table
+    report = audit(dsn, world.sandbox.url)
+    assert report.violations == [], report.text()
+    assert await pruned(connection, flows) == {}
+    # What people look at still answers.
+    shown = await reading.show_schedule_in_full(connection, "default", ids["schedule"], timedelta(hours=1))
+    assert ([run["id"] for run in shown["runs"]], shown["total_runs"]) == ([newest], 3)
+    status = await transcriptions.status(connection, "default", "1002")
+    assert (status["transcribed"] > 0, status["percentage"], status["run"]) == (True, 100, None)
+
+
+async def test_audits_and_fiches_go_only_by_their_own_knobs_and_after_their_runs(
+    automate, connection, query, counted, dsn
+):
+    world = await automate()
+    await world.config()
+    run = await world.run_over("1000", "1001")
+    await until(lambda: query(PUBLISHED) == [(0,)] and query(OPEN) == [(0,)])
+    await world.kit.stop()
+    flows = list(world.kit.flows)
+    later(query, 100)
+    knobs = {"ECLUSE_KEEP_AUDITS_DAYS": 30, "ECLUSE_KEEP_FICHES_DAYS": 30}
+    assert not {"audits", "fiches"} & set(await pruned(connection, flows, **knobs)), "the schedule's last run is kept"
+    assert audit(dsn, world.sandbox.url).violations == []
+    query("UPDATE schedules SET last_run_id = NULL")
+    done = await pruned(connection, flows, **knobs)
+    assert (done["audits"], done["fiches"]) == (2, 2), run
+    assert set(counted("runs", *RESULTS).values()) == {0}
+    assert audit(dsn, world.sandbox.url).violations == []
+
+
+async def test_runs_that_go_on_are_not_disturbed(automate, connection, query, dsn):
+    world = await automate()
+    await world.config()
+    old = await world.run_over("1000", "1001")
+    await until(lambda: query(PUBLISHED) == [(0,)] and query(OPEN) == [(0,)])
+    query("UPDATE schedules SET last_run_id = NULL")
+    # Rows, not the clock: what is open goes on by it.
+    query("UPDATE runs SET ended_at = ended_at - interval '100 days'")
+    world.sandbox.set_faults([{"kind": "latency", "vendor": "elevenlabs", "seconds": 0.3}])
+    schedule = await world.schedule("1002", "1003", "1004")
+    open_run = await world.trigger(schedule)
+    await until(lambda: query("SELECT count(*) FROM runs WHERE parent_run_id = %s", open_run) == [(3,)])
+    done = await pruned(connection, list(world.kit.flows))
+    assert done["runs"] > 0
+    run = await world.ended(open_run)
+    assert (run["status"], run["successful_fiches"]) == ("completed", 3), world.logs(open_run)
+    assert query("SELECT count(*) FROM runs WHERE id = %s OR parent_run_id = %s", old["id"], old["id"]) == [(0,)]
+    await until(lambda: query(PUBLISHED) == [(0,)])
+    report = audit(dsn, world.sandbox.url)
+    assert report.violations == [], report.text()
+
+
+def test_every_knob_has_a_rule_and_zero_keeps_for_ever():
+    rules = retention_rules(Settings(**{name: 0 for name in Settings.model_fields if "_KEEP_" in name}), [])
+    assert {rule.knob for rule in rules if rule.knob} == {name for name in Settings.model_fields if "_KEEP_" in name}
+    assert [rule.kind.name for rule in rules if rule.keep] == ["idempotency keys", "requests"]
+    defaults = {rule.kind.name: rule.keep and rule.keep.days for rule in retention_rules(Settings(), [])}
+    assert defaults == {
+        "idempotency keys": 1, "requests": 1, "events": 30, "logs": 30, "attempts": 30, "slots": 90, "workflows": 7,
+        "paid results": 30, "leases": 7, "audit trail": None, "deliveries": 14, "runs": 90, "audits": None,
+        "fiches": None,
+    }  # fmt: skip
+    kinds = [rule.kind for rule in retention_rules(Settings(), load_flows(Settings()))]
+    flows = {kind.name: set(kind.flows) for kind in kinds if isinstance(kind, OldRuns)}
+    assert flows == {"deliveries": {"notifications"}, "runs": {"automation", "audit", "transcription"}}

@@ -1,0 +1,56 @@
+"""The PostgreSQL that tests make their databases on, embedded or a given server of any version, and how they make them.
+
+A given server is one that a URL leads to. Its role must be allowed to create databases (CREATEDB) and needs no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from ecluse.db import embedded
+from ecluse.db.connect import normalise
+
+STRATEGIES_SINCE = 150_000  # before, CREATE DATABASE always copies files
+
+
+@dataclass(frozen=True)
+class Given:
+    url: str
+
+    def dsn(self, database: str | None = None) -> str:
+        return make_conninfo(self.url, dbname=database) if database else self.url
+
+    def ensure_running(self) -> bool:
+        """Not ours to start."""
+        return False
+
+
+Server = embedded.Embedded | Given
+
+
+@contextmanager
+def database(server: Server, name: str, template: str, tablespace: str | None = None) -> Iterator[str]:
+    """A copy of `template`, dropped at the end, together with the sessions of those who still use it."""
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        copy = " STRATEGY wal_log" if connection.info.server_version >= STRATEGIES_SINCE else ""
+        place = f" TABLESPACE {tablespace}" if tablespace else ""
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}{copy}{place}")  # type: ignore[arg-type]
+    try:
+        yield normalise(server.dsn(name))
+    finally:
+        server.ensure_running()
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+
+
+def address(dsn: str) -> Path | tuple[str, int]:
+    """Where its server listens: a socket's path, or host and port."""
+    parts = conninfo_to_dict(dsn)
+    host, port = str(parts["host"]), int(str(parts.get("port") or 5432))
+    return Path(host) / f".s.PGSQL.{port}" if host.startswith("/") else (host, port)

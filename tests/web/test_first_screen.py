@@ -1,0 +1,56 @@
+"""What the first screens advise is run as it is printed."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.api.conftest import new_key
+from tests.cli.conftest import environment
+
+
+@pytest.fixture
+def printed(reader, pages_dsn, fill):
+    """Of a page in the eyes of a tenant: the commands it shows."""
+
+    def ask(tenant: str, path: str) -> list[str]:
+        body = reader.with_key(new_key(pages_dsn, "viewer", tenant)).get(path).body.decode()
+        (block,) = re.findall(r"<pre><code>(.*?)</code></pre>", body, re.DOTALL)
+        return html.unescape(block).splitlines()
+
+    return ask
+
+
+@pytest.fixture
+def run(pages_dsn):
+    def run(command: str) -> None:
+        program, *arguments = shlex.split(command)
+        assert program == "ecluse"
+        done = subprocess.run(
+            [sys.executable, "-m", "ecluse", *arguments],
+            env=environment(DATABASE_URL=pages_dsn),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
+def test_the_advice_of_an_empty_page_works_as_printed(printed, run, fill):
+    fill("INSERT INTO tenants (id, name, created_at) VALUES ('new', 'new', ecluse_now())")
+    make, start = printed("new", "/ui/runs")
+    assert printed("new", "/ui/schedules") == [make]
+    run(make)
+    (instead,) = printed("new", "/ui/runs")
+    assert re.fullmatch(r"ecluse automation trigger [0-9]+ --tenant new", instead)
+    run(start)
+    assert fill("SELECT flow || ' ' || state FROM runs WHERE tenant_id = 'new'") == "automation queued"
+    run(instead)
+    assert fill("SELECT count(*) FROM runs WHERE tenant_id = 'new'") == 2

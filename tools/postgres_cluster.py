@@ -1,0 +1,87 @@
+"""Run a command beside a PostgreSQL of its own: `python -m tools.postgres_cluster BIN_DIRECTORY COMMAND …`
+
+The cluster is made with the programs in that directory, in a temporary one, with the settings that a package has (JIT
+included; only the number of connections is raised), and runs as an ordinary user. The command finds in DATABASE_URL
+a role that may create databases and is nothing else, and in ECLUSE_TEST_POSTGRES_BIN the directory. At the end, however
+the command ended, nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+from ecluse.base.errors import SetUpError
+from ecluse.db.postgres_user import Account, account_for
+
+CONNECTIONS = 300
+ROLE = "tester"
+
+
+@contextmanager
+def cluster(programs: Path) -> Iterator[str]:
+    """The URL of a database that an ordinary role owns."""
+    folder = Path(tempfile.mkdtemp(prefix="ecl-pg-"))
+    folder.chmod(0o711)  # the account that runs PostgreSQL must get through, nobody else may look
+    data, log = folder / "data", folder / "log"
+    account = account_for(data)
+    try:
+        account.make_private_dir(data)
+        account.make_private_dir(folder / "run")
+        log.touch()
+        os.chown(log, account.uid, account.gid)
+        # Over TCP with a password, as a server elsewhere; the local socket is for its administrator.
+        auth = ("--auth-local=trust", "--auth-host=scram-sha-256")
+        _done(account, programs / "initdb", "-D", data, "-U", "postgres", "--encoding=UTF8", "--locale=C.UTF-8", *auth)
+        port = _free_port()
+        settings = f"-c port={port} -c listen_addresses=127.0.0.1 -c max_connections={CONNECTIONS}"
+        options = f"{settings} -c unix_socket_directories={folder / 'run'}"
+        _done(account, programs / "pg_ctl", "start", "-w", "-D", data, "-l", log, "-o", options)
+        try:
+            yield _make_role(folder / "run", port)
+        finally:
+            _done(account, programs / "pg_ctl", "stop", "-m", "fast", "-D", data)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _make_role(socket_directory: Path, port: int) -> str:
+    password = secrets.token_urlsafe(12)
+    admin = f"host={socket_directory} port={port} user=postgres dbname=postgres"
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {ROLE} LOGIN CREATEDB PASSWORD '{password}'".encode())
+        connection.execute(f"CREATE DATABASE {ROLE} OWNER {ROLE}".encode())
+    return f"postgresql://{ROLE}:{password}@127.0.0.1:{port}/{ROLE}"
+
+
+def _done(account: Account, *command: str | Path) -> None:
+    done = account.run(*command)
+    if done.returncode != 0:
+        raise SetUpError(f"{command[0]}: {done.stderr or done.returncode}")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def main(programs: str, *command: str) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through `finally`
+    with cluster(Path(programs)) as url:
+        environment = os.environ | {"DATABASE_URL": url, "ECLUSE_TEST_POSTGRES_BIN": programs}
+        return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - what was asked for
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
