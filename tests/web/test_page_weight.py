@@ -89,7 +89,7 @@ def held(dsn, sandbox):
 
         asyncio.run(pause())
         run_id = client.post("/api/automation/trigger", {"scheduleId": made}).json["run_id"]
-        wait_for(lambda: client.get(f"/api/runs/{run_id}/waiting").json["total"] > 100)
+        wait_for(lambda: client.get(f"/api/runs/{run_id}/waiting").json["total"] == 5 * len(fiches))
         yield Reader(client, key), f"/ui/runs/{run_id}"
 
 
