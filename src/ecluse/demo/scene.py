@@ -216,7 +216,11 @@ def _folder() -> Iterator[Path]:
     try:
         yield data
     finally:
-        shutil.rmtree(data, ignore_errors=True)
+        _deaf()
+        until = time.monotonic() + DOWN_SECONDS
+        while data.exists() and time.monotonic() < until:
+            # A process that was cut off may still write its last file while the folder is being emptied.
+            shutil.rmtree(data, ignore_errors=True)
 
 
 @contextmanager
