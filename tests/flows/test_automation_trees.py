@@ -37,7 +37,7 @@ def late_calls(sandbox, ended_at, seconds=2.0):
 
 async def at_transcripts(world, *fiche_ids, **given):
     run_id = await world.trigger(await world.schedule(*fiche_ids, **NO_AUDITS, **given))
-    await until(lambda: world.query(OPEN_CHILDREN, run_id) == [(len(fiche_ids),)])
+    await until(lambda: len(world.query(CHILDREN, run_id)) == len(fiche_ids))
     return run_id
 
 
