@@ -71,17 +71,21 @@ async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_
 
 
 async def end_together(connection: Connection, flow: Flow, over: Sequence[Run], cause: Cause = ending.NORMAL) -> None:
-    """If that fails, one by one, so that one run that cannot be closed does not keep the others open."""
-    try:
-        for start in range(0, len(over), TOGETHER):
-            await ending.end_many(connection, flow, over[start : start + TOGETHER], cause)
-    except Exception as error:  # the edge of the flow's own ending
-        if is_away(error) or len(over) == 1:
-            raise
-        log.warning("closing runs together failed: one by one", runs=len(over), error=str(error).strip())
-        for run in over:
-            with apart(run.id):
-                await ending.end_many(connection, flow, [run], cause)
+    """If that fails, one by one. A run that cannot be ended is logged: it keeps no other run open, and the sweeps that
+    find it again and again go on."""
+    if len(over) > 1:
+        try:
+            for start in range(0, len(over), TOGETHER):
+                await ending.end_many(connection, flow, over[start : start + TOGETHER], cause)
+        except Exception as error:  # the edge of the flow's own ending
+            if is_away(error):
+                raise
+            log.warning("closing runs together failed: one by one", runs=len(over), error=str(error).strip())
+        else:
+            return
+    for run in over:
+        with apart(run.id):
+            await ending.end_many(connection, flow, [run], cause)
 
 
 # After the commit, so that of two who end the last two children, at least one sees that there is none left.

@@ -13,10 +13,12 @@ from ecluse.engine.states import EndCause
 
 TOGETHER = 200
 
-# One replica at a time ends what a run leaves behind.
+# One replica at a time ends what a run leaves behind. The run itself is not locked meanwhile: it may have a higher id
+# than the runs that it waited for, and runs are locked by id.
 FORCED = """
-SELECT id, coalesce(reason, error_code, end_cause) FROM runs WHERE ends_waited_for AND id > %s ORDER BY id LIMIT 1
-FOR NO KEY UPDATE SKIP LOCKED
+SELECT id, why, pg_try_advisory_xact_lock(hashtextextended('ecluse forced end ' || id, 50))
+FROM (SELECT id, coalesce(reason, error_code, end_cause) AS why FROM runs
+      WHERE ends_waited_for AND id > %s ORDER BY id LIMIT 1) AS forced
 """
 # Open runs that it waited for, and that no person and no open run waits for any more.
 ORPHANS = """
@@ -28,7 +30,9 @@ WHERE w.waiter_run_id = %(run)s AND c.ended_at IS NULL AND NOT EXISTS (
 SOME = f"{ORPHANS} AND c.flow = ANY(%(flows)s) AND c.id <> ALL(%(tried)s) ORDER BY c.id LIMIT {TOGETHER}"
 LOCK = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 THESE = f"{ORPHANS} AND c.id = ANY(%(these)s)"
-NONE_LEFT = f"UPDATE runs SET ends_waited_for = false WHERE id = %(run)s AND NOT EXISTS ({ORPHANS})"  # noqa: S608
+NONE_LEFT = f"""
+UPDATE runs SET ends_waited_for = false WHERE id = %(run)s AND ends_waited_for AND NOT EXISTS ({ORPHANS})
+"""  # noqa: S608 - our own words
 
 # Nobody leads them, or they have had twice their time. `only_overdue`: a live replica leads it. Time in which the clock
 # of a stage stood still does not count.
@@ -54,7 +58,10 @@ async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
                 row = await (await connection.execute(FORCED, (place,))).fetchone()
                 if row is None:
                     return
-                run_id, why = row
+                run_id, why, is_ours = row
+                if not is_ours:
+                    place, tried = run_id, []
+                    continue
                 facts = {"run": run_id, "flows": list(flows), "tried": tried}
                 some = [found for (found,) in await (await connection.execute(SOME, facts)).fetchall()]
                 if some:
