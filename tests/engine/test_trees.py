@@ -93,6 +93,22 @@ async def test_only_what_no_person_and_no_open_run_waits_for_is_ended(board, que
     assert len(query(OPEN)) == 4
 
 
+@pytest.mark.req("G-89")
+async def test_from_the_commit_of_the_end_on_nothing_of_the_tree_is_claimed(board, query):
+    lane = await board.lane("vendor")
+    parent, child, other = [await board.run(2, lane="vendor") for _ in range(3)]
+    await waits(board, parent, child)
+    await waits(board, other, await board.run(1, lane="vendor"))
+    await end(board, parent)
+    claimed = [one.item.run_id for one in await board.claim(lane)]
+    assert (child.id in claimed, claimed.count(other.id)) == (False, 2)
+    await waits(board, None, child)
+    assert await board.claim(lane) == [], "it is marked until the sweep has looked at it once more"
+    await end_orphans(board.pool, {"test": FLOW})
+    assert [one.item.run_id for one in await board.claim(lane)] == [child.id] * 2
+    assert query("SELECT id FROM runs WHERE ends_waited_for") == []
+
+
 async def test_many_are_ended_in_batches_and_one_that_cannot_be_keeps_nobody_else(board, query):
     parent = await board.run(1)
     children = [await board.run(2) for _ in range(210)]

@@ -27,6 +27,8 @@ FAULTS = [
             sql("INSERT INTO run_waiters (run_id, waiter_run_id) VALUES (%(waiting)s, %(stopped)s)"),
         ),
     ),
+    Fault("I-19", "marked to be ended, by no run", "no ended run is left that ends it",
+          of("waiting", "runs", "ending = true")),
 ]  # fmt: skip
 
 HARMLESS = {

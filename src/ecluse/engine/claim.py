@@ -102,7 +102,8 @@ picked AS MATERIALIZED (
 ),
 alive AS MATERIALIZED (
     SELECT r.id, r.event_key, r.correlation_id FROM (SELECT DISTINCT run_id FROM picked) p CROSS JOIN LATERAL (
-        SELECT id, event_key, correlation_id FROM runs WHERE id = p.run_id AND ended_at IS NULL FOR SHARE SKIP LOCKED) r
+        SELECT id, event_key, correlation_id FROM runs WHERE id = p.run_id AND ended_at IS NULL AND NOT ending
+        FOR SHARE SKIP LOCKED) r
 ),
 -- A call starts when there is a permit, whatever its weight, and the next one waits for as many. So nobody is passed
 -- over for being heavy; the lane's burst has been lowered by what the heaviest may thereby take too early.

@@ -15,6 +15,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import counts, leases, outbox, runs, units
 from ecluse.engine.flow import Flow, Run
 from ecluse.engine.states import ON_REQUEST, STOPPED, EndCause, State, cause_in_words, ended_as
+from ecluse.engine.waiters import MARK_ABANDONED
 
 FEW = 500  # targets
 CANCELLED = "CANCELLED"  # the code of a target that was never finished, of a run that was ended on request
@@ -191,6 +192,8 @@ async def end_many(
             ended.append(Ended(by_id[run_id], words[run_id][0], causes[run_id], tally, seconds))
         moves = [runs.Move(one.run, one.from_word, one.state, one.facts, one.shown) for one in ended]
         to_words = await runs.set_status(connection, flow, moves)
+        if forced := [one.run.id for one in ended if one.cause.cause != "normal"]:
+            await connection.execute(MARK_ABANDONED, (forced,))
         if record is not None:
             await record()
         for what, wanted in (("completed", True), ("failed", False)):

@@ -10,6 +10,7 @@ from ecluse.engine import closing, ending, run_log, runs
 from ecluse.engine.ending import Cause
 from ecluse.engine.flow import Flow
 from ecluse.engine.states import EndCause
+from ecluse.engine.waiters import ABANDONED
 
 TOGETHER = 200
 
@@ -20,18 +21,17 @@ SELECT id, why, pg_try_advisory_xact_lock(hashtextextended('ecluse forced end ' 
 FROM (SELECT id, coalesce(reason, error_code, end_cause) AS why FROM runs
       WHERE ends_waited_for AND id > %s ORDER BY id LIMIT 1) AS forced
 """
-# Open runs that it waited for, and that no person and no open run waits for any more.
-ORPHANS = """
+# Runs that only it waited for when it was ended (`waiters.MARK_ABANDONED`).
+MARKED = """
 SELECT c.id FROM run_waiters w JOIN runs c ON c.id = w.run_id
-WHERE w.waiter_run_id = %(run)s AND c.ended_at IS NULL AND NOT EXISTS (
-    SELECT 1 FROM run_waiters o LEFT JOIN runs r ON r.id = o.waiter_run_id WHERE o.run_id = w.run_id
-    AND (o.waiter_run_id IS NULL OR (r.id IS NOT NULL AND r.ended_at IS NULL)))
+WHERE w.waiter_run_id = %(run)s AND c.ending AND c.ended_at IS NULL
 """
-SOME = f"{ORPHANS} AND c.flow = ANY(%(flows)s) AND c.id <> ALL(%(tried)s) ORDER BY c.id LIMIT {TOGETHER}"
+SOME = f"{MARKED} AND c.flow = ANY(%(flows)s) AND c.id <> ALL(%(tried)s) ORDER BY c.id LIMIT {TOGETHER}"
 LOCK = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
-THESE = f"{ORPHANS} AND c.id = ANY(%(these)s)"
+STILL = f"SELECT c.id, {ABANDONED} FROM runs c WHERE c.id = ANY(%s) AND c.ended_at IS NULL"  # noqa: S608 - our own words
+GO_ON = "UPDATE runs SET ending = false WHERE id = ANY(%s)"
 NONE_LEFT = f"""
-UPDATE runs SET ends_waited_for = false WHERE id = %(run)s AND ends_waited_for AND NOT EXISTS ({ORPHANS})
+UPDATE runs SET ends_waited_for = false WHERE id = %(run)s AND ends_waited_for AND NOT EXISTS ({MARKED})
 """  # noqa: S608 - our own words
 
 # Nobody leads them, or they have had twice their time. `only_overdue`: a live replica leads it. Time in which the clock
@@ -75,10 +75,11 @@ async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
 async def _end_those_left(
     connection: Connection, flows: Mapping[str, Flow], run_id: int, why: str, some: Collection[int]
 ) -> None:
-    """Asked again under their locks: a run or person that begins to wait for one of them locks it first."""
+    """Under their locks, which a run or person that begins to wait for one of them takes first: those go on."""
     await connection.execute(LOCK, (list(some),))
-    cursor = await connection.execute(THESE, {"run": run_id, "these": list(some)})
-    left = await runs.load_many(connection, [found for (found,) in await cursor.fetchall()])
+    still = dict(await (await connection.execute(STILL, (list(some),))).fetchall())
+    await connection.execute(GO_ON, ([one for one, abandoned in still.items() if not abandoned],))
+    left = await runs.load_many(connection, [one for one, abandoned in still.items() if abandoned])
     cause = Cause("parent", None, f"run {run_id}, which waited for it, ended: {why}", f"run:{run_id}")
     for name in sorted({run.flow for run in left}):
         await closing.end_together(connection, flows[name], [run for run in left if run.flow == name], cause)

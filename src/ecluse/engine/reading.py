@@ -194,7 +194,7 @@ async def show_run(connection: Connection, tenant: str | None, run_id: int) -> R
     if not rows:
         raise _unknown(run_id)
     (run,) = rows
-    del run["ends_waited_for"]  # of the engine's own
+    del run["ends_waited_for"], run["ending"]  # of the engine's own
     run["stages"] = (await stages_of(connection, [run_id])).get(run_id, [])
     run["will_fail"] = await will_fail(connection, run_id, ended=run["ended_at"] is not None)
     run["redrives"] = (await redrives_of(connection, [run_id])).get(run_id, [])

@@ -37,6 +37,19 @@ above AS MATERIALIZED (
     WHERE w.waiter_run_id IS NOT NULL)"""
 
 
+# Of a run `c`: no person and no open run waits for it.
+ABANDONED = """
+NOT EXISTS (
+    SELECT 1 FROM run_waiters o LEFT JOIN runs r ON r.id = o.waiter_run_id WHERE o.run_id = c.id
+    AND (o.waiter_run_id IS NULL OR (r.id IS NOT NULL AND r.ended_at IS NULL)))"""
+# In the transaction that ends `runs` by force: from its commit on, nothing more of these runs is claimed.
+MARK_ABANDONED = f"""
+UPDATE runs SET ending = true WHERE id IN (
+    SELECT c.id FROM runs c WHERE c.id IN (SELECT w.run_id FROM run_waiters w WHERE w.waiter_run_id = ANY(%s))
+      AND c.ended_at IS NULL AND {ABANDONED} ORDER BY c.id FOR NO KEY UPDATE)
+"""  # noqa: S608 - the fragment above
+
+
 class Waiter(NamedTuple):
     """`waiter_run_id` None is a person; `target` is the waiting run's own."""
 

@@ -85,6 +85,16 @@ WHERE NOT care.moved AND r.ends_waited_for AND greatest(r.ended_at, care.since) 
 GROUP BY r.id ORDER BY r.id
 """  # noqa: S608 - the fragment above
 
+# Nothing of a run that is about to be ended is claimed: it must have a run that ends it.
+ENDING = f"""
+{CARE}
+SELECT 'run ' || c.id AS subject, c.id AS run_id, 'is marked to be ended, and no ended run is left that ends it'
+       AS message
+FROM care, runs c WHERE c.ending AND c.ended_at IS NULL AND NOT EXISTS (
+    SELECT 1 FROM run_waiters w JOIN runs r ON r.id = w.waiter_run_id WHERE w.run_id = c.id AND r.ends_waited_for)
+ORDER BY c.id
+"""  # noqa: S608 - the fragment above
+
 # A run waits at one gate after the other: of its open stages, the latest deadline is the one that must be kept. Where
 # no workflow leads, there is no gate: such a run goes on for as long as its items do, and then ends by itself.
 STAGES = f"""
@@ -138,8 +148,8 @@ I_19_NOTHING_STUCK = Check(
     " + (SELECT count(*) FROM effects WHERE state IN ('sending', 'unknown'))"
     " + (SELECT count(*) FROM leases WHERE ended_at IS NULL) AS n",
     (
-        *(CLAIMS, ITEMS_OF_ENDED_RUNS, STAGES_OF_ENDED_RUNS, WORKFLOWS, ORPHANS, STAGES, UNCLOSED, EFFECTS, LEASES),
-        UNDECIDED,
+        *(CLAIMS, ITEMS_OF_ENDED_RUNS, STAGES_OF_ENDED_RUNS, WORKFLOWS, ORPHANS, ENDING, STAGES, UNCLOSED, EFFECTS),
+        *(LEASES, UNDECIDED),
     ),
 )
 

@@ -13,6 +13,7 @@ ALTER TABLE runs DROP CONSTRAINT runs_state_check, DROP CONSTRAINT runs_end_caus
     ADD COLUMN cancelled integer NOT NULL DEFAULT 0,
     ADD COLUMN ended_by text,
     ADD COLUMN ends_waited_for boolean NOT NULL DEFAULT false,
+    ADD COLUMN ending boolean NOT NULL DEFAULT false,
     ADD COLUMN redrive_of bigint;
 ALTER TABLE runs
     ADD CONSTRAINT runs_state_check CHECK (state IN ('draft', 'queued', 'running', 'succeeded', 'partial', 'failed',
@@ -24,6 +25,8 @@ ALTER TABLE runs
 COMMENT ON COLUMN runs.cancelled IS 'of `failed`, the targets that were never finished because the run was cancelled';
 COMMENT ON COLUMN runs.ended_by IS 'of a cancelled run: the person, or the run that it ended with';
 COMMENT ON COLUMN runs.ends_waited_for IS 'ended by force: the runs that only it waited for are still to be ended';
+COMMENT ON COLUMN runs.ending IS 'open, but only runs that were ended by force waited for it: '
+    'nothing of it is claimed, and a sweep ends it';
 COMMENT ON COLUMN runs.redrive_of IS 'the run whose targets this one takes once more';
 CREATE INDEX runs_ending_others ON runs (id) WHERE ends_waited_for;
 CREATE INDEX runs_redrives ON runs (redrive_of, id) WHERE redrive_of IS NOT NULL;
