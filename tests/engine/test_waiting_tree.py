@@ -242,6 +242,26 @@ async def test_a_gate_that_will_open_another_round_says_when(start_kit, board, q
     await until(lambda: query("SELECT 1 FROM stages WHERE round = 1 AND next_round_at IS NULL"))
 
 
+async def test_a_round_that_will_not_be_opened_any_more_is_not_announced(start_kit, board, query):
+    let = asyncio.Event()
+
+    async def work(_: WorkContext, item: Item) -> Result:
+        if item.key == "fails":
+            raise TransientError("busy", code="BUSY")
+        await let.wait()
+        return Done()
+
+    one = stage(work, retry=RetryPolicy(executions=1), rounds=1, poll=timedelta(seconds=5))
+    kit = await start_kit(f := flow(one))
+    run_id = await started(kit, f, ["fails", "slow"])
+    await until(lambda: query("SELECT 1 FROM stages WHERE next_round_at IS NOT NULL"))
+    query("UPDATE items SET permanent = true WHERE key = 'fails'")
+    await until(lambda: query("SELECT 1 FROM stages WHERE next_round_at IS NULL"))
+    assert "opens at" not in (await ask(board, run_id)).summary
+    let.set()
+    assert (await kit.wait_for_run(run_id, PATIENCE))["failed"] == 1
+
+
 async def test_an_item_that_is_put_off_says_what_it_waits_for_until_it_has_run(start_kit, board, query):
     held = ["lease"]
 

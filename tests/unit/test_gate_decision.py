@@ -229,6 +229,7 @@ def test_a_gate_whose_work_never_ends_passes_at_its_deadline_and_no_later(poll, 
         (look(40, quiet=30, succeeded=7, failed=3, fanned_out=False), STAGE, None),
         (look(40, quiet=30, succeeded=7, failed=3, deadline=70), STAGE, None),
         (look(40, quiet=30, succeeded=7), STAGE, None),
+        (look(40, quiet=30, succeeded=7, failed=3, clock_stopped=True), STAGE, None),
     ],
 )
 def test_when_another_round_will_be_opened_is_known_where_one_will_be(seen, stage, at):

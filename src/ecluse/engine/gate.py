@@ -89,10 +89,11 @@ def decide(look: Look, stage: Stage) -> Passed | Redispatch | Wait:
 
 
 def next_round_at(look: Look, stage: Stage) -> datetime | None:
-    """When another round is opened for what failed, unless something is done before; None: none will be."""
+    """When another round is opened for what failed, unless something is done before; None: none will be, or it is not
+    known when, since the clock stands still."""
     at = look.progress_at + STALL_POLLS * stage.poll
     may_heal = look.fanned_out and look.round < stage.rounds and look.failed > look.failed_for_good
-    return at if may_heal and at < look.deadline_at else None
+    return at if may_heal and not look.clock_stopped and at < look.deadline_at else None
 
 
 LOOK = """
@@ -228,11 +229,11 @@ async def look_at_units(connection: Connection, run: Run, stage: Stage, counted:
     return found
 
 
-async def announce_round(connection: Connection, run: Run, stage: Stage, at: datetime) -> None:
-    """For whoever asks why the run waits."""
+async def announce_round(connection: Connection, run: Run, stage: Stage, at: datetime | None) -> None:
+    """To those who ask why the run waits. None: none will be opened as things stand."""
     await connection.execute(
-        "UPDATE stages SET next_round_at = %(at)s"
-        " WHERE run_id = %(run)s AND stage = %(stage)s AND next_round_at IS DISTINCT FROM %(at)s",
+        "UPDATE stages SET next_round_at = %(at)s::timestamptz"
+        " WHERE run_id = %(run)s AND stage = %(stage)s AND next_round_at IS DISTINCT FROM %(at)s::timestamptz",
         {"run": run.id, "stage": stage.name, "at": at},
     )
 

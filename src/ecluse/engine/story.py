@@ -175,8 +175,7 @@ async def _look(
                     await gate.next_round(connection, run, stage, round_)
             return "wait", gate.FIRST_PAUSE.total_seconds()
         case gate.Wait(seconds):
-            if (at := gate.next_round_at(seen, stage)) is not None:
-                await gate.announce_round(connection, run, stage, at)
+            await gate.announce_round(connection, run, stage, gate.next_round_at(seen, stage))
             if first:
                 name = f"{stage.gate or stage.name} gate"
                 what = f"{name} (polling DB for {stage.signal})" if stage.signal else name
