@@ -35,7 +35,7 @@ async def test_with_nobody_there_to_work_the_cause_says_so(board, query):
 LANES = {
     "paused": ("paused", "paused_at = now(), paused_by = 'cli:ann', paused_reason = 'invoice'", "cli:ann: invoice"),
     "held": ("held", "held_until = ecluse_now() + interval '1 minute', held_reason = 'Retry-After: 429'", "429"),
-    "broken": ("breaker", "break_after = 5, break_for = '1 minute', failures = 5", "one call at a time"),
+    "broken": ("breaker", "break_after = 5, failures = 5", "one call at a time"),
     "rated": ("throttled", "per_second = 0.5, next_free_at = ecluse_now() + interval '4 s'", "29.4 calls a minute"),
 }
 

@@ -44,17 +44,17 @@ A_MOMENT = 0.02  # seconds by which our clock may be ahead of the database's
 
 # A heavy call may start as soon as there is one permit; for the vendor's bucket not to run dry, the lane saves up less.
 PUT_LANE = """
-INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst, break_after, break_for)
-VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (name) DO NOTHING
+INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst, break_after)
+VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (name) DO NOTHING
 """
 # Only if something has changed: whoever is claiming just now, and sleeps, must not keep others from starting.
 CHANGE_LANE = """
 UPDATE lanes l SET max_in_flight = n.max_in_flight, max_per_key = n.max_per_key, per_second = n.per_second,
-    burst = n.burst, break_after = n.break_after, break_for = n.break_for
-FROM (VALUES (%s::text, %s::integer, %s::integer, %s::double precision, %s::integer, %s::integer, %s::interval))
-    AS n(name, max_in_flight, max_per_key, per_second, burst, break_after, break_for)
-WHERE l.name = n.name AND (l.max_in_flight, l.max_per_key, l.per_second, l.burst, l.break_after, l.break_for)
-    IS DISTINCT FROM (n.max_in_flight, n.max_per_key, n.per_second, n.burst, n.break_after, n.break_for)
+    burst = n.burst, break_after = n.break_after
+FROM (VALUES (%s::text, %s::integer, %s::integer, %s::double precision, %s::integer, %s::integer))
+    AS n(name, max_in_flight, max_per_key, per_second, burst, break_after)
+WHERE l.name = n.name AND (l.max_in_flight, l.max_per_key, l.per_second, l.burst, l.break_after)
+    IS DISTINCT FROM (n.max_in_flight, n.max_per_key, n.per_second, n.burst, n.break_after)
 """
 KNOWN_LANE = """
 SELECT id, num_nulls(max_in_flight, max_per_key, per_second, break_after) < 4, spacing FROM lanes WHERE name = %s
@@ -100,10 +100,9 @@ class Lanes:
             for name, lane in sorted(lanes.items()):
                 heaviest = max(stage.weight for stage in self._stages.values() if stage.lane.name == name)
                 burst, breaker = max(1, lane.burst - heaviest + 1), lane.breaker
-                breaks = (breaker.failures, breaker.pause) if breaker else (None, None)
                 caps = (lane.max_in_flight, lane.max_per_key, lane.per_second, burst)
                 for statement in (PUT_LANE, CHANGE_LANE):
-                    await connection.execute(statement, (name, *caps, *breaks))
+                    await connection.execute(statement, (name, *caps, breaker.failures if breaker else None))
                 row = await (await connection.execute(KNOWN_LANE, (name,))).fetchone()
                 if row:
                     self._ids[name], _, self._spacing[name] = row

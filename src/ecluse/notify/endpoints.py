@@ -29,7 +29,7 @@ UPDATE notification_endpoints SET {{sets}}, updated_at = ecluse_now(),
 WHERE tenant_id = %(tenant)s AND id = %(endpoint)s RETURNING {COLUMNS}
 """  # noqa: S608 - our own names
 ROTATE = f"""
-UPDATE notification_endpoints SET rotated_at = ecluse_now(), updated_at = ecluse_now()
+UPDATE notification_endpoints SET updated_at = ecluse_now()
 WHERE tenant_id = %(tenant)s AND id = %(endpoint)s AND kind = 'webhook' RETURNING {COLUMNS}
 """  # noqa: S608 - our own names
 GONE = """

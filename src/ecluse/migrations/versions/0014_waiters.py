@@ -14,7 +14,7 @@ CREATE TABLE run_waiters (
     target        text NOT NULL DEFAULT ''
 );
 CREATE UNIQUE INDEX run_waiters_once ON run_waiters (run_id, coalesce(waiter_run_id, 0));
-CREATE INDEX run_waiters_waiter ON run_waiters (waiter_run_id) WHERE waiter_run_id IS NOT NULL;
+CREATE INDEX run_waiters_target ON run_waiters (waiter_run_id, target, run_id) WHERE waiter_run_id IS NOT NULL;
 COMMENT ON TABLE run_waiters IS 'run_id is waited for by waiter_run_id (NULL: a person) for a target of that run';
 
 INSERT INTO run_waiters (run_id, waiter_run_id, target)

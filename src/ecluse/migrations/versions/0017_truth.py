@@ -16,8 +16,6 @@ UPDATE stages s SET rounds = (f.config_snapshot ->> 'max_retries')::smallint FRO
 WHERE s.run_id = f.run_id AND s.ended_at IS NULL AND (f.config_snapshot ->> 'retry_failed')::boolean;
 
 CREATE INDEX claims_failed ON claims (run_id, stage) WHERE failed > 0;
-CREATE INDEX run_waiters_target ON run_waiters (waiter_run_id, target, run_id) WHERE waiter_run_id IS NOT NULL;
-DROP INDEX run_waiters_waiter;
 """
 
 # Per unit of work. A target of the run itself; a fiche of which the details can neither be fetched nor were known; a

@@ -10,6 +10,7 @@ down_revision = "0017"
 
 LANES = """
 ALTER TABLE lanes
+    DROP COLUMN break_for,  -- pauses grow: the program knows by how much
     ADD COLUMN trips            integer NOT NULL DEFAULT 0,
     ADD COLUMN failing_since    timestamptz,
     ADD COLUMN failing          bigint[] NOT NULL DEFAULT '{}',

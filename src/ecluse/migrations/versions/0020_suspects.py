@@ -1,11 +1,11 @@
 """Evidence against an item that may kill its workers: how many died since its first one, in a small group with it, and
-while it ran alone."""
+while it ran alone. Endpoints lose the instant of their last rotation, which their old secret has itself."""
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0021"
+revision = "0020"
 down_revision = "0019"
 
 SUSPECTS = """
@@ -29,7 +29,10 @@ CREATE INDEX items_suspect ON items (suspicion) WHERE claim_id IS NULL AND suspi
 CREATE INDEX items_first_crash ON items (first_crash_at) WHERE first_crash_at IS NOT NULL;
 """
 
+ENDPOINTS = "ALTER TABLE notification_endpoints DROP COLUMN rotated_at"
+
 
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
-    connection.execute(SUSPECTS)  # type: ignore[union-attr]
+    for part in (SUSPECTS, ENDPOINTS):
+        connection.execute(part)  # type: ignore[union-attr]
