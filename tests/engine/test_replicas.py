@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from ecluse.engine import Done, Flow, Item, Kit, NewItem, Result, Start, State, Story, Words, WorkContext, load_run
 from ecluse.engine.ending import end
+from ecluse.engine.forced import end_stale
 from ecluse.engine.replicas import RARELY
 from tests.engine.flows import (
     PATIENCE,
@@ -320,7 +321,7 @@ async def test_a_run_that_takes_too_long_is_overdue_while_led_and_ended_after_tw
 
     async def sweep_at(age: timedelta) -> dict[str, Any]:
         await asyncio.to_thread(query, "UPDATE runs SET started_at = ecluse_now() - %s::interval", age)
-        query(SWEEP)
+        await end_stale(kit.pool, kit.by_name)
         return await kit.wait_for_run(run, timedelta(seconds=0.3))
 
     assert (await sweep_at(limit - timedelta(seconds=5)))["ended_at"] is None
@@ -417,8 +418,7 @@ async def test_a_run_that_cannot_be_ended_does_not_stop_the_sweeps(start_kit, qu
         await started(kit, one_flow, ["slow"], one_flow.name)
     await until(lambda: query("SELECT count(*) FROM runs WHERE selected = 1") == [(2,)])
     await asyncio.to_thread(query, "UPDATE runs SET started_at = started_at - interval '1 day'")
-    query(SWEEP)
-    await until(lambda: query("SELECT 1 FROM runs WHERE flow = 'test' AND end_cause = 'stale'"), 3)
+    await until(lambda: query("SELECT 1 FROM runs WHERE flow = 'test' AND end_cause = 'stale'"), 10)
     assert not kit.broken.is_set()
     await kit.stop(grace=0.05)
 

@@ -3,7 +3,6 @@ back afterwards finds nothing to do."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
@@ -11,6 +10,7 @@ import pytest
 
 from ecluse import bootstrap, settings
 from ecluse.engine import load_run
+from ecluse.engine.forced import end_stale
 from ecluse.engine.gate import open_units
 from ecluse.engine.runs import RunEnded
 from ecluse.flows.automation import filtering, selecting, snapshot
@@ -22,7 +22,6 @@ from tests.flows.fiche_rows import call, details, save
 from tests.flows.transcription_world import until
 from tests.notify.world import new_secrets
 
-SWEEP = "NOTIFY ecluse_runs"
 WEBHOOK = "http://127.0.0.1:9/hook"
 ENDS = ("automation/completed", "automation/failed", "automation.run.completed", "automation.run.failed")
 LIMIT = Config().longest
@@ -184,15 +183,15 @@ async def test_a_run_that_nobody_leads_is_ended_as_stale_and_its_schedule_is_fre
 async def test_a_run_that_is_led_is_overdue_first_and_gets_twice_the_time(troubled, sandbox, query):
     world, schedule, run_id, _ = await at_audits(troubled, sandbox, query)
 
-    def sweep_at(age):
+    async def sweep_at(age):
         query(AGED, age, run_id)
-        query(SWEEP)
+        await end_stale(world.kit.pool, world.kit.by_name)
 
     for age, said in ((LIMIT + timedelta(minutes=1), "1:11:"), (2 * LIMIT - timedelta(minutes=1), "2:19:")):
-        sweep_at(age)
+        await sweep_at(age)
         await until(lambda said=said: query(OVERDUE, run_id, f"running for {said}%") == [("warning",)])
         assert (world.run(run_id)["completed_at"], world.stated(schedule)["last_run_status"]) == (None, "running")
-    sweep_at(2 * LIMIT + timedelta(minutes=1))
+    await sweep_at(2 * LIMIT + timedelta(minutes=1))
     run = await world.ended(run_id)
     assert (run["status"], run["end_cause"]) == ("failed", "stale")
     assert world.stated(schedule)["last_run_status"] == "failed"
@@ -215,7 +214,6 @@ async def test_one_that_cannot_be_reconciled_keeps_nobody_else(troubled, connect
     assert (await world.ended(runs[1]))["end_cause"] == "stale"
     assert world.run(runs[0])["completed_at"] is None
     query("DROP TRIGGER broken ON automation_settings")
-    query(SWEEP)
     assert (await world.ended(runs[0]))["end_cause"] == "stale"
     assert not world.kit.broken.is_set()
 
@@ -230,8 +228,7 @@ async def test_a_run_that_no_worker_takes_up_is_ended_by_the_scheduler_too_and_i
     for age in (LIMIT - timedelta(minutes=1), timedelta(minutes=2)):
         assert query(state, run_id) == [("queued", None, True)]
         move(query, age)
-        query(SWEEP)
-        await asyncio.sleep(1)
+        await end_stale(world.kit.pool, world.kit.by_name)
     run = await world.ended(run_id)
     assert (run["status"], run["end_cause"], run["error_code"]) == ("failed", "stale", "STALE")
     assert run["error_message"].startswith("not taken up by any worker for 1:11:")

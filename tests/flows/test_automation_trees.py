@@ -131,7 +131,6 @@ async def test_every_forced_end_ends_the_tree(troubled, query, cause):
     run_id = await at_transcripts(world, *fiches(3))
     if cause == "stale":
         query("UPDATE runs SET started_at = started_at - interval '1 day' WHERE id = %s", run_id)
-        query("NOTIFY ecluse_runs")
     else:
         query("UPDATE dbos.workflow_status SET status = 'ERROR', updated_at = 0")
         query("NOTIFY ecluse_runs")

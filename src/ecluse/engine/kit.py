@@ -90,7 +90,6 @@ class Kit:
         self._committing: asyncio.Task[None] | None = None
         self._traces = TraceRows(self.pool, self.clock)
         self._forced = ForcedEnds(self.pool, self.by_name)
-        self._sweeps: Sweeps | None = None
 
     async def start(self) -> None:
         # Items live for milliseconds and hold no cycles: the collector would look at thousands of them for nothing.
@@ -111,7 +110,6 @@ class Kit:
             await self._start_worker(jobs, channels)
         if self.roles & {"worker", "scheduler"}:
             jobs["forced ends"] = self._forced.run()
-            channels[RUNS_CHANNEL] = self._hear_runs
         if "scheduler" in self.roles:
             jobs["scheduler"] = keep_ticking(self.pool, self.by_name, self.due)
             jobs["retention"] = keep_pruning(self.pool, self.by_name, self.retention)
@@ -156,8 +154,9 @@ class Kit:
         await self._put_budgets()
         await orchestration.launch(self.dsn, self.replica, self._lead, self.db_pool)
         self._heart.start_reaping()
-        self._sweeps = sweeps = Sweeps(self.pool, self.by_name, self.replica, self.clock, worker, contexts)
+        sweeps = Sweeps(self.pool, self.by_name, self.replica, self.clock, worker, contexts)
         channels[WORK_CHANNEL] = lambda _: worker.wake()
+        channels[RUNS_CHANNEL] = lambda _: sweeps.hint.set()
         channels[LANES_CHANNEL] = lambda _: lanes.stir()
         jobs |= {
             "lanes": lanes.run(),
@@ -274,11 +273,6 @@ class Kit:
         self._forced.a_run_has_ended()
         self._run_ended.set()
         self._run_ended = asyncio.Event()
-
-    def _hear_runs(self, _: str) -> None:
-        self._forced.look_at_all()
-        if self._sweeps is not None:
-            self._sweeps.hint.set()
 
     def _hear_clock(self, _: str) -> None:
         self._reading = asyncio.create_task(set_clock(self.pool, self.clock))

@@ -48,18 +48,13 @@ class ForcedEnds:
     def __init__(self, pool: Pool, flows: Mapping[str, Flow]) -> None:
         self._pool = pool
         self._flows = flows
-        self._stale_at = 0.0  # when to look for stale runs again
         self._hint = asyncio.Event()
 
     def a_run_has_ended(self) -> None:
         self._hint.set()
 
-    def look_at_all(self) -> None:
-        """A run was started, or the listener is back."""
-        self._stale_at = 0.0
-        self._hint.set()
-
     async def run(self) -> None:
+        stale_at = 0.0  # when to look for stale runs again
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FORCED_SECONDS):
@@ -67,8 +62,8 @@ class ForcedEnds:
             self._hint.clear()
             with patience("ending runs"):
                 await forced.end_orphans(self._pool, self._flows)
-                if time.monotonic() >= self._stale_at:
-                    self._stale_at = time.monotonic() + SWEEP_SECONDS
+                if time.monotonic() >= stale_at:
+                    stale_at = time.monotonic() + SWEEP_SECONDS
                     await forced.end_stale(self._pool, self._flows)
             await asyncio.sleep(REST_SECONDS)
 
