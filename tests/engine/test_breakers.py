@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
+import psycopg
 import pytest
 
 from ecluse.base.errors import NotSentError, TransientError
@@ -237,7 +238,7 @@ async def test_since_when_and_why_is_told_where_somebody_looks(start_kit, query,
     assert closed[2].startswith("Lane vendor: the vendor answers again after 0:00:")
 
 
-async def test_of_runs_that_another_one_waits_for_that_one_is_told(start_kit, query, one):
+async def test_a_run_and_those_that_wait_for_it_are_told(start_kit, query, one):
     vendor = Vendor()
     vendor.down = "503"
     idle = stage(name="idle", lane=Lane("elsewhere"))
@@ -255,7 +256,27 @@ async def test_of_runs_that_another_one_waits_for_that_one_is_told(start_kit, qu
     query("UPDATE lanes SET paused_at = NULL, paused_reason = NULL WHERE name = 'vendor'")
     query("SELECT pg_notify('ecluse_lanes', '')")
     await until(lambda: query("SELECT 1 FROM run_log WHERE data ->> 'lane' = 'vendor'"))
-    assert query("SELECT run_id FROM run_log WHERE data ->> 'lane' = 'vendor' ORDER BY 1") == [(waiter,), (alone,)]
+    told = query("SELECT run_id FROM run_log WHERE data ->> 'lane' = 'vendor' ORDER BY 1")
+    assert told == [(waiter,), (child,), (alone,)]
+
+
+async def test_no_commit_waits_until_the_runs_are_told(start_kit, dsn, query, one):
+    """There may be a million items to look through."""
+    vendor = Vendor()
+    vendor.down = "503"
+    kit = await start_kit(f := flow(work(vendor)), hands=10)
+    query("UPDATE lanes SET paused_at = now(), paused_reason = 'x'")
+    run_id = await started(kit, f, keys(20))
+    await until(lambda: one("SELECT count(*) FROM stages WHERE fanned_out_at IS NOT NULL"))
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection, connection.transaction():
+        await connection.execute("LOCK TABLE run_waiters")  # the runs that wait cannot be found
+        query("UPDATE lanes SET paused_at = NULL, paused_reason = NULL")
+        query("SELECT pg_notify('ecluse_lanes', '')")
+        await until(lambda: query("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        await until(lambda: one("SELECT count(*) FROM attempts") > 5, 1)
+        assert query("SELECT 1 FROM run_log WHERE data ->> 'lane' = 'vendor'") == []
+    told = "SELECT run_id FROM run_log WHERE data ->> 'lane' = 'vendor' AND level = 'error'"
+    await until(lambda: query(told) == [(run_id,)])
 
 
 async def test_a_stage_whose_time_is_up_fails_what_waits_and_names_the_outage(start_kit, query):

@@ -3,6 +3,7 @@ when; or it stands still, and goes on where it was. Time is moved, never waited 
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
 import pytest
@@ -44,7 +45,7 @@ async def test_without_the_clock_the_stages_that_will_fail_and_when_are_known_be
     await move_clock(dsn, 11 * MINUTE)
     row = await kit.wait_for_run(run_id, PATIENCE)
     assert (row["status"], row["failed"]) == ("failed", 3)
-    assert (await say(kit, resume_lane, "vendor", **PAUSED)).moved == []
+    assert await say(kit, resume_lane, "vendor", **PAUSED) == []
 
 
 async def test_a_stage_whose_clock_stands_still_does_not_time_out_and_has_its_time_back(start_kit, dsn, query, one):
@@ -62,8 +63,7 @@ async def test_a_stage_whose_clock_stands_still_does_not_time_out_and_has_its_ti
     assert waits.detail.startswith("lane vendor was paused by cli:ann: invoice (since ")
     assert waits.detail.endswith("; the clock of its stage stands still")
     await say(kit, pause_lane, "vendor", reason="still", by="cli:bob")
-    resumed = await say(kit, resume_lane, "vendor", **PAUSED)
-    (moved,) = resumed.moved
+    (moved,) = await say(kit, resume_lane, "vendor", **PAUSED)
     assert moved[:4] == (run_id, "default", "test", "work")
     nearly(moved.deadline_at, deadline + 60 * MINUTE)
     assert moved.deadline_at - moved.by == deadline
@@ -87,6 +87,22 @@ async def test_afterwards_time_goes_on_as_ever(start_kit, dsn, one):
     late = await begun(kit, f, one, key="late")
     await move_clock(dsn, 11 * MINUTE)
     assert (await kit.wait_for_run(late, PATIENCE))["failed"] == 3
+
+
+async def test_two_resumes_at_once_give_the_time_back_once(start_kit, dsn, query, one):
+    kit = await start_kit(f := flow(stage(**WORK)))
+    await say(kit, pause_lane, "vendor", stop_clock=True, **PAUSED)
+    await begun(kit, f, one)
+    deadline = one("SELECT deadline_at FROM stages")
+    await move_clock(dsn, 30 * MINUTE)
+    async with kit.pool.connection() as first:
+        async with first.transaction():
+            assert len(await resume_lane(first, "vendor", **PAUSED)) == 1
+            second = asyncio.create_task(say(kit, resume_lane, "vendor", **PAUSED))
+            await until(lambda: query("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        assert await second is None
+    nearly(one("SELECT deadline_at FROM stages"), deadline + 30 * MINUTE)
+    nearly(one("SELECT now() + clock_stopped FROM stages"), one("SELECT now()") + 30 * MINUTE)
 
 
 async def test_pauses_of_two_lanes_that_overlap_give_no_instant_back_twice(start_kit, dsn, query, one):

@@ -242,7 +242,7 @@ async def test_a_pause_that_stops_the_clock_fails_nothing_of_the_runs_that_wait_
     assert (needs.run_id, needs.stage, needs.waiting) == (run_id, "transcribe", 3)
     move(query, timedelta(minutes=50))
     move(query, timedelta(minutes=50))
-    (moved,) = (await resume_lane(connection, "elevenlabs", reason="paid", by="ann")).moved
+    (moved,) = await resume_lane(connection, "elevenlabs", reason="paid", by="ann")
     assert (moved.run_id, moved.stage, moved.by > timedelta(minutes=99)) == (run_id, "transcribe", True)
     assert moved.deadline_at == needs.deadline_at + moved.by
     assert (await world.ended(run_id))["status"] == "completed", world.results(run_id)

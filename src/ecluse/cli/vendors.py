@@ -12,7 +12,7 @@ from ecluse.access import audit_trail
 from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
-from ecluse.engine import Resumed, list_lanes, needing_lane, pause_lane, resume_lane
+from ecluse.engine import Moved, list_lanes, needing_lane, pause_lane, resume_lane
 
 EVERYBODY = "system"  # a lane belongs to no tenant
 AT = "%Y-%m-%d %H:%M:%S%z"
@@ -71,19 +71,19 @@ def pause(
 def resume(name: Name, reason: Reason) -> None:
     """Let a paused lane go on, at once. Deadlines move by as long as their clock stood still."""
 
-    async def ask(connection: Connection) -> Resumed | None:
+    async def ask(connection: Connection) -> list[Moved] | None:
         async with connection.transaction():
-            resumed = await resume_lane(connection, name, reason=reason, by=operator())
-            if resumed is not None:
+            moved = await resume_lane(connection, name, reason=reason, by=operator())
+            if moved is not None:
                 await audit_trail.record(connection, EVERYBODY, operator(), "lane.resume", f"lane:{name}", reason)
-            return resumed
+            return moved
 
-    resumed = with_connection(ask)
-    if resumed is None:
+    moved = with_connection(ask)
+    if moved is None:
         typer.echo(f"{name} was not paused; nothing was changed", err=True)
         return
     typer.echo(f"{name} goes on")
-    for one in resumed.moved:
+    for one in moved:
         what = f"run {one.run_id} ({one.flow}, {one.tenant_id}): stage {one.stage}"
         by = timedelta(seconds=round(one.by.total_seconds()))
         typer.echo(harmless(f"{what} has until {one.deadline_at:{AT}}: its clock stood still for {by}"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ecluse.engine import counts, erasing, reading, retention
 from ecluse.engine.aged import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
 from ecluse.engine.breakers import VENDOR_DOWN, Breaker
-from ecluse.engine.causes import BLOCKING, Cause, Group
+from ecluse.engine.causes import BLOCKING, Cause
 from ecluse.engine.ending import CANCELLED
 from ecluse.engine.fan_out import Priority
 from ecluse.engine.flow import (
@@ -55,7 +55,7 @@ from ecluse.engine.leases import release as release_lease
 from ecluse.engine.opening import give_up, open_stage, wake_workers
 from ecluse.engine.outbox import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox import write as write_events
-from ecluse.engine.pausing import Moved, Needing, Resumed
+from ecluse.engine.pausing import Moved
 from ecluse.engine.pausing import needing as needing_lane
 from ecluse.engine.pausing import pause as pause_lane
 from ecluse.engine.pausing import resume as resume_lane
@@ -132,7 +132,6 @@ __all__ = [
     "EndCause",
     "Event",
     "Flow",
-    "Group",
     "Held",
     "Ignored",
     "Item",
@@ -145,7 +144,6 @@ __all__ = [
     "Look",
     "Looks",
     "Moved",
-    "Needing",
     "NewItem",
     "NewSchedule",
     "News",
@@ -157,7 +155,6 @@ __all__ = [
     "PublishedEvent",
     "Redispatch",
     "Result",
-    "Resumed",
     "RetryPolicy",
     "Role",
     "Rule",

@@ -156,22 +156,11 @@ WITH held AS (
     WHERE id = %(lane)s AND (held_until IS NULL OR held_until < %(until)s) RETURNING id)
 SELECT pg_notify('ecluse_lanes', id::text) FROM held
 """
-# Of runs that another one waits for, that one is told.
-TELL_RUNS = """
-INSERT INTO run_log (run_id, at, level, message, data)
-SELECT r.id, ecluse_now(), %(level)s, %(message)s, jsonb_build_object('lane', %(lane)s::text)
-FROM runs r WHERE r.ended_at IS NULL AND r.id IN (
-    SELECT coalesce(w.waiter_run_id, h.run_id) FROM (
-        SELECT run_id FROM items WHERE lane_id = %(lane_id)s AND claim_id IS NULL
-        UNION SELECT run_id FROM claims WHERE lane_id = %(lane_id)s AND in_flight > 0) h
-    LEFT JOIN run_waiters w ON w.run_id = h.run_id)
-"""
 
 
 class Change(NamedTuple):
     """A breaker that has opened, for the first time in its row, or closed."""
 
-    lane_id: int
     lane: str
     level: Literal["info", "error"]
     message: str
@@ -200,12 +189,12 @@ async def count(connection: Connection, heard: Sequence[Heard], breakers: Mappin
                 else:
                     log.error("circuit breaker triggered", lane=lane, reason=reason)
                     message = down(lane, row.since or now, now + pause, last.error) if last.outage else reason
-                    changes.append(Change(lane_id, lane, "error", message))
+                    changes.append(Change(lane, "error", message))
             elif before.trips and not row.failures:
                 took = timedelta(seconds=round((now - (before.since or now)).total_seconds()))
                 message = f"Lane {lane}: the vendor answers again after {took}"
                 log.warning("circuit breaker closed", lane=lane, after=str(took))
-                changes.append(Change(lane_id, lane, "info", message))
+                changes.append(Change(lane, "info", message))
     return changes
 
 
@@ -214,9 +203,3 @@ def down(lane: str, since: datetime, probe_at: datetime, error: str) -> str:
         f"{TRIGGERED}: lane {lane}: vendor down since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z, next probe"
         f" {probe_at.astimezone(UTC):%H:%M:%S}Z; until then nothing is sent and no attempt is used up: {error}"
     )
-
-
-async def tell_runs(connection: Connection, changes: Sequence[Change]) -> None:
-    """Once each: the runs that wait in these lanes."""
-    for change in changes:
-        await connection.execute(TELL_RUNS, change._asdict())

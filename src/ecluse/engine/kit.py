@@ -160,6 +160,7 @@ class Kit:
         channels[LANES_CHANNEL] = lambda _: lanes.stir()
         jobs |= {
             "lanes": lanes.run(),
+            "lane log": lanes.tell_runs(),
             "worker": worker.run(),
             "sweeper": sweeps.sweep(),
             "dropper": sweeps.drop_ended(),

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 
-# Set-based: a paused lane may have thousands of runs.
+# Every waiting item of the lane is looked at, and there may be a million: no commit may wait for it.
 TELL = """
 WITH RECURSIVE concerned AS (
-    SELECT DISTINCT i.run_id AS id FROM lanes l JOIN items i ON i.lane_id = l.id AND i.claim_id IS NULL
+    SELECT n.run_id AS id FROM lanes l CROSS JOIN LATERAL (
+        SELECT i.run_id FROM items i WHERE i.lane_id = l.id AND i.claim_id IS NULL
+        UNION SELECT c.run_id FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0) n
     WHERE l.name = %(lane)s
     UNION
     SELECT w.waiter_run_id FROM concerned c JOIN run_waiters w ON w.run_id = c.id WHERE w.waiter_run_id IS NOT NULL)
 INSERT INTO run_log (run_id, at, level, message, data)
-SELECT r.id, ecluse_now(), 'warning', %(message)s, jsonb_build_object('lane', %(lane)s::text)
+SELECT r.id, ecluse_now(), %(level)s, %(message)s, jsonb_build_object('lane', %(lane)s::text)
 FROM concerned c JOIN runs r ON r.id = c.id AND r.ended_at IS NULL ORDER BY r.id
 """
 
 
-async def tell_runs(connection: Connection, lane: str, message: str) -> None:
+async def tell_runs(
+    connection: Connection, lane: str, level: Literal["info", "warning", "error"], message: str
+) -> None:
     """Tenants read it: no operator is named."""
-    await connection.execute(TELL, {"lane": lane, "message": storable(message)})
+    await connection.execute(TELL, {"lane": lane, "level": level, "message": storable(message)})

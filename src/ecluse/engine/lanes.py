@@ -19,11 +19,12 @@ from psycopg.rows import dict_row
 from ecluse.base.clock import Clock
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away, one_line
-from ecluse.engine import breakers
+from ecluse.engine import breakers, lane_log
 from ecluse.engine.breakers import (
     HOLD,
     NONE,
     Breaker,
+    Change,
     Heard,
     Row,
     Spared,
@@ -91,6 +92,7 @@ class Lanes:
         self._closed: dict[int, datetime | None] = {}  # until when; None: until somebody resumes it
         self._opens: dict[int, asyncio.TimerHandle] = {}
         self._heard: list[Heard] = []
+        self._untold: asyncio.Queue[Change] = asyncio.Queue()
         self._stir = asyncio.Event()
         self.changed: Callable[[], None] = lambda: None
 
@@ -197,9 +199,9 @@ class Lanes:
                 if counted := [one for one in heard if one.counts is not None]:
                     # Not again if the answer is lost: a count too few is harmless, one too many is not.
                     self._heard[: len(heard)] = [one._replace(counts=None) for one in heard]
-                    changes = await breakers.count(connection, counted, self._breakers)
+                    for change in await breakers.count(connection, counted, self._breakers):
+                        self._untold.put_nowait(change)
                     self.stir()
-                    await breakers.tell_runs(connection, changes)
                 for one in heard:
                     if one.until is not None:
                         reason = f"Retry-After: {one.error}"
@@ -217,6 +219,18 @@ class Lanes:
             except psycopg.Error as error:
                 await self._bear(error)
                 self.stir()
+
+    async def tell_runs(self) -> None:
+        """Until cancelled: breakers that have opened or closed here, to the runs that need their lanes."""
+        while True:
+            change = await self._untold.get()
+            while True:
+                try:
+                    async with self._pool.connection() as connection:
+                        await lane_log.tell_runs(connection, *change)
+                    break
+                except psycopg.Error as error:
+                    await self._bear(error)
 
     async def _read(self, connection: Connection) -> None:
         cursor = await connection.execute(STANDING, (self.free + self.capped,))

@@ -23,8 +23,9 @@ FROM lanes l JOIN stage_lanes n ON n.lane_id = l.id JOIN stages s ON s.run_id = 
 JOIN runs r ON r.id = n.run_id AND r.ended_at IS NULL AND r.orchestrated
 WHERE l.name = %s GROUP BY 1, 2, 3, 4, 6 ORDER BY s.deadline_at, n.run_id
 """
-# A pause for the reason that it has already goes on.
+# Pauses and resumes of a lane follow one another.
 PAUSED_FOR = "SELECT paused_reason FROM lanes WHERE name = %(name)s FOR NO KEY UPDATE"
+# A pause for the reason that it has already goes on.
 PAUSE = """
 UPDATE lanes SET paused_at = CASE WHEN paused_reason = %(reason)s THEN paused_at ELSE ecluse_now() END,
     paused_by = %(by)s, paused_reason = %(reason)s,
@@ -38,7 +39,7 @@ stood AS MATERIALIZED (
     SELECT DISTINCT s.run_id, s.stage, now, now - greatest(l.clock_stopped_at, s.started_at, s.clock_moved_at) AS by
     FROM clock, lanes l JOIN stage_lanes n ON n.lane_id = l.id
     JOIN stages s ON s.run_id = n.run_id AND s.stage = n.stage
-    WHERE l.name = %s AND l.clock_stopped_at IS NOT NULL),
+    WHERE l.name = %(name)s AND l.clock_stopped_at IS NOT NULL),
 moved AS (
     UPDATE stages s SET deadline_at = s.deadline_at + t.by, progress_at = least(t.now, s.progress_at + t.by),
         clock_stopped = s.clock_stopped + t.by, clock_moved_at = t.now
@@ -49,7 +50,7 @@ FROM moved m JOIN runs r ON r.id = m.run_id AND r.ended_at IS NULL AND r.orchest
 """
 RESUME = """
 UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, clock_stopped_at = NULL
-WHERE name = %s AND paused_at IS NOT NULL RETURNING pg_notify('ecluse_lanes', id::text)
+WHERE name = %(name)s RETURNING pg_notify('ecluse_lanes', id::text)
 """
 
 
@@ -75,10 +76,6 @@ class Moved(NamedTuple):
     by: timedelta
 
 
-class Resumed(NamedTuple):
-    moved: list[Moved]
-
-
 async def needing(connection: Connection, name: str) -> list[Needing]:
     """Stages that have items waiting in the lane, or wait for runs that have; the first deadline first."""
     await _known(connection, name)
@@ -96,22 +93,24 @@ async def pause(connection: Connection, name: str, *, reason: str, by: str, stop
         before = await (await connection.execute(PAUSED_FOR, given)).fetchone()
         await connection.execute(PAUSE, given)
         if before != (given["reason"],):
-            await tell_runs(connection, name, f"Lane {name} was paused: {reason}")
+            await tell_runs(connection, name, "warning", f"Lane {name} was paused: {reason}")
     log.warning("lane paused", lane=name, reason=reason, by=by, stop_clock=stop_clock)
 
 
-async def resume(connection: Connection, name: str, *, reason: str, by: str) -> Resumed | None:
+async def resume(connection: Connection, name: str, *, reason: str, by: str) -> list[Moved] | None:
     """None if it was not paused. What a vendor asked for, or a breaker, still holds."""
     await _known(connection, name)
+    given = {"name": name}
     async with connection.transaction():
-        async with connection.cursor(row_factory=class_row(Moved)) as cursor:
-            await cursor.execute(MOVE, (name,))
-            moved = await cursor.fetchall()
-        if not (await connection.execute(RESUME, (name,))).rowcount:
+        if await (await connection.execute(PAUSED_FOR, given)).fetchone() == (None,):
             return None
-        await tell_runs(connection, name, f"Lane {name} was resumed: {reason}")
+        async with connection.cursor(row_factory=class_row(Moved)) as cursor:
+            await cursor.execute(MOVE, given)
+            moved = await cursor.fetchall()
+        await connection.execute(RESUME, given)
+        await tell_runs(connection, name, "warning", f"Lane {name} was resumed: {reason}")
     log.warning("lane resumed", lane=name, reason=reason, by=by, deadlines_moved=len(moved))
-    return Resumed(moved)
+    return moved
 
 
 async def _known(connection: Connection, name: str) -> None:
