@@ -367,10 +367,47 @@ async def test_a_kind_that_the_database_refuses_to_delete_does_not_keep_the_othe
     run = await world.run("referred to")
     query("CREATE TABLE somebody_elses (run_id bigint REFERENCES runs)")
     query("INSERT INTO somebody_elses VALUES (%s)", run)
-    query("INSERT INTO workflow_logs (created_at, tenant_id, workflow, entity_type, entity_id, level, message)"
-          " VALUES (now() - interval '31 days', 'default', 'w', 't', 'i', 'info', 'm')")  # fmt: skip
+    query(LOG)
     assert await world.prune(RUNS, Rule(LOGS, 30 * DAY)) == {"logs": 1}
     assert world.runs == [run]
+
+
+LOG = """
+INSERT INTO workflow_logs (created_at, tenant_id, workflow, entity_type, entity_id, level, message)
+VALUES (now() - interval '31 days', 'default', 'w', 't', 'i', 'info', 'm')
+"""
+REFUSES = """
+CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {} RETURN OLD; END $$;
+CREATE TRIGGER refuses BEFORE DELETE ON {} FOR EACH ROW EXECUTE FUNCTION refuses();
+"""
+
+
+@pytest.mark.parametrize("limit", ["statement_timeout", "lock_timeout"])
+async def test_a_kind_whose_batch_takes_too_long_does_not_keep_the_others(world, query, dsn, limit):
+    await world.run("old")
+    query(LOG)
+    query(REFUSES.format("PERFORM pg_sleep(5);" if limit == "statement_timeout" else "", "workflow_logs"))
+    await world.connection.execute(f"SET {limit} = '200ms'")
+    pace = Pace(rows=1_000, most=1_000, rest=0)
+    with psycopg.connect(dsn) as other:
+        if limit == "lock_timeout":
+            other.execute("SELECT 1 FROM workflow_logs FOR UPDATE")
+        assert await prune(world.connection, FLOWS, [Rule(LOGS, 30 * DAY)], pace=pace) == []
+        assert pace.rows == 500, "the next sweep tries fewer"
+        assert await world.prune(Rule(LOGS, 30 * DAY), RUNS) == {"runs": 2}
+    assert (world.runs, query("SELECT count(*) FROM workflow_logs")) == ([], [(1,)])
+
+
+async def test_rows_of_a_deleted_run_that_cannot_be_deleted_do_not_keep_the_kinds(world, query):
+    query(LOG)
+    query("INSERT INTO pruning VALUES (7)")
+    query("INSERT INTO run_log (run_id, at, level, message) VALUES (7, now(), 'info', 'm')")
+    query(REFUSES.format("RAISE EXCEPTION 'no';", "run_log"))
+    assert await world.prune(Rule(LOGS, 30 * DAY)) == {"logs": 1}
+    assert query("SELECT run_id FROM pruning") == [(7,)]
+    query("DROP TRIGGER refuses ON run_log")
+    await world.prune()
+    assert query("SELECT (SELECT count(*) FROM pruning), (SELECT count(*) FROM run_log)") == [(0, 0)]
 
 
 async def test_tables_that_a_flow_names_go_with_its_runs(world, query):

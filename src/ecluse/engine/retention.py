@@ -1,7 +1,7 @@
 """Retention: deletes old rows, kind by kind, in small batches, on one replica at a time.
 
 A batch is one transaction of about a tenth of a second, followed by a pause of the same length. A sweep stops when the
-database is busy or away. A `Rule` per kind says how long its rows are kept; the composition root derives the rules from
+database is busy or away; a statement that is refused or cancelled ends its kind only. A `Rule` per kind says how long its rows are kept; the composition root derives the rules from
 the settings. The table `pruned` records up to which instant rows were deleted, for the auditor.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -30,6 +30,9 @@ log = structlog.get_logger(__name__)
 EVERY_SECONDS = 300.0
 FIRST_SECONDS = 60.0  # a server that restarts often should do its work first
 RUNS_TOGETHER = 200
+ROWS_OF_A_RUN = 10  # deleted in the same transaction as the run: stages, slot, events, workflow
+# The database is there, and this statement took or waited too long: the next sweep tries fewer rows.
+TOO_SLOW = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
 
 LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ecluse retention', 40))"
 UNLOCK = "SELECT pg_advisory_unlock(hashtextextended('ecluse retention', 40))"
@@ -95,12 +98,16 @@ class Pace:
         await asyncio.sleep(took * self.rest)
 
     def paced(self, took: float) -> None:
-        if took > self.longest:
-            raise Busy(f"a batch of {self.rows} rows took {took:.1f} s")
+        rows = self.rows
         if took > 1.5 * self.target:
-            self.rows = max(self.least, self.rows // 2)
+            self.slower()
         elif took < 0.5 * self.target:
             self.rows = min(self.most, self.rows * 3 // 2)
+        if took > self.longest:
+            raise Busy(f"a batch of {rows} rows took {took:.1f} s")
+
+    def slower(self) -> None:
+        self.rows = max(self.least, self.rows // 2)
 
 
 async def keep_pruning(pool: Pool, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> None:
@@ -108,17 +115,18 @@ async def keep_pruning(pool: Pool, flows: Mapping[str, Flow], rules: Sequence[Ru
     from ecluse.engine.sweeps import patience  # imports the orchestration, which commands do not need
 
     await asyncio.sleep(FIRST_SECONDS)
+    pace = Pace()  # of all sweeps: a size that was too large is not tried again
     while True:
         with patience("retention"):
             async with pool.connection() as connection, alone(connection) as mine:
                 if mine:
-                    await _sweep(connection, flows, rules)
+                    await _sweep(connection, flows, rules, pace)
         await asyncio.sleep(EVERY_SECONDS)
 
 
-async def _sweep(connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> None:
+async def _sweep(connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule], pace: Pace) -> None:
     try:
-        done = await prune(connection, flows, rules)
+        done = await prune(connection, flows, rules, pace=pace)
     except Busy as error:
         log.warning("retention stopped until the next sweep: the database is busy", error=str(error))
         return
@@ -150,24 +158,33 @@ async def prune(
     pace = pace or Pace()
     now = await _now(connection)
     tables = own_tables(flows)
-    await _finish(connection, tables, pace, lambda rows: tell("runs", rows))
+    with _apart("rows of deleted runs", pace):
+        await _finish(connection, tables, pace, lambda rows: tell("runs", rows))
     done = []
     for rule in rules:
         if rule.keep is None:
             continue
-        try:
+        with _apart(rule.kind.name, pace):
             await connection.execute(MARK, (rule.kind.name, now - rule.keep))
             if isinstance(rule.kind, Aged):
                 rows = await _prune_aged(connection, rule.kind, now - rule.keep, pace, tell)
             else:
                 rows = await _prune_runs(connection, rule.kind, limits(flows, rules, now), tables, pace, tell)
-        except psycopg.Error as error:
-            if is_away(error):
-                raise
-            log.error("retention cannot delete this kind", kind=rule.kind.name, error=one_line(error))
-            continue
-        done.append(Pruned(rule, rows))
+            done.append(Pruned(rule, rows))
     return done
+
+
+@contextmanager
+def _apart(kind: str, pace: Pace) -> Iterator[None]:
+    """A statement that the database refuses, or cancels for its time, ends this kind only."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if isinstance(error, TOO_SLOW):
+            pace.slower()
+        elif is_away(error):
+            raise
+        log.error("retention cannot delete this kind", kind=kind, error=one_line(error))
 
 
 def limits(flows: Mapping[str, Flow], rules: Iterable[Rule], now: datetime) -> Limits:
@@ -225,10 +242,11 @@ async def delete(
 ) -> Counter[str]:
     """Deletes these runs and their rows in chunks, the youngest runs first: children before their parents."""
     rows: Counter[str] = Counter()
-    latest_first = sorted(runs, reverse=True)
-    for start in range(0, len(latest_first), RUNS_TOGETHER):
-        async with pace.batch():
-            some = latest_first[start : start + RUNS_TOGETHER]
+    latest_first, place = sorted(runs, reverse=True), 0
+    while place < len(latest_first):
+        async with pace.batch() as limit:
+            some = latest_first[place : place + max(1, min(RUNS_TOGETHER, limit // ROWS_OF_A_RUN))]
+            place += len(some)
             gone, counted = await pruning.delete_runs(connection, some, limits, anyhow=anyhow)
         rows += counted
         tell(counted.total())
