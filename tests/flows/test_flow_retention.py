@@ -154,6 +154,36 @@ async def test_runs_that_go_on_are_not_disturbed(automate, connection, query, ds
     assert report.violations == [], report.text()
 
 
+async def test_a_run_that_had_the_transcripts_of_another_outlives_it(automate, connection, query, dsn):
+    world = await automate()
+    await world.config()
+    world.sandbox.set_faults([{"kind": "latency", "vendor": "elevenlabs", "seconds": 1}])
+    first = await world.trigger(await world.schedule("1000", "1001"))
+    await until(lambda: query("SELECT count(*) FROM runs WHERE parent_run_id = %s", first) == [(2,)])
+    second = await world.trigger(await world.schedule("1001", "1002"))
+    for run in (first, second):
+        assert (await world.ended(run))["status"] == "completed"
+    await until(lambda: query(PUBLISHED) == [(0,)] and query(OPEN) == [(0,)])
+    await world.kit.stop()
+    family = [row[0] for row in query("SELECT id FROM runs WHERE %s IN (id, parent_run_id) ORDER BY id", first)]
+    shared = query("SELECT run_id FROM run_waiters WHERE waiter_run_id = %s AND run_id = ANY(%s)", second, family)
+    assert len(shared) == 1
+    query("UPDATE schedules SET last_run_id = NULL WHERE last_run_id = %s", first)
+    query("UPDATE runs SET ended_at = ended_at - interval '100 days' WHERE id = ANY(%s)", family)
+    flows = list(world.kit.flows)
+    present = "SELECT count(*) FROM runs WHERE id = ANY(%s)"
+    await pruned(connection, flows)
+    assert query(present, family) == [(3,)], "the second is young"
+    # The last run of its schedule, and old: it stays, and what it had from the first one goes with that.
+    query("UPDATE runs SET ended_at = ended_at - interval '100 days' WHERE id <> ALL(%s)", family)
+    await pruned(connection, flows)
+    assert (query(present, family), query(present, [second])) == ([(0,)], [(1,)])
+    report = audit(dsn, world.sandbox.url)
+    assert report.violations == [], report.text()
+    shown = await reading.list_fiches(connection, "default", second, limit=10, offset=0)
+    assert [(row["fiche_id"], row["status"]) for row in shown] == [("1001", "successful"), ("1002", "successful")]
+
+
 def test_every_knob_has_a_rule_and_zero_keeps_for_ever():
     rules = retention_rules(Settings(**{name: 0 for name in Settings.model_fields if "_KEEP_" in name}), [])
     assert {rule.knob for rule in rules if rule.knob} == {name for name in Settings.model_fields if "_KEEP_" in name}

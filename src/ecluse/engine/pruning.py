@@ -1,7 +1,8 @@
 """Deletes runs: selects those that are no longer needed, removes each run in one commit and its rows in batches.
 
-Related runs form a family and are deleted together: a run, the runs it started, its redrives, and runs that waited for
-one of these. A family is kept while one of its runs is open, too young, or has something unsettled.
+Related runs form a family and are deleted together: a run, the runs it started and its redrives. A family is kept while
+one of its runs is open, too young or has something unsettled, or while a run that waited for one of them is open or too
+young. What keeps that other run beyond its age does not count: runs that overlap would keep each other for ever.
 
 The row of a run is deleted first, and its id is inserted into `pruning` in the same commit: no read finds the run any
 more, and after a crash the next sweep continues with the ids in `pruning`.
@@ -21,7 +22,9 @@ from ecluse.engine import workflow_rows
 
 SEEDS = 50  # families looked at together
 
-# Why run `r` is kept, given the limit `k` of its flow; NULL: it may be deleted.
+LIMITS = "unnest(%(flows)s::text[], %(befores)s::timestamptz[])"
+# Why run `r` is kept, given the limit `k` of its flow; NULL: it may be deleted. Of a family, the first in the alphabet
+# is given: the one that only repeats what keeps another run is the last.
 REASON = f"""CASE
     WHEN r.ended_at IS NULL THEN 'open'
     WHEN k.before IS NULL OR r.ended_at >= k.before THEN 'not old enough'
@@ -39,8 +42,12 @@ REASON = f"""CASE
     WHEN (r.tenant_id, regexp_replace(r.event_key, '-retry-[0-9]+$', '')) IN (
         SELECT o.tenant_id, regexp_replace(o.event_key, '-retry-[0-9]+$', '') FROM runs o
         WHERE o.ended_at IS NULL AND o.event_key ~ '-retry-[0-9]+$') THEN 'a repetition of it is open'
+    WHEN EXISTS (
+        SELECT 1 FROM run_waiters w JOIN runs x ON x.id = w.waiter_run_id
+        LEFT JOIN {LIMITS} AS j(flow, before) ON j.flow = x.flow
+        WHERE w.run_id = r.id AND (x.ended_at IS NULL OR j.before IS NULL OR x.ended_at >= j.before))
+        THEN 'waited for by a run that is kept'
     END"""  # noqa: S608 - our own words
-LIMITS = "unnest(%(flows)s::text[], %(befores)s::timestamptz[])"
 
 ROOTS = """
 SELECT id, ended_at FROM runs
@@ -51,11 +58,8 @@ FAMILIES = f"""
 WITH RECURSIVE family AS (
     SELECT seed, seed AS id FROM unnest(%(seeds)s::bigint[]) AS t(seed)
     UNION
-    SELECT f.seed, n.id FROM family f CROSS JOIN LATERAL (
-        SELECT c.id FROM runs c WHERE c.parent_run_id = f.id
-        UNION ALL SELECT p.parent_run_id FROM runs p WHERE p.id = f.id AND p.parent_run_id IS NOT NULL
-        UNION ALL SELECT w.run_id FROM run_waiters w WHERE w.waiter_run_id = f.id
-        UNION ALL SELECT w.waiter_run_id FROM run_waiters w WHERE w.run_id = f.id AND w.waiter_run_id IS NOT NULL) n)
+    SELECT f.seed, c.id FROM family f CROSS JOIN LATERAL (
+        SELECT c.id FROM runs c WHERE c.parent_run_id = f.id OFFSET 0) c)
 SELECT f.seed, array_agg(r.id), min({REASON})
 FROM family f CROSS JOIN LATERAL (SELECT * FROM runs r WHERE r.id = f.id OFFSET 0) r
 LEFT JOIN {LIMITS} AS k(flow, before) ON k.flow = r.flow GROUP BY f.seed
@@ -63,10 +67,7 @@ LEFT JOIN {LIMITS} AS k(flow, before) ON k.flow = r.flow GROUP BY f.seed
 # Decided again under the lock: a redrive or a waiter may have been added since the family was read.
 LOCK = f"""
 SELECT r.id FROM runs r LEFT JOIN {LIMITS} AS k(flow, before) ON k.flow = r.flow
-WHERE r.id = ANY(%(runs)s) AND r.ended_at IS NOT NULL AND (%(anyhow)s OR {REASON} IS NULL AND NOT EXISTS (
-    SELECT 1 FROM run_waiters w JOIN runs x ON x.id = w.waiter_run_id
-    LEFT JOIN {LIMITS} AS j(flow, before) ON j.flow = x.flow
-    WHERE w.run_id = r.id AND (x.ended_at IS NULL OR j.before IS NULL OR x.ended_at >= j.before)))
+WHERE r.id = ANY(%(runs)s) AND r.ended_at IS NOT NULL AND (%(anyhow)s OR {REASON} IS NULL)
 ORDER BY r.id FOR UPDATE OF r SKIP LOCKED
 """  # noqa: S608 - the fragments above
 # A statement after the lock sees every child: the lock keeps further ones from being inserted.
