@@ -33,13 +33,6 @@ ON CONFLICT (tenant_id, key) DO UPDATE SET request = excluded.request, status = 
 RETURNING 1
 """
 
-# Each that comes takes a few away: no loop is needed.
-FORGET = """
-DELETE FROM idempotency_keys WHERE (tenant_id, key) IN (
-    SELECT tenant_id, key FROM idempotency_keys WHERE created_at < ecluse_now() - interval '24 hours'
-    ORDER BY created_at LIMIT 10 FOR UPDATE SKIP LOCKED)
-"""
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -85,7 +78,6 @@ async def once(request: Request, pool: Pool, do: Callable[[Connection], Awaitabl
             "UPDATE idempotency_keys SET status = %s, answer = %s WHERE tenant_id = %s AND key = %s",
             (answer.status, Jsonb(answer.body), tenant, key),
         )
-        await connection.execute(FORGET)
     return answer.response()
 
 
