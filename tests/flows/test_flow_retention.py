@@ -16,6 +16,8 @@ from ecluse.notify.flow import working
 from ecluse.settings import Settings
 from ecluse.verify import audit
 from tests.flows.audit_world import PATIENCE, by_hand
+from tests.flows.automation_trouble import Deaf, maker
+from tests.flows.fiche_rows import details, save
 from tests.flows.transcription_world import ONE_BLANK, until
 from tests.notify.world import new_secrets, receiving, setup_of
 
@@ -182,6 +184,37 @@ async def test_a_run_that_had_the_transcripts_of_another_outlives_it(automate, c
     assert report.violations == [], report.text()
     shown = await reading.list_fiches(connection, "default", second, limit=10, offset=0)
     assert [(row["fiche_id"], row["status"]) for row in shown] == [("1001", "successful"), ("1002", "successful")]
+
+
+async def test_a_fiche_of_an_open_run_stays_however_old_it_is(start_kit, sandbox, connection, query):
+    fiches = Deaf("fiche", "1000")
+    world = await maker(start_kit, sandbox, query)(fiches=fiches)
+    await save(connection, ("1000", details()), ("7777", details()))
+    query("UPDATE fiche_cache SET created_at = created_at - interval '100 days', updated_at = created_at - interval"
+          " '100 days'")  # fmt: skip
+    run = await world.trigger(await world.schedule("1000", run_transcription=False, run_audits=False))
+    await fiches.asked.wait()
+    assert (await pruned(connection, list(world.kit.flows), ECLUSE_KEEP_FICHES_DAYS=30)).get("fiches") == 1
+    assert query("SELECT fiche_id FROM fiche_cache") == [("1000",)]
+    fiches.let.set()
+    assert (await world.ended(run))["status"] == "completed"
+
+
+async def test_fiches_go_by_their_last_change_in_whatever_order_they_came(connection, query):
+    query("INSERT INTO fiche_cache (tenant_id, fiche_id, created_at, updated_at) SELECT 'default', n::text,"
+          " now() - interval '200 days', now() - CASE WHEN n <= 1000 THEN interval '1 day' ELSE interval '100 days' END"
+          " FROM generate_series(1, 1500) AS n")  # fmt: skip
+    rules = [rule for rule in retention_rules(Settings(ECLUSE_KEEP_FICHES_DAYS=30), []) if rule.kind.name == "fiches"]
+    told: list[int] = []
+    pace = Pace(rows=200, most=200, rest=0)
+    await prune(connection, {}, rules, pace=pace, tell=lambda _, rows: told.append(rows))
+    assert query("SELECT count(*), max(fiche_id::int) FROM fiche_cache") == [(1000, 1000)]
+    assert told == [0, 0, 0, 0, 0, 200, 200, 100], "a page at a time"
+    # A fetch that finds nothing new changes these, and is a HOT update.
+    changed = {"updated_at", "fetched_at", "last_revalidated_at"}
+    indexed = query("SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum ="
+                    " ANY(i.indkey) WHERE i.indrelid = 'fiche_cache'::regclass")  # fmt: skip
+    assert changed & {name for (name,) in indexed} == set()
 
 
 def test_every_knob_has_a_rule_and_zero_keeps_for_ever():

@@ -11,11 +11,11 @@ from ecluse.db.connect import Connection
 # Reads a page in index order and deletes the old rows of it. Rows that must stay are passed over, not read again.
 DELETE = """
 WITH page AS MATERIALIZED (
-    SELECT t.ctid AS place, t.{order} AS number, {at} < %(before)s AS old FROM {table} t
+    SELECT t.ctid AS place, t.{order} AS number, {at} < %(before)s AS old, {since} < %(before)s AS early FROM {table} t
     WHERE {where} AND t.{order} > %(after)s::{type} ORDER BY t.{order} LIMIT %(limit)s),
 gone AS (
     DELETE FROM {table} t WHERE t.ctid = ANY(ARRAY(SELECT place FROM page WHERE old)) AND {also} RETURNING 1)
-SELECT (SELECT count(*) FROM gone), count(*) = %(limit)s AND bool_or(old), max(number)::text FROM page
+SELECT (SELECT count(*) FROM gone), count(*) = %(limit)s AND bool_or(early), max(number)::text FROM page
 """
 COUNT = "SELECT count(*), min({at}), max({at}) FROM {table} t WHERE {where} AND {at} < %(before)s AND {also}"
 FIRST = {"bigint": "-1", "timestamptz": "-infinity"}
@@ -38,8 +38,9 @@ class Old(NamedTuple):
 @dataclass(frozen=True)
 class Aged:
     """A kind of rows. `at` is the instant that the age of a row `t` counts from, `order` an indexed column that grows
-    with it, `where` the predicate of that index, `also` a further condition on old rows. `statement` replaces the plain
-    DELETE and has the same parameters and columns."""
+    with it, `where` the predicate of that index, `also` a further condition on old rows. Where `at` changes, `order`
+    grows with `began`, which is never after `at`: rows that began too late end the search. `statement` replaces the
+    plain DELETE and has the same parameters and columns."""
 
     name: str
     table: str
@@ -48,6 +49,7 @@ class Aged:
     type: Literal["bigint", "timestamptz"] = "bigint"
     where: str = "true"
     also: str = "true"
+    began: str = ""
     statement: str = ""
 
     async def delete(self, connection: Connection, before: datetime, after: str | None, limit: int) -> Page:
@@ -64,7 +66,7 @@ class Aged:
 
     def _sql(self, text: str) -> Any:
         names = ("table", "at", "order", "type", "where", "also")
-        return text.format(**{name: getattr(self, name) for name in names})
+        return text.format(**{name: getattr(self, name) for name in names}, since=self.began or self.at)
 
 
 EVENTS = Aged("events", "events_outbox", "t.published_at", order="published_seq", where="t.published_seq IS NOT NULL")

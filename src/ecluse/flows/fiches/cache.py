@@ -16,16 +16,18 @@ from pydantic_core import to_json
 from ecluse.db.connect import Connection
 from ecluse.engine import Aged
 
-# A kept run accounts for the transcripts and audits of its fiches.
+# A kept run accounts for the transcripts and audits of its fiches; an open one may go on with what is known of a fiche
+# that could not be fetched anew. By id: with an index on `updated_at`, no fetch would be a HOT update.
 KEPT = Aged(
     "fiches",
     "fiche_cache",
     "t.updated_at",
-    order="updated_at",
-    type="timestamptz",
+    began="t.created_at",
     also="""NOT EXISTS (SELECT 1 FROM transcription_runs r WHERE r.tenant_id = t.tenant_id AND r.fiche_id = t.fiche_id)
         AND NOT EXISTS (SELECT 1 FROM audits a JOIN runs r ON r.id = a.run_id
-                        WHERE a.tenant_id = t.tenant_id AND a.fiche_id = t.fiche_id)""",
+                        WHERE a.tenant_id = t.tenant_id AND a.fiche_id = t.fiche_id)
+        AND NOT EXISTS (SELECT 1 FROM runs r JOIN outcomes o ON o.run_id = r.id AND o.target = t.fiche_id
+                        WHERE r.tenant_id = t.tenant_id AND r.flow = 'automation' AND r.ended_at IS NULL)""",
 )
 
 Details = Literal["ready", "not_found", "missing"]

@@ -38,8 +38,11 @@ CREATE INDEX schedule_slots_run ON schedule_slots (run_id) WHERE run_id IS NOT N
 CREATE INDEX schedule_slots_idle ON schedule_slots (decided_at) WHERE state IN ('skipped', 'missed');
 CREATE INDEX leases_over ON leases (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX speech_results_age ON speech_results (created_at);
-CREATE INDEX fiche_cache_age ON fiche_cache (updated_at);
 CREATE INDEX transcription_requests_age ON transcription_requests (minute);
+CREATE INDEX audits_of_fiche ON audits (fiche_cache_id);
+CREATE INDEX audits_of_version ON audits (audit_config_id, config_version);
+COMMENT ON INDEX audits_of_fiche IS 'for the foreign key: deleting a fiche deletes its audits';
+COMMENT ON INDEX audits_of_version IS 'for the foreign key: deleting a version looks for audits that were made with it';
 COMMENT ON INDEX runs_over IS 'roots of families, for retention; the other runs of a family are found from its root';
 """
 
