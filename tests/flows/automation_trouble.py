@@ -72,7 +72,7 @@ def maker(
     """Like the fixture `automate`, at vendors that may be deaf."""
 
     async def make(
-        *,
+        *others: Flow,
         fiches: Deaf | None = None,
         model: Deaf | None = None,
         deaf_speech: Deaf | None = None,
@@ -90,7 +90,7 @@ def maker(
             transcribing = _with(
                 transcribing, lambda found: found._replace(speech=deaf_speech.instead_of(found.speech))
             )
-        engine = await start_kit(transcribing, flow, live=lives.extend, **(kit or {}))
+        engine = await start_kit(transcribing, flow, *others, live=lives.extend, **(kit or {}))
         return World(engine, flow, sandbox, query, lives)
 
     return make

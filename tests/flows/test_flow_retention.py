@@ -9,14 +9,14 @@ import pytest
 from ecluse.bootstrap import load_flows, retention_rules
 from ecluse.engine import OldRuns, Start
 from ecluse.engine.retention import Pace, foresee, prune
-from ecluse.flows.automation import reading, starting
+from ecluse.flows.automation import reading, schedules, starting
 from ecluse.flows.transcriptions import reading as transcriptions
 from ecluse.flows.transcriptions.starting import start
 from ecluse.notify.flow import working
 from ecluse.settings import Settings
 from ecluse.verify import audit
 from tests.flows.audit_world import PATIENCE, by_hand
-from tests.flows.automation_trouble import Deaf, maker
+from tests.flows.automation_trouble import Deaf, maker, move
 from tests.flows.fiche_rows import details, save
 from tests.flows.transcription_world import ONE_BLANK, until
 from tests.notify.world import new_secrets, receiving, setup_of
@@ -200,6 +200,38 @@ async def test_a_fiche_of_an_open_run_stays_however_old_it_is(start_kit, sandbox
     assert (await world.ended(run))["status"] == "completed"
 
 
+async def test_the_secrets_of_a_deleted_schedule_go_once_nothing_needs_them(
+    start_kit, sandbox, connection, query, dsn
+):
+    secrets, fiches = new_secrets(), Deaf("fiche", "1000")
+    async with receiving(500, 204) as receiver:
+        make, reading_keys = maker(start_kit, sandbox, query), {"read_secret": secrets.get}
+        world = await make(working(setup_of(dsn, secrets)), fiches=fiches, crm=reading_keys)
+        left = "SELECT name FROM secrets WHERE name LIKE 'schedule:%%' ORDER BY 1"
+        told = {"webhook_url": receiver.url, "notify_on_complete": True, "external_api_key": "its own"}
+        only = {"run_transcription": False, "run_audits": False}
+        schedule = await world.schedule("1000", secrets=secrets, **told, **only)
+        await schedules.rotate_secret(connection, "default", schedule, secrets=secrets)
+        own, signing = f"schedule:{schedule}", [f"schedule:{schedule}:webhook", f"schedule:{schedule}:webhook:old"]
+        run = await world.trigger(schedule)
+        await fiches.asked.wait()
+        await schedules.delete(connection, "default", schedule)
+        query("UPDATE secrets SET updated_at = updated_at - interval '2 days'")
+        await pruned(connection, list(world.kit.flows))
+        assert [name for (name,) in query(left)] == [own, *signing], "a run needs them"
+        fiches.let.set()
+        await world.ended(run)
+        assert [name for (name,) in query(left)] == signing, "a delivery needs them"
+        await until(lambda: len(receiver.got) == 1)
+        await pruned(connection, list(world.kit.flows))
+        assert [name for (name,) in query(left)] == signing, "it is to be tried again"
+        move(query, timedelta(minutes=1))
+        await until(lambda: len(receiver.got) == 2 and query(OPEN) == [(0,)])
+        assert "webhook-signature" in receiver.got[1].headers
+        await pruned(connection, list(world.kit.flows))
+        assert query(left) == []
+
+
 async def test_fiches_go_by_their_last_change_in_whatever_order_they_came(connection, query):
     query("INSERT INTO fiche_cache (tenant_id, fiche_id, created_at, updated_at) SELECT 'default', n::text,"
           " now() - interval '200 days', now() - CASE WHEN n <= 1000 THEN interval '1 day' ELSE interval '100 days' END"
@@ -220,10 +252,10 @@ async def test_fiches_go_by_their_last_change_in_whatever_order_they_came(connec
 def test_every_knob_has_a_rule_and_zero_keeps_for_ever():
     rules = retention_rules(Settings(**{name: 0 for name in Settings.model_fields if "_KEEP_" in name}), [])
     assert {rule.knob for rule in rules if rule.knob} == {name for name in Settings.model_fields if "_KEEP_" in name}
-    assert [rule.kind.name for rule in rules if rule.keep] == ["idempotency keys", "requests"]
+    assert [rule.kind.name for rule in rules if rule.keep] == ["idempotency keys", "requests", "secrets"]
     defaults = {rule.kind.name: rule.keep and rule.keep.days for rule in retention_rules(Settings(), [])}
     assert defaults == {
-        "idempotency keys": 1, "requests": 1, "events": 30, "logs": 30, "attempts": 30, "slots": 90, "workflows": 7,
+        "idempotency keys": 1, "requests": 1, "secrets": 1, "events": 30, "logs": 30, "attempts": 30, "slots": 90, "workflows": 7,
         "paid results": 30, "leases": 7, "audit trail": None, "deliveries": 14, "runs": 90, "audits": None,
         "fiches": None,
     }  # fmt: skip

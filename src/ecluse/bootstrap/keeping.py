@@ -9,7 +9,8 @@ from ecluse.engine import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, WORKFLOWS, Aged
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 from ecluse.settings import Settings
 
-# Idempotency keys are valid for a day, and requests are counted by the minute: older rows have no meaning.
+# Idempotency keys are valid for a day, requests are counted by the minute, and secrets are those of deleted schedules:
+# older rows have no meaning.
 FIXED = timedelta(days=1)
 
 
@@ -17,6 +18,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
     """Rows with an age of their own first, then runs with their remaining rows, then what runs account for."""
     from ecluse.access import audit_trail, idempotency
     from ecluse.flows.audits import saving as audits
+    from ecluse.flows.automation import schedules
     from ecluse.flows.fiches import cache as fiches
     from ecluse.flows.transcriptions import saving, starting
 
@@ -36,7 +38,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
         "AUDITS": audits.KEPT,
         "FICHES": fiches.KEPT,
     }
-    rules = [Rule(one, FIXED) for one in (idempotency.KEPT, starting.KEPT)]
+    rules = [Rule(one, FIXED) for one in (idempotency.KEPT, starting.KEPT, schedules.KEPT)]
     for name, kind in kinds.items():
         days = getattr(settings, knob := f"ECLUSE_KEEP_{name}_DAYS")
         rules.append(Rule(kind, timedelta(days=days) if days else None, knob))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from ecluse.base.errors import EcluseError, InvalidInput, NotFound
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, NewSchedule, create_schedule, delete_schedule, load_schedule, update_schedule
+from ecluse.engine import Aged, Flow, NewSchedule, create_schedule, delete_schedule, load_schedule, update_schedule
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
 from ecluse.flows.automation.selection import Selection
@@ -50,16 +50,24 @@ FORGET_KEY = """
 UPDATE automation_settings SET has_external_api_key = false WHERE id = %s AND has_external_api_key
     AND NOT EXISTS (SELECT FROM runs WHERE schedule_id = automation_settings.id AND ended_at IS NULL)
 """
-
-
-# Deliveries under way need it until they are over.
-FORGET_SIGNING = """
-DELETE FROM secrets k WHERE k.tenant_id = %(tenant)s AND k.name IN (%(name)s, %(old)s)
-    AND NOT EXISTS (SELECT FROM runs WHERE schedule_id = %(schedule)s AND ended_at IS NULL)
+# A secret `t` of a deleted schedule `s` that no open run of it needs, and no delivery that is under way.
+UNUSED = """s.deleted_at IS NOT NULL AND t.tenant_id = s.tenant_id
+    AND t.name IN ('schedule:' || s.id, 'schedule:' || s.id || ':webhook', 'schedule:' || s.id || ':webhook:old')
+    AND NOT EXISTS (SELECT FROM runs r WHERE r.schedule_id = s.id AND r.ended_at IS NULL)
     AND NOT EXISTS (SELECT FROM runs r JOIN deliveries d ON d.run_id = r.id
-        WHERE r.flow = 'notifications' AND r.ended_at IS NULL AND d.tenant_id = k.tenant_id
-          AND d.secret_name = %(name)s)
-"""
+        WHERE r.flow = 'notifications' AND r.ended_at IS NULL AND d.tenant_id = t.tenant_id
+          AND t.name IN (d.secret_name, d.secret_name || ':old'))"""
+FORGET = f"DELETE FROM secrets t USING schedules s WHERE s.id = %s AND {UNUSED}"  # noqa: S608 - our own words
+# What a run or a delivery needed when its schedule was deleted.
+KEPT = Aged(
+    "secrets",
+    "secrets",
+    "t.updated_at",
+    order="updated_at",
+    type="timestamptz",
+    where="starts_with(t.name, 'schedule:')",
+    also=f"EXISTS (SELECT FROM schedules s WHERE {UNUSED})",  # noqa: S608 - our own words
+)
 SIGNED = "SELECT FROM secrets WHERE tenant_id = %s AND name = %s"
 
 
@@ -132,16 +140,11 @@ async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *
 
 async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
     """Its runs and slots stay, its name is free again; a run that goes on is not stopped."""
-    from ecluse.access import secrets as sealed  # brings the ciphers along: who only looks need not wait for them
-
     async with connection.transaction():
         await load(connection, tenant, schedule_id)
         await delete_schedule(connection, tenant, schedule_id)
-        if (await connection.execute(FORGET_KEY, (schedule_id,))).rowcount:
-            await sealed.delete(connection, tenant, secret_name(schedule_id))
-        name = schedule_secret_name(schedule_id)
-        gone = {"tenant": tenant, "name": name, "old": old_name(name), "schedule": schedule_id}
-        await connection.execute(FORGET_SIGNING, gone)
+        await connection.execute(FORGET_KEY, (schedule_id,))
+        await connection.execute(FORGET, (schedule_id,))
 
 
 async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
