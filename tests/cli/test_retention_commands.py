@@ -134,6 +134,19 @@ def test_an_open_run_keeps_its_fiche_and_its_tenant_and_is_named(ecluse, query, 
     assert query("SELECT disabled_at FROM tenants") == [(None,)]
 
 
+def test_a_run_that_is_started_meanwhile_keeps_its_tenant_as_it_was(ecluse, query, run):
+    """After the look, and before the tenant is disabled: here, by a trigger."""
+    query("INSERT INTO tenants VALUES ('acme', 'Acme Ltd', now())")
+    run(tenant="acme")
+    query("CREATE FUNCTION starts() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE runs SET status = 'running',"
+          " state = 'running', ended_at = NULL, end_cause = NULL; RETURN NEW; END $$")  # fmt: skip
+    query("CREATE TRIGGER starts BEFORE UPDATE ON tenants FOR EACH ROW EXECUTE FUNCTION starts()")
+    answer = ecluse("erase", "tenant", "acme", "--yes")
+    assert (answer.code, "has open runs" in answer.err) == (2, True), answer.err
+    assert query("SELECT name, disabled_at FROM tenants WHERE id = 'acme'") == [("Acme Ltd", None)]
+    assert query("SELECT action FROM audit_trail") == []
+
+
 def test_every_table_that_knows_a_tenant_is_part_of_its_erasure(query):
     known = query("SELECT c.table_name FROM information_schema.columns c JOIN information_schema.tables t USING"
                   " (table_schema, table_name) WHERE column_name = 'tenant_id' AND table_schema = 'public'"
@@ -170,8 +183,10 @@ def test_a_tenant_is_erased_and_disabled_and_the_others_are_not_touched(ecluse, 
     assert query("SELECT id, name, disabled_at IS NOT NULL FROM tenants ORDER BY id") == [
         ("acme", "acme", True), ("default", "Default", False),
     ]  # fmt: skip
-    trail = query("SELECT action, subject FROM audit_trail WHERE tenant_id = 'acme' ORDER BY id")
-    assert trail[-1] == ("tenant.erase", "tenant:acme")
+    removed = json.loads(answer.out.splitlines()[-1])["removed"]
+    trail = query("SELECT action, subject, reason FROM audit_trail WHERE tenant_id = 'acme' ORDER BY id")
+    assert [line[:2] for line in trail[-2:]] == [("tenant.disable", "tenant:acme"), ("tenant.erase", "tenant:acme")]
+    assert all(f"{what}: {rows}" in trail[-1][2] for what, rows in removed.items()), "what was done"
     assert ecluse("verify").code == 0
     assert ecluse("erase", "tenant", "acme", "--yes").code == 0, "once more is harmless"
 

@@ -10,6 +10,8 @@ import pytest
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
 from ecluse.engine import Event
+from ecluse.engine import erasing as engine_erasing
+from ecluse.engine.retention import Pace
 from ecluse.flows.automation import erasing
 from ecluse.flows.automation.reading import list_fiches
 from ecluse.flows.transcriptions.starting import start
@@ -161,3 +163,27 @@ async def test_a_fiche_whose_call_outlived_its_run_is_not_erased(world, connecti
         async with connection.transaction():
             await erasing.erase(connection, await erasing.find(connection, "default", "9000"))
     assert query("SELECT count(*) FROM recordings") == [(5,)]
+
+
+async def test_a_tenant_whose_runs_cannot_be_deleted_is_told_why(connection, query, dsn):
+    run = """
+        INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at, selected, successful,
+            failed, ignored, end_cause, ended_at)
+        VALUES ('default', 'f', 'open', false, 'running', 'running', now(), 0, NULL, NULL, NULL, NULL, NULL),
+               ('default', 'f', 'over', false, 'completed', 'succeeded', now(), 0, 0, 0, 0, 'normal', now())"""
+    query(run)
+
+    async def deleted() -> None:
+        await engine_erasing.delete_tenant(connection, {}, "default", (), lambda _, __: None, Pace(rest=0))
+
+    with pytest.raises(engine_erasing.Stuck, match="are open, such as 1:"):
+        await deleted()
+    assert query("SELECT id FROM runs") == [(1,)], "what can be deleted is"
+    query("UPDATE runs SET status = 'completed', state = 'succeeded', successful = 0, failed = 0, ignored = 0,"
+          " end_cause = 'normal', ended_at = now()")  # fmt: skip
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT 1 FROM runs FOR UPDATE")
+        with pytest.raises(engine_erasing.Stuck, match="locked by another session, such as 1:"):
+            await deleted()
+    await deleted()
+    assert query("SELECT count(*) FROM runs") == [(0,)]

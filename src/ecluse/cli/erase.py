@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from typing import Annotated
 
@@ -118,17 +119,18 @@ def erase_tenant(
         return await erasing.count(connection, (*RUNS, *TENANT), {"tenant": tenant})
 
     async def erase(connection: Connection) -> Counter[str]:
-        async with connection.transaction():
-            await tenants.set_disabled(connection, tenant, True)
+        subject = f"tenant:{tenant}"
+        async with connection.transaction():  # from its end on, no run is started
+            if await tenants.set_disabled(connection, tenant, True):
+                await audit_trail.record(connection, tenant, operator(), "tenant.disable", subject, "to be erased")
             await connection.execute(NAMELESS, (tenant,))
-            subject = f"tenant:{tenant}"
-            await audit_trail.record(connection, tenant, operator(), "tenant.erase", subject, _counts(foreseen))
-        await _refuse_open_runs(connection, tenant)  # once more: from now on none is started
+            await _refuse_open_runs(connection, tenant)
         cursor = await connection.execute(OF_FLOWS, (tenant, list(folders)))
         files = sum(folders[name].erase(run) for name, run in await cursor.fetchall())
-        pace = retention.Pace(rest=0)
+        pace = retention.Pace(rest=0, longest=math.inf)  # a person waits for its end
         done = await erasing.delete_tenant(connection, flows, tenant, TENANT, Progress(), pace)
         done["log files"] = files
+        await audit_trail.record(connection, tenant, operator(), "tenant.erase", subject, _counts(done))
         return done
 
     foreseen = with_connection(look)

@@ -165,12 +165,12 @@ async def erase(connection: Connection, erasures: Sequence[Erasure], given: Mapp
 
 
 class Stuck(EcluseError):
-    """Runs that another session holds; the message says which."""
+    """Runs that are open, or that another session holds; the message says which."""
 
     code = "RUNS_LOCKED"
 
 
-RUNS_OF_TENANT = "SELECT id FROM runs WHERE tenant_id = %s ORDER BY id DESC LIMIT %s"
+RUNS_OF_TENANT = "SELECT id, ended_at IS NULL FROM runs WHERE tenant_id = %s ORDER BY id DESC LIMIT %s"
 BATCH = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT t.ctid FROM {table} t WHERE {where} LIMIT %(limit)s))"
 
 
@@ -186,10 +186,12 @@ async def delete_tenant(
     next call continues."""
     done: Counter[str] = Counter()
     own = retention.own_tables(flows)
-    while runs := [row[0] for row in await (await connection.execute(RUNS_OF_TENANT, (tenant, 1_000))).fetchall()]:
+    while runs := dict(await (await connection.execute(RUNS_OF_TENANT, (tenant, 1_000))).fetchall()):
         rows = await retention.delete(connection, runs, Limits({}), own, pace, lambda n: tell("runs", n), anyhow=True)
         if not rows["runs"]:
-            raise Stuck(f"Runs of tenant {tenant} are locked by another session, such as {runs[0]}: try again later.")
+            is_open = next((run for run in runs if runs[run]), None)
+            why = "locked by another session" if is_open is None else "open"
+            raise Stuck(f"Runs of tenant {tenant} are {why}, such as {is_open or next(iter(runs))}: try again later.")
         done += rows
     for one in tables:
         deleted, limit = 1, 0
