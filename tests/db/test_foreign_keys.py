@@ -1,4 +1,4 @@
-"""Retention and erasure delete many rows at once: whatever refers to them is found by an index, not by reading a table."""
+"""Retention and erasure delete many rows at once: whatever refers to them is found by an index."""
 
 from __future__ import annotations
 

@@ -53,6 +53,16 @@ INSERT INTO run_log (run_id, at, level, message, event_id, count, targets)
     SELECT run_id, now(), 'error', 'NO: ' || %(word)s, NULL, 1, ARRAY[%(fiche)s] FROM automation_run_facts
     UNION ALL SELECT run_id, now(), 'error', 'fiche ' || %(fiche)s || ' and others: ' || %(word)s, NULL, 3,
         ARRAY['2', %(fiche)s, '3'] FROM automation_run_facts;
+INSERT INTO run_log (run_id, at, level, message, data)
+    SELECT run_id, now(), 'warning', 'Transcription failed', jsonb_build_object('fiches', 2, 'sample',
+        jsonb_build_array(%(fiche)s || ': ' || %(word)s, '3000: another', %(fiche)s)) FROM automation_run_facts
+    UNION ALL SELECT run_id, now(), 'error', 'Automation run failed',
+        jsonb_build_object('failed_fiches', 1, 'error', 'fiche ' || %(fiche)s || ': ' || %(word)s)
+    FROM automation_run_facts;
+UPDATE automation_run_facts SET result_summary = result_summary
+    || jsonb_build_object('said about ' || %(fiche)s, 'fiche ' || %(fiche)s || ': ' || %(word)s) WHERE %(whole)s;
+UPDATE events_outbox SET payload = payload || jsonb_build_object('error', 'fiche ' || %(fiche)s || ': ' || %(word)s)
+    WHERE event_type = 'automation.run.completed' AND %(whole)s;
 UPDATE lanes SET last_failure = 'fiche ' || %(fiche)s || ': ' || %(word)s WHERE name = %(lane)s;
 INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous,
                       maybe_paid)
@@ -74,7 +84,9 @@ INSERT INTO workflow_logs (created_at, tenant_id, workflow, entity_type, entity_
 def planted(dsn: str, fiche: str, word: str) -> None:
     """Around the guards, which are for the program."""
     with psycopg.ClientCursor(psycopg.connect(dsn, options="-c session_replication_role=replica")) as cursor:
-        cursor.execute(PLANT, {"fiche": fiche, "word": word, "lane": "crm" if fiche == "1000" else "llm"})
+        # One text for all fiches goes as a whole: it is planted for one of them only.
+        whole = fiche == "1000"
+        cursor.execute(PLANT, {"fiche": fiche, "word": word, "lane": "crm" if whole else "llm", "whole": whole})
         cursor.connection.commit()
         cursor.connection.close()
 
@@ -88,7 +100,7 @@ def found(query: Any, word: str) -> dict[str, int]:
 
 @pytest.fixture
 async def day(automate, connection, query, dsn):
-    """One run over three fiches, one of which fails, and a delivery about one of them; a transcription by hand."""
+    """One run over three fiches, one of which fails, and deliveries about one of them; a transcription by hand."""
     async with receiving() as receiver:
         world = await automate(working(setup_of(dsn, new_secrets())))
         await world.config()
@@ -96,8 +108,11 @@ async def day(automate, connection, query, dsn):
         assert run["status"] == "partial"
         (alone,) = await start(connection, world.kit.by_name["transcription"], "default", ["1000"], event_ids=["again"])
         about = Event("default", "told", "fiche/transcribed", f"run:{alone.run_id}", {"fiche_id": "1000"}, "c")
+        words = {"run_id": str(run["id"]), "error": "fiche 1000: TOLD-99"}
+        shared = Event("default", "told too", "automation/failed", f"run:{run['id']}", words, "c")
         async with connection.transaction():
-            await notify(connection, [Recipient("webhook", receiver.url)], about)
+            for event in (about, shared):
+                await notify(connection, [Recipient("webhook", receiver.url)], event)
         await until(lambda: query(PUBLISHED) == [(0,)] and query(OPEN) == [(0,)])
         await world.kit.stop()
         yield world, run["id"]
@@ -112,22 +127,29 @@ async def test_nothing_of_an_erased_fiche_is_found_anywhere_and_the_facts_add_up
     before, others = found(query, "PLANTED-42"), found(query, "SPARED-17")
     holding = {"fiche_cache", "fiche_cache_information", "recordings", "speech_results", "audits", "items", "outcomes"}
     holding |= {"runs", "run_log", "attempts", "events_outbox", "deliveries", "workflow_logs", "lanes"}
+    holding |= {"automation_run_facts"}
     assert {table.removeprefix("public.") for table in before} == holding
     outcomes = query("SELECT target, outcome, error_code FROM outcomes WHERE run_id = %s ORDER BY 1", run)
     subject = await erasing.find(connection, "default", "1000")
-    assert (subject.shared, len(subject.runs), len(subject.deliveries), len(subject.calls)) == ([run], 2, 1, 1)
+    assert (subject.shared, len(subject.runs), len(subject.deliveries), len(subject.calls)) == ([run], 2, 2, 1)
     foreseen = await erasing.foresee(connection, subject)
     assert found(query, "PLANTED-42") == before, "a look changes nothing"
     async with connection.transaction():
         done = await erasing.erase(connection, subject)
     assert done == foreseen
     assert (done["fiche"], done["audits"], done["recordings and transcripts"]) == (1, 1, 1)
-    assert (found(query, "PLANTED-42"), found(query, said)) == ({}, {})
+    assert [found(query, word) for word in ("PLANTED-42", "TOLD-99", said)] == [{}, {}, {}]
     assert found(query, "SPARED-17") == others
     assert query("SELECT target, outcome, error_code FROM outcomes WHERE run_id = %s ORDER BY 1", run) == outcomes
     assert query("SELECT targets, message FROM run_log WHERE count = 3 ORDER BY id") == [
         (["2", "3"], "[erased]"), (["2", "1001", "3"], "fiche 1001 and others: SPARED-17"),
     ]  # fmt: skip
+    assert query("SELECT data FROM run_log WHERE message LIKE '%% failed' ORDER BY id") == [
+        ({"fiches": 2, "sample": ["1000: [erased]", "3000: another", "1000"]},),
+        ({"failed_fiches": 1},),
+        ({"fiches": 2, "sample": ["1001: SPARED-17", "3000: another", "1001"]},),
+        ({"failed_fiches": 1, "error": "fiche 1001: SPARED-17"},),
+    ]
     report = audit(dsn, world.sandbox.url)
     assert report.violations == [], report.text()
     # Once more there is nothing to do; the runs can still be looked at.

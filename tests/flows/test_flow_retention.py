@@ -200,9 +200,7 @@ async def test_a_fiche_of_an_open_run_stays_however_old_it_is(start_kit, sandbox
     assert (await world.ended(run))["status"] == "completed"
 
 
-async def test_the_secrets_of_a_deleted_schedule_go_once_nothing_needs_them(
-    start_kit, sandbox, connection, query, dsn
-):
+async def test_the_secrets_of_a_deleted_schedule_go_once_nothing_needs_them(start_kit, sandbox, connection, query, dsn):
     secrets, fiches = new_secrets(), Deaf("fiche", "1000")
     async with receiving(500, 204) as receiver:
         make, reading_keys = maker(start_kit, sandbox, query), {"read_secret": secrets.get}
@@ -255,9 +253,9 @@ def test_every_knob_has_a_rule_and_zero_keeps_for_ever():
     assert [rule.kind.name for rule in rules if rule.keep] == ["idempotency keys", "requests", "secrets"]
     defaults = {rule.kind.name: rule.keep and rule.keep.days for rule in retention_rules(Settings(), [])}
     assert defaults == {
-        "idempotency keys": 1, "requests": 1, "secrets": 1, "events": 30, "logs": 30, "attempts": 30, "slots": 90, "workflows": 7,
-        "paid results": 30, "leases": 7, "audit trail": None, "deliveries": 14, "runs": 90, "audits": None,
-        "fiches": None,
+        "idempotency keys": 1, "requests": 1, "secrets": 1, "events": 30, "logs": 30, "attempts": 30, "slots": 90,
+        "workflows": 7, "paid results": 30, "leases": 7, "audit trail": None, "deliveries": 14, "runs": 90,
+        "audits": None, "fiches": None,
     }  # fmt: skip
     kinds = [rule.kind for rule in retention_rules(Settings(), load_flows(Settings()))]
     flows = {kind.name: set(kind.flows) for kind in kinds if isinstance(kind, OldRuns)}

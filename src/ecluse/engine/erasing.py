@@ -48,6 +48,10 @@ ITEM = "(t.run_id = ANY(%(runs)s) OR t.run_id = ANY(%(shared)s) AND %(target)s I
 NAMED = "(t.{event_id} ~ %(in_id)s OR t.data ->> %(field)s = %(target)s OR t.message ~ %(in_words)s)"
 WORDS = """(SELECT coalesce(jsonb_object_agg(e.key, e.value), '{{}}') FROM jsonb_each({payload}) e
     WHERE jsonb_typeof(e.value) IN ('number', 'boolean', 'null') OR e.key = ANY(%(facts)s))"""
+# Examples that a line of a shared run gives, as `<target>: <why>`; those that are about others stay.
+SAMPLE = """jsonb_array_elements_text(
+    CASE jsonb_typeof(t.data -> 'sample') WHEN 'array' THEN t.data -> 'sample' ELSE '[]' END)"""
+IN_SAMPLE = f"(starts_with(e.said, %(target)s || ': ') AND e.said <> %(target)s || ': {ERASED}')"
 # Strings and objects of an event that are facts, not words.
 FACTS = (
     "run_id", "job_id", "schedule_id", "status", "end_cause", "error_code", "priority", "counts", "due_at",
@@ -102,6 +106,21 @@ OF_RUNS = (
         message = CASE WHEN t.message ~ %(in_words)s THEN '{ERASED}' ELSE t.message END""",
     ),
     Erasure(
+        "log lines of runs",
+        "run_log",
+        f"t.run_id = ANY(%(shared)s) AND EXISTS (SELECT 1 FROM {SAMPLE} AS e(said) WHERE {IN_SAMPLE})",  # noqa: S608
+        f"""data = t.data || jsonb_build_object('sample', (
+            SELECT jsonb_agg(CASE WHEN {IN_SAMPLE} THEN %(target)s || ': {ERASED}' ELSE e.said END ORDER BY e.n)
+            FROM {SAMPLE} WITH ORDINALITY AS e(said, n)))""",  # noqa: S608 - our own words
+    ),
+    Erasure(
+        "log lines of runs",
+        "run_log",
+        f"""t.run_id = ANY(%(shared)s) AND t.data::text ~ %(in_words)s
+        AND t.data <> {WORDS.format(payload="t.data")}""",
+        f"data = {WORDS.format(payload='t.data')}",
+    ),
+    Erasure(
         "log lines of runs", "run_log", f"t.run_id = ANY(%(runs)s) AND t.data IS NOT NULL AND {MOVE}", "data = NULL"
     ),
     Erasure(
@@ -115,7 +134,8 @@ OF_RUNS = (
         "words of events",
         "events_outbox",
         f"""t.tenant_id = %(tenant)s AND (t.aggregate = ANY(%(aggregates)s)
-            OR t.aggregate = ANY(%(shared_aggregates)s) AND t.payload ->> %(field)s = %(target)s)
+            OR t.aggregate = ANY(%(shared_aggregates)s)
+                AND (t.payload ->> %(field)s = %(target)s OR t.payload::text ~ %(in_words)s))
         AND t.payload <> {WORDS.format(payload="t.payload")}""",
         f"payload = {WORDS.format(payload='t.payload')}",
     ),
@@ -186,12 +206,13 @@ async def delete_tenant(
     next call continues."""
     done: Counter[str] = Counter()
     own = retention.own_tables(flows)
-    while runs := dict(await (await connection.execute(RUNS_OF_TENANT, (tenant, 1_000))).fetchall()):
+    while found := await (await connection.execute(RUNS_OF_TENANT, (tenant, 1_000))).fetchall():
+        runs = [run for run, _ in found]
         rows = await retention.delete(connection, runs, Limits({}), own, pace, lambda n: tell("runs", n), anyhow=True)
         if not rows["runs"]:
-            is_open = next((run for run in runs if runs[run]), None)
-            why = "locked by another session" if is_open is None else "open"
-            raise Stuck(f"Runs of tenant {tenant} are {why}, such as {is_open or next(iter(runs))}: try again later.")
+            open_runs = [run for run, is_open in found if is_open]
+            why = "open" if open_runs else "locked by another session"
+            raise Stuck(f"Runs of tenant {tenant} are {why}, such as {[*open_runs, *runs][0]}: try again later.")
         done += rows
     for one in tables:
         deleted, limit = 1, 0

@@ -1,8 +1,9 @@
 """Retention: deletes old rows, kind by kind, in small batches, on one replica at a time.
 
 A batch is one transaction of about a tenth of a second, followed by a pause of the same length. A sweep stops when the
-database is busy or away; a statement that is refused or cancelled ends its kind only. A `Rule` per kind says how long its rows are kept; the composition root derives the rules from
-the settings. The table `pruned` records up to which instant rows were deleted, for the auditor.
+database is busy or away; a statement that is refused or cancelled ends its kind only. A `Rule` per kind says how long
+its rows are kept; the composition root derives the rules from the settings. The table `pruned` records up to which
+instant rows were deleted, for the auditor.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ NAMED = 5
 FICHE = "t.tenant_id = %(tenant)s AND t.fiche_id = %(target)s"
 IDS = "SELECT f.id FROM fiche_cache f WHERE f.tenant_id = %(tenant)s AND f.fiche_id = %(target)s"
 DATA = erasing.WORDS.format(payload="(t.message -> 'data')")
+SUMMARY = erasing.WORDS.format(payload="t.result_summary")
 
 # Rows that other statements refer to go last. What would cascade from the fiche is deleted by name, to be counted.
 OF_THE_FICHE = (
@@ -36,6 +37,12 @@ OF_THE_FICHE = (
         "transcription_runs",
         f"{FICHE} AND (t.erased_at IS NULL OR t.fiche_cache_id IS NOT NULL)",
         "erased_at = ecluse_now(), fiche_cache_id = NULL",
+    ),
+    Erasure(
+        "summaries of runs",
+        "automation_run_facts",
+        f"""t.run_id = ANY(%(shared)s) AND t.result_summary::text ~ %(in_words)s AND t.result_summary <> {SUMMARY}""",
+        f"result_summary = {SUMMARY}",
     ),
     Erasure("counts of requests", "transcription_requests", FICHE),
     Erasure("audits", "audits", FICHE),
@@ -76,7 +83,8 @@ WHERE r.tenant_id = %(tenant)s AND r.flow = 'automation'
 """
 DELIVERIES = """
 SELECT d.run_id FROM deliveries d
-WHERE d.tenant_id = %(tenant)s AND (d.about_run = ANY(%(runs)s) OR d.message -> 'data' ->> 'fiche_id' = %(target)s)
+WHERE d.tenant_id = %(tenant)s AND (d.about_run = ANY(%(runs)s) OR d.message -> 'data' ->> 'fiche_id' = %(target)s
+    OR d.about_run = ANY(%(shared)s) AND d.message::text ~ %(in_words)s)
 """
 LOCK = "SELECT id, ended_at IS NULL FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 LOCK_FICHE = "SELECT 1 FROM fiche_cache WHERE tenant_id = %s AND fiche_id = %s FOR UPDATE"
@@ -112,7 +120,8 @@ async def find(connection: Connection, tenant: str, fiche_id: str) -> Found:
     given = {"tenant": tenant, "target": fiche_id}
     runs = await _ids(connection, OWN_RUNS, given)
     shared = await _ids(connection, SHARED_RUNS, given)
-    deliveries = await _ids(connection, DELIVERIES, {**given, "runs": runs})
+    words = erasing.parameters(tenant, "fiche", fiche_id, runs, shared)
+    deliveries = await _ids(connection, DELIVERIES, words)
     calls = [row[0] for row in await (await connection.execute(CALLS, given)).fetchall()]
     if not runs and not shared:
         cursor = await connection.execute(KNOWN, (tenant, fiche_id))

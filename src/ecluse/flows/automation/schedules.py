@@ -66,7 +66,7 @@ KEPT = Aged(
     order="updated_at",
     type="timestamptz",
     where="starts_with(t.name, 'schedule:')",
-    also=f"EXISTS (SELECT FROM schedules s WHERE {UNUSED})",  # noqa: S608 - our own words
+    also=f"EXISTS (SELECT FROM schedules s WHERE {UNUSED})",
 )
 SIGNED = "SELECT FROM secrets WHERE tenant_id = %s AND name = %s"
 

@@ -63,8 +63,8 @@ UPDATE automation_run_facts f SET result_summary = coalesce(f.result_summary, '{
 FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, summary jsonb, transcriptions_run integer, audits_run integer)
 WHERE f.run_id = t.run_id
 """
-# Of schedules that were deleted while a run of them still needed it. Retention deletes those that sign: the end of a run
-# does not depend on its deliveries.
+# Of schedules that were deleted while a run of them still needed it. Retention deletes those that sign: the end of a
+# run does not depend on its deliveries.
 FORGET_KEYS = """
 DELETE FROM secrets k USING schedules s
 WHERE s.id = ANY(%s) AND s.deleted_at IS NOT NULL AND k.tenant_id = s.tenant_id AND k.name = 'schedule:' || s.id
