@@ -91,8 +91,9 @@ async def run_to_end(kit: Kit, flow: Flow, targets: Sequence[str], key: str = "k
 FINISH = """
 WITH done AS (
     UPDATE items SET status = 'succeeded', executions = executions + 1, finished_at = ecluse_now()
-    WHERE id = ANY(%s) AND claim_id IS NOT NULL AND status = 'open' RETURNING claim_id)
-UPDATE claims c SET succeeded = c.succeeded + n.n FROM (SELECT claim_id, count(*) AS n FROM done GROUP BY 1) n
+    WHERE id = ANY(%s) AND claim_id IS NOT NULL AND status = 'open' RETURNING claim_id, finished_at)
+UPDATE claims c SET succeeded = c.succeeded + n.n, done_at = n.at
+FROM (SELECT claim_id, count(*) AS n, max(finished_at) AS at FROM done GROUP BY 1) n
 WHERE c.id = n.claim_id
 """
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from ecluse.engine import Stall, Waiter, put_waiters, stalls
+from ecluse.engine import Stall, Waiter, put_waiters, reading, stalls, why_run
+from ecluse.web import standing
 from tests.engine.flows import open_board
 
 
@@ -50,6 +51,23 @@ async def test_a_run_whose_gate_has_seen_nothing_done_for_a_while_is_marked(boar
     query("UPDATE runs SET orchestrated = false")
     query("UPDATE stages SET progress_at = '2026-03-02'")
     assert await found(board, run) == {}, "a queue that moves is no standstill"
+
+
+async def test_a_list_says_of_a_run_what_its_page_says(board, query):
+    lane = await board.lane()
+    run = await board.run(["a", "b"])
+    (taken,) = await board.claim(lane, room=1)
+    await board.finish([taken])
+    ((done_at,),) = query("SELECT done_at FROM claims")
+    for minutes, quiet in ((1, False), (3, True)):
+        query('UPDATE clock_offset SET "offset" = %s', timedelta(minutes=minutes))
+        listed = (await found(board, run)).get(run.id)
+        async with board.pool.connection() as connection:
+            row, waits = await reading.show_run(connection, None, run.id), await why_run(connection, None, run.id)
+            ((now,),) = query("SELECT ecluse_now()")
+            shown = await standing.of(connection, row, now, waits)
+        assert waits.progress_at == done_at
+        assert (listed.quiet_since if listed else None) == shown.quiet_since == (done_at if quiet else None)
 
 
 async def test_none_are_asked_about(board):

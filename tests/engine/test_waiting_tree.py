@@ -6,6 +6,7 @@ import asyncio
 import time
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from ecluse.base.errors import NotFound, PermanentError, TransientError
@@ -22,6 +23,7 @@ from ecluse.engine import (
     put_waiters,
     reading,
     resume_lane,
+    waiting,
     why,
     why_run,
 )
@@ -173,6 +175,53 @@ async def test_fifty_thousand_waiting_items_are_grouped_in_a_moment(board, query
     # Its place is too far behind to be counted one by one: at the earliest, then.
     assert (group.last_at - group.first_at).total_seconds() == pytest.approx(49_999 / 98, rel=0.001)
     assert min(seconds) < 2, "a statement per item would take minutes"
+
+
+def rows_read(plan, table):
+    """How many rows the plan's nodes on this table have looked at."""
+    own = plan.get("Relation Name") == table
+    removed = plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)
+    looked = (plan["Actual Rows"] + removed) * plan["Actual Loops"] if own else 0
+    return looked + sum(rows_read(below, table) for below in plan.get("Plans", ()))
+
+
+async def test_what_is_finished_is_not_read_to_say_what_waits(board, dsn, query):
+    await board.lane()
+    run = await board.run(["a", "b", "c"])
+    query(
+        "INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at, claim_id, status, finished_at)"
+        " SELECT 'default', %s, 'test', 'work', 'done-' || n, n::text, l.id, now(), 1, 'succeeded', now()"
+        " FROM lanes l, generate_series(1, 20000) n",
+        run.id,
+    )
+    query(REPLICA, "one", ["test/work"], 10)
+    query("VACUUM ANALYZE items")
+    for statement in (waiting.GROUPS, waiting.PAGE):
+        given = {"run": run.id, "limit": 50, "offset": 0}
+        with psycopg.connect(dsn) as connection:
+            row = connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", given).fetchone()
+        assert rows_read(row[0][0]["Plan"], "items") == 3
+    assert [(group.cause, group.count) for group in (await ask(board, run.id)).groups] == [("queued", 3)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+async def test_examples_of_a_group_are_its_first_and_two_others(board, query, size):
+    await board.lane()
+    run = await board.run([f"k{n}" for n in range(size)])
+    (group,) = (await ask(board, run.id)).groups
+    names = [one.key for one in group.sample]
+    assert (len(names), names[0]) == (min(size, 3), "k0")
+    assert len(set(names)) == len(names)
+
+
+async def test_finishing_an_item_writes_no_index(start_kit, query):
+    kit = await start_kit(f := flow(stage()))
+    run_id = await started(kit, f, [f"t{n:03}" for n in range(300)])
+    assert (await kit.wait_for_run(run_id, PATIENCE))["state"] == "succeeded"
+    updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'items'"
+    await until(lambda: query(updates)[0][0] == 600)
+    (_, hot), *_ = query(updates)
+    assert hot > 150, "finishing an item touches no index where its page has room; a claim always does"
 
 
 async def test_a_run_that_no_replica_leads_says_so(start_kit, board, query):

@@ -82,7 +82,7 @@ from ecluse.engine.schedules import (
     update_schedule,
 )
 from ecluse.engine.slots import Rules
-from ecluse.engine.stalls import Stall, stalls
+from ecluse.engine.stalls import Stall, is_quiet, stalls
 from ecluse.engine.states import PLAIN, STOPPED, EndCause, State, Words, cause_in_words, terminal_state
 from ecluse.engine.targets import Settled, open_targets, settle_targets
 from ecluse.engine.targets import select as select_targets
@@ -198,6 +198,7 @@ __all__ = [
     "holders",
     "insert_run",
     "insert_runs",
+    "is_quiet",
     "keep_open",
     "list_lanes",
     "list_leases",

@@ -67,8 +67,9 @@ stored AS (
               inp.maybe_paid, inp.outage, inp.due_at, i.error AS said, i.error_code AS code),
 counted AS (
     UPDATE claims c SET succeeded = c.succeeded + n.succeeded, failed = c.failed + n.failed,
-        ignored = c.ignored + n.ignored, released = c.released + n.released
-    FROM (SELECT claim_id, count(*) FILTER (WHERE status = 'succeeded') AS succeeded,
+        ignored = c.ignored + n.ignored, released = c.released + n.released,
+        done_at = CASE WHEN n.succeeded + n.ignored > 0 THEN clock.now ELSE c.done_at END
+    FROM clock, (SELECT claim_id, count(*) FILTER (WHERE status = 'succeeded') AS succeeded,
                  count(*) FILTER (WHERE status = 'failed') AS failed,
                  count(*) FILTER (WHERE status = 'ignored') AS ignored,
                  count(*) FILTER (WHERE status = 'open') AS released FROM stored GROUP BY 1) n

@@ -8,16 +8,20 @@ from typing import NamedTuple
 
 from ecluse.db.connect import Connection
 
-# Gates look once a minute at least, and write down then what was done.
+# A run that has done nothing for so long makes no progress, in lists as on its page. Gates look once a minute at least,
+# and write down then what other runs did for theirs.
 QUIET = timedelta(minutes=2)
 LOOKED_AT = 10_000  # waiting items of a closed lane
 
-# Runs that are only items have no gate, and what waits in line in a lane that moves does not stand still.
+# When a run `r` last did something itself.
 PROGRESS = """
-SELECT r.id, greatest(r.created_at, r.started_at, (SELECT greatest(max(s.progress_at), max(s.ended_at)) FROM stages s
-                                                   WHERE s.run_id = r.id)), ecluse_now()
-FROM runs r WHERE r.id = ANY(%(runs)s) AND r.ended_at IS NULL AND r.orchestrated
-"""
+greatest(r.created_at, r.started_at, (SELECT greatest(max(p.progress_at), max(p.ended_at)) FROM stages p
+                                      WHERE p.run_id = r.id),
+         (SELECT max(p.done_at) FROM claims p WHERE p.run_id = r.id))"""
+# Runs that are only items have no gate, and what waits in line in a lane that moves does not stand still.
+LATEST = f"""
+SELECT r.id, {PROGRESS}, ecluse_now() FROM runs r WHERE r.id = ANY(%(runs)s) AND r.ended_at IS NULL AND r.orchestrated
+"""  # noqa: S608 - the fragment above
 # From the lanes that are closed, of which there are few or none, up to the runs asked about.
 CLOSED = """
 WITH RECURSIVE lane AS MATERIALIZED (
@@ -44,12 +48,16 @@ class Stall(NamedTuple):
     held_until: datetime | None
 
 
+def is_quiet(progress_at: datetime, now: datetime) -> bool:
+    return now - progress_at >= QUIET
+
+
 async def stalls(connection: Connection, tenant: str, run_ids: Collection[int]) -> dict[int, Stall]:
     """Of these runs those that are open and stand still, or partly do."""
     if not run_ids:
         return {}
     given = {"runs": list(run_ids), "tenant": tenant, "most": LOOKED_AT}
-    progress = await (await connection.execute(PROGRESS, given)).fetchall()
-    quiet = {run_id: at for run_id, at, now in progress if now - at >= QUIET}
+    progress = await (await connection.execute(LATEST, given)).fetchall()
+    quiet = {run_id: at for run_id, at, now in progress if is_quiet(at, now)}
     closed = {row[0]: row[1:] for row in await (await connection.execute(CLOSED, given)).fetchall()}
     return {run_id: Stall(quiet.get(run_id), *closed.get(run_id, (None, None, None))) for run_id in {*quiet, *closed}}

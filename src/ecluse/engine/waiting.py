@@ -31,6 +31,7 @@ from ecluse.engine.causes import (
     merged,
     summary,
 )
+from ecluse.engine.stalls import PROGRESS
 from ecluse.engine.waiters import IN_FLIGHT, TREE
 
 MOST_COUNTED = 20_000  # of those in line in a lane
@@ -39,9 +40,7 @@ RUN = f"""
 WITH RECURSIVE {IN_FLIGHT}
 SELECT r.id, r.tenant_id, r.flow, r.event_key, r.orchestrated, r.status, r.state, r.phase, r.ended_at,
        s.stage, s.round, s.next_round_at,
-       greatest(r.created_at, r.started_at, (SELECT greatest(max(p.progress_at), max(p.ended_at)) FROM stages p
-                                             WHERE p.run_id = r.id)) AS progress_at,
-       b.calls, b.since,
+       {PROGRESS} AS progress_at, b.calls, b.since,
        EXISTS (SELECT 1 FROM replicas p, unnest(p.work) AS w(name)
                WHERE p.state = 'live' AND split_part(w.name, '/', 1) = r.flow) AS workers
 FROM runs r
@@ -56,41 +55,41 @@ FULL_KEYS = """
 ARRAY(SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
       WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
       GROUP BY 1 HAVING count(*) >= l.max_per_key)"""
-# Of the run itself only what its open stages have; runs that it waits for are small, and read whole. (OFFSET: each by
-# the key that finds it, whatever the planner believes.)
+# (OFFSET: each run's by the index of what waits, whatever the planner believes.)
 ITEMS = """
 items_of_tree AS (
-    SELECT i.* FROM stages s CROSS JOIN LATERAL (
-        SELECT * FROM items i WHERE i.run_id = s.run_id AND i.stage = s.stage OFFSET 0) i
-    WHERE s.run_id = %(run)s AND s.ended_at IS NULL
-    UNION ALL
-    SELECT i.* FROM tree t CROSS JOIN LATERAL (SELECT * FROM items i WHERE i.run_id = t.id OFFSET 0) i
-    WHERE t.id <> %(run)s)"""
+    SELECT i.* FROM tree t CROSS JOIN LATERAL (
+        SELECT id, lane_id, flow, stage, group_key, due_at, order_at, suspicion, error_code IS NOT NULL AS failed,
+               postponed_cause
+        FROM items i WHERE i.run_id = t.id AND i.claim_id IS NULL OFFSET 0) i)"""
 # By all that decides the cause of an item, so that those of a group have the same. The key of its order is a float, for
-# then the first and the last come of one pass: an array of key and id has a minimum.
+# then the first and the last come of one pass: an array of key and id has a minimum. Two more examples come of the same
+# pass, the latest even and the latest odd id: an array of all of them would be built to take two.
 GROUPS = f"""
 WITH RECURSIVE clock AS MATERIALIZED (SELECT ecluse_now() AS now), {TREE}, {ITEMS},
 lane AS MATERIALIZED (
     SELECT l.id, CASE WHEN l.held_until > now THEN l.held_until END AS held_until, {FULL_KEYS} AS full_keys
     FROM clock, lanes l)
 SELECT count(*)::int AS count, (min(i.at_id))[2]::bigint AS first, (max(i.at_id))[2]::bigint AS last,
-       (array_agg(i.id))[1:{SAMPLE}] AS some, max(i.done_at) AS done_at, i.waits
+       array_remove(ARRAY[max(i.id) FILTER (WHERE i.id %% 2 = 0), max(i.id) FILTER (WHERE i.id %% 2 = 1)], NULL) AS some
 FROM (
-    SELECT i.id, i.lane_id, i.flow, i.stage, w.waits, w.later, w.waits AND i.error_code IS NOT NULL AS failed,
-           w.waits AND i.suspicion > 0 AS suspect, CASE WHEN w.waits THEN i.postponed_cause END AS postponed,
-           w.waits AND l.held_until >= i.due_at AS held, w.waits AND i.group_key = ANY(l.full_keys) AS key_full,
-           CASE WHEN w.waits THEN ARRAY[date_part('epoch', CASE WHEN w.later THEN i.due_at ELSE i.order_at END), i.id]
-               END AS at_id,
-           CASE WHEN i.status IN ('succeeded', 'ignored') THEN i.finished_at END AS done_at
-    FROM clock, items_of_tree i JOIN lane l ON l.id = i.lane_id,
-    LATERAL (SELECT i.claim_id IS NULL AS waits, i.claim_id IS NULL AND i.due_at > now AS later) w) i
-GROUP BY i.lane_id, i.flow, i.stage, i.waits, i.later, i.failed, i.suspect, i.postponed, i.held, i.key_full
+    SELECT i.id, i.lane_id, i.flow, i.stage, w.later, i.failed, i.suspicion > 0 AS suspect,
+           i.postponed_cause, l.held_until >= i.due_at AS held, i.group_key = ANY(l.full_keys) AS key_full,
+           ARRAY[date_part('epoch', CASE WHEN w.later THEN i.due_at ELSE i.order_at END), i.id] AS at_id
+    FROM items_of_tree i CROSS JOIN clock CROSS JOIN LATERAL (SELECT i.due_at > now AS later) w
+    LEFT JOIN lane l ON l.id = i.lane_id) i
+GROUP BY i.lane_id, i.flow, i.stage, i.later, i.failed, i.suspect, i.postponed_cause, i.held, i.key_full
+"""  # noqa: S608 - our own names
+
+# What the runs it waits for have done is not in its own rows until its gate looks.
+DONE = f"""
+WITH RECURSIVE {TREE}
+SELECT max(c.done_at) FROM tree t CROSS JOIN LATERAL (SELECT done_at FROM claims WHERE run_id = t.id OFFSET 0) c
 """  # noqa: S608 - our own names
 
 PAGE = f"""
 WITH RECURSIVE {TREE}, {ITEMS}
-SELECT i.id FROM items_of_tree i WHERE i.claim_id IS NULL
-ORDER BY i.order_at, i.id LIMIT %(limit)s OFFSET %(offset)s
+SELECT i.id FROM items_of_tree i ORDER BY i.order_at, i.id LIMIT %(limit)s OFFSET %(offset)s
 """  # noqa: S608 - our own names
 
 FACTS = f"""
@@ -210,12 +209,12 @@ async def why_run(connection: Connection, tenant: str | None, run_id: int) -> Ru
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(GROUPS, {"run": run_id})
         rows = await cursor.fetchall()
-    progress_at = max([run["progress_at"], *(row["done_at"] for row in rows if row["done_at"] is not None)])
-    waiting = [row for row in rows if row["waits"]]
-    wanted = {item for row in waiting for item in (row["first"], row["last"], *row["some"])}
+    done = await (await connection.execute(DONE, {"run": run_id})).fetchone()
+    progress_at = max(filter(None, [run["progress_at"], *(done or ())]))
+    wanted = {item for row in rows for item in (row["first"], row["last"], *row["some"])}
     facts = {one.id: one for one in await _facts(connection, wanted)}
     groups = []
-    for row in waiting:
+    for row in rows:
         # One that was taken up between the two statements waits no more.
         ids = [item for item in (row["first"], *row["some"], row["last"]) if item in facts]
         if ids:

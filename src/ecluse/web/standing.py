@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from ecluse.db.connect import Connection
-from ecluse.engine import RunWaits
+from ecluse.engine import RunWaits, is_quiet
 from ecluse.engine.reading import Row
-
-# A page that shows a run without progress for so long does not look as if all was well.
-QUIET = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ async def of(connection: Connection, run: Row, now: datetime, waits: RunWaits | 
     """None: it has ended."""
     if waits is None or waits.progress_at is None:
         return None
-    quiet = now - waits.progress_at >= QUIET
+    quiet = run["orchestrated"] and is_quiet(waits.progress_at, now)
     one = waits.groups[0] if len(waits.groups) == 1 else None
     said = waits.summary if one is None else f"{one.count:,} waiting: {one.detail}" if one.lane else one.detail
     open_ = [stage for stage in run["stages"] if stage["ended_at"] is None]

@@ -1,4 +1,5 @@
-"""Why an item was put off, and when a gate opens its next round: what a run's waiting is explained with."""
+"""Why an item was put off, what a run did last, and when a gate opens its next round: what a run's waiting is explained
+with; and the items of a run that wait, by index."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ ALTER TABLE items
     ADD COLUMN postponed_cause text CHECK (postponed_cause IN ('lease', 'postponed')),
     ADD COLUMN postponed_why   text,
     ADD CONSTRAINT items_postponed CHECK ((postponed_cause IS NULL) = (postponed_why IS NULL));
+-- `items_waiting` says the same of a lane; what a claim takes leaves both, and finishing an item touches neither
+CREATE INDEX items_of_run_waiting ON items (run_id, stage) WHERE claim_id IS NULL;
 COMMENT ON COLUMN items.postponed_why IS 'what its last execution waits for until due_at; NULL once it has run';
+
+ALTER TABLE claims ADD COLUMN done_at timestamptz;
+COMMENT ON COLUMN claims.done_at IS 'when one of its items was last done or ignored';
 
 ALTER TABLE stages ADD COLUMN next_round_at timestamptz;
 COMMENT ON COLUMN stages.next_round_at IS 'the gate opens another round then for what failed, unless something is done';
