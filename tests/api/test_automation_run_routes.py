@@ -306,7 +306,7 @@ def test_a_run_says_what_will_fail_which_days_are_missing_and_how_often_a_line_w
     )
     found = shown(shared_api, run)
     assert (found.will_fail.count, found.will_fail.codes) == (1, {"NO_URL": 1})
-    assert (found.selection_incomplete, found.missing_days) == (True, ["2026-03-02"])
+    assert (found.selection_incomplete, found.missing_days) == ("lacks", ["2026-03-02"])
     page = AutomationFichePage.model_validate(shared_api.get(f"{RUNS}/{run}/fiches").json)
     first, second = page.fiches
     assert (first.will_fail, second.status) == (None, "open")

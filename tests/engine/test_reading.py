@@ -69,20 +69,24 @@ async def test_what_has_failed_for_good_is_said_to_fail_while_the_run_goes_on(st
     while (shown := await reading.show_run(connection, "default", run_id))["will_fail"]["count"] < 3:
         await asyncio.sleep(0.02)
     assert shown["will_fail"] == {"count": 3, "codes": {"BAD": 2, "DOWN": 1}}
-    rows = await reading.list_outcomes(connection, "default", run_id, worst_first=True, limit=10)
+    shown = await results_of(connection, run_id)
+    rows = shown["outcomes"]
+    assert (shown["will_fail"], shown["unsettled"]) == (3, False)
     assert [(row["target"], row["outcome"], row["will_fail"]) for row in rows] == [
         ("bad1", None, {"code": "BAD", "reason": "refused"}),
         ("bad2", None, {"code": "BAD", "reason": "refused"}),
         ("late", None, {"code": "DOWN", "reason": "down"}),
         ("a", None, None),
     ]
-    told = [(row["outcome"], row["why"], row["count"]) for row in await reasons_of(connection, run_id)]
+    told = [(row["outcome"], row["why"], row["count"]) for row in shown["reasons"]]
     assert told == [("will fail", "BAD", 2), ("open", None, 1), ("will fail", "DOWN", 1)]
-    for outcome, targets in (("will fail", ["bad1", "bad2", "late"]), ("open", ["a", "bad1", "bad2", "late"])):
-        rows = await reading.list_outcomes(connection, "default", run_id, outcome=outcome, limit=10)
+    for outcome, targets in (("will fail", ["bad1", "bad2", "late"]), ("open", ["bad1", "bad2", "late", "a"])):
+        rows = (await results_of(connection, run_id, outcome=outcome))["outcomes"]
         assert [row["target"] for row in rows] == targets
-    rows = await reading.list_outcomes(connection, "default", run_id, outcome="will fail", why="DOWN", limit=10)
+    rows = (await results_of(connection, run_id, outcome="will fail", why="DOWN"))["outcomes"]
     assert [row["target"] for row in rows] == ["late"]
+    listed = await reading.list_outcomes(connection, "default", run_id, after="bad1", limit=2)
+    assert [(row["target"], row["will_fail"]["code"]) for row in listed] == [("bad2", "BAD"), ("late", "DOWN")]
     release.set()
     ended = await kit.wait_for_run(run_id, PATIENCE)
     assert (ended["outcomes"], ended["will_fail"]) == (
@@ -91,8 +95,32 @@ async def test_what_has_failed_for_good_is_said_to_fail_while_the_run_goes_on(st
     )
 
 
-async def reasons_of(connection, run_id):
-    return await reading.reasons(connection, "default", run_id, limit=10)
+async def results_of(connection, run_id, **wanted):
+    return await reading.results(connection, run_id, reasons=10, limit=10, **wanted)
+
+
+def scans(plan, table):
+    """How often the plan's nodes on this table were run."""
+    own = plan["Actual Loops"] if plan.get("Relation Name") == table else 0
+    return own + sum(scans(below, table) for below in plan.get("Plans", ()))
+
+
+@pytest.mark.parametrize("name", ["CODES", "OUTCOMES", "RESULTS"])
+async def test_what_is_known_to_fail_is_not_looked_for_in_a_run_that_has_ended(start_kit, connection, query, name):
+    kit = await start_kit(f := flow(stage(by_name)))
+    run_id = (await run_to_end(kit, f, ["a", "bad"]))["id"]
+    statement = getattr(reading, name).format(where="") if name == "OUTCOMES" else getattr(reading, name)
+    given = {"run": run_id, "outcome": None, "why": None, "reasons": 10, "limit": 10, "offset": 0}
+
+    async def looked() -> int:
+        cursor = await connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", given)
+        ((plans,),) = await cursor.fetchall()
+        return sum(scans(plans[0]["Plan"], table) for table in ("items", "claims", "run_waiters"))
+
+    assert await looked() == 0
+    query("ALTER TABLE runs DISABLE TRIGGER USER")
+    query("UPDATE runs SET ended_at = NULL, end_cause = NULL, status = 'running', state = 'running'")
+    assert await looked() > 0, "of an open run it is"
 
 
 async def test_the_counts_shown_are_those_of_the_rows(start_kit, connection, one):

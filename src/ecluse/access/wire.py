@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
@@ -44,6 +44,19 @@ class Shape(BaseModel):
     """Of an answer. None is built through it; tests compare the two."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class WillFail(Shape):
+    count: int = Field(description="Targets without an outcome that are known to fail.")
+    codes: dict[str, int] = Field(examples=[{"NO_URL": 2}])
+
+
+class Standing(Shape):
+    selected: int
+    successful: int
+    failed: int
+    ignored: int
+    cancelled: int = Field(description="Of `failed`: never finished, because the run was cancelled.")
 
 
 def number(noun: str, text: str) -> int:

@@ -19,7 +19,7 @@ from ecluse.access.wire import Row, number, reads_of
 from ecluse.db.reads import Reads
 from ecluse.engine import reading
 
-PAGE = 1_000
+PAGE = 10_000  # of an open run each page asks what is known to fail
 COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist", "will_fail")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\x00")
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ecluse.access.wire import Body, Shape
+from ecluse.access.wire import Body, Shape, Standing, WillFail
 from ecluse.engine import Cause, EndCause, State
 
 Id = str
@@ -92,19 +92,6 @@ class StageRow(Shape):
     deadline_at: datetime
     ended_at: datetime | None
     end_cause: Literal["done", "timeout", "run ended"] | None
-
-
-class WillFail(Shape):
-    count: int = Field(description="Targets without an outcome that are known to fail.")
-    codes: dict[str, int] = Field(examples=[{"NO_URL": 2}])
-
-
-class Standing(Shape):
-    selected: int
-    successful: int
-    failed: int
-    ignored: int
-    cancelled: int = Field(description="Of `failed`: never finished, because the run was cancelled.")
 
 
 class RunInFull(RunRow):

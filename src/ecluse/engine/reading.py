@@ -109,29 +109,47 @@ SELECT 'schedules_overdue', '{}', count(*) FROM schedules
     WHERE next_due_at < (SELECT ecluse_now()) - interval '1 minute'
 """
 
-# Beside `o`, its outcomes: those that have none and are known to fail.
-EXPECTED = "LEFT JOIN (SELECT * FROM expected_failures WHERE run_id = %(run)s) e ON e.target = o.target"
-STANDING = f"coalesce(o.outcome, CASE WHEN e.target IS NULL THEN 'open' ELSE '{WILL_FAIL}' END)"
-WHY = "coalesce(o.error_code, o.reason, e.error_code)"
+# What is known of open targets. Of a run that has ended nothing is left to be known: the view is not read.
+IS_OPEN = "(SELECT ended_at IS NULL FROM runs WHERE id = %(run)s)"
+EXPECTED = f"SELECT target, error_code, error FROM expected_failures WHERE run_id = %(run)s AND {IS_OPEN}"  # noqa: S608
+WILL_FAIL_WHY = "CASE WHEN e.target IS NOT NULL THEN jsonb_build_object('code', e.error_code, 'reason', e.error) END"
+CODES = f"SELECT error_code, count(*)::int AS count FROM ({EXPECTED}) e GROUP BY 1 ORDER BY 2 DESC, 1"  # noqa: S608
 
+# The page first: what is known to fail is asked for its targets.
 OUTCOMES = f"""
-SELECT o.target, o.outcome, o.error_code, o.reason, o.effect_may_exist,
-       CASE WHEN e.target IS NOT NULL THEN jsonb_build_object('code', e.error_code, 'reason', e.error) END AS will_fail
-FROM outcomes o {EXPECTED} WHERE o.run_id = %(run)s {{where}}
-ORDER BY {{order}} o.target LIMIT %(limit)s OFFSET %(offset)s
-"""  # noqa: S608 - our own words
-WORST_FIRST = f"array_position(ARRAY['{WILL_FAIL}', 'failed', 'ignored', 'open', 'successful'], {STANDING}),"
-
-# What people call the reason: its code, or else its words. With an example of the words behind a code.
-REASONS = f"""
-SELECT {STANDING} AS outcome, {WHY} AS why, count(*) AS count,
-       min(coalesce(o.reason, e.error)) FILTER (WHERE coalesce(o.error_code, e.error_code) IS NOT NULL) AS example
-FROM outcomes o {EXPECTED} WHERE o.run_id = %(run)s GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT %(limit)s
+WITH page AS MATERIALIZED (
+    SELECT * FROM outcomes WHERE run_id = %(run)s {{where}} ORDER BY target LIMIT %(limit)s),
+expected AS MATERIALIZED (
+    {EXPECTED} AND target BETWEEN (SELECT min(target) FROM page) AND (SELECT max(target) FROM page))
+SELECT o.target, o.outcome, o.error_code, o.reason, o.effect_may_exist, {WILL_FAIL_WHY} AS will_fail
+FROM page o LEFT JOIN expected e ON e.target = o.target ORDER BY o.target
 """  # noqa: S608 - our own words
 
-CODES = """
-SELECT error_code, count(*)::int AS count FROM expected_failures WHERE run_id = %(run)s GROUP BY 1 ORDER BY 2 DESC, 1
-"""
+# All of a run's page, so that what is known to fail is asked for once. What people call the reason is its code, or else
+# its words; with an example of the words behind a code. While nothing is settled, there is no list to be sorted.
+RESULTS = f"""
+WITH expected AS MATERIALIZED ({EXPECTED}),
+known AS NOT MATERIALIZED (
+    SELECT o.*, coalesce(o.outcome, CASE WHEN e.target IS NULL THEN 'open' ELSE '{WILL_FAIL}' END) AS standing,
+           coalesce(o.error_code, o.reason, e.error_code) AS why, coalesce(o.reason, e.error) AS words,
+           coalesce(o.error_code, e.error_code) AS code, {WILL_FAIL_WHY} AS will_fail
+    FROM outcomes o LEFT JOIN expected e ON e.target = o.target WHERE o.run_id = %(run)s),
+reasons AS MATERIALIZED (
+    SELECT standing AS outcome, why, count(*) AS count, min(words) FILTER (WHERE code IS NOT NULL) AS example
+    FROM known GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT %(reasons)s),
+unsettled AS MATERIALIZED (
+    SELECT {IS_OPEN} AND %(outcome)s::text IS NULL AND coalesce(bool_and(outcome = 'open'), false) AS it FROM reasons)
+SELECT (SELECT count(*) FROM expected)::int AS will_fail, u.it AS unsettled,
+       (SELECT coalesce(jsonb_agg(r), '[]') FROM reasons r) AS reasons,
+       CASE WHEN u.it THEN '[]' ELSE (
+           SELECT coalesce(jsonb_agg(p), '[]') FROM (
+               SELECT target, outcome, error_code, reason, effect_may_exist, will_fail FROM known
+               WHERE (%(outcome)s::text IS NULL OR %(outcome)s IN (coalesce(outcome, 'open'), standing))
+                 AND (%(why)s::text IS NULL OR why = %(why)s)
+               ORDER BY array_position(ARRAY['{WILL_FAIL}', 'failed', 'ignored', 'open', 'successful'], standing),
+                        target LIMIT %(limit)s OFFSET %(offset)s) p) END AS outcomes
+FROM unsettled u
+"""  # noqa: S608 - our own words
 
 SCHEDULES_OF_RUNS = """
 SELECT id, name, deleted_at IS NOT NULL AS deleted FROM schedules WHERE tenant_id = %(tenant)s AND id = ANY(%(ids)s)
@@ -187,26 +205,30 @@ async def list_runs(
 
 
 async def show_run(connection: Connection, tenant: str | None, run_id: int) -> Row:
+    """In full: also `will_fail`, how many of its open targets."""
+    run = await run_itself(connection, tenant, run_id)
+    return {**run, "will_fail": await will_fail(connection, run_id)}
+
+
+async def run_itself(connection: Connection, tenant: str | None, run_id: int) -> Row:
     """The run's columns, `stages` (what each expects, has done and still waits for), `outcomes` (how many by reason,
-    successes under their own name), `will_fail` (how many of the open ones), `selection_incomplete` (what its
-    selection lacks, in words), `redrives` and where its targets stand after those that have ended."""
+    successes under their own name), `selection_incomplete` (what its selection lacks, in words), `redrives` and where
+    its targets stand after those that have ended."""
     rows = await _rows(connection, SHOW, {"run": run_id, "tenant": tenant})
     if not rows:
         raise _unknown(run_id)
     (run,) = rows
     del run["ends_waited_for"], run["ending"]  # of the engine's own
     run["stages"] = (await stages_of(connection, [run_id])).get(run_id, [])
-    run["will_fail"] = await will_fail(connection, run_id, ended=run["ended_at"] is not None)
     run["redrives"] = (await redrives_of(connection, [run_id])).get(run_id, [])
     run["after_redrives"] = (await standing(connection, [run_id] if run["redrives"] else [])).get(run_id)
     return run
 
 
-async def will_fail(connection: Connection, run_id: int, *, ended: bool) -> Row:
+async def will_fail(connection: Connection, run_id: int) -> Row:
     """How many targets have no outcome yet and are known to fail, in all and by code. Whose run it is was asked
     before."""
-    rows = [] if ended else await _rows(connection, CODES, {"run": run_id})
-    codes = {row["error_code"]: row["count"] for row in rows}
+    codes = {row["error_code"]: row["count"] for row in await _rows(connection, CODES, {"run": run_id})}
     return {"count": sum(codes.values()), "codes": codes}
 
 
@@ -270,36 +292,32 @@ async def list_trace(
 
 
 async def list_outcomes(
+    connection: Connection, tenant: str | None, run_id: int, *, after: str | None, limit: int
+) -> list[Row]:
+    """What became of its targets, by target. Whoever reads all of them asks for those `after` the last one seen, and
+    holds no connection between the pages."""
+    await _allowed(connection, tenant, run_id)
+    statement = OUTCOMES.format(where="" if after is None else "AND target > %(after)s")
+    return await _rows(connection, statement, {"run": run_id, "after": after, "limit": limit})
+
+
+async def results(
     connection: Connection,
-    tenant: str | None,
     run_id: int,
     *,
-    after: str | None = None,
     outcome: str | None = None,
     why: str | None = None,
-    worst_first: bool = False,
+    reasons: int,
     limit: int,
     offset: int = 0,
-) -> list[Row]:
-    """What became of its targets, by target, or those that failed before all others. Whoever reads all of them asks for
-    those `after` the last one seen, and holds no connection between the pages. `outcome` may be `open`, or `will fail`
-    for those that are open and known to fail; `why` is a reason's code, or else its words."""
-    await _allowed(connection, tenant, run_id)
-    filters = {
-        "after": "o.target > %(after)s",
-        "outcome": f"%(outcome)s IN (coalesce(o.outcome, 'open'), {STANDING})",
-        "why": f"{WHY} = %(why)s",
-    }
-    given: dict[str, Any] = {"after": after, "outcome": outcome, "why": why}
-    where = "".join(f" AND {text}" for name, text in filters.items() if given[name] is not None)
-    statement = OUTCOMES.format(where=where, order=WORST_FIRST if worst_first else "")
-    return await _rows(connection, statement, {**given, "run": run_id, "limit": limit, "offset": offset})
-
-
-async def reasons(connection: Connection, tenant: str | None, run_id: int, *, limit: int) -> list[Row]:
-    """How many of its targets came to what, and why; the most frequent first."""
-    await _allowed(connection, tenant, run_id)
-    return await _rows(connection, REASONS, {"run": run_id, "limit": limit})
+) -> Row:
+    """For a run's page: `reasons` (how many of its targets came to what, and why; the most frequent first), a page of
+    `outcomes`, those that failed before all others, and how many `will_fail`. `outcome` may be `open`, or `will fail`
+    for those that are open and known to fail; `why` is a reason's code, or else its words. `unsettled`: nothing is
+    known of any target yet. Whose run it is was asked before."""
+    given = {"run": run_id, "outcome": outcome, "why": why, "reasons": reasons, "limit": limit, "offset": offset}
+    (row,) = await _rows(connection, RESULTS, given)
+    return row
 
 
 async def vitals(connection: Connection) -> list[Row]:

@@ -73,7 +73,7 @@ async def show_run(request: Request, run_id: str, part: PartOfRun) -> Response:
 @routes.get("/ui/runs/{run_id}/live", openapi_extra=needs(MAY))
 async def follow_run(request: Request, run_id: str, part: PartOfRun) -> Response:
     wanted = number("run", run_id)
-    await reads_of(request)(lambda c: reading.show_run(c, caller_of(request).tenant, wanted))  # or a 404
+    await reads_of(request)(lambda c: reading.run_itself(c, caller_of(request).tenant, wanted))  # or a 404
     return live.stream(
         request,
         MAY,
@@ -117,22 +117,29 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
     tenant = caller_of(request).tenant
 
     async def ask(connection: Connection) -> Context:
-        run = await reading.show_run(connection, tenant, run_id)
+        run = await reading.run_itself(connection, tenant, run_id)
         some: dict[str, Any] = {"tenant": tenant, "limit": CHILDREN, "offset": 0}
         children = await reading.list_runs(connection, parent=run_id, folded=True, **some)
         redrives = await reading.list_runs(connection, ids=run["redrives"], **some) if run["redrives"] else []
-        reasons = await reading.reasons(connection, tenant, run_id, limit=REASONS + 1)
-        unsettled = run["ended_at"] is None and not part.outcome and {one["outcome"] for one in reasons} == {"open"}
+        results = await reading.results(
+            connection,
+            run_id,
+            outcome=part.outcome or None,
+            why=part.why or None,
+            reasons=REASONS + 1,
+            limit=OUTCOMES + 1,
+            offset=part.outcomes,
+        )
         log = await reading.list_log(connection, tenant, run_id, newest_first=True, limit=LOG + 1, offset=part.log)
+        schedule = [run["schedule_id"]] if run["schedule_id"] is not None else []
         waits = None if run["ended_at"] is not None else await why_run(connection, tenant, run_id)
         return {
             "run": run,
-            "itself": await figures.table(connection, tenant, [run]),
+            **results,
+            "progress": figures.of_run(run, run["stages"]),
+            "schedule": (await reading.schedules_of(connection, tenant, schedule)).get(run["schedule_id"]),
             "children": await figures.table(connection, tenant, children),
             "redrives": await figures.table(connection, tenant, redrives),
-            "reasons": reasons,
-            "unsettled": unsettled,
-            "outcomes": [] if unsettled else await _outcomes(connection, tenant, run_id, part),
             "log": log,
             "waits": waits,
             "standing": await standing.of(connection, run, kit_of(request).clock.now(), waits),
@@ -145,16 +152,3 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
     sizes = {"outcomes": OUTCOMES, "log": LOG, "reasons": REASONS}
     bars = [figures.of_stage(stage) for stage in shown["run"]["stages"]]
     return {**shown, "part": part, "sizes": sizes, "bars": bars, "busy": not ended, "over": ended}
-
-
-async def _outcomes(connection: Connection, tenant: str, run_id: int, part: Part) -> list[reading.Row]:
-    return await reading.list_outcomes(
-        connection,
-        tenant,
-        run_id,
-        outcome=part.outcome or None,
-        why=part.why or None,
-        worst_first=True,
-        limit=OUTCOMES + 1,
-        offset=part.outcomes,
-    )

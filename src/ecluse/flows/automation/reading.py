@@ -65,17 +65,21 @@ LOGS = """
 SELECT id, "timestamp", level, message, metadata, event_id, count, targets, last_at FROM automation_logs
 WHERE run_id = %(run)s ORDER BY "timestamp" {order}, id {order} LIMIT %(limit)s OFFSET %(offset)s
 """
-FICHES = """
+FICHES = f"""
+WITH page AS MATERIALIZED (
+    SELECT * FROM outcomes
+    WHERE run_id = %(run)s AND (%(status)s::text IS NULL OR coalesce(outcome, 'open') = %(status)s)
+    ORDER BY target LIMIT %(limit)s OFFSET %(offset)s),
+expected AS MATERIALIZED (
+    {engine.EXPECTED} AND target BETWEEN (SELECT min(target) FROM page) AND (SELECT max(target) FROM page))
 SELECT o.target AS fiche_id, coalesce(o.outcome, 'open') AS status, CASE o.outcome WHEN 'failed' THEN o.reason END AS
     error, CASE o.outcome WHEN 'ignored' THEN o.reason END AS ignore_reason, o.error_code, f.recordings_count,
     f.transcription_run_id, t.status AS transcription_status,
-    CASE WHEN e.target IS NOT NULL THEN jsonb_build_object('code', e.error_code, 'reason', e.error) END AS will_fail
-FROM outcomes o LEFT JOIN automation_run_fiches f ON f.run_id = o.run_id AND f.fiche_id = o.target
+    {engine.WILL_FAIL_WHY} AS will_fail
+FROM page o LEFT JOIN automation_run_fiches f ON f.run_id = o.run_id AND f.fiche_id = o.target
 LEFT JOIN runs t ON t.id = f.transcription_run_id
-LEFT JOIN (SELECT * FROM expected_failures WHERE run_id = %(run)s) e ON e.target = o.target
-WHERE o.run_id = %(run)s AND (%(status)s::text IS NULL OR coalesce(o.outcome, 'open') = %(status)s)
-ORDER BY o.target LIMIT %(limit)s OFFSET %(offset)s
-"""
+LEFT JOIN expected e ON e.target = o.target ORDER BY o.target
+"""  # noqa: S608 - our own words
 AUDITS = """
 SELECT fiche_id, count(*)::int AS total, (count(*) FILTER (WHERE status = 'completed'))::int AS completed,
        (count(*) FILTER (WHERE status = 'failed'))::int AS failed
@@ -186,10 +190,10 @@ async def show_run(connection: Connection, tenant: str | None, run_id: int, long
         "audit_configs": snapshot.get("audit_configs"),
         "budget_warning": snapshot.get("budget_warning"),
         "api_errors": details.get("apiErrors", []),
-        "selection_incomplete": bool(details.get("apiErrors")),
+        "selection_incomplete": details.get("selection_incomplete"),
         "missing_days": details.get("missing_days", []),
         "stages": (await engine.stages_of(connection, [run_id])).get(run_id, []),
-        "will_fail": await engine.will_fail(connection, run_id, ended=row["completed_at"] is not None),
+        "will_fail": await engine.will_fail(connection, run_id),
     }
 
 

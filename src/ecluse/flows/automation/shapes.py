@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from ecluse.access.wire import Shape
+from ecluse.access.wire import Shape, Standing, WillFail
 from ecluse.engine import EndCause, State
 from ecluse.flows.automation.plan import CatchUp, Priority, ScheduleType
 from ecluse.flows.automation.reading import FicheStatus, RunStatus
@@ -107,12 +107,7 @@ class AutomationRunPage(Shape):
     offset: int
 
 
-class WillFailCounts(Shape):
-    count: int = Field(description="Fiches without an outcome that are known to fail.")
-    codes: dict[str, int] = Field(examples=[{"NO_URL": 2}])
-
-
-class WillFail(Shape):
+class ExpectedFailure(Shape):
     code: str = Field(examples=["NO_URL"])
     reason: str = Field(examples=["1 of 3 recordings has no URL in the CRM (171234-2)"])
 
@@ -135,14 +130,6 @@ class AutomationStageRow(Shape):
     end_cause: str | None
 
 
-class AfterRedrives(Shape):
-    selected: int
-    successful: int
-    failed: int
-    ignored: int
-    cancelled: int = Field(description="Of those that failed.")
-
-
 class RunInFull(AutomationRunRow):
     correlation_id: str | None
     is_stale: bool
@@ -152,14 +139,14 @@ class RunInFull(AutomationRunRow):
     audit_configs: list[dict[str, Any]] | None = Field(description="Those that were found, in their versions.")
     budget_warning: str | None
     api_errors: list[dict[str, Any]] = Field(description="Days that the CRM could not be asked for.")
-    selection_incomplete: bool = Field(description="The CRM could not be asked for all days: fiches may be missing.")
+    selection_incomplete: str | None = Field(description="What its selection lacks, and why; null: nothing.")
     missing_days: list[str] = Field(examples=[["2026-03-02"]], description="Of these only what was known before.")
-    will_fail: WillFailCounts
+    will_fail: WillFail
     result_summary: dict[str, Any] | None
     error_details: dict[str, Any] | None
     stages: list[AutomationStageRow]
     redrives: list[Id]
-    after_redrives: AfterRedrives | None = Field(
+    after_redrives: Standing | None = Field(
         description="The latest outcome of each fiche, over the run and its redrives; null without redrives."
     )
 
@@ -200,7 +187,7 @@ class AutomationFicheRow(Shape):
     error: str | None
     error_code: str | None
     ignore_reason: str | None
-    will_fail: WillFail | None = Field(description="Of an open one: it is known to fail, and why.")
+    will_fail: ExpectedFailure | None = Field(description="Of an open one: it is known to fail, and why.")
     recordings_count: int | None = Field(description="As the run found it.")
     transcription_run_id: Id | None
     transcription_status: str | None
