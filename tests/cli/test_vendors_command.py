@@ -66,6 +66,17 @@ def test_a_pause_names_the_runs_that_will_fail_and_when(ecluse, query, one):
     assert one("SELECT deadline_at::text FROM stages").startswith("2030-01-02 03:04:05")
 
 
+def test_of_many_runs_that_a_pause_concerns_twenty_are_named_and_the_others_counted(ecluse, query):
+    query(LANES)
+    for n in range(23):
+        query(RUN.replace("'a'", f"'a-{n}'"))
+    assert ecluse("vendors", "pause", "speech", "--reason", "unpaid", "--yes").err.splitlines()[20] == "and 3 more"
+    query("UPDATE stages SET started_at = now() - interval '1 day'")
+    query("UPDATE lanes SET clock_stopped_at = now() - interval '1 hour' WHERE name = 'speech'")
+    _, *moved, more = ecluse("vendors", "resume", "speech", "--reason", "paid").out.splitlines()
+    assert (len(moved), more) == (20, "and 3 more")
+
+
 @pytest.mark.parametrize(("said", "code", "paused"), [("n", 1, 0), ("y", 0, 1)])
 def test_on_a_terminal_it_asks_first_if_runs_may_fail(dsn, query, one, said, code, paused):
     query(LANES)

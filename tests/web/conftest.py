@@ -134,11 +134,22 @@ def fill(pages_dsn) -> Iterator[Callable[..., Any]]:
         yield execute
 
 
+@pytest.fixture
+def of(reader, pages_dsn, fill) -> Callable[[str], Reader]:
+    """A reader of a tenant of its own, which nothing else has written to."""
+
+    def make(tenant: str) -> Reader:
+        fill("INSERT INTO tenants (id, name, created_at) VALUES (%s, %s, ecluse_now())", tenant, tenant)
+        return reader.with_key(new_key(pages_dsn, "viewer", tenant))
+
+    return make
+
+
 BEGUN = """
 WITH run AS (
-    INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, schedule_id, orchestrated, status, state, created_at,
+    INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, redrive_of, schedule_id, orchestrated, status, state, created_at,
         started_at)
-    VALUES (%(tenant)s, %(flow)s, gen_random_uuid(), %(parent)s, %(schedule)s, true, 'running', 'running',
+    VALUES (%(tenant)s, %(flow)s, gen_random_uuid(), %(parent)s, %(redrive_of)s, %(schedule)s, true, 'running', 'running',
         '2026-03-02 10:00:00Z', '2026-03-02 10:00:00Z') RETURNING id),
 settled AS (
     INSERT INTO outcomes (run_id, target, outcome, error_code, reason)
@@ -164,7 +175,7 @@ def ended_run(pages_dsn) -> Callable[..., int]:
     def make(*outcomes: tuple[str, str, str | None, str | None], **given: Any) -> int:
         columns = [list(column) for column in zip(*outcomes, strict=True)] or [[], [], [], []]
         values = {
-            **dict.fromkeys(("parent", "schedule", "error_code", "error_message")),
+            **dict.fromkeys(("parent", "redrive_of", "schedule", "error_code", "error_message")),
             "tenant": "default",
             "flow": "test",
             "status": "completed",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.conftest import new_key
 from tests.flows.automation_rows import NO_URL, WITHOUT_URL
-from tests.web.conftest import Reader, text
+from tests.web.conftest import text
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 SCHEDULE = """
@@ -26,17 +26,6 @@ def schedule(fill, name, cron="30 2 * * *", zone="Europe/Paris", enabled=True, l
 def rows(shown: str) -> list[str]:
     """The numbers of the runs in a table, in their order."""
     return re.findall(r"(?:test|other|notifications) #(\d+)", shown)
-
-
-@pytest.fixture
-def of(reader, pages_dsn, fill):
-    """A reader of a tenant of its own, which nothing else has written to."""
-
-    def make(tenant: str) -> Reader:
-        fill("INSERT INTO tenants (id, name, created_at) VALUES (%s, %s, ecluse_now())", tenant, tenant)
-        return reader.with_key(new_key(pages_dsn, "viewer", tenant))
-
-    return make
 
 
 def test_an_empty_page_says_how_to_begin(of):

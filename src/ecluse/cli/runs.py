@@ -24,6 +24,7 @@ from ecluse.engine import (
     Start,
     Waiting,
     announce,
+    cause_in_words,
     insert_run,
     load_run,
     preview_end,
@@ -137,6 +138,7 @@ def show_run(run_id: Annotated[int, typer.Argument(help="The run's id.")]) -> No
 
 def _show(run_id: int) -> None:
     shown = with_connection(lambda connection: reading.show_run(connection, None, run_id))
+    shown["end_cause"] = cause_in_words(shown["end_cause"])
     typer.echo(json.dumps(shown, default=str, indent=2))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import Moved, list_lanes, needing_lane, pause_lane, resume_lane
 
 EVERYBODY = "system"  # a lane belongs to no tenant
+NAMED = 20  # stages that a pause or its end concerns
 AT = "%Y-%m-%d %H:%M:%S%z"
 app = typer.Typer(no_args_is_help=True, help="The lanes to the vendors: look at them, pause and resume them.")
 
@@ -46,9 +48,8 @@ def pause(
     that need it time out as ever, unless their clock is stopped."""
     waiting = with_connection(lambda connection: needing_lane(connection, name))
     if not stop_clock:
-        for one in waiting:
-            what = f"run {one.run_id} ({one.flow}, {one.tenant_id}): stage {one.stage}"
-            typer.echo(harmless(f"{what} fails what still waits at {one.deadline_at:{AT}}"), err=True)
+        fails = [(one, f"fails what still waits at {one.deadline_at:{AT}}") for one in waiting[:NAMED]]
+        _say(fails, len(waiting), err=True)
         if waiting and not yes and sys.stdin.isatty():
             typer.confirm("Pause it all the same? (--stop-clock gives these stages their time back)", abort=True)
 
@@ -83,10 +84,19 @@ def resume(name: Name, reason: Reason) -> None:
         typer.echo(f"{name} was not paused; nothing was changed", err=True)
         return
     typer.echo(f"{name} goes on")
-    for one in moved:
-        what = f"run {one.run_id} ({one.flow}, {one.tenant_id}): stage {one.stage}"
+    said = []
+    for one in moved[:NAMED]:
         by = timedelta(seconds=round(one.by.total_seconds()))
-        typer.echo(harmless(f"{what} has until {one.deadline_at:{AT}}: its clock stood still for {by}"))
+        said.append((one, f"has until {one.deadline_at:{AT}}: its clock stood still for {by}"))
+    _say(said, len(moved))
+
+
+def _say(stages: Sequence[tuple[Any, str]], total: int, *, err: bool = False) -> None:
+    """Of each stage what is said of it, and how many more there are."""
+    for one, said in stages:
+        typer.echo(harmless(f"run {one.run_id} ({one.flow}, {one.tenant_id}): stage {one.stage} {said}"), err=err)
+    if total > len(stages):
+        typer.echo(f"and {total - len(stages):,} more", err=err)
 
 
 def _caps(lane: dict[str, Any]) -> str:

@@ -51,6 +51,8 @@ LATERAL (SELECT coalesce(sum(b.calls), 0)::int AS calls, min(b.since) AS since F
 WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = %(tenant)s)
 """  # noqa: S608 - our own names
 
+KNOWN = "SELECT 1 FROM runs WHERE id = %(run)s AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)"
+
 FULL_KEYS = """
 ARRAY(SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
       WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
@@ -180,7 +182,9 @@ class RunWaits:
 async def why(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
     """The waiting items of a run and of the runs it waits for, in their order. `tenant` None is any, and is told all
     there is to know of a lane."""
-    await _run(connection, tenant, run_id)
+    given = {"run": run_id, "tenant": tenant}
+    if await (await connection.execute(KNOWN, given)).fetchone() is None:
+        raise _unknown(run_id)
     cursor = await connection.execute(PAGE, {"run": run_id, "limit": limit, "offset": offset})
     facts = await _facts(connection, [row[0] for row in await cursor.fetchall()])
     return [
@@ -264,8 +268,12 @@ async def _run(connection: Connection, tenant: str | None, run_id: int) -> dict[
         await cursor.execute(RUN, {"run": run_id, "tenant": tenant})
         row = await cursor.fetchone()
     if row is None:
-        raise NotFound(f"there is no run {run_id}")
+        raise _unknown(run_id)
     return row
+
+
+def _unknown(run_id: int) -> NotFound:
+    return NotFound(f"there is no run {run_id}")
 
 
 async def _facts(connection: Connection, ids: Collection[int]) -> list[Facts]:

@@ -71,9 +71,13 @@ def of_run(run: Mapping[str, Any], stages: Sequence[Row]) -> tuple[str, Bar] | N
     return (begun[-1]["stage"], of_stage(begun[-1])) if begun else None
 
 
+FOLDED = 10  # redrives under their run, the newest
+
+
 @dataclass(frozen=True)
 class Table:
-    """`runs` with the redrives of each under it, if they are folded."""
+    """`runs` with the latest redrives of each under it, if they are folded; the last one says how many `more` there
+    are."""
 
     runs: Sequence[Row]
     progress: Mapping[int, tuple[str, Bar] | None]
@@ -86,12 +90,19 @@ class Table:
 
 
 async def folded(connection: Connection, tenant: str, rows: Sequence[Row]) -> list[Row]:
-    """Each run with its redrives under it."""
+    """Each run with its latest redrives under it, the oldest of them first."""
     under = await redrives_of(connection, [run["id"] for run in rows])
-    ids = [redrive for redrives in under.values() for redrive in redrives]
+    ids = [redrive for redrives in under.values() for redrive in redrives[-FOLDED:]]
     found = await reading.list_runs(connection, tenant=tenant, ids=ids, limit=len(ids), offset=0) if ids else []
     by_id = {run["id"]: {**run, "folded": True} for run in found}
-    return [one for run in rows for one in (run, *(by_id[redrive] for redrive in under.get(run["id"], [])))]
+    shown: list[Row] = []
+    for run in rows:
+        redrives = under.get(run["id"], [])
+        # One that retention has deleted since is not there any more.
+        shown += [run, *(by_id[redrive] for redrive in redrives[-FOLDED:] if redrive in by_id)]
+        if len(redrives) > FOLDED:
+            shown[-1] = {**shown[-1], "more": len(redrives) - FOLDED}
+    return shown
 
 
 async def stands(connection: Connection, rows: Sequence[Row]) -> dict[int, Row]:
