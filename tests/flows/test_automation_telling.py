@@ -13,10 +13,13 @@ from ecluse.base import trace
 from ecluse.base.clock import Clock
 from ecluse.bootstrap import trace_files
 from ecluse.flows.automation import schedules
+from ecluse.notify import endpoints
+from ecluse.notify.dispatch import dispatch
 from ecluse.notify.flow import working
+from ecluse.notify.rules import new_secret
 from ecluse.realtime.channels import channels_of
 from ecluse.settings import Settings
-from tests.flows.automation_scenes import MONDAY, ONLY_DETAILS, held_up, known, log_rows, out_of_order, over
+from tests.flows.automation_scenes import MONDAY, NO_AUDITS, ONLY_DETAILS, held_up, known, log_rows, out_of_order, over
 from tests.flows.transcription_world import until
 from tests.notify.world import mail_server, new_secrets, receiving, setup_of, smtp_of
 
@@ -306,6 +309,50 @@ async def test_a_selection_that_lacks_days_is_told_to_who_wants_to_hear_of_error
     assert sorted("2026-03-02" in mail for mail in mails) == [False, True]
     assert any("The selection is incomplete" in mail for mail in mails)
     assert any("No fiche was selected" in mail and "2026-03-03" in mail for mail in mails)
+
+
+ENDS = """
+SELECT event_type, payload ->> 'end_cause', count(*)::int FROM events_outbox
+WHERE event_type IN ('transcription/failed', 'transcription.failed', 'fiche/transcribed') GROUP BY 1, 2 ORDER BY 1
+"""
+
+
+@pytest.mark.req("G-89", "AUT-127", "G-43")
+async def test_a_run_that_an_operator_ends_alerts_once_as_cancelled_and_its_schedule_stays_silent(automate, dsn, query):
+    """It has children, and its endpoints want to hear of every end."""
+    async with receiving() as receiver, mail_server() as mailbox:
+        told = working(setup_of(dsn, SECRETS, smtp=smtp_of(mailbox)))
+        world = await automate(told, kit={"sinks": [lambda events: dispatch(world.kit.pool, events)]})
+        async with world.kit.pool.connection() as connection, connection.transaction():
+            hook = {"url": receiver.url, "events": ["*"]}
+            number = (await endpoints.create(connection, "default", "webhook", **hook))["id"]
+            await SECRETS.put(connection, "default", endpoints.secret_name(number), new_secret())
+            failures = ["automation/failed", "transcription/failed", "transcription.failed", "fiche/transcribed"]
+            await endpoints.create(connection, "default", "mail", addresses=["ops@example.com"], events=failures)
+        wanted = {"webhook_url": receiver.url, "notify_emails": ["own@example.com"], "notify_on_error": True}
+        schedule = await world.schedule("1000", "1008", secrets=SECRETS, **wanted, **NO_AUDITS)
+        children = "SELECT count(*) FROM runs WHERE parent_run_id = %s AND ended_at IS NULL"
+        async with held_up(world, "elevenlabs"):
+            run_id = await world.trigger(schedule)
+            await until(lambda: query(children, run_id) == [(2,)])
+            assert await world.kit.end_run(run_id, "wrong day", by="laptop")
+            await until(lambda: query(children, run_id) == [(0,)])
+        await until(lambda: query("SELECT count(*) FROM events_outbox WHERE published_seq IS NULL") == [(0,)])
+        open_ = "SELECT count(*) FROM runs WHERE flow = 'notifications' AND ended_at IS NULL"
+        await until(lambda: query(open_) == [(0,)])
+        ends = ["fiche/transcribed", "transcription.failed", "transcription/failed"]
+        assert query(ENDS) == [(name, "parent", 2) for name in ends]
+    heard = [json.loads(one.body) for one in receiver.got]
+    over = {one["type"]: one["data"] for one in heard if "end_cause" in one["data"]}
+    assert over.keys() == {"automation/failed", "automation.run.failed"}
+    counts = {"status": "failed", "state": "cancelled", "ended_by": "laptop", "error": "wrong day", "cancelled": 2}
+    assert over["automation/failed"].items() >= counts.items()
+    (mail,) = mailbox.taken
+    assert (mail["To"], mail["Subject"]) == ("ops@example.com", f"Ecluse: automation run {run_id}: cancelled")
+    text = mail.get_body(("plain",)).get_content()
+    for said in ("cancelled by: laptop", "reason: wrong day", "failed: 0", "cancelled: 2"):
+        assert said in text
+    assert query("SELECT count(*) FROM deliveries WHERE endpoint_id IS NULL") == [(0,)], "the schedule's own"
 
 
 @pytest.mark.req("AUT-127", "G-43")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from html import unescape
 
@@ -13,7 +14,7 @@ from ecluse.engine import Done, Item, Result, WorkContext, pause_lane, resume_la
 from ecluse.notify.mail import compose
 from ecluse.notify.work import Delivery
 from ecluse.settings import Settings
-from tests.engine.flows import TAKE_OVER, flow, run_to_end, stage, until
+from tests.engine.flows import TAKE_OVER, flow, run_to_end, stage, started, until
 from tests.notify.world import SENDER, mail_server, smtp_of
 
 TO = "ops@example.com"
@@ -46,6 +47,29 @@ async def test_a_mail_says_what_became_of_the_run_and_why(start_world):
             assert said in text
     text = mail.get_body(("plain",)).get_content().replace("\r\n", "\n")
     assert "selected: 3\n  successful: 2\n  failed: 1\n  ignored: 0\n" in text
+
+
+async def one_never_ends(context: WorkContext, item: Item) -> Result:
+    if item.key == "c":
+        await asyncio.sleep(60)
+    return await one_is_refused(context, item)
+
+
+@pytest.mark.req("G-89")
+async def test_a_mail_about_a_cancelled_run_says_by_whom_and_why_and_counts_it_apart(start_world, query):
+    async with mail_server() as mailbox:
+        world = await start_world(f := flow(stage(one_never_ends)), smtp=smtp_of(mailbox))
+        await world.mail_endpoint(TO, events=["test/failed"])
+        run_id = await started(world.kit, f, ["a", "b", "c"])
+        await until(lambda: query("SELECT sum(succeeded + failed) FROM claims") == [(2,)])
+        assert await world.kit.end_run(run_id, "wrong day", by="laptop")
+        assert await world.settled() == [("succeeded", None)]
+    (mail,) = mailbox.taken
+    assert mail["Subject"] == f"Ecluse: test run {run_id}: cancelled"
+    text = mail.get_body(("plain",)).get_content().replace("\r\n", "\n")
+    counts = "selected: 3\n  successful: 1\n  failed: 1\n  ignored: 0\n  cancelled: 1\n"
+    assert f"  status: cancelled\n  cancelled by: laptop\n  {counts}" in text
+    assert "  reason: wrong day\n" in text
 
 
 async def test_a_server_that_is_busy_is_asked_again_with_the_same_mail(start_world, query):
@@ -182,7 +206,7 @@ INJECTED = "done\r\nBcc: all@example.com\r\n\r\nbody"
 @pytest.mark.parametrize("where", ["event", "status", "data"])
 def test_nothing_that_is_told_can_become_a_header(where):
     run = {"id": 7, "flow": "test", "status": INJECTED, "selected": None, "outcomes": {}, "reason": INJECTED}
-    run |= dict.fromkeys(("successful", "failed", "ignored", "selection_incomplete"))
+    run |= dict.fromkeys(("state", "successful", "failed", "ignored", "cancelled", "selection_incomplete"))
     one = {
         "event": lambda: composed(delivery(event_type=INJECTED)),
         "status": lambda: composed(delivery(), run),

@@ -49,6 +49,20 @@ async def test_the_end_of_a_run_is_told_signed_and_the_receiver_can_check_it(sta
     assert audit(dsn, None).violations == []
 
 
+@pytest.mark.req("G-89")
+async def test_runs_that_ended_with_their_parent_are_told_to_no_endpoint(start_world, query):
+    """Their events are in the outbox all the same."""
+    async with receiving() as receiver:
+        world = await start_world()
+        await world.endpoint(receiver.url, "transcription/failed")
+        await world.tell(*["transcription/failed"] * 3, state="cancelled", end_cause="parent", ended_by="run:1")
+        await world.tell("transcription/failed", state="cancelled", end_cause="operator", ended_by="laptop")
+        assert await world.settled() == [("succeeded", None)]
+    told = [json.loads(one.body)["data"]["ended_by"] for one in receiver.got]
+    assert told == ["laptop"]
+    assert query("SELECT count(*) FROM events_outbox WHERE event_type = 'transcription/failed'") == [(4,)]
+
+
 @pytest.mark.req("G-92", "ENG-88")
 async def test_a_receiver_that_is_down_is_told_again_later_under_the_same_id(start_world, query, capsys):
     async with receiving(500, 404, 302, 204, text="not now") as receiver:

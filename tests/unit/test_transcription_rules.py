@@ -63,7 +63,7 @@ def test_what_signs_a_url_or_names_a_user_stays_out_of_the_log():
 
 @pytest.mark.req("TRX-98", "TRX-60", "ENG-77", "TRX-19")
 def test_every_payload_says_at_least_what_the_contract_wants():
-    end = End("partial", True, True, None, None)
+    end = End("partial", "normal", True, None, None)
     told = {
         "status_check": rules.status_check("12", 7, DONE),
         "started": rules.started("12", 7, DONE, "high"),
@@ -114,7 +114,7 @@ def test_a_recording_that_is_over_says_how_whichever_way_it_went():
 
 @pytest.mark.req("TRX-97")
 def test_whoever_waits_is_told_status_counts_and_reason():
-    end = End("failed", False, False, "NOT_FOUND", "The CRM has no fiche 12 (404).")
+    end = End("failed", "catastrophic", False, "NOT_FOUND", "The CRM has no fiche 12 (404).")
     told = rules.transcribed("12", 7, Counts(), end)
     assert told["status"] == "failed"
     assert told["reason"] == "NOT_FOUND: The CRM has no fiche 12 (404)."
@@ -125,10 +125,10 @@ def test_whoever_waits_is_told_status_counts_and_reason():
 @pytest.mark.parametrize(
     ("end", "tried"),
     [
-        (End("completed", True, True, None, None), True),
-        (End("failed", True, True, None, None), True),  # each of them failed: all the same, each was tried
-        (End("failed", False, False, "NOT_FOUND", "404"), False),
-        (End("failed", False, True, None, "operator"), False),
+        (End("completed", "normal", True, None, None), True),
+        (End("failed", "normal", True, None, None), True),  # each of them failed: all the same, each was tried
+        (End("failed", "catastrophic", False, "NOT_FOUND", "404"), False),
+        (End("failed", "operator", True, None, "wrong day"), False),
     ],
 )
 def test_a_run_is_completed_when_every_target_was_tried(end, tried):
@@ -137,7 +137,7 @@ def test_a_run_is_completed_when_every_target_was_tried(end, tried):
 
 @pytest.mark.req("G-22", "TRX-59")
 def test_a_run_with_nothing_to_do_says_so_in_its_completion():
-    end = End("completed", True, True, None, "no_targets")
+    end = End("completed", "normal", True, None, "no_targets")
     assert rules.completed("12", 7, Counts(4, 4, 0), end)["noop"] is True
     assert rules.completed("12", 7, DONE, end)["noop"] is False
 

@@ -66,8 +66,8 @@ events AS (
     SELECT r.id AS place, r.tenant_id, r.event_key || ':' || %(what)s::text AS event_key,
            r.flow || '/' || %(what)s::text AS event_type, 'run:' || r.id AS aggregate,
            coalesce(nullif(r.correlation_id, ''), r.event_key) AS correlation_id, 'ecluse' AS producer,
-           jsonb_strip_nulls(jsonb_build_object('run_id', r.id::text, 'status', r.status, 'selected', r.selected,
-               'successful', r.successful, 'failed', r.failed, 'ignored', r.ignored,
+           jsonb_strip_nulls(jsonb_build_object('run_id', r.id::text, 'status', r.status, 'state', r.state,
+               'selected', r.selected, 'successful', r.successful, 'failed', r.failed, 'ignored', r.ignored,
                'cancelled', nullif(r.cancelled, 0), 'end_cause', r.end_cause, 'ended_by', r.ended_by,
                'schedule_id', r.schedule_id::text, 'error_code', r.error_code, 'error', r.error_message)) AS payload
     FROM r),

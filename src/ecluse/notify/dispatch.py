@@ -83,7 +83,7 @@ class Telling:
 async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
     """A sink of the publisher. Several events that cannot be taken together are offered again one by one; one that
     cannot be taken for a reason that will not pass is dropped, because those after it would wait for it for ever."""
-    told = [event for event in events if not event.event_type.startswith(OURS)]
+    told = [event for event in events if not event.event_type.startswith(OURS) and not _ended_with_parent(event)]
     if not told:
         return
     try:
@@ -153,6 +153,12 @@ async def deliver(connection: Connection, tellings: Sequence[Telling], *, again:
     if rows:
         await connection.execute(KEEP, (to_json(rows).decode(),))
     return started
+
+
+def _ended_with_parent(event: PublishedEvent) -> bool:
+    """A run that ended with the one that waited for it: that one's end is told, and up to thousands of others say
+    nothing more."""
+    return event.payload.get("end_cause") == "parent"
 
 
 async def _wanted(connection: Connection, events: Sequence[PublishedEvent]) -> list[Telling]:

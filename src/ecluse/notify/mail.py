@@ -125,9 +125,13 @@ def compose(
         subject = delivery.event_type
         rows = [(name, _told(value)) for name, value in plain(delivery.message["data"]).items()]
     else:
-        subject = f"{run['flow']} run {run['id']}: {run['status']}"
-        rows = [("run", str(run["id"])), ("flow", str(run["flow"])), ("status", str(run["status"]))]
-        rows += [(name, str(run[name])) for name in COUNTED if run[name] is not None]
+        cancelled = run["state"] == "cancelled"
+        status = "cancelled" if cancelled else run["status"]
+        subject = f"{run['flow']} run {run['id']}: {status}"
+        rows = [("run", str(run["id"])), ("flow", str(run["flow"])), ("status", str(status))]
+        if cancelled:
+            rows.append(("cancelled by", _told(run["ended_by"])))
+        rows += _counts(run)
         reasons = sorted(run["outcomes"].items(), key=lambda reason: (-reason[1], reason[0]))
         rows += [(name, f"{count} targets") for name, count in reasons[:MOST_REASONS] if name != "successful"]
         if run["reason"]:
@@ -149,6 +153,14 @@ def compose(
     mail.set_content("\n".join(lines) + "\n")
     mail.add_alternative(_page(lines[0], rows), subtype="html")
     return mail
+
+
+def _counts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was cancelled before it was finished is a part of `failed` in the row, and is told apart from it."""
+    counts = {name: run[name] for name in COUNTED if run[name] is not None}
+    if run["cancelled"]:
+        counts |= {"failed": run["failed"] - run["cancelled"], "cancelled": run["cancelled"]}
+    return [(name, str(count)) for name, count in counts.items()]
 
 
 def _page(title: str, rows: Sequence[tuple[str, str]]) -> str:

@@ -133,7 +133,7 @@ class End(NamedTuple):
     """How a run ended, from its rows."""
 
     status: str
-    normal: bool  # by itself, not by force
+    cause: str | None  # `normal`: by itself, not by force
     planned: bool  # its targets were known
     code: str | None
     reason: str | None
@@ -141,7 +141,7 @@ class End(NamedTuple):
 
 def tried(end: End) -> bool:
     """Were all targets tried? Then it is completed, even if each of them failed."""
-    return end.normal and end.planned
+    return end.cause == "normal" and end.planned
 
 
 def why_ended(end: End) -> str | None:
@@ -164,6 +164,7 @@ def failed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[str, An
     return {
         **progress(fiche_id, run_id, counts),
         "status": end.status,
+        "end_cause": end.cause,
         "reason": why_ended(end) or "ended before its recordings were tried",
     }
 
@@ -173,6 +174,7 @@ def transcribed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[st
     return {
         **about(fiche_id, run_id),
         "status": end.status,
+        "end_cause": end.cause,
         "counts": {**counts.as_dict(), "transcribed": counts.transcribed},
         "reason": why_ended(end),
     }

@@ -115,7 +115,7 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> list[Event]:
 def _end(run: Run, row: dict[str, Any]) -> list[Event]:
     counts = Counts(**{name: row[name] or 0 for name in Counts.__dataclass_fields__})
     planned = row["target_total"] is not None
-    end = End(row["status"], row["end_cause"] == "normal", planned, row["error_code"], row["reason"])
+    end = End(row["status"], row["end_cause"], planned, row["error_code"], row["reason"])
     fiche_id, tracer = row["fiche_id"], traces.orchestrator(run, row["fiche_id"])
     say = rules.completed if rules.tried(end) else rules.failed
     name = "transcription.completed" if rules.tried(end) else "transcription.failed"
