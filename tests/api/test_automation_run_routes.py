@@ -446,7 +446,7 @@ def test_an_operator_cancels_a_run_with_a_reason(shared_api):
     assert ended.ended_by
     assert "wrong fiches" in str(ended.error_message)
     row = shared_api.get(f"{SCHEDULES}/{schedule}").json
-    assert (row["last_run_status"], row["failed_runs"], row["total_runs"]) == ("failed", 0, 1)
+    assert (row["last_run_status"], row["failed_runs"], row["total_runs"]) == ("cancelled", 0, 1)
     assert row["cancelled_runs"] == 1
 
 

@@ -446,7 +446,7 @@ def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
     ask(shared_dsn, "UPDATE schedules SET failures = 0, error = NULL, next_due_at = NULL WHERE id = %s", schedule.id)
     assert shared_api.post(f"/api/runs/{run}/end", {"reason": "stuck"}).status == 200
     calm = ScheduleInFull.model_validate(shared_api.get(f"{PATH}/{schedule.id}").json)
-    assert (calm.is_stale, calm.stale_at, calm.overdue, calm.last_run_status) == (False, None, False, "failed")
+    assert (calm.is_stale, calm.stale_at, calm.overdue, calm.last_run_status) == (False, None, False, "cancelled")
     assert calm.holding_run_id is None, "it has ended: nothing waits for it"
 
 

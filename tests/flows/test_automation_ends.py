@@ -76,7 +76,7 @@ async def test_a_run_that_an_operator_ends_says_so_and_keeps_what_was_known(trou
     assert results.pop("1008")[1].startswith("Fiche not found in cache")
     assert results == ended
     stated = world.stated(schedule)
-    assert (stated["last_run_status"], stated["cancelled_runs"], stated["total_runs"]) == ("partial", 1, 1)
+    assert (stated["last_run_status"], stated["cancelled_runs"], stated["total_runs"]) == ("cancelled", 1, 1)
     assert (stated["partial_runs"], stated["failed_runs"]) == (0, 0)
     events = world.events(run_id, *ENDS)
     assert [name for name, _ in events] == ["automation/failed", "automation.run.failed"]

@@ -65,7 +65,6 @@ SELECT 'schedule ' || a.id AS subject, a.id AS schedule_id, format('counts %s ru
 FROM automation_settings a LEFT JOIN (
     SELECT schedule_id, array_agg(CASE WHEN state = 'cancelled' THEN state WHEN status = 'completed' THEN 'success'
                ELSE status END ORDER BY id) AS words,
-           array_agg(CASE status WHEN 'completed' THEN 'success' ELSE status END) AS any_of,
            bool_or(redrive_of IS NOT NULL OR id = 0) AS redriven
     FROM (SELECT schedule_id, status, state, redrive_of, id FROM runs
           WHERE flow = 'automation' AND ended_at IS NOT NULL
@@ -77,7 +76,7 @@ WHERE a.total_runs <> coalesce(cardinality(n.words), 0)
    OR a.failed_runs <> coalesce(cardinality(array_positions(n.words, 'failed')), 0)
    OR a.cancelled_runs <> coalesce(cardinality(array_positions(n.words, 'cancelled')), 0)
    OR (a.last_run_status IS NULL) <> (n.words IS NULL)
-   OR NOT n.redriven AND a.last_run_status <> ALL (n.any_of) ORDER BY a.id
+   OR NOT n.redriven AND a.last_run_status <> ALL (n.words) ORDER BY a.id
 """
 
 UNDECIDED = """

@@ -231,8 +231,9 @@ class ScheduleRow(Shape):
     notify_on_error: bool
     has_external_api_key: bool
     last_run_at: datetime | None
-    last_run_status: Literal["running", "success", "partial", "failed"] | None = Field(
-        description="Of its last run that is no redrive, as the fiches of that stand after its redrives."
+    last_run_status: Literal["running", "success", "partial", "failed", "cancelled"] | None = Field(
+        description="Of its last run that is no redrive, as the fiches of that stand after its redrives. `cancelled`: an "
+        "operator ended it."
     )
     total_runs: int
     successful_runs: int

@@ -11,7 +11,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import first_of, standing, terminal_state
 
 Row = Mapping[str, Any]
-Status = Literal["success", "partial", "failed"]
+Status = Literal["success", "partial", "failed", "cancelled"]
 STATUS: dict[str, Status] = {"completed": "success", "succeeded": "success", "partial": "partial", "failed": "failed"}
 
 ADD = """
@@ -34,13 +34,15 @@ SELECT s.id, r.id FROM unnest(%s::bigint[]) AS s(id), LATERAL (
 """
 
 
-def last_run_status(status: str, redriven: Row | None, *, is_redrive: bool) -> Status | None:
+def last_run_status(came_to: Status, redriven: Row | None, *, is_redrive: bool) -> Status | None:
     """What a run that has ended makes of its schedule's last status; None: nothing. A redrive says where the targets of
     the run that it belongs to stand now, if that was the schedule's last one (`redriven`). Those it took had failed
-    before, so it never makes the status worse."""
+    before, so it never makes the status worse; a run stays cancelled while targets of it were never finished."""
     if not is_redrive:
-        return STATUS[status]
-    return None if redriven is None else STATUS[terminal_state(redriven["successful"], redriven["failed"])]
+        return came_to
+    if redriven is None:
+        return None
+    return "cancelled" if redriven["cancelled"] else STATUS[terminal_state(redriven["successful"], redriven["failed"])]
 
 
 async def add(connection: Connection, ended: Sequence[Row]) -> None:
@@ -56,8 +58,8 @@ async def add(connection: Connection, ended: Sequence[Row]) -> None:
     for row in ended:
         root, is_redrive = first.get(row["id"]), row["redrive_of"] is not None
         redriven = stands.get(root) if root is not None and root == last.get(row["schedule_id"]) else None
-        came_to = "cancelled" if row["state"] == "cancelled" else STATUS[row["status"]]
-        latest = last_run_status(row["status"], redriven, is_redrive=is_redrive)
+        came_to: Status = "cancelled" if row["state"] == "cancelled" else STATUS[row["status"]]
+        latest = last_run_status(came_to, redriven, is_redrive=is_redrive)
         facts = {"run_id": row["id"], "schedule_id": row["schedule_id"]}
         rows.append({**facts, "came_to": came_to, "last": latest})
     await connection.execute(ADD, (to_json(rows).decode(),))

@@ -42,7 +42,10 @@ ALTER TABLE runs ENABLE TRIGGER runs_conserve;
 """
 
 AUTOMATION = """
-ALTER TABLE automation_settings ADD COLUMN cancelled_runs integer NOT NULL DEFAULT 0;
+ALTER TABLE automation_settings ADD COLUMN cancelled_runs integer NOT NULL DEFAULT 0,
+    DROP CONSTRAINT automation_settings_last_run_status_check,
+    ADD CONSTRAINT automation_settings_last_run_status_check
+        CHECK (last_run_status IN ('success', 'partial', 'failed', 'cancelled'));
 COMMENT ON COLUMN automation_settings.last_run_status IS 'of the run that ended last and is no redrive, as its targets '
     'stand after redrives; that one is `running` is to be seen in the view';
 
