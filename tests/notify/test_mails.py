@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from html import unescape
 
 import pytest
 
 from ecluse.base.errors import PermanentError
 from ecluse.bootstrap import notify_setup
-from ecluse.engine import Done, Item, Result, WorkContext, pause_lane, resume_lane
+from ecluse.engine import Done, Event, Item, Result, WorkContext, pause_lane, resume_lane
+from ecluse.notify.dispatch import Recipient, notify
 from ecluse.notify.mail import compose
 from ecluse.notify.work import Delivery
 from ecluse.settings import Settings
 from tests.engine.flows import TAKE_OVER, flow, run_to_end, stage, started, until
-from tests.notify.world import SENDER, mail_server, smtp_of
+from tests.notify.world import SENDER, mail_server, overloaded_mail_server, smtp_of
 
 TO = "ops@example.com"
 
@@ -121,7 +123,7 @@ async def test_a_connection_that_is_lost_before_the_text_is_tried_again(start_wo
         await world.tell("thing.done")
         await world.next_try(1)
         assert (await world.settled())[0][0] == "succeeded"
-    assert query("SELECT error_code, ambiguous FROM attempts") == [("MAIL_SERVER", False)]
+    assert query("SELECT error_code, ambiguous FROM attempts") == [("VENDOR_UNREACHABLE", False)]
     assert len(mailbox.taken) == 1
 
 
@@ -132,7 +134,45 @@ async def test_no_server_at_all_is_tried_again(start_world):
     await world.mail_endpoint(TO)
     await world.tell("thing.done")
     await world.tried(1)
-    assert world.states() == [("running", "MAIL_SERVER")]
+    assert world.states() == [("running", "VENDOR_UNREACHABLE")]
+
+
+LANE = "SELECT trips FROM lanes WHERE name = 'mail'"
+
+
+@pytest.mark.req("G-92")
+@pytest.mark.parametrize("down", [nullcontext, overloaded_mail_server], ids=["refuses connections", "answers 421"])
+async def test_a_server_that_is_down_for_minutes_costs_no_mail_its_tries(start_world, query, down):
+    """Mails of a schedule have three tries. Each of them arrives once."""
+    addresses = [f"ops{n}@example.com" for n in range(8)]
+    async with mail_server() as nowhere:
+        pass
+    world = await start_world(smtp=smtp_of(nowhere))
+    async with down(nowhere.port):
+        async with world.kit.pool.connection() as connection, connection.transaction():
+            about = Event("default", "monday", "thing.done", "thing:1", {}, correlation_id="test")
+            await notify(connection, [Recipient("mail", address) for address in addresses], about)
+        await until(lambda: query(LANE)[0][0] > 0)
+        for _ in range(6):
+            trips = query(LANE)[0][0]
+            await world.later(timedelta(seconds=30))
+            await until(lambda trips=trips: query(LANE)[0][0] > trips)
+        assert {state for state, _ in world.states()} == {"running"}
+    async with mail_server(nowhere.port) as mailbox:
+        await world.later(timedelta(seconds=30))
+        assert await world.settled(8) == [("succeeded", None)] * 8
+    assert sorted(mail["To"] for mail in mailbox.taken) == addresses
+
+
+async def test_a_server_that_refuses_us_is_not_down(start_world, query):
+    """A password that it does not take may be put right: tried as often as any mail, and the lane stays open."""
+    async with mail_server() as mailbox:
+        world = await start_world(smtp=smtp_of(mailbox, username="us", password="wrong"))  # noqa: S106 - no secret
+        await world.mail_endpoint(TO)
+        await world.tell(*["thing.done"] * 7)
+        await world.tried(7)
+        assert {code for _, code in world.states()} == {"MAIL_SERVER"}
+    assert query("SELECT failures, trips FROM lanes WHERE name = 'mail'") == [(0, 0)]
 
 
 @pytest.mark.req("G-92")

@@ -106,13 +106,29 @@ class Mailbox:
 
 
 @asynccontextmanager
-async def mail_server(**script: list[str]) -> AsyncIterator[Mailbox]:
+async def mail_server(port: int = 0, **script: list[str]) -> AsyncIterator[Mailbox]:
     mailbox = Mailbox(**script)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: SMTP(mailbox, loop=loop, hostname="mail.example.com"), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: SMTP(mailbox, loop=loop, hostname="mail.example.com"), "127.0.0.1", port)
     mailbox.port = server.sockets[0].getsockname()[1]
     try:
         yield mailbox
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@asynccontextmanager
+async def overloaded_mail_server(port: int) -> AsyncIterator[None]:
+    """Turns every client away."""
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"421 too many connections\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", port)
+    try:
+        yield
     finally:
         server.close()
         await server.wait_closed()

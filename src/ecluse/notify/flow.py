@@ -43,7 +43,7 @@ WEBHOOK = Stage(
 )
 MAIL = Stage(
     "mail",
-    Lane("mail", max_in_flight=PER_RECEIVER),
+    Lane("mail", max_in_flight=PER_RECEIVER, breaker=mail.DOWN),
     mail.send,
     retry=RETRY,
     time_limit=timedelta(minutes=5),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from email.headerregistry import Address
 from email.message import EmailMessage
@@ -20,13 +21,22 @@ from ecluse.base.errors import NotFound, NotSentError, PermanentError, Transient
 from ecluse.base.masking import masked, plain
 from ecluse.base.text import storable
 from ecluse.db.connect import Pool
-from ecluse.engine import Done, Item, Result, WorkContext, reading
+from ecluse.engine import VENDOR_DOWN, Done, Item, Result, WorkContext, reading
 from ecluse.notify.work import Delivery, Resources, Smtp, load
 
 COUNTED = ("selected", "successful", "failed", "ignored")
 MOST_REASONS = 20
 LONGEST_SUBJECT = 150
 LONGEST_TEXT = 2_000
+
+# The server is down for every mail. Only what was never handed over ends so, and may be sent later without being sent
+# twice. The silent ones end without an answer of the server.
+AWAY = "VENDOR_UNREACHABLE"
+DOWN = replace(
+    VENDOR_DOWN,
+    codes=frozenset({AWAY}),
+    silent=frozenset({"MAY_HAVE_BEEN_SENT", "MAIL_NOT_CONFIGURED", "NO_DELIVERY", "ENDPOINT_OFF"}),
+)
 
 BEGIN = """
 UPDATE deliveries SET sending_at = ecluse_now() WHERE run_id = %s AND sending_at IS NULL AND EXISTS (
@@ -79,8 +89,8 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
     try:
         try:
             await client.connect()
-        except (aiosmtplib.SMTPException, OSError) as error:  # a wrong password may be put right: not this mail's fault
-            raise NotSentError(_said("the mail server", error), code="MAIL_SERVER") from error
+        except (aiosmtplib.SMTPException, OSError) as error:
+            raise _not_sent(error) from error
         protocol = await _announce(client, smtp, delivery)
         if not await _did(pool, BEGIN, delivery):
             raise Uncertain("somebody else has begun to send it")
@@ -111,7 +121,7 @@ async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery) -> 
     except aiosmtplib.SMTPResponseException as error:
         raise _refusal(error.code, error.message) from error
     except (aiosmtplib.SMTPException, OSError) as error:
-        raise NotSentError(_said("the mail server", error), code="MAIL_SERVER") from error
+        raise _not_sent(error) from error
     if answer.code != 354 or client.protocol is None:
         raise _refusal(answer.code, answer.message)
     return client.protocol
@@ -181,6 +191,14 @@ def _refusal(code: int, said: str) -> VendorError:
     if code >= 500:
         return PermanentError(message, code="MAIL_REFUSED")
     return TransientError(message, code="MAIL_DEFERRED", ambiguous=False)
+
+
+def _not_sent(error: Exception) -> NotSentError:
+    """No connection, no answer, or a server that takes nobody for now is an outage of the server. A refusal, of a
+    password say, is not: it may be put right, and is not this mail's fault."""
+    answered = error.code if isinstance(error, aiosmtplib.SMTPResponseException) else None
+    away = isinstance(error, OSError) if answered is None else 400 <= answered < 500
+    return NotSentError(_said("the mail server", error), code=AWAY if away else "MAIL_SERVER")
 
 
 def _said(subject: str, error: Exception) -> str:

@@ -232,8 +232,8 @@ class ScheduleRow(Shape):
     has_external_api_key: bool
     last_run_at: datetime | None
     last_run_status: Literal["running", "success", "partial", "failed", "cancelled"] | None = Field(
-        description="Of its last run that is no redrive, as the fiches of that stand after its redrives. `cancelled`: an "
-        "operator ended it."
+        description="Of its last run that is no redrive, as the fiches of that stand after its redrives; `cancelled` "
+        "if an operator ended it."
     )
     total_runs: int
     successful_runs: int
