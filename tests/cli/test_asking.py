@@ -51,6 +51,14 @@ def test_a_run_is_ended_by_a_yes_and_by_nothing_else(ecluse, at_terminal, query)
     assert query("SELECT state FROM runs") == [("cancelled",)]
 
 
+def test_a_fiche_is_erased_by_a_yes_and_by_nothing_else(at_terminal, query):
+    query("INSERT INTO fiche_cache (tenant_id, fiche_id, created_at, updated_at) VALUES ('default', '7', now(), now())")
+    for answer, code, left in (("n", 1, 1), ("y", 0, 0)):
+        said, _, err = at_terminal(answer, "erase", "fiche", "7")
+        assert (said, "Remove it?" in err) == (code, True)
+        assert query("SELECT count(*) FROM fiche_cache") == [(left,)]
+
+
 def test_who_redrives_may_leave_out_what_cannot_succeed(ecluse, at_terminal, dsn, query):
     schedule = ecluse("automation", "schedules", "create", "--name", "two", "--fiches", "1 2").json["schedule_id"]
     run = ecluse("automation", "trigger", schedule).json["run_id"]

@@ -85,7 +85,7 @@ def test_a_prune_deletes_and_is_recorded_and_a_second_one_finds_nothing(ecluse, 
 def test_an_erasure_says_what_goes_and_does_nothing_unless_it_is_confirmed(ecluse, query, fiche):
     fiche("171234")
     answer = ecluse("erase", "fiche", "171234")
-    assert answer.code == 1
+    assert (answer.code, "no terminal" in answer.err, "--yes" in answer.err) == (2, True, True)
     assert "1 recordings and transcripts" in answer.out
     assert query("SELECT count(*) FROM recordings") == [(1,)]
     assert ecluse("erase", "fiche", "171235", "--yes").code == 2

@@ -89,9 +89,17 @@ def test_on_a_terminal_it_asks_first_if_runs_may_fail(dsn, query, one, said, cod
         out, err = process.communicate(timeout=60)
     for end in (terminal, theirs):
         os.close(end)
-    assert "Pause it all the same?" in out
+    assert ("Pause it all the same?" in err, "Pause it" in out) == (True, False)
     assert "stage audit fails what still waits at" in err
     assert (process.returncode, one("SELECT count(*) FROM lanes WHERE paused_at IS NOT NULL")) == (code, paused)
+
+
+def test_without_a_terminal_a_pause_that_may_fail_runs_has_to_be_confirmed(ecluse, query, one):
+    query(LANES)
+    query(RUN)
+    refused = ecluse("vendors", "pause", "speech", "--reason", "x")
+    assert (refused.code, "--yes" in refused.err) == (2, True)
+    assert one("SELECT count(*) FROM lanes WHERE paused_at IS NOT NULL") == 0
 
 
 def test_a_pause_may_stop_the_clock_and_the_resume_says_what_it_moved(ecluse, query, one):

@@ -19,7 +19,7 @@ STATED += " automation_schedules WHERE id = %s"
 
 
 def failed(fiche_id, code="BUSY", cause=None):
-    return Failed(fiche_id, code, f"{fiche_id} {code}", cause, cause and f"{fiche_id}: {cause}")
+    return Failed(fiche_id, code, cause, cause and f"{fiche_id}: {cause}")
 
 
 SOME = [failed("1"), failed("2", "NO_URL", "NO_URL"), failed("3", "CANCELLED"), failed("4", "NO_URL", "NO_URL"),

@@ -13,7 +13,7 @@ from ecluse import bootstrap, settings
 from ecluse.access import audit_trail, tenants
 from ecluse.base.errors import InvalidInput
 from ecluse.base.logging import harmless
-from ecluse.cli import automation_schedules, sums
+from ecluse.cli import automation_schedules, confirm, sums
 from ecluse.cli.automation_given import in_options
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
@@ -128,9 +128,9 @@ def redrive(
     if preview["cannot_succeed"]:
         typer.echo(_hopeless(preview), err=True)
         if not yes and not leave_out and preview["cannot_succeed"] < preview["takes"]:
-            leave_out = sums.choose("Leave them out?")
+            leave_out = confirm.choose("Leave them out?")
         elif not leave_out:
-            sums.ask("Redrive them all the same?", yes=yes)
+            confirm.ask("Redrive them all the same?", yes=yes)
 
     async def ask(connection: Connection) -> dict[str, Any]:
         tenant = await tenant_of(connection)

@@ -12,6 +12,7 @@ import typer
 from ecluse import bootstrap, settings
 from ecluse.access import audit_trail, tenants
 from ecluse.base.errors import InvalidInput
+from ecluse.cli import confirm
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.prune import Progress
 from ecluse.db.connect import Connection
@@ -95,7 +96,7 @@ def fiche(
     own, others = _named(found.runs), _named(found.shared)
     typer.echo(f"runs about it alone keep numbers, counts and codes only: {own or 'none'}")
     typer.echo(f"runs it was part of keep its id, its outcome and its code: {others or 'none'}")
-    _ask(yes)
+    confirm.ask("Remove it? This cannot be undone.", yes=yes)
     _done("fiche", fiche_id, with_connection(erase), as_json=as_json)
 
 
@@ -136,7 +137,7 @@ def erase_tenant(
     foreseen = with_connection(look)
     typer.echo(f"tenant {tenant}: this will be removed for good, and the tenant disabled")
     _show(foreseen)
-    _ask(yes)
+    confirm.ask("Remove it? This cannot be undone.", yes=yes)
     _done("tenant", tenant, with_connection(erase), as_json=as_json)
 
 
@@ -160,12 +161,6 @@ def _show(counted: Counter[str]) -> None:
             typer.echo(f"  {rows:>10,} {what}")
     if not counted.total():
         typer.echo("  nothing is left of it in the database")
-
-
-def _ask(yes: bool) -> None:
-    if not yes and not typer.confirm("Remove it? This cannot be undone.", default=False):
-        typer.echo("nothing was removed", err=True)
-        raise typer.Exit(1)
 
 
 def _counts(counted: Counter[str]) -> str:

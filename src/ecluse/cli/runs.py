@@ -14,7 +14,7 @@ from ecluse import bootstrap, settings
 from ecluse.access import audit_trail, tenants
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.logging import harmless
-from ecluse.cli import sums
+from ecluse.cli import confirm, sums
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
@@ -107,7 +107,7 @@ def end(
     preview = with_connection(look)
     if not preview["ended"]:
         typer.echo(_what_will_happen(preview), err=True)
-        sums.ask("End it?", yes=yes)
+        confirm.ask("End it?", yes=yes)
     ended = with_connection(ask)
     if not ended:
         typer.echo(f"run {run_id} had ended already; nothing was changed", err=True)

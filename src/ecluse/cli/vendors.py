@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from ecluse.access import audit_trail
 from ecluse.base.logging import harmless
+from ecluse.cli import confirm
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
 from ecluse.engine import Moved, list_lanes, needing_lane, pause_lane, resume_lane
@@ -50,8 +50,8 @@ def pause(
     if not stop_clock:
         fails = [(one, f"fails what still waits at {one.deadline_at:{AT}}") for one in waiting[:NAMED]]
         _say(fails, len(waiting), err=True)
-        if waiting and not yes and sys.stdin.isatty():
-            typer.confirm("Pause it all the same? (--stop-clock gives these stages their time back)", abort=True)
+        if waiting:
+            confirm.ask("Pause it all the same? (--stop-clock gives these stages their time back)", yes=yes)
 
     async def ask(connection: Connection) -> None:
         async with connection.transaction():

@@ -32,7 +32,7 @@ WITH for_good AS (
     JOIN recordings r ON r.fiche_cache_id = f.fiche_cache_id AND NOT r.has_transcription AND r.removed_at IS NULL
     JOIN items i ON i.run_id = f.transcription_run_id AND i.key = r.call_id
     WHERE f.run_id = %(run)s AND i.status = 'failed' AND i.permanent AND i.target <> '')
-SELECT o.target AS fiche_id, o.error_code, o.reason, p.error_code AS cause, p.error AS why
+SELECT o.target AS fiche_id, o.error_code, p.error_code AS cause, p.error AS why
 FROM outcomes o
 LEFT JOIN automation_run_fiches f ON f.run_id = o.run_id AND f.fiche_id = o.target
 LEFT JOIN (
@@ -49,7 +49,6 @@ class Failed(NamedTuple):
 
     fiche_id: str
     error_code: str | None
-    reason: str | None
     cause: str | None
     why: str | None
 
