@@ -41,8 +41,8 @@ test-all: test ## All checks and all tests, the slow ones too
 
 # A cluster of its own, made by an ordinary user with Debian's defaults, and an ordinary role: what an operator has.
 test-postgres15: .venv/.ready postgres15 pooler ## Engine, flow, fault and database tests on Debian's PostgreSQL 15
-	$(BIN)/python -m tools.postgres_cluster $(POSTGRES15) $(BIN)/pytest -m "not slow and not alone" \
-		tests/engine tests/flows tests/faults tests/db tests/verify
+	$(BIN)/python -m tools.postgres_cluster $(POSTGRES15) sh -c '$(BIN)/pytest -n 2 --dist loadfile \
+		-m "not slow and not alone" tests/engine tests/flows tests/faults tests/db tests/verify $(once_more)'
 
 # $(call debian,PROGRAM:PACKAGE …) installs what is missing, if it may. Without it some tests fail, and say so.
 debian = @missing=$$(PATH="$$PATH:/usr/sbin"; for one in $(1); do command -v $${one%:*} > /dev/null || echo $${one\#*:}; done); \

@@ -1,10 +1,14 @@
 """The PostgreSQL that tests make their databases on, embedded or a given server of any version, and how they make them.
 
 A given server is one that a URL leads to. Its role must be allowed to create databases (CREATEDB) and needs no more.
+One test wants a role that owns its database and nothing else: a superuser makes one; any other role has to be a member
+of one that ECLUSE_TEST_OWNER_URL leads to.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ecluse.db import embedded
 from ecluse.db.connect import normalise
 
+OWNER_URL = "ECLUSE_TEST_OWNER_URL"
 STRATEGIES_SINCE = 150_000  # before, CREATE DATABASE always copies files
 
 
@@ -35,18 +40,41 @@ Server = embedded.Embedded | Given
 
 
 @contextmanager
-def database(server: Server, name: str, template: str, tablespace: str | None = None) -> Iterator[str]:
+def database(
+    server: Server, name: str, template: str, tablespace: str | None = None, owner: str | None = None
+) -> Iterator[str]:
     """A copy of `template`, dropped at the end, together with the sessions of those who still use it."""
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         copy = " STRATEGY wal_log" if connection.info.server_version >= STRATEGIES_SINCE else ""
-        place = f" TABLESPACE {tablespace}" if tablespace else ""
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}{copy}{place}")  # type: ignore[arg-type]
+        more = copy + (f" TABLESPACE {tablespace}" if tablespace else "") + (f" OWNER {owner}" if owner else "")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}{more}")  # type: ignore[arg-type]
     try:
         yield normalise(server.dsn(name))
     finally:
         server.ensure_running()
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+
+
+@contextmanager
+def ordinary_role(server: Server) -> Iterator[tuple[str, str] | None]:
+    """Name and password of a role that may create neither databases nor roles; None where there is none."""
+    if url := os.environ.get(OWNER_URL):
+        parts = conninfo_to_dict(url)
+        yield str(parts["user"]), str(parts["password"])
+        return
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        cursor = connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
+        if cursor.fetchone() != (True,):
+            yield None
+            return
+        name, password = f"owner_{secrets.token_hex(6)}", secrets.token_hex(6)
+        connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")  # type: ignore[arg-type]
+        try:
+            yield name, password
+        finally:
+            server.ensure_running()
+            connection.execute(f"DROP ROLE {name}")  # type: ignore[arg-type]
 
 
 def address(dsn: str) -> Path | tuple[str, int]:

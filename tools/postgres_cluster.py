@@ -2,8 +2,9 @@
 
 The cluster is made with the programs in that directory, in a temporary one, with the settings that a package has (JIT
 included; only the number of connections is raised), and runs as an ordinary user. The command finds in DATABASE_URL
-a role that may create databases and is nothing else, and in ECLUSE_TEST_POSTGRES_BIN the directory. At the end, however
-the command ended, nothing is left.
+a role that may create databases and nothing else, in ECLUSE_TEST_OWNER_URL one that may not even do that, of which the
+first one is a member, and in ECLUSE_TEST_POSTGRES_BIN the directory. At the end, however the command ended, nothing is
+left.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from ecluse.db.postgres_user import Account, account_for
 
 CONNECTIONS = 300
 ROLE = "tester"
+OWNER = "owner"  # of databases that the other one makes for it
 
 
 @contextmanager
-def cluster(programs: Path) -> Iterator[str]:
-    """The URL of a database that an ordinary role owns."""
+def cluster(programs: Path) -> Iterator[dict[str, str]]:
+    """The URLs of two ordinary roles, by the variables that tests look for them in."""
     folder = Path(tempfile.mkdtemp(prefix="ecl-pg-"))
     folder.chmod(0o711)  # the account that runs PostgreSQL must get through, nobody else may look
     data, log = folder / "data", folder / "log"
@@ -49,20 +51,22 @@ def cluster(programs: Path) -> Iterator[str]:
         options = f"{settings} -c unix_socket_directories={folder / 'run'}"
         _done(account, programs / "pg_ctl", "start", "-w", "-D", data, "-l", log, "-o", options)
         try:
-            yield _make_role(folder / "run", port)
+            yield _make_roles(folder / "run", port)
         finally:
             _done(account, programs / "pg_ctl", "stop", "-m", "fast", "-D", data)
     finally:
         shutil.rmtree(folder)
 
 
-def _make_role(socket_directory: Path, port: int) -> str:
+def _make_roles(socket_directory: Path, port: int) -> dict[str, str]:
     password = secrets.token_urlsafe(12)
     admin = f"host={socket_directory} port={port} user=postgres dbname=postgres"
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f"CREATE ROLE {ROLE} LOGIN CREATEDB PASSWORD '{password}'".encode())
+        connection.execute(f"CREATE ROLE {OWNER} LOGIN PASSWORD '{password}'".encode())
+        connection.execute(f"CREATE ROLE {ROLE} LOGIN CREATEDB PASSWORD '{password}' IN ROLE {OWNER}".encode())
         connection.execute(f"CREATE DATABASE {ROLE} OWNER {ROLE}".encode())
-    return f"postgresql://{ROLE}:{password}@127.0.0.1:{port}/{ROLE}"
+    urls = {"DATABASE_URL": ROLE, "ECLUSE_TEST_OWNER_URL": OWNER}
+    return {name: f"postgresql://{role}:{password}@127.0.0.1:{port}/{ROLE}" for name, role in urls.items()}
 
 
 def _done(account: Account, *command: str | Path) -> None:
@@ -78,8 +82,8 @@ def _free_port() -> int:
 
 def main(programs: str, *command: str) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through `finally`
-    with cluster(Path(programs)) as url:
-        environment = os.environ | {"DATABASE_URL": url, "ECLUSE_TEST_POSTGRES_BIN": programs}
+    with cluster(Path(programs)) as urls:
+        environment = os.environ | urls | {"ECLUSE_TEST_POSTGRES_BIN": programs}
         return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - what was asked for
 
 
