@@ -402,12 +402,12 @@ def test_cancelled_fiches_are_told_apart_and_redriven_on_request(shared_api, sha
     assert "include_cancelled" in refused.json["error"]["message"]
     assert shared_api.post(path, {"includeCanceled": True}).status == 422
     again = Redriven.model_validate(shared_api.post(path, {"includeCancelled": True}).json)
-    assert (again.redrive_of, again.parent_run_id) == (run, run)
+    assert again.parent_run_id == run
     on(shared_dsn, end_run, int(again.run_id), f2="successful", f3="failed")
     stands = shown(shared_api, run).after_redrives
     assert (stands.selected, stands.successful, stands.failed, stands.cancelled) == (3, 2, 1, 0)
     listed = {one["id"]: one for one in shared_api.get(f"{RUNS}?limit=200").json["runs"]}
-    assert (listed[again.run_id]["redrive_of"], listed[run]["redrive_of"]) == (run, None)
+    assert (listed[again.run_id]["parent_run_id"], listed[run]["parent_run_id"]) == (run, None)
 
 
 def test_failed_fiches_are_redriven_as_a_linked_run_and_once_at_a_time(shared_api, shared_dsn):

@@ -118,10 +118,10 @@ def test_a_schema_that_is_missing_older_or_newer(bare, empty_dsn, doctor, query)
         assert says in found["schema", "fail"]
 
 
-def test_nobody_works(doctor, query, ecluse):
+def test_nobody_works(doctor, query):
     code, found = doctor()
     assert "no worker or scheduler is running" in found["replicas", "warn"]
-    assert (code, ecluse("doctor", "--strict").code) == (0, 1), "a warning fails nothing unless it is to"
+    assert code == 0, "a warning fails nothing"
     query("INSERT INTO replicas (id, host, pid, beat_at) VALUES ('r1', 'h', 1, now() - interval '1 hour')")
     _, found = doctor()
     assert ("replicas", "ok") not in found

@@ -17,7 +17,6 @@ from ecluse.cli import automation_schedules, confirm, sums
 from ecluse.cli.automation_given import in_options
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
-from ecluse.cli.runs import why_waiting
 from ecluse.db.connect import Connection
 from ecluse.engine import Started, cause_in_words, load_run
 from ecluse.flows.automation import reading
@@ -145,8 +144,7 @@ def redrive(
             )
             if not started.deduplicated:
                 await _record(connection, tenant, "automation_run.redrive", f"run:{run_id}")
-        link = {"parent_run_id": str(run_id), "redrive_of": str(run_id)}
-        return await _told(connection, started, **link, deduplicated=started.deduplicated)
+        return await _told(connection, started, parent_run_id=str(run_id), deduplicated=started.deduplicated)
 
     _follow(with_connection(ask), wait, timeout)
 
@@ -181,7 +179,7 @@ def runs(
     for row in rows:
         about = f"{row['tenant_id']:<12} schedule {row['schedule_id']}  {sums.word(row):<10}"
         began = f"{row['started_at']:%Y-%m-%d %H:%M:%SZ}"
-        of = f"  redrive of {row['redrive_of']}" if row["redrive_of"] else ""
+        of = f"  redrive of {row['parent_run_id']}" if row["parent_run_id"] else ""
         counts = sums.in_short(_counts(row)) if row["completed_at"] else "…"
         typer.echo(f"{row['id']:>8}  {about} {began}  {row['selected'] or 0:>6} = {counts}{of}")
 
@@ -262,9 +260,6 @@ def fiches(
             gates = f"will fail: {expected['code']} {expected['reason']} ({gates})"
         why = row["error"] or row["ignore_reason"] or gates
         typer.echo(harmless(f"{row['fiche_id']:>20}  {row['status']:<10} {why}"))
-
-
-app.command("why")(why_waiting)
 
 
 def _counts(row: dict[str, Any]) -> dict[str, Any]:

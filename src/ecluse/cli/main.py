@@ -211,16 +211,12 @@ def verify(
 
 
 @app.command()
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for a warning, too.")] = False,
-) -> None:
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
     """Look for what is wrong, and say what to do about it. Changes nothing. 0 if nothing failed, 1 otherwise."""
     from ecluse.cli.doctor import look
 
     findings = look()
-    bad = {"fail", "warn"} if strict else {"fail"}
-    healthy = all(finding.level not in bad for finding in findings)
+    healthy = all(finding.level != "fail" for finding in findings)
     if as_json:
         typer.echo(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}))
     else:

@@ -47,7 +47,7 @@ SELECT tenant_id FROM runs WHERE id = %s AND flow = 'automation' AND (%s::text I
 """
 COLUMNS = """id, tenant_id, schedule_id, status, state, phase, selected, total_fiches, successful_fiches, failed_fiches,
     cancelled_fiches, ignored_fiches, transcriptions_run, audits_run, error_code, error_message, end_cause, ended_by,
-    event_id, parent_run_id, redrive_of, created_at, started_at, completed_at, duration_ms"""
+    event_id, parent_run_id, created_at, started_at, completed_at, duration_ms"""
 # The page first: what is counted is counted for that.
 RUNS = f"""
 SELECT {COLUMNS} FROM automation_runs WHERE id IN (

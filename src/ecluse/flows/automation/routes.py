@@ -209,8 +209,7 @@ async def redrive(
         )
         if not started.deduplicated:
             await _record(connection, request, "automation_run.redrive", f"run:{wanted}")
-        of = str(wanted)
-        link = {"parent_run_id": of, "redrive_of": of, "deduplicated": started.deduplicated}
+        link = {"parent_run_id": str(wanted), "deduplicated": started.deduplicated}
         return Answer(200, {**_started(started, []), **link})
 
     return await idempotency.once(request, kit_of(request).pool, ask)

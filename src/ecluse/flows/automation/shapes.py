@@ -67,7 +67,6 @@ class RedrivePreview(Shape):
 
 class Redriven(Triggered):
     parent_run_id: Id = Field(description="The run whose failed fiches these are.")
-    redrive_of: Id
     deduplicated: bool = Field(description="Somebody has redriven them already, and that run still goes on: this one.")
 
 
@@ -94,7 +93,6 @@ class AutomationRunRow(Shape):
     ended_by: str | None = Field(description="Of a cancelled run: who ended it.")
     event_id: str
     parent_run_id: Id | None = Field(description="Of a redrive: the run whose failed fiches it takes.")
-    redrive_of: Id | None = Field(description="The same.")
     created_at: datetime
     started_at: datetime
     completed_at: datetime | None

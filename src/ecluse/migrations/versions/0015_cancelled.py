@@ -75,7 +75,7 @@ SELECT r.id, r.tenant_id, r.schedule_id, CASE r.status WHEN 'queued' THEN 'runni
        r.error_details, r.end_cause, r.event_key AS event_id, r.parent_run_id, r.created_at,
        coalesce(r.started_at, r.created_at) AS started_at, r.ended_at AS completed_at,
        (extract(epoch FROM r.ended_at - coalesce(r.started_at, r.created_at)) * 1000)::bigint AS duration_ms,
-       r.state, r.selected, r.cancelled AS cancelled_fiches, r.ended_by, r.redrive_of
+       r.state, r.selected, r.cancelled AS cancelled_fiches, r.ended_by
 FROM runs r LEFT JOIN automation_run_facts f ON f.run_id = r.id
 -- counted once, and only while it goes on
 CROSS JOIN LATERAL (
