@@ -133,7 +133,7 @@ async def read(connections: Pool, run: int, until: asyncio.Event) -> list[float]
         lambda c: reading.list_runs(c, tenant="default", limit=50, offset=0),
         lambda c: reading.show_run(c, "default", run),
         lambda c: reading.list_items(c, "default", run, limit=50, offset=0),
-        lambda c: reading.list_outcomes(c, "default", run, limit=50),
+        lambda c: reading.list_outcomes(c, "default", run, after=None, limit=50),
         reading.vitals,
     ]
     took: list[float] = []

@@ -77,7 +77,7 @@ async def _end_those_left(
 ) -> None:
     """Under their locks, which a run or person that begins to wait for one of them takes first: those go on."""
     await connection.execute(LOCK, (list(some),))
-    still = dict(await (await connection.execute(STILL, (list(some),))).fetchall())
+    still: dict[int, bool] = dict(await (await connection.execute(STILL, (list(some),))).fetchall())
     await connection.execute(GO_ON, ([one for one, abandoned in still.items() if not abandoned],))
     left = await runs.load_many(connection, [one for one, abandoned in still.items() if abandoned])
     cause = Cause("parent", None, f"run {run_id}, which waited for it, ended: {why}", f"run:{run_id}")
