@@ -337,3 +337,15 @@ def test_an_end_that_cannot_be_is_refused_and_changes_nothing(ecluse, one, argum
 def test_a_run_that_does_not_exist_cannot_be_ended(ecluse):
     answer = ecluse("runs", "end", "4711", "--reason", "why not", "--flow", FLOW)
     assert (answer.code, answer.err) == (2, "ecluse: there is no run 4711\n")
+
+
+def test_a_run_that_an_error_stopped_is_shown_so_in_plain_words(ecluse, query, one):
+    run_id = ecluse("runs", "start", FLOW).json["run_id"]
+    query(
+        "UPDATE runs SET status = 'failed', state = 'failed', selected = 0, successful = 0, failed = 0, ignored = 0,"
+        " end_cause = 'catastrophic', error_code = 'BUG', ended_at = now()"
+    )
+    shown = ecluse("runs", "show", run_id)
+    assert shown.json["end_cause"] == "stopped by an error"
+    assert "catastrophic" not in shown.out
+    assert one("SELECT end_cause FROM runs") == "catastrophic"

@@ -189,8 +189,8 @@ async def test_what_is_finished_is_not_read_to_say_what_waits(board, dsn, query)
     await board.lane()
     run = await board.run(["a", "b", "c"])
     query(
-        "INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at, claim_id, status, finished_at)"
-        " SELECT 'default', %s, 'test', 'work', 'done-' || n, n::text, l.id, now(), 1, 'succeeded', now()"
+        "INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at, claim_id, status,"
+        " finished_at) SELECT 'default', %s, 'test', 'work', 'done-' || n, n::text, l.id, now(), 1, 'succeeded', now()"
         " FROM lanes l, generate_series(1, 20000) n",
         run.id,
     )

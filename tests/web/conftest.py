@@ -147,10 +147,10 @@ def of(reader, pages_dsn, fill) -> Callable[[str], Reader]:
 
 BEGUN = """
 WITH run AS (
-    INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, redrive_of, schedule_id, orchestrated, status, state, created_at,
-        started_at)
-    VALUES (%(tenant)s, %(flow)s, gen_random_uuid(), %(parent)s, %(redrive_of)s, %(schedule)s, true, 'running', 'running',
-        '2026-03-02 10:00:00Z', '2026-03-02 10:00:00Z') RETURNING id),
+    INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, redrive_of, schedule_id, orchestrated, status, state,
+        created_at, started_at)
+    VALUES (%(tenant)s, %(flow)s, gen_random_uuid(), %(parent)s, %(redrive_of)s, %(schedule)s, true, 'running',
+        'running', '2026-03-02 10:00:00Z', '2026-03-02 10:00:00Z') RETURNING id),
 settled AS (
     INSERT INTO outcomes (run_id, target, outcome, error_code, reason)
     SELECT run.id, t, o, c, r FROM run, unnest(%(targets)s::text[], %(outcomes)s::text[], %(codes)s::text[],

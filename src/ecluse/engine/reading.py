@@ -292,7 +292,7 @@ async def list_trace(
 
 
 async def list_outcomes(
-    connection: Connection, tenant: str | None, run_id: int, *, after: str | None, limit: int
+    connection: Connection, tenant: str | None, run_id: int, *, after: str | None = None, limit: int
 ) -> list[Row]:
     """What became of its targets, by target. Whoever reads all of them asks for those `after` the last one seen, and
     holds no connection between the pages."""

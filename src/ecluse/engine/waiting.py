@@ -19,7 +19,6 @@ from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.engine.causes import (
     BLOCKING,
-    SAMPLE,
     Cause,
     Facts,
     Group,
