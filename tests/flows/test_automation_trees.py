@@ -54,8 +54,8 @@ def ended_at(query, run_id):
 async def test_no_call_of_the_tree_starts_later_than_two_seconds_after_the_end(
     troubled, sandbox, query, count, per_minute, transcripts
 ):
-    """4.5 recordings per fiche, each call takes a second. 80 fiches are ended as soon as some calls are over, 800 fiches
-    at 15 %."""
+    """4.5 recordings per fiche, each call takes a second. 80 fiches are ended as soon as some calls are over, 800
+    fiches at 15 %."""
     sandbox.set_faults([{"kind": "latency", "vendor": PAID, "seconds": 1.0}])
     world = await troubled(speech={"per_minute": per_minute}, transcription_poll=timedelta(seconds=30))
     run_id = await at_transcripts(world, *fiches(count))
