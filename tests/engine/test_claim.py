@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, Story, WorkContext
-from ecluse.engine.flow import Flow
+from ecluse.engine.model.flow import Flow
 from ecluse.engine.pausing import pause
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, open_board, run_to_end, stage, until
 

@@ -8,7 +8,7 @@ import pytest
 
 from ecluse.base.errors import TransientError
 from ecluse.engine import Flow, Item, Result, Story, WorkContext
-from ecluse.engine.retry import RetryPolicy
+from ecluse.engine.model.retry import RetryPolicy
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, stage, started, until
 
 

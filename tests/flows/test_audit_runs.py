@@ -11,7 +11,7 @@ from decimal import Decimal
 import pytest
 
 from ecluse.engine import pause_lane, resume_lane
-from ecluse.engine.retry import backoff
+from ecluse.engine.model.retry import backoff
 from ecluse.flows.audits import configs, prompts
 from ecluse.flows.audits.flow import Audit, Config
 from ecluse.flows.audits.transcripts import SAID as READ

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from ecluse.engine.retry import backoff
+from ecluse.engine.model.retry import backoff
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.flow import Transcription
 from tests.flows.transcription_world import FIVE, NONE, ONE_BLANK, TWELVE, UNKNOWN, until

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from ecluse.engine.retry import backoff
+from ecluse.engine.model.retry import backoff
 from ecluse.notify import rules
 
 BODY = '{"type":"hello/completed"}'

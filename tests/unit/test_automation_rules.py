@@ -10,8 +10,8 @@ import pytest
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.bootstrap import automation_config
 from ecluse.engine.gate import Look, Wait, decide
-from ecluse.engine.retry import GiveUp, Retry
-from ecluse.engine.retry import decide as decide_retry
+from ecluse.engine.model.retry import GiveUp, Retry
+from ecluse.engine.model.retry import decide as decide_retry
 from ecluse.flows.audits.flow import Config as AuditConfig
 from ecluse.flows.automation.filtering import judge
 from ecluse.flows.automation.flow import Automation

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecluse.engine.retry import RetryPolicy, backoff
+from ecluse.engine.model.retry import RetryPolicy, backoff
 from tests.unit.seeded import seeded
 
 PRICING = RetryPolicy(executions=4, base=2, multiplier=2, longest=64)

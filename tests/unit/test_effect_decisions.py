@@ -29,7 +29,7 @@ from ecluse.engine.effects import (
     conclude,
     plain,
 )
-from ecluse.engine.retry import GiveUp, Retry
+from ecluse.engine.model.retry import GiveUp, Retry
 
 NOW = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
 QUIET = timedelta(seconds=4)

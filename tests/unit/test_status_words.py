@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ecluse.base.errors import ForbiddenTransition
-from ecluse.engine.states import ENDED, OPEN, PLAIN, State, Words, terminal_state
+from ecluse.engine.model.states import ENDED, OPEN, PLAIN, State, Words, terminal_state
 
 PRICING = Words(
     meaning={

@@ -20,7 +20,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecluse.base.version import commit, release
-from ecluse.engine import Kit, counts, reading
+from ecluse.engine import Kit, reading
+from ecluse.engine.model import counters
 from ecluse.realtime.hub import Hub
 
 log = structlog.get_logger(__name__)
@@ -47,12 +48,12 @@ SHARED = {
 }
 # Of this process, since it started.
 OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
-    "runs_ended": (["flow", "state"], "Runs that this process ended.", counts.runs_ended),
-    "items_finished": (["flow", "stage", "status"], "Items whose end this process stored.", counts.items_finished),
-    "vendor_errors": (["flow", "stage", "code"], "Calls that a vendor refused or lost.", counts.vendor_errors),
-    "calls": (["flow", "stage"], "Executions of items, whatever came of them.", counts.calls),
-    "call_seconds": (["flow", "stage"], "What those took together; by `calls`, the latency.", counts.call_seconds),
-    "gate_looks": (["flow", "stage"], "How often gates read how far their stage is.", counts.gate_looks),
+    "runs_ended": (["flow", "state"], "Runs that this process ended.", counters.runs_ended),
+    "items_finished": (["flow", "stage", "status"], "Items whose end this process stored.", counters.items_finished),
+    "vendor_errors": (["flow", "stage", "code"], "Calls that a vendor refused or lost.", counters.vendor_errors),
+    "calls": (["flow", "stage"], "Executions of items, whatever came of them.", counters.calls),
+    "call_seconds": (["flow", "stage"], "What those took together; by `calls`, the latency.", counters.call_seconds),
+    "gate_looks": (["flow", "stage"], "How often gates read how far their stage is.", counters.gate_looks),
 }
 
 

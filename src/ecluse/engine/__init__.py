@@ -6,13 +6,29 @@ These names are the whole of what a flow, a face or the composition root may use
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ecluse.engine import counts, erasing, reading, retention
+from ecluse.engine import erasing, reading, retention
 from ecluse.engine.aged import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
 from ecluse.engine.breakers import VENDOR_DOWN, Breaker
 from ecluse.engine.causes import BLOCKING, Cause
 from ecluse.engine.ending import CANCELLED
 from ecluse.engine.fan_out import Priority
-from ecluse.engine.flow import (
+from ecluse.engine.gate import Look, Redispatch, Wait
+from ecluse.engine.gathering import Looks
+from ecluse.engine.lanes import list_lanes
+from ecluse.engine.leases import (
+    Held,
+    Lease,
+    LeaseLost,
+    force_release,
+    hold_for_runs,
+    holders,
+    list_leases,
+    still_mine,
+)
+from ecluse.engine.leases import acquire as acquire_lease
+from ecluse.engine.leases import release as release_lease
+from ecluse.engine.model import counters
+from ecluse.engine.model.flow import (
     AbsoluteWrite,
     Done,
     Flow,
@@ -37,21 +53,9 @@ from ecluse.engine.flow import (
     WorkContext,
     Write,
 )
-from ecluse.engine.gate import Look, Redispatch, Wait
-from ecluse.engine.gathering import Looks
-from ecluse.engine.lanes import list_lanes
-from ecluse.engine.leases import (
-    Held,
-    Lease,
-    LeaseLost,
-    force_release,
-    hold_for_runs,
-    holders,
-    list_leases,
-    still_mine,
-)
-from ecluse.engine.leases import acquire as acquire_lease
-from ecluse.engine.leases import release as release_lease
+from ecluse.engine.model.retry import RetryPolicy
+from ecluse.engine.model.roles import ROLES, Role
+from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, Words, cause_in_words, terminal_state
 from ecluse.engine.opening import give_up, open_stage, wake_workers
 from ecluse.engine.outbox import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox import write as write_events
@@ -62,8 +66,6 @@ from ecluse.engine.pausing import resume as resume_lane
 from ecluse.engine.previews import preview_end
 from ecluse.engine.redrives import first_of, redrives_of, standing
 from ecluse.engine.retention import OldRuns, Rule
-from ecluse.engine.retry import RetryPolicy
-from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import TENANT, Start, Started, announce, keep_open, lock_open, note_errors
 from ecluse.engine.runs import begin_many as begin_runs
 from ecluse.engine.runs import insert as insert_run
@@ -83,7 +85,6 @@ from ecluse.engine.schedules import (
 )
 from ecluse.engine.slots import Rules
 from ecluse.engine.stalls import Stall, is_quiet, stalls
-from ecluse.engine.states import PLAIN, STOPPED, EndCause, State, Words, cause_in_words, terminal_state
 from ecluse.engine.targets import Settled, open_targets, settle_targets
 from ecluse.engine.targets import select as select_targets
 from ecluse.engine.units import Counted

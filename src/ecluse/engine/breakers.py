@@ -12,7 +12,7 @@ import structlog
 
 from ecluse.base.errors import TransientError, VendorError
 from ecluse.db.connect import Connection
-from ecluse.engine.retry import LONGEST_RETRY_AFTER
+from ecluse.engine.model.retry import LONGEST_RETRY_AFTER
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 
 from ecluse.db.connect import Connection
-from ecluse.engine.flow import Item
+from ecluse.engine.model.flow import Item
 
 # How far ahead of its start an item may be claimed: enough to hide the round trip, short enough for priorities,
 # holds and endings to keep their effect.

@@ -15,7 +15,7 @@ from ecluse.base.crash import crashpoint
 from ecluse.db.connect import Pool, is_away
 from ecluse.engine import closing, news
 from ecluse.engine.committer import Finish
-from ecluse.engine.flow import Flow, Tell
+from ecluse.engine.model.flow import Flow, Tell
 
 log = structlog.get_logger(__name__)
 

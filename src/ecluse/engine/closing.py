@@ -15,7 +15,7 @@ from ecluse.base.ids import workflow_id
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import ending, gate, orchestration, runs
 from ecluse.engine.ending import Cause
-from ecluse.engine.flow import Flow, Run
+from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.story import gate_topic
 
 log = structlog.get_logger(__name__)

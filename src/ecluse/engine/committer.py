@@ -21,10 +21,11 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away, together
-from ecluse.engine import counts, effects, run_log
+from ecluse.engine import effects, run_log
 from ecluse.engine.claim import Held
 from ecluse.engine.effects import Ended, Intent, Standing
-from ecluse.engine.flow import Item, Postponed, Saved, Stage
+from ecluse.engine.model import counters
+from ecluse.engine.model.flow import Item, Postponed, Saved, Stage
 
 log = structlog.get_logger(__name__)
 
@@ -284,7 +285,7 @@ class Committer:
             intent.reply(recorded.get(intent.taken.held))
         all_in = len(accepted) == len(finishes)
         self._over += [f for f in finishes if f.stage.news and f.status != "open" and (all_in or f.held in accepted)]
-        counts.items_finished.update(
+        counters.items_finished.update(
             [
                 (f.item.flow, f.item.stage, f.status)
                 for f in finishes

@@ -12,9 +12,10 @@ from psycopg.rows import class_row
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import counts, leases, outbox, runs, units
-from ecluse.engine.flow import Flow, Run
-from ecluse.engine.states import ON_REQUEST, STOPPED, EndCause, State, cause_in_words, ended_as
+from ecluse.engine import leases, outbox, runs, units
+from ecluse.engine.model import counters
+from ecluse.engine.model.flow import Flow, Run
+from ecluse.engine.model.states import ON_REQUEST, STOPPED, EndCause, State, cause_in_words, ended_as
 from ecluse.engine.waiters import MARK_ABANDONED
 
 FEW = 500  # targets
@@ -202,7 +203,7 @@ async def end_many(
         if flow.ended is not None:
             await outbox.write(connection, await flow.ended(connection, [one.run for one in ended]))
     for one, to_word in zip(ended, to_words, strict=True):
-        counts.runs_ended[flow.name, one.state] += 1
+        counters.runs_ended[flow.name, one.state] += 1
         facts = {
             "cause": cause_in_words(one.cause.cause),
             "code": one.cause.code,

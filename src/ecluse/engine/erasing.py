@@ -15,7 +15,7 @@ from typing import Any
 from ecluse.base.errors import EcluseError
 from ecluse.db.connect import Connection
 from ecluse.engine import retention
-from ecluse.engine.flow import Flow
+from ecluse.engine.model.flow import Flow
 from ecluse.engine.pruning import Limits
 
 ERASED = "[erased]"

@@ -16,7 +16,7 @@ from ecluse.base.ids import item_event_id
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection, is_away, together
 from ecluse.engine import run_log, runs
-from ecluse.engine.flow import NewItem, Run, Stage
+from ecluse.engine.model.flow import NewItem, Run, Stage
 
 log = structlog.get_logger(__name__)
 

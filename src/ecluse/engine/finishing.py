@@ -8,13 +8,13 @@ from datetime import datetime
 import structlog
 
 from ecluse.base.errors import EcluseError, PermanentError, TransientError, VendorError
-from ecluse.engine import counts
 from ecluse.engine.breakers import Spared
 from ecluse.engine.claim import Taken
 from ecluse.engine.committer import Finish
 from ecluse.engine.effects import Ended, again_or_never
-from ecluse.engine.flow import Stage, Write
-from ecluse.engine.retry import Retry, decide
+from ecluse.engine.model import counters
+from ecluse.engine.model.flow import Stage, Write
+from ecluse.engine.model.retry import Retry, decide
 from ecluse.engine.suspects import Suspicion
 
 log = structlog.get_logger(__name__)
@@ -44,7 +44,7 @@ def failed(
     code = error.code if isinstance(error, EcluseError) else "BUG"
     text = str(error) if isinstance(error, EcluseError) else f"{type(error).__name__}: {error}"
     if isinstance(error, VendorError):
-        counts.vendor_errors[item.flow, item.stage, code] += 1
+        counters.vendor_errors[item.flow, item.stage, code] += 1
     if isinstance(stage.work, Write) and (in_doubt or (effect is not None and effect.state == "unknown")):
         spared = None
         verdict = again_or_never(stage.work, verdict, now)

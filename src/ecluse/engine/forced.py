@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from ecluse.db.connect import Connection, Pool
 from ecluse.engine import closing, ending, run_log, runs
 from ecluse.engine.ending import Cause
-from ecluse.engine.flow import Flow
-from ecluse.engine.states import EndCause
+from ecluse.engine.model.flow import Flow
+from ecluse.engine.model.states import EndCause
 from ecluse.engine.waiters import ABANDONED
 
 TOGETHER = 200

@@ -17,7 +17,7 @@ from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
 from ecluse.engine import run_log, runs
 from ecluse.engine.fan_out import event_of
-from ecluse.engine.flow import Run, Stage
+from ecluse.engine.model.flow import Run, Stage
 from ecluse.engine.units import Counted
 
 STALL_POLLS = 3

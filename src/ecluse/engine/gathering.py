@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from ecluse.db.connect import Connection
-from ecluse.engine.flow import Item, WorkContext
+from ecluse.engine.model.flow import Item, WorkContext
 
 T = TypeVar("T")
 APART_SECONDS = 0.01  # between two questions; whoever comes first does not wait for others

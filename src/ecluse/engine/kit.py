@@ -23,14 +23,14 @@ from ecluse.db.listen import Hear, listen
 from ecluse.db.pools import CLAIMING, SIZE
 from ecluse.engine import closing, orchestration, reading, runs, targets
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
-from ecluse.engine.flow import Flow, NewItem, Stage, Tell, WorkContext
 from ecluse.engine.lanes import LANES_CHANNEL, Lanes
+from ecluse.engine.model.flow import Flow, NewItem, Stage, Tell, WorkContext
+from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox import OUTBOX_CHANNEL, Sink
 from ecluse.engine.paying import Paying
 from ecluse.engine.publisher import Publisher
 from ecluse.engine.replicas import Heart
 from ecluse.engine.retention import Rule, keep_pruning
-from ecluse.engine.roles import ROLES, Role
 from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
 from ecluse.engine.slots import Rules
 from ecluse.engine.story import Story, lead

@@ -35,7 +35,7 @@ from ecluse.engine.breakers import (
     tally,
 )
 from ecluse.engine.claim import Taken
-from ecluse.engine.flow import Flow, Item
+from ecluse.engine.model.flow import Flow, Item
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ import structlog
 
 from ecluse.db.connect import Pool
 from ecluse.engine.committer import Finish
-from ecluse.engine.flow import Over, Stage, Tell
+from ecluse.engine.model.flow import Over, Stage, Tell
 
 log = structlog.get_logger(__name__)
 

@@ -24,7 +24,7 @@ from sqlalchemy import exc
 from ecluse.base.ids import workflow_id
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import Connection, is_away, one_line, open_blocking_session
-from ecluse.engine.flow import Run
+from ecluse.engine.model.flow import Run
 
 log = structlog.get_logger(__name__)
 

@@ -23,7 +23,7 @@ import structlog
 from ecluse.db.connect import Connection, Pool, is_away, one_line
 from ecluse.engine import pruning
 from ecluse.engine.aged import Aged, Old
-from ecluse.engine.flow import Flow, KeyedWrite
+from ecluse.engine.model.flow import Flow, KeyedWrite
 from ecluse.engine.pruning import Limits
 
 log = structlog.get_logger(__name__)

@@ -19,8 +19,8 @@ from ecluse.base.ids import retry_id
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.engine import outbox
-from ecluse.engine.flow import Flow, Run
-from ecluse.engine.states import State, cause_in_words
+from ecluse.engine.model.flow import Flow, Run
+from ecluse.engine.model.states import State, cause_in_words
 
 RUNS_CHANNEL = "ecluse_runs"
 ENDED_CHANNEL = "ecluse_ended"

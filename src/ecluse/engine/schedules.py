@@ -19,7 +19,7 @@ from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
 from ecluse.engine import runs
-from ecluse.engine.flow import Flow
+from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs import TENANT, Start, Started
 from ecluse.engine.slots import MOST_SLOTS
 

@@ -13,7 +13,7 @@ import structlog
 from ecluse.db.connect import Pool
 from ecluse.engine import run_log
 from ecluse.engine.effects import Ended, conclude, plain, settle
-from ecluse.engine.flow import AbsoluteWrite, Flow, Item, WorkContext
+from ecluse.engine.model.flow import AbsoluteWrite, Flow, Item, WorkContext
 
 log = structlog.get_logger(__name__)
 

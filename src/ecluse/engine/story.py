@@ -13,9 +13,10 @@ import psycopg
 from ecluse.base.crash import after_step, crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import counts, ending, gate, orchestration, run_log, runs, targets
+from ecluse.engine import ending, gate, orchestration, run_log, runs, targets
 from ecluse.engine.fan_out import Priority, fan_out
-from ecluse.engine.flow import Flow, Run, Source, Stage, Tell
+from ecluse.engine.model import counters
+from ecluse.engine.model.flow import Flow, Run, Source, Stage, Tell
 from ecluse.engine.units import Counted
 
 P = ParamSpec("P")
@@ -150,7 +151,7 @@ async def _look(
         seen = await gate.look(connection, run, stage)
     else:
         seen = await gate.look_at_units(connection, run, stage, await units.count(connection, run))
-    counts.gate_looks[run.flow, stage.name] += 1
+    counters.gate_looks[run.flow, stage.name] += 1
     if seen.run_ended:
         return "run ended", 0.0
     decision = gate.decide(seen, stage)

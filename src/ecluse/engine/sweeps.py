@@ -13,7 +13,7 @@ import structlog
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Pool, one_line
 from ecluse.engine import closing, forced, leases, orchestration, runs, settling
-from ecluse.engine.flow import Flow, WorkContext
+from ecluse.engine.model.flow import Flow, WorkContext
 from ecluse.engine.worker import Worker
 
 log = structlog.get_logger(__name__)

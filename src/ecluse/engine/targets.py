@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection
 from ecluse.engine import outbox
-from ecluse.engine.flow import NewItem, Run
+from ecluse.engine.model.flow import NewItem, Run
 
 SELECT = """
 WITH t AS MATERIALIZED (

@@ -20,7 +20,7 @@ from ecluse.base.cron import ZONE_RULES
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine import orchestration, runs
-from ecluse.engine.flow import Flow
+from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs import Start
 from ecluse.engine.slots import Decision, Rules, Schedule, decide, event_key
 from ecluse.engine.sweeps import patience

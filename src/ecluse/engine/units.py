@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from ecluse.db.connect import Connection
-from ecluse.engine.flow import Run
+from ecluse.engine.model.flow import Run
 
 
 @dataclass(frozen=True)

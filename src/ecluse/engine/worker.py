@@ -20,15 +20,16 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import claim, counts, finishing, suspects
+from ecluse.engine import claim, finishing, suspects
 from ecluse.engine.claim import AHEAD_SECONDS, Claimant, Taken
 from ecluse.engine.closer import Closer
 from ecluse.engine.committer import Committer, Finish
 from ecluse.engine.effects import LATER, Ended, Fenced, Performer
 from ecluse.engine.finishing import later
-from ecluse.engine.flow import Done, Flow, Ignored, Item, Postponed, Result, Stage, Tell, WorkContext, Write
 from ecluse.engine.hands import Hand, Hands
 from ecluse.engine.lanes import Closed, Lanes
+from ecluse.engine.model import counters
+from ecluse.engine.model.flow import Done, Flow, Ignored, Item, Postponed, Result, Stage, Tell, WorkContext, Write
 from ecluse.engine.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
 from ecluse.engine.paying import Paying
 from ecluse.engine.suspects import Suspicion
@@ -251,7 +252,7 @@ class Worker:
                 finish = later(stage, taken)
             else:
                 hand.deadline = asyncio.get_running_loop().time() + limit
-                with counts.timed(taken.item.flow, stage.name):
+                with counters.timed(taken.item.flow, stage.name):
                     finish = await self._try(stage, taken)
         except Closed:
             finish = later(stage, taken)

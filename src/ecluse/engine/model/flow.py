@@ -17,9 +17,9 @@ from ecluse.base.ids import item_event_id
 from ecluse.base.trace import Tracer
 from ecluse.db.connect import Connection, Pool
 from ecluse.engine.breakers import Breaker
+from ecluse.engine.model.retry import RetryPolicy
+from ecluse.engine.model.states import PLAIN, Words
 from ecluse.engine.outbox import Event
-from ecluse.engine.retry import RetryPolicy
-from ecluse.engine.states import PLAIN, Words
 
 if TYPE_CHECKING:
     from ecluse.engine.story import Story
