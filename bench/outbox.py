@@ -26,8 +26,8 @@ from ecluse.base import logging
 from ecluse.db.connect import normalise, pool
 from ecluse.db.listen import listen
 from ecluse.engine import Event, PublishedEvent, write_events
-from ecluse.engine.outbox import OUTBOX_CHANNEL
-from ecluse.engine.publisher import Publisher
+from ecluse.engine.outbox.events import OUTBOX_CHANNEL
+from ecluse.engine.outbox.publisher import Publisher
 from ecluse.migrations.runner import upgrade
 
 WRITERS = 8

@@ -17,8 +17,8 @@ from psycopg.conninfo import make_conninfo
 from ecluse.base import logging
 from ecluse.db.listen import listen
 from ecluse.engine import PublishedEvent
-from ecluse.engine.outbox import OUTBOX_CHANNEL
-from ecluse.engine.publisher import Publisher
+from ecluse.engine.outbox.events import OUTBOX_CHANNEL
+from ecluse.engine.outbox.publisher import Publisher
 
 
 async def main(dsn: str, name: str, told: Path, *, freeze: bool) -> None:

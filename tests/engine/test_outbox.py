@@ -13,7 +13,7 @@ from ecluse.base.errors import PermanentError
 from ecluse.db.connect import Pool
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Done, Event, Start, insert_run, read_published, write_events
-from ecluse.engine.outbox import tell
+from ecluse.engine.outbox.events import tell
 from tests.engine.flows import flow, run_to_end, stage, until
 
 EVENTS = "SELECT event_type, event_key, payload, aggregate, correlation_id FROM events_outbox ORDER BY id"

@@ -19,8 +19,8 @@ import pytest
 
 from ecluse.db import listen as listening
 from ecluse.engine import Event, PublishedEvent, write_events
-from ecluse.engine.outbox import OUTBOX_CHANNEL
-from ecluse.engine.publisher import EVENTS_CHANNEL, Publisher
+from ecluse.engine.outbox.events import OUTBOX_CHANNEL
+from ecluse.engine.outbox.publisher import EVENTS_CHANNEL, Publisher
 from tests.engine.flows import until
 from tests.faults.wire import bad_wire
 from tests.servers import address

@@ -57,8 +57,8 @@ from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, Words, cause_in_words, terminal_state
 from ecluse.engine.opening import give_up, open_stage, wake_workers
-from ecluse.engine.outbox import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
-from ecluse.engine.outbox import write as write_events
+from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
+from ecluse.engine.outbox.events import write as write_events
 from ecluse.engine.pausing import Moved
 from ecluse.engine.pausing import needing as needing_lane
 from ecluse.engine.pausing import pause as pause_lane

@@ -12,10 +12,11 @@ from psycopg.rows import class_row
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import leases, outbox, runs, units
+from ecluse.engine import leases, runs, units
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.model.states import ON_REQUEST, STOPPED, EndCause, State, cause_in_words, ended_as
+from ecluse.engine.outbox import events
 from ecluse.engine.waiters import MARK_ABANDONED
 
 FEW = 500  # targets
@@ -199,9 +200,9 @@ async def end_many(
             await record()
         for what, wanted in (("completed", True), ("failed", False)):
             if of_these := [one.run.id for one in ended if (one.cause.cause == "normal") is wanted]:
-                await outbox.tell(connection, of_these, what)  # type: ignore[arg-type]
+                await events.tell(connection, of_these, what)  # type: ignore[arg-type]
         if flow.ended is not None:
-            await outbox.write(connection, await flow.ended(connection, [one.run for one in ended]))
+            await events.write(connection, await flow.ended(connection, [one.run for one in ended]))
     for one, to_word in zip(ended, to_words, strict=True):
         counters.runs_ended[flow.name, one.state] += 1
         facts = {

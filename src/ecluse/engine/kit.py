@@ -26,9 +26,9 @@ from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.lanes import LANES_CHANNEL, Lanes
 from ecluse.engine.model.flow import Flow, NewItem, Stage, Tell, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
-from ecluse.engine.outbox import OUTBOX_CHANNEL, Sink
+from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
+from ecluse.engine.outbox.publisher import Publisher
 from ecluse.engine.paying import Paying
-from ecluse.engine.publisher import Publisher
 from ecluse.engine.replicas import Heart
 from ecluse.engine.retention import Rule, keep_pruning
 from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started

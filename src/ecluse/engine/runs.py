@@ -18,9 +18,9 @@ from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.ids import retry_id
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.engine import outbox
 from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.model.states import State, cause_in_words
+from ecluse.engine.outbox import events
 
 RUNS_CHANNEL = "ecluse_runs"
 ENDED_CHANNEL = "ecluse_ended"
@@ -64,7 +64,7 @@ WITH r AS (
         orchestrated boolean, status text, state text, input jsonb, correlation text, schedule bigint, redrive bigint)
     ORDER BY tenant, key
     ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING RETURNING *),
-{outbox.OF_RUNS}{outbox.WRITTEN_FIRST}
+{events.OF_RUNS}{events.WRITTEN_FIRST}
 SELECT id, tenant_id, flow, event_key, input, correlation_id, schedule_id FROM r
 """  # noqa: S608 - our own names
 

@@ -9,8 +9,8 @@ from pydantic_core import to_json
 
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection
-from ecluse.engine import outbox
 from ecluse.engine.model.flow import NewItem, Run
+from ecluse.engine.outbox import events
 
 SELECT = """
 WITH t AS MATERIALIZED (
@@ -39,7 +39,7 @@ async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]
     async with connection.transaction():
         cursor = await connection.execute(SELECT, {"rows": to_json(rows).decode(), "runs": list(targets)})
         if chosen := [row[0] for row in await cursor.fetchall()]:
-            await outbox.tell(connection, chosen, "selected")
+            await events.tell(connection, chosen, "selected")
 
 
 async def how_many_selected(connection: Connection, run_id: int) -> int:

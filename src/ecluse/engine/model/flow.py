@@ -19,7 +19,7 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.engine.breakers import Breaker
 from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.states import PLAIN, Words
-from ecluse.engine.outbox import Event
+from ecluse.engine.outbox.events import Event
 
 if TYPE_CHECKING:
     from ecluse.engine.story import Story

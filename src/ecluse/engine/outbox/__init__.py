@@ -1,0 +1,1 @@
+"""Events that are written with the fact they announce, and their publisher."""
