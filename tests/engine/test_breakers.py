@@ -15,7 +15,7 @@ import pytest
 
 from ecluse.base.errors import NotSentError, TransientError
 from ecluse.engine import VENDOR_DOWN, Done, Item, Lane, Result, RetryPolicy, Start, WorkContext, list_lanes, why
-from ecluse.engine.breakers import TRIGGERED
+from ecluse.engine.lanes.breaker import TRIGGERED
 from tests.engine.flows import PATIENCE, Shop, flow, keys, stage, started, until
 
 QUICK = replace(

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, Story, WorkContext
+from ecluse.engine.lanes.pause import pause
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.pausing import pause
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, open_board, run_to_end, stage, until
 
 JITTER = 0.03  # of a shared, busy machine between a permit and the call; a limiter that bunches is off by more

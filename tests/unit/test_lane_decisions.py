@@ -9,7 +9,8 @@ import pytest
 
 from ecluse.base.errors import NotSentError, PermanentError, TransientError
 from ecluse.engine import Breaker, Lane, Stage
-from ecluse.engine.breakers import (
+from ecluse.engine.causes import Facts, cause_of, detail_in_line, expected, grouped, merged, summary
+from ecluse.engine.lanes.breaker import (
     NONE,
     OUTAGES,
     TRIGGERED,
@@ -22,7 +23,6 @@ from ecluse.engine.breakers import (
     is_spared,
     tally,
 )
-from ecluse.engine.causes import Facts, cause_of, detail_in_line, expected, grouped, merged, summary
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from ecluse.engine import erasing, reading, retention
 from ecluse.engine.aged import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
-from ecluse.engine.breakers import VENDOR_DOWN, Breaker
 from ecluse.engine.causes import BLOCKING, Cause
 from ecluse.engine.ending import CANCELLED
 from ecluse.engine.fan_out import Priority
 from ecluse.engine.gate import Look, Redispatch, Wait
 from ecluse.engine.gathering import Looks
-from ecluse.engine.lanes import list_lanes
+from ecluse.engine.lanes.breaker import VENDOR_DOWN, Breaker
+from ecluse.engine.lanes.pause import Moved
+from ecluse.engine.lanes.pause import needing as needing_lane
+from ecluse.engine.lanes.pause import pause as pause_lane
+from ecluse.engine.lanes.pause import resume as resume_lane
+from ecluse.engine.lanes.registry import list_lanes
 from ecluse.engine.leases import (
     Held,
     Lease,
@@ -59,10 +63,6 @@ from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, Words, c
 from ecluse.engine.opening import give_up, open_stage, wake_workers
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox.events import write as write_events
-from ecluse.engine.pausing import Moved
-from ecluse.engine.pausing import needing as needing_lane
-from ecluse.engine.pausing import pause as pause_lane
-from ecluse.engine.pausing import resume as resume_lane
 from ecluse.engine.previews import preview_end
 from ecluse.engine.redrives import first_of, redrives_of, standing
 from ecluse.engine.retention import OldRuns, Rule

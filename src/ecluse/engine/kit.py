@@ -23,7 +23,7 @@ from ecluse.db.listen import Hear, listen
 from ecluse.db.pools import CLAIMING, SIZE
 from ecluse.engine import closing, orchestration, reading, runs, targets
 from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
-from ecluse.engine.lanes import LANES_CHANNEL, Lanes
+from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
 from ecluse.engine.model.flow import Flow, NewItem, Stage, Tell, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink

@@ -27,7 +27,7 @@ from ecluse.engine.committer import Committer, Finish
 from ecluse.engine.effects import LATER, Ended, Fenced, Performer
 from ecluse.engine.finishing import later
 from ecluse.engine.hands import Hand, Hands
-from ecluse.engine.lanes import Closed, Lanes
+from ecluse.engine.lanes.registry import Closed, Lanes
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Done, Flow, Ignored, Item, Postponed, Result, Stage, Tell, WorkContext, Write
 from ecluse.engine.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace

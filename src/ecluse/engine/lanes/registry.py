@@ -19,8 +19,9 @@ from psycopg.rows import dict_row
 from ecluse.base.clock import Clock
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away, one_line
-from ecluse.engine import breakers, lane_log
-from ecluse.engine.breakers import (
+from ecluse.engine.claim import Taken
+from ecluse.engine.lanes import breaker, lane_log
+from ecluse.engine.lanes.breaker import (
     HOLD,
     NONE,
     Breaker,
@@ -34,7 +35,6 @@ from ecluse.engine.breakers import (
     is_spared,
     tally,
 )
-from ecluse.engine.claim import Taken
 from ecluse.engine.model.flow import Flow, Item
 
 log = structlog.get_logger(__name__)
@@ -199,7 +199,7 @@ class Lanes:
                 if counted := [one for one in heard if one.counts is not None]:
                     # Not again if the answer is lost: a count too few is harmless, one too many is not.
                     self._heard[: len(heard)] = [one._replace(counts=None) for one in heard]
-                    for change in await breakers.count(connection, counted, self._breakers):
+                    for change in await breaker.count(connection, counted, self._breakers):
                         self._untold.put_nowait(change)
                     self.stir()
                 for one in heard:

@@ -12,7 +12,7 @@ from psycopg.rows import class_row
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine.lane_log import tell_runs
+from ecluse.engine.lanes.lane_log import tell_runs
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,1 @@
+"""Lanes to vendors: caps, rates, holds, breakers, pauses."""
