@@ -28,9 +28,9 @@ from ecluse.base import logging
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection, normalise
 from ecluse.engine import Done, Flow, Item, Kit, Lane, NewItem, Priority, Result, RetryPolicy, Stage, Start, WorkContext
-from ecluse.engine.fan_out import fan_out
-from ecluse.engine.runs import begin, insert
-from ecluse.engine.targets import select
+from ecluse.engine.runs.fan_out import fan_out
+from ecluse.engine.runs.lifecycle import begin, insert
+from ecluse.engine.runs.targets import select
 from ecluse.migrations.runner import upgrade
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList

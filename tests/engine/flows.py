@@ -38,7 +38,7 @@ from ecluse.engine import (
     insert_run,
 )
 from ecluse.engine.claim import Claimant, Taken, claim_capped, claim_free
-from ecluse.engine.fan_out import fan_out
+from ecluse.engine.runs.fan_out import fan_out
 
 QUICK = RetryPolicy(executions=3, base=0.01)
 PATIENCE = timedelta(seconds=30)

@@ -11,9 +11,9 @@ import pytest
 
 from ecluse.base.errors import TransientError
 from ecluse.engine import Done, Item, NewItem, Result, RetryPolicy, Start, Story, WorkContext
-from ecluse.engine.fan_out import fan_out
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.runs import RunEnded
+from ecluse.engine.runs.fan_out import fan_out
+from ecluse.engine.runs.lifecycle import RunEnded
 from tests.engine.flows import PATIENCE, Targets, flow, keys, open_board, run_to_end, stage
 
 RECORD = """

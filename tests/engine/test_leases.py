@@ -29,7 +29,7 @@ from ecluse.engine import (
     release_lease,
     still_mine,
 )
-from ecluse.engine.runs import RunEnded
+from ecluse.engine.runs.lifecycle import RunEnded
 from tests.engine.flows import flow, stage, until
 
 TTL = timedelta(seconds=120)

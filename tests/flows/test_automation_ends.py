@@ -12,7 +12,7 @@ from ecluse import bootstrap, settings
 from ecluse.engine import load_run
 from ecluse.engine.forced import end_stale
 from ecluse.engine.gate import open_units
-from ecluse.engine.runs import RunEnded
+from ecluse.engine.runs.lifecycle import RunEnded
 from ecluse.flows.automation import filtering, selecting, snapshot
 from ecluse.flows.automation import flow as story
 from ecluse.flows.automation.config import Config

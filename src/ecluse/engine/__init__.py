@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ecluse.engine import erasing, reading, retention
 from ecluse.engine.aged import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
 from ecluse.engine.causes import BLOCKING, Cause
-from ecluse.engine.ending import CANCELLED
-from ecluse.engine.fan_out import Priority
 from ecluse.engine.gate import Look, Redispatch, Wait
 from ecluse.engine.gathering import Looks
 from ecluse.engine.lanes.breaker import VENDOR_DOWN, Breaker
@@ -19,18 +17,6 @@ from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane
 from ecluse.engine.lanes.pause import resume as resume_lane
 from ecluse.engine.lanes.registry import list_lanes
-from ecluse.engine.leases import (
-    Held,
-    Lease,
-    LeaseLost,
-    force_release,
-    hold_for_runs,
-    holders,
-    list_leases,
-    still_mine,
-)
-from ecluse.engine.leases import acquire as acquire_lease
-from ecluse.engine.leases import release as release_lease
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import (
     AbsoluteWrite,
@@ -60,18 +46,36 @@ from ecluse.engine.model.flow import (
 from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, Words, cause_in_words, terminal_state
-from ecluse.engine.opening import give_up, open_stage, wake_workers
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox.events import write as write_events
 from ecluse.engine.previews import preview_end
 from ecluse.engine.redrives import first_of, redrives_of, standing
 from ecluse.engine.retention import OldRuns, Rule
-from ecluse.engine.runs import TENANT, Start, Started, announce, keep_open, lock_open, note_errors
-from ecluse.engine.runs import begin_many as begin_runs
-from ecluse.engine.runs import insert as insert_run
-from ecluse.engine.runs import insert_many as insert_runs
-from ecluse.engine.runs import load as load_run
-from ecluse.engine.runs import load_many as load_runs
+from ecluse.engine.runs.fan_out import Priority
+from ecluse.engine.runs.finalize import CANCELLED
+from ecluse.engine.runs.leases import (
+    Held,
+    Lease,
+    LeaseLost,
+    force_release,
+    hold_for_runs,
+    holders,
+    list_leases,
+    still_mine,
+)
+from ecluse.engine.runs.leases import acquire as acquire_lease
+from ecluse.engine.runs.leases import release as release_lease
+from ecluse.engine.runs.lifecycle import TENANT, Start, Started, announce, keep_open, lock_open, note_errors
+from ecluse.engine.runs.lifecycle import begin_many as begin_runs
+from ecluse.engine.runs.lifecycle import insert as insert_run
+from ecluse.engine.runs.lifecycle import insert_many as insert_runs
+from ecluse.engine.runs.lifecycle import load as load_run
+from ecluse.engine.runs.lifecycle import load_many as load_runs
+from ecluse.engine.runs.stages import give_up, open_stage, wake_workers
+from ecluse.engine.runs.targets import Settled, open_targets, settle_targets
+from ecluse.engine.runs.targets import select as select_targets
+from ecluse.engine.runs.units import Counted
+from ecluse.engine.runs.waiters import Waiter, put_waiters
 from ecluse.engine.schedules import (
     NewSchedule,
     create_schedule,
@@ -85,10 +89,6 @@ from ecluse.engine.schedules import (
 )
 from ecluse.engine.slots import Rules
 from ecluse.engine.stalls import Stall, is_quiet, stalls
-from ecluse.engine.targets import Settled, open_targets, settle_targets
-from ecluse.engine.targets import select as select_targets
-from ecluse.engine.units import Counted
-from ecluse.engine.waiters import Waiter, put_waiters
 from ecluse.engine.waiting import RunWaits, Waiting, why, why_run
 from ecluse.engine.workflow_rows import WORKFLOWS
 

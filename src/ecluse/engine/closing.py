@@ -13,9 +13,10 @@ import structlog
 from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import workflow_id
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import ending, gate, orchestration, runs
-from ecluse.engine.ending import Cause
+from ecluse.engine import gate, orchestration
 from ecluse.engine.model.flow import Flow, Run
+from ecluse.engine.runs import finalize, lifecycle
+from ecluse.engine.runs.finalize import Cause
 from ecluse.engine.story import gate_topic
 
 log = structlog.get_logger(__name__)
@@ -63,20 +64,20 @@ async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_
     """Those of these self-closing runs of which nothing is open any more."""
     if not run_ids:
         return
-    over = await ending.complete(connection, run_ids)
+    over = await finalize.complete(connection, run_ids)
     for name in sorted({run.flow for run in over}):
         mine = [run for run in over if run.flow == name]
         await end_together(connection, flows[name], mine)
         await _hint_parents(connection, mine)
 
 
-async def end_together(connection: Connection, flow: Flow, over: Sequence[Run], cause: Cause = ending.NORMAL) -> None:
+async def end_together(connection: Connection, flow: Flow, over: Sequence[Run], cause: Cause = finalize.NORMAL) -> None:
     """If that fails, one by one. A run that cannot be ended is logged: it keeps no other run open, and the sweeps that
     find it again and again go on."""
     if len(over) > 1:
         try:
             for start in range(0, len(over), TOGETHER):
-                await ending.end_many(connection, flow, over[start : start + TOGETHER], cause)
+                await finalize.end_many(connection, flow, over[start : start + TOGETHER], cause)
         except Exception as error:  # the edge of the flow's own ending
             if is_away(error):
                 raise
@@ -85,7 +86,7 @@ async def end_together(connection: Connection, flow: Flow, over: Sequence[Run], 
             return
     for run in over:
         with apart(run.id):
-            await ending.end_many(connection, flow, [run], cause)
+            await finalize.end_many(connection, flow, [run], cause)
 
 
 # After the commit, so that of two who end the last two children, at least one sees that there is none left.
@@ -134,7 +135,7 @@ async def end_by_operator(
     if not reason.strip():
         raise InvalidInput("say why the run is ended: the reason stays with it")
     gates = await (await connection.execute(WAITING, (run.id,))).fetchall()
-    ended = await ending.end(connection, flow, run, cause="operator", reason=reason.strip(), by=by, record=record)
+    ended = await finalize.end(connection, flow, run, cause="operator", reason=reason.strip(), by=by, record=record)
     for (stage,) in gates if ended and flow.story is not None else ():
         await _hint(connection, workflow_id(run.tenant_id, run.event_key), gate_topic(stage))
     return ended
@@ -146,9 +147,9 @@ async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
         page = [row[0] for row in await (await connection.execute(SELF_CLOSING, (list(flows), after))).fetchall()]
         for run_id, stage in await (await connection.execute(OVERDUE, (page,))).fetchall() if page else ():
             with apart(run_id):
-                run = await runs.load(connection, run_id)
+                run = await lifecycle.load(connection, run_id)
                 await gate.end(connection, run, flows[run.flow].stage(stage), "timeout")
-                await ending.end(connection, flows[run.flow], run)
+                await finalize.end(connection, flows[run.flow], run)
         await close_complete(connection, flows, page)
     return page[-1] if len(page) == PAGE else 0
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ecluse.db.connect import Connection, Pool
-from ecluse.engine import closing, ending, run_log, runs
-from ecluse.engine.ending import Cause
+from ecluse.engine import closing
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.model.states import EndCause
-from ecluse.engine.waiters import ABANDONED
+from ecluse.engine.runs import finalize, lifecycle, run_log
+from ecluse.engine.runs.finalize import Cause
+from ecluse.engine.runs.waiters import ABANDONED
 
 TOGETHER = 200
 
@@ -79,7 +80,7 @@ async def _end_those_left(
     await connection.execute(LOCK, (list(some),))
     still: dict[int, bool] = dict(await (await connection.execute(STILL, (list(some),))).fetchall())
     await connection.execute(GO_ON, ([one for one, abandoned in still.items() if not abandoned],))
-    left = await runs.load_many(connection, [one for one, abandoned in still.items() if abandoned])
+    left = await lifecycle.load_many(connection, [one for one, abandoned in still.items() if abandoned])
     cause = Cause("parent", None, f"run {run_id}, which waited for it, ended: {why}", f"run:{run_id}")
     for name in sorted({run.flow for run in left}):
         await closing.end_together(connection, flows[name], [run for run in left if run.flow == name], cause)
@@ -104,6 +105,6 @@ async def end_one(
     connection: Connection, flows: Mapping[str, Flow], run_id: int, cause: EndCause, code: str, why: str
 ) -> None:
     """One that cannot be ended does not keep the others."""
-    run = await runs.load(connection, run_id)
+    run = await lifecycle.load(connection, run_id)
     with closing.apart(run_id):
-        await ending.end(connection, flows[run.flow], run, cause=cause, code=code, reason=why)
+        await finalize.end(connection, flows[run.flow], run, cause=cause, code=code, reason=why)

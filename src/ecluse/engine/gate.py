@@ -15,10 +15,10 @@ from psycopg.rows import class_row
 
 from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
-from ecluse.engine import run_log, runs
-from ecluse.engine.fan_out import event_of
 from ecluse.engine.model.flow import Run, Stage
-from ecluse.engine.units import Counted
+from ecluse.engine.runs import lifecycle, run_log
+from ecluse.engine.runs.fan_out import event_of
+from ecluse.engine.runs.units import Counted
 
 STALL_POLLS = 3
 FIRST_PAUSE = timedelta(seconds=1)
@@ -207,8 +207,8 @@ async def open_units(connection: Connection, run: Run, stage: Stage) -> None:
     limits = {"budget": stage.retry.executions, "rounds": stage.rounds, "max_wait": stage.max_wait}
     given = {"run": run.id, "stage": stage.name, **limits}
     opened = await connection.execute(OPEN_UNITS, given)
-    if not opened.rowcount and await runs.has_ended(connection, run.id):
-        raise runs.RunEnded
+    if not opened.rowcount and await lifecycle.has_ended(connection, run.id):
+        raise lifecycle.RunEnded
 
 
 async def look_at_units(connection: Connection, run: Run, stage: Stage, counted: Counted) -> Look:

@@ -21,8 +21,7 @@ from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
 from ecluse.db.pools import CLAIMING, SIZE
-from ecluse.engine import closing, orchestration, reading, runs, targets
-from ecluse.engine.fan_out import WORK_CHANNEL, fan_out
+from ecluse.engine import closing, orchestration, reading
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
 from ecluse.engine.model.flow import Flow, NewItem, Stage, Tell, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
@@ -31,7 +30,9 @@ from ecluse.engine.outbox.publisher import Publisher
 from ecluse.engine.paying import Paying
 from ecluse.engine.replicas import Heart
 from ecluse.engine.retention import Rule, keep_pruning
-from ecluse.engine.runs import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
+from ecluse.engine.runs import lifecycle, targets
+from ecluse.engine.runs.fan_out import WORK_CHANNEL, fan_out
+from ecluse.engine.runs.lifecycle import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
 from ecluse.engine.slots import Rules
 from ecluse.engine.story import Story, lead
 from ecluse.engine.sweeps import ForcedEnds, Sweeps, patience, set_clock
@@ -206,9 +207,9 @@ class Kit:
     async def start_run(self, start: Start) -> Started:
         """Commit the run, then lead it from here, if we lead runs; what a crash in between leaves, a sweep starts."""
         async with self.pool.connection() as connection:
-            started = await runs.insert(connection, start)
+            started = await lifecycle.insert(connection, start)
             if self.worker is None:
-                await runs.announce(connection)
+                await lifecycle.announce(connection)
         crashpoint("after run insert")
         if self.worker is not None and not started.deduplicated and start.flow.story is not None:
             await orchestration.start(started.run)
@@ -217,9 +218,9 @@ class Kit:
     async def start_items(self, start: Start, stage: Stage, items: Sequence[NewItem]) -> Started:
         """A run that is only items, in one commit: nobody leads it, and it ends when its last item is finished."""
         async with self.pool.connection() as connection, connection.transaction():
-            started = await runs.insert(connection, start)
+            started = await lifecycle.insert(connection, start)
             if not started.deduplicated:
-                await runs.begin_many(connection, start.flow, [started.run])
+                await lifecycle.begin_many(connection, start.flow, [started.run])
                 await targets.select(connection, {started.run.id: items})
                 await fan_out(connection, started.run, stage, items, chunk=self.chunk)
         return started
@@ -228,7 +229,7 @@ class Kit:
         """At once: nothing more of it is started, nor of the runs that only it waits for. False if it had ended
         already."""
         async with self.pool.connection() as connection:
-            run = await runs.load(connection, run_id)
+            run = await lifecycle.load(connection, run_id)
             return await closing.end_by_operator(connection, self.flow(run.flow), run, reason, by=by)
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> dict[str, object]:
@@ -240,7 +241,7 @@ class Kit:
             left = deadline - self.clock.monotonic()
             with patience("waiting for a run") if left > 0 else nullcontext():
                 async with self.pool.connection() as connection:
-                    if left <= 0 or await runs.has_ended(connection, run_id):
+                    if left <= 0 or await lifecycle.has_ended(connection, run_id):
                         return await reading.show_run(connection, None, run_id)
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, WAIT_POLL_SECONDS)):
@@ -253,7 +254,7 @@ class Kit:
 
     async def _lead(self, run_id: int) -> None:
         async with self.pool.connection() as connection:
-            run = await runs.load(connection, run_id)
+            run = await lifecycle.load(connection, run_id)
         if run.flow not in self.by_name:
             raise orchestration.NotHere(f"flow {run.flow!r} is not loaded")
         await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, tell=self.live))

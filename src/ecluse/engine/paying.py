@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from ecluse.db.connect import Pool
-from ecluse.engine.leases import Held, Lease, acquire, release
 from ecluse.engine.model.flow import Item
+from ecluse.engine.runs.leases import Held, Lease, acquire, release
 
 # At most so many notes of a kind: one per crash, however often it is tried afterwards.
 NOTE = """

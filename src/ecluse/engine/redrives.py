@@ -9,7 +9,7 @@ from typing import Any
 from psycopg.rows import dict_row
 
 from ecluse.db.connect import Connection
-from ecluse.engine.ending import CANCELLED
+from ecluse.engine.runs.finalize import CANCELLED
 
 CHAIN = """
 WITH RECURSIVE chain AS (

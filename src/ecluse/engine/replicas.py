@@ -18,7 +18,7 @@ import structlog
 
 from ecluse.db.connect import is_away, one_line, open_blocking_session
 from ecluse.engine import orchestration
-from ecluse.engine.leases import RENEW
+from ecluse.engine.runs.leases import RENEW
 from ecluse.engine.suspects import take_over
 
 log = structlog.get_logger(__name__)

@@ -18,9 +18,9 @@ from ecluse.base.cron import ZONE_RULES
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
-from ecluse.engine import runs
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.runs import TENANT, Start, Started
+from ecluse.engine.runs import lifecycle
+from ecluse.engine.runs.lifecycle import TENANT, Start, Started
 from ecluse.engine.slots import MOST_SLOTS
 
 LONGEST_NAME = 200
@@ -54,7 +54,7 @@ class NewSchedule:
             raise InvalidInput("overlap is wait or allow, catch_up is latest or skip")
         timetable("@daily" if self.cron is None else self.cron, self.timezone, self.window_start, self.window_end)
         given = {**vars(self), "flow": self.flow.name, "name": self.name.strip()}
-        return given | {"input": Jsonb(runs.valid_input(self.flow, self.input))}
+        return given | {"input": Jsonb(lifecycle.valid_input(self.flow, self.input))}
 
 
 TIMING = ("cron", "timezone", "window_start", "window_end", "enabled")
@@ -157,7 +157,7 @@ async def fire_by_hand(
         key = flow.slot_key.format(schedule=schedule_id, due=f"manual-{uuid.uuid4()}")
         given = row["input"] if input is None else input
         wanted = start(Start(flow, key, tenant_id, given, schedule_id=schedule_id))
-        started = await runs.insert(connection, wanted)
+        started = await lifecycle.insert(connection, wanted)
         if started.deduplicated:
             return started
         # A redrive belongs to its run: it is not the schedule's last one.
@@ -168,7 +168,7 @@ async def fire_by_hand(
             " THEN s.holding_run_id ELSE %(run)s END WHERE id = %(id)s",
             {"run": started.run.id, "redrive": wanted.redrive_of is not None, "id": schedule_id},
         )
-        await runs.announce(connection)
+        await lifecycle.announce(connection)
     return started
 
 

@@ -11,9 +11,9 @@ from uuid import UUID
 import structlog
 
 from ecluse.db.connect import Pool
-from ecluse.engine import run_log
 from ecluse.engine.effects import Ended, conclude, plain, settle
 from ecluse.engine.model.flow import AbsoluteWrite, Flow, Item, WorkContext
+from ecluse.engine.runs import run_log
 
 log = structlog.get_logger(__name__)
 

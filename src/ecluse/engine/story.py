@@ -13,11 +13,12 @@ import psycopg
 from ecluse.base.crash import after_step, crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import ending, gate, orchestration, run_log, runs, targets
-from ecluse.engine.fan_out import Priority, fan_out
+from ecluse.engine import gate, orchestration
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Flow, Run, Source, Stage, Tell
-from ecluse.engine.units import Counted
+from ecluse.engine.runs import finalize, lifecycle, run_log, targets
+from ecluse.engine.runs.fan_out import Priority, fan_out
+from ecluse.engine.runs.units import Counted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,7 +100,7 @@ class Story:
         return await orchestration.patched(change)
 
     async def phase(self, name: str) -> None:
-        await self.once(f"phase-{name}", runs.set_phase, name)
+        await self.once(f"phase-{name}", lifecycle.set_phase, name)
 
     async def select(self, source: Source) -> int:
         """Fix the targets this run answers for. Returns how many. Only targets: what an item is to know of them (its
@@ -135,7 +136,7 @@ class Story:
         while True:
             verdict, seconds = await self.once(f"poll-{stage.name}-{looks}", _look, stage, looks == 0, seen, units)
             if verdict == "run ended":
-                raise runs.RunEnded
+                raise lifecycle.RunEnded
             if verdict != "wait":
                 crashpoint("after gate end")
                 return verdict
@@ -198,7 +199,7 @@ async def lead(story: Story) -> None:
             await flow.story(story)
         await story.once("finalize", _end, flow)
         crashpoint("after finalize")
-    except runs.RunEnded:
+    except lifecycle.RunEnded:
         run.trace.warn("the run was ended from outside")
     except Exception as error:  # the edge of the story: whatever went wrong in it, the run must say so
         if orchestration.not_the_storys(error):
@@ -209,12 +210,12 @@ async def lead(story: Story) -> None:
 
 
 async def _begin(connection: Connection, run: Run, flow: Flow) -> bool:
-    return await runs.begin(connection, flow, run)
+    return await lifecycle.begin(connection, flow, run)
 
 
 async def _end(connection: Connection, run: Run, flow: Flow) -> bool:
-    return await ending.end(connection, flow, run)
+    return await finalize.end(connection, flow, run)
 
 
 async def _abort(connection: Connection, run: Run, flow: Flow, code: str, reason: str) -> bool:
-    return await ending.end(connection, flow, run, cause="catastrophic", code=code, reason=reason)
+    return await finalize.end(connection, flow, run, cause="catastrophic", code=code, reason=reason)

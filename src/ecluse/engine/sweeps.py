@@ -12,8 +12,9 @@ import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Pool, one_line
-from ecluse.engine import closing, forced, leases, orchestration, runs, settling
+from ecluse.engine import closing, forced, orchestration, settling
 from ecluse.engine.model.flow import Flow, WorkContext
+from ecluse.engine.runs import leases, lifecycle
 from ecluse.engine.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -133,7 +134,7 @@ class Sweeps:
     async def _start_unstarted(self) -> None:
         async with self._pool.connection() as connection:
             cursor = await connection.execute(UNSTARTED, (list(self._flows),))
-            waiting = [await runs.load(connection, row[0]) for row in await cursor.fetchall()]
+            waiting = [await lifecycle.load(connection, row[0]) for row in await cursor.fetchall()]
         for run in waiting:
             await orchestration.start(run)
 

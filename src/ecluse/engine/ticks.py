@@ -19,9 +19,10 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.cron import ZONE_RULES
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import orchestration, runs
+from ecluse.engine import orchestration
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.runs import Start
+from ecluse.engine.runs import lifecycle
+from ecluse.engine.runs.lifecycle import Start
 from ecluse.engine.slots import Decision, Rules, Schedule, decide, event_key
 from ecluse.engine.sweeps import patience
 
@@ -158,7 +159,7 @@ async def _store(
     connection: Connection, flows: Mapping[str, Flow], decided: Sequence[tuple[Schedule, Decision]]
 ) -> list[Line]:
     starts = [_start(flows[one.flow], one, at) for one, decision in decided if (at := decision.fires) is not None]
-    started = await runs.insert_many(connection, starts) if starts else []
+    started = await lifecycle.insert_many(connection, starts) if starts else []
     run_ids = {(each.run.tenant_id, each.run.event_key): each.run.id for each in started}
     lines: list[Line] = []
     slots: list[dict[str, Any]] = []

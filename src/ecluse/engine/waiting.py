@@ -30,8 +30,8 @@ from ecluse.engine.causes import (
     merged,
     summary,
 )
+from ecluse.engine.runs.waiters import IN_FLIGHT, TREE
 from ecluse.engine.stalls import PROGRESS
-from ecluse.engine.waiters import IN_FLIGHT, TREE
 
 MOST_COUNTED = 20_000  # of those in line in a lane
 

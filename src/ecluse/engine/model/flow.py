@@ -22,8 +22,8 @@ from ecluse.engine.model.states import PLAIN, Words
 from ecluse.engine.outbox.events import Event
 
 if TYPE_CHECKING:
+    from ecluse.engine.runs.units import CountUnits
     from ecluse.engine.story import Story
-    from ecluse.engine.units import CountUnits
 
 
 GRACE = timedelta(minutes=15)

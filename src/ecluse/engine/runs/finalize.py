@@ -12,12 +12,12 @@ from psycopg.rows import class_row
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import leases, runs, units
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.model.states import ON_REQUEST, STOPPED, EndCause, State, cause_in_words, ended_as
 from ecluse.engine.outbox import events
-from ecluse.engine.waiters import MARK_ABANDONED
+from ecluse.engine.runs import leases, lifecycle, units
+from ecluse.engine.runs.waiters import MARK_ABANDONED
 
 FEW = 500  # targets
 CANCELLED = "CANCELLED"  # the code of a target that was never finished, of a run that was ended on request
@@ -192,8 +192,8 @@ async def end_many(
         for run_id, successful, failed, ignored, cancelled, seconds in await cursor.fetchall():
             tally = {"successful": successful, "failed": failed, "ignored": ignored, "cancelled": cancelled}
             ended.append(Ended(by_id[run_id], words[run_id][0], causes[run_id], tally, seconds))
-        moves = [runs.Move(one.run, one.from_word, one.state, one.facts, one.shown) for one in ended]
-        to_words = await runs.set_status(connection, flow, moves)
+        moves = [lifecycle.Move(one.run, one.from_word, one.state, one.facts, one.shown) for one in ended]
+        to_words = await lifecycle.set_status(connection, flow, moves)
         if forced := [one.run.id for one in ended if one.cause.cause != "normal"]:
             await connection.execute(MARK_ABANDONED, (forced,))
         if record is not None:

@@ -15,8 +15,8 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.ids import item_event_id
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection, is_away, together
-from ecluse.engine import run_log, runs
 from ecluse.engine.model.flow import NewItem, Run, Stage
+from ecluse.engine.runs import lifecycle, run_log
 
 log = structlog.get_logger(__name__)
 
@@ -99,8 +99,8 @@ async def fan_out(
     }
     limits = {"max_wait": stage.max_wait, "budget": stage.retry.executions, "rounds": stage.rounds}
     opened = await connection.execute(OPEN_STAGE, {**names, **limits})
-    if not opened.rowcount and await runs.has_ended(connection, run.id):
-        raise runs.RunEnded
+    if not opened.rowcount and await lifecycle.has_ended(connection, run.id):
+        raise lifecycle.RunEnded
     insert = INSERT_NEW if opened.rowcount else INSERT
     long = [item for item in items if len(item.key) > LONGEST_KEY or len(item.target or "") > LONGEST_KEY]
     for item in long:

@@ -17,8 +17,8 @@ from pydantic_core import to_json
 from ecluse.base.errors import EcluseError, InvalidInput
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
-from ecluse.engine import run_log
-from ecluse.engine.runs import RunEnded
+from ecluse.engine.runs import run_log
+from ecluse.engine.runs.lifecycle import RunEnded
 
 log = structlog.get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""The life of a run row: started once per event key, begun, selected (`ending.py` ends it). `set_status` is the
+"""The life of a run row: started once per event key, begun, selected (`finalize.py` ends it). `set_status` is the
 only writer of a run's status, by compare-and-set on the word it had."""
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ async def insert_many(connection: Connection, starts: Sequence[Start]) -> list[S
 
 async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run]) -> None:
     """Those for which there is nothing to do end here, too: no item of theirs will ever be finished."""
-    from ecluse.engine import ending  # which knows how runs begin
+    from ecluse.engine.runs import finalize  # which knows how runs begin
 
     await flow.begin(connection, begun)  # type: ignore[misc]
-    if idle := await ending.complete(connection, [run.id for run in begun]):
-        await ending.end_many(connection, flow, idle)
+    if idle := await finalize.complete(connection, [run.id for run in begun]):
+        await finalize.end_many(connection, flow, idle)
 
 
 async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:

@@ -11,10 +11,10 @@ from pydantic_core import to_json
 from ecluse.base.ids import item_event_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import runs, targets
 from ecluse.engine.committer import LOCK_RUNS
-from ecluse.engine.fan_out import HEAD_START, SAMPLE, Priority
 from ecluse.engine.model.flow import NewItem, Run, Stage
+from ecluse.engine.runs import lifecycle, targets
+from ecluse.engine.runs.fan_out import HEAD_START, SAMPLE, Priority
 
 # Nothing is dispatched into a run that has ended. Where no worker has ever been there is no lane yet: the first one to
 # come gives it its caps.
@@ -77,7 +77,7 @@ async def give_up(
         await connection.execute(LOCK_RUNS, (list(run_ids),))
         facts = {"runs": list(run_ids), "stage": stage, "code": code, "error": error, "due_before": due_before}
         given_up = (await connection.execute(GIVE_UP, facts)).rowcount
-        await runs.announce(connection)
+        await lifecycle.announce(connection)
     return given_up
 
 
