@@ -32,11 +32,11 @@ from ecluse.engine import (
     end_by_operator,
     insert_run,
     load_run,
-    orchestration,
     sweeps,
 )
 from ecluse.engine.claim import Claimant, claim_free
-from ecluse.engine.gate import end as end_gate
+from ecluse.engine.lead import durable
+from ecluse.engine.lead.gate import end as end_gate
 from ecluse.engine.settling import settle_forgotten
 from tests.engine.flows import (
     PATIENCE,
@@ -193,7 +193,7 @@ async def test_a_run_that_has_not_begun_can_be_ended(start_kit, dsn, query):
     kit = await start_kit(f := flow(stage(calls.work)))
     async with kit.pool.connection() as connection, connection.transaction():
         queued = await insert_run(connection, Start(f, "queued", input={"targets": ["a"]}))
-        await orchestration.enqueue(connection, [queued.run.id])
+        await durable.enqueue(connection, [queued.run.id])
     assert await kit.end_run(queued.run.id, REASON)
     async with kit.pool.connection() as connection:
         unstarted = (await insert_run(connection, Start(f, "unstarted", input={"targets": ["a"]}))).run.id

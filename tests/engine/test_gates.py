@@ -91,7 +91,7 @@ async def test_no_round_is_opened_for_permanent_failures(start_kit, one):
 @pytest.mark.req("ENG-06")
 async def test_a_gate_needs_no_hint_the_table_is_the_truth(start_kit, dsn, one, monkeypatch):
     """Every hint is lost: the gate finds by itself, in its own time, that the work is done."""
-    from ecluse.engine import orchestration
+    from ecluse.engine.lead import durable
 
     async def lost(*_: object) -> None:
         return None

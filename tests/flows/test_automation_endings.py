@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from ecluse.engine import Start, announce, enable_schedule, load_run, orchestration
+from ecluse.engine import Start, announce, enable_schedule, load_run
+from ecluse.engine.lead import durable
 from ecluse.flows.automation import schedules, selecting, snapshot, starting
 from ecluse.flows.automation.plan import Plan
 from ecluse.vendors.guarded import GuardedHttp
@@ -206,7 +207,7 @@ async def test_a_step_that_is_done_twice_has_done_it_once(automate, monkeypatch)
     chosen = {"fiche_selection": over(only_with_recordings=True)}
     await world.run_over(**chosen, run_audits=False)  # from here on, all transcripts are there
     plain = await world.run_over(**chosen)
-    once, twice = orchestration.step, []
+    once, twice = durable.step, []
 
     async def repeated(name, function):
         twice.append(name)
@@ -228,7 +229,7 @@ async def test_a_step_that_is_done_twice_has_done_it_once(automate, monkeypatch)
 @pytest.mark.req("AUT-116", "AUT-107", "AUT-76", "G-31")
 async def test_who_stops_half_way_stops_once(automate, monkeypatch):
     world = await automate()
-    once = orchestration.step
+    once = durable.step
 
     async def repeated(name, function):
         await once(f"{name}, lost", function)

@@ -11,7 +11,7 @@ import pytest
 from ecluse import bootstrap, settings
 from ecluse.engine import load_run
 from ecluse.engine.forced import end_stale
-from ecluse.engine.gate import open_units
+from ecluse.engine.lead.gate import open_units
 from ecluse.engine.runs.lifecycle import RunEnded
 from ecluse.flows.automation import filtering, selecting, snapshot
 from ecluse.flows.automation import flow as story

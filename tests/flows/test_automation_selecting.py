@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ecluse.engine import load_run, orchestration
+from ecluse.engine import load_run
+from ecluse.engine.lead import durable
 from ecluse.flows.automation import schedules, selecting, snapshot, telling
 from ecluse.flows.automation.plan import Changes
 from ecluse.settings import Settings
@@ -292,7 +293,7 @@ async def test_a_run_for_which_days_were_refused_and_nothing_was_selected_has_fa
 async def test_a_selection_that_failed_fails_again_when_its_step_is_repeated(automate, monkeypatch):
     world = await automate()
     world.sandbox.set_faults(out_of_order(MONDAY))
-    once, seen = orchestration.step, []
+    once, seen = durable.step, []
 
     async def repeated(name, function):
         if name != "select-fiches":

@@ -9,7 +9,7 @@ import pytest
 
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.bootstrap import automation_config
-from ecluse.engine.gate import Look, Wait, decide
+from ecluse.engine.lead.gate import Look, Wait, decide
 from ecluse.engine.model.retry import GiveUp, Retry
 from ecluse.engine.model.retry import decide as decide_retry
 from ecluse.flows.audits.flow import Config as AuditConfig

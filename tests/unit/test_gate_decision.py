@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecluse.engine.gate import Look, Passed, Redispatch, Wait, decide, next_round_at
+from ecluse.engine.lead.gate import Look, Passed, Redispatch, Wait, decide, next_round_at
 from ecluse.engine.model.flow import Done, Item, Lane, Stage, WorkContext
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

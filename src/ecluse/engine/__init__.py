@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ecluse.engine import erasing, reading, retention
 from ecluse.engine.aged import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
 from ecluse.engine.causes import BLOCKING, Cause
-from ecluse.engine.gate import Look, Redispatch, Wait
 from ecluse.engine.gathering import Looks
 from ecluse.engine.lanes.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.lanes.pause import Moved
@@ -17,6 +16,7 @@ from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane
 from ecluse.engine.lanes.pause import resume as resume_lane
 from ecluse.engine.lanes.registry import list_lanes
+from ecluse.engine.lead.gate import Look, Redispatch, Wait
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import (
     AbsoluteWrite,
@@ -95,8 +95,8 @@ from ecluse.engine.workflow_rows import WORKFLOWS
 if TYPE_CHECKING:
     from ecluse.engine.closing import end_by_operator
     from ecluse.engine.kit import Kit
-    from ecluse.engine.orchestration import migrate
-    from ecluse.engine.story import Story
+    from ecluse.engine.lead.durable import migrate
+    from ecluse.engine.lead.story import Story
 
 # They bring the orchestration along, which takes longer to import than all the rest: a command that only looks at the
 # database need not wait for it.

@@ -13,11 +13,11 @@ import structlog
 from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import workflow_id
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import gate, orchestration
+from ecluse.engine.lead import durable, gate
+from ecluse.engine.lead.story import gate_topic
 from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.runs import finalize, lifecycle
 from ecluse.engine.runs.finalize import Cause
-from ecluse.engine.story import gate_topic
 
 log = structlog.get_logger(__name__)
 
@@ -156,6 +156,6 @@ async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
 
 async def _hint(connection: Connection, workflow: str, topic: str) -> None:
     try:
-        await orchestration.hint(connection, workflow, topic)
+        await durable.hint(connection, workflow, topic)
     except psycopg.errors.ForeignKeyViolation:
         log.warning("no workflow to hint: its gate will look by itself", workflow=workflow)

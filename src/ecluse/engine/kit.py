@@ -21,8 +21,10 @@ from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
 from ecluse.db.pools import CLAIMING, SIZE
-from ecluse.engine import closing, orchestration, reading
+from ecluse.engine import closing, reading
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
+from ecluse.engine.lead import durable
+from ecluse.engine.lead.story import Story, lead
 from ecluse.engine.model.flow import Flow, NewItem, Stage, Tell, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
@@ -34,7 +36,6 @@ from ecluse.engine.runs import lifecycle, targets
 from ecluse.engine.runs.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
 from ecluse.engine.slots import Rules
-from ecluse.engine.story import Story, lead
 from ecluse.engine.sweeps import ForcedEnds, Sweeps, patience, set_clock
 from ecluse.engine.ticks import keep_ticking
 from ecluse.engine.trace_rows import TraceRows
@@ -153,7 +154,7 @@ class Kit:
         )
         await lanes.put()
         await self._put_budgets()
-        await orchestration.launch(self.dsn, self.replica, self._lead, self.db_pool)
+        await durable.launch(self.dsn, self.replica, self._lead, self.db_pool)
         self._heart.start_reaping()
         sweeps = Sweeps(self.pool, self.by_name, self.replica, self.clock, worker, contexts)
         channels[WORK_CHANNEL] = lambda _: worker.wake()
@@ -193,7 +194,7 @@ class Kit:
         """Others lead our runs from now on, while the calls in hand come to their end."""
         ending = asyncio.create_task(worker.drain(grace))
         try:
-            await orchestration.stop()
+            await durable.stop()
             await asyncio.to_thread(self._heart.hand_over)
         finally:
             await ending
@@ -212,7 +213,7 @@ class Kit:
                 await lifecycle.announce(connection)
         crashpoint("after run insert")
         if self.worker is not None and not started.deduplicated and start.flow.story is not None:
-            await orchestration.start(started.run)
+            await durable.start(started.run)
         return started
 
     async def start_items(self, start: Start, stage: Stage, items: Sequence[NewItem]) -> Started:
@@ -256,7 +257,7 @@ class Kit:
         async with self.pool.connection() as connection:
             run = await lifecycle.load(connection, run_id)
         if run.flow not in self.by_name:
-            raise orchestration.NotHere(f"flow {run.flow!r} is not loaded")
+            raise durable.NotHere(f"flow {run.flow!r} is not loaded")
         await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, tell=self.live))
 
     async def _put_budgets(self) -> None:

@@ -17,7 +17,7 @@ import psycopg
 import structlog
 
 from ecluse.db.connect import is_away, one_line, open_blocking_session
-from ecluse.engine import orchestration
+from ecluse.engine.lead import durable
 from ecluse.engine.runs.leases import RENEW
 from ecluse.engine.suspects import take_over
 
@@ -89,7 +89,7 @@ class Heart:
     def hand_over(self) -> None:
         """Our workflows, once nobody here leads them any more."""
         with self._connect() as connection:
-            connection.execute(orchestration.HAND_OVER, (self._replica,))
+            connection.execute(durable.HAND_OVER, (self._replica,))
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         return open_blocking_session(self._dsn)
@@ -129,11 +129,11 @@ class Heart:
             },
         ).fetchall()
         adopted = take_over(connection)
-        stranded = [row[0] for row in connection.execute(orchestration.STRANDED).fetchall()]
+        stranded = [row[0] for row in connection.execute(durable.STRANDED).fetchall()]
         if dead or adopted or stranded:
             log.warning("took over", dead=[row[0] for row in dead], items=adopted, workflows_of=stranded)
         if stranded:
-            orchestration.recover(stranded)
+            durable.recover(stranded)
         self._ticks += 1
         if self._ticks % RARELY == 0:
             connection.execute(TOMBSTONES)

@@ -12,7 +12,8 @@ import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Pool, one_line
-from ecluse.engine import closing, forced, orchestration, settling
+from ecluse.engine import closing, forced, settling
+from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow, WorkContext
 from ecluse.engine.runs import leases, lifecycle
 from ecluse.engine.worker import Worker
@@ -136,7 +137,7 @@ class Sweeps:
             cursor = await connection.execute(UNSTARTED, (list(self._flows),))
             waiting = [await lifecycle.load(connection, row[0]) for row in await cursor.fetchall()]
         for run in waiting:
-            await orchestration.start(run)
+            await durable.start(run)
 
     async def _end_unled(self) -> None:
         """A run whose workflow is over though it is not: nobody will ever lead it, and it must not look alive."""
@@ -149,13 +150,11 @@ class Sweeps:
     async def _resume_interrupted(self, suspects: dict[str, float]) -> dict[str, float]:
         now = self._clock.monotonic()
         async with self._pool.connection() as connection:
-            seen = {
-                name: suspects.get(name, now) for name in await orchestration.interrupted(connection, self._replica)
-            }
+            seen = {name: suspects.get(name, now) for name in await durable.interrupted(connection, self._replica)}
         # For a while already: one that has just been dequeued is about to run.
         if overdue := sorted(name for name, since in seen.items() if now - since >= 2 * SUSPECT_SECONDS):
             log.warning("resuming interrupted workflows", workflows=overdue)
-            await orchestration.resume(overdue)
+            await durable.resume(overdue)
         return {name: since for name, since in seen.items() if name not in overdue}
 
 
@@ -172,7 +171,7 @@ def patience(doing: str) -> Iterator[None]:
     """A database that is away comes back: whoever looks again soon anyway need only say so."""
     try:
         yield
-    except orchestration.DATABASE_ERRORS as error:
-        if not orchestration.away(error):
+    except durable.DATABASE_ERRORS as error:
+        if not durable.away(error):
             raise
         log.warning(f"{doing}: database away", error=one_line(error))

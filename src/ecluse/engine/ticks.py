@@ -19,7 +19,7 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.cron import ZONE_RULES
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import orchestration
+from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs import lifecycle
 from ecluse.engine.runs.lifecycle import Start
@@ -176,7 +176,7 @@ async def _store(
             lines.append(Line(one.id, decision.slots[-1].state, run_id, decision.slots[-1].reason))
     await connection.execute(PUT_SLOTS, (to_json(slots).decode(),))
     await connection.execute(PUT_SCHEDULES, {"rows": to_json(schedules).decode(), "rules": ZONE_RULES})
-    await orchestration.enqueue(connection, [each.run.id for each in started if not each.deduplicated])
+    await durable.enqueue(connection, [each.run.id for each in started if not each.deduplicated])
     return lines
 
 

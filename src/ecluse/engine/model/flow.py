@@ -22,8 +22,8 @@ from ecluse.engine.model.states import PLAIN, Words
 from ecluse.engine.outbox.events import Event
 
 if TYPE_CHECKING:
+    from ecluse.engine.lead.story import Story
     from ecluse.engine.runs.units import CountUnits
-    from ecluse.engine.story import Story
 
 
 GRACE = timedelta(minutes=15)

@@ -13,7 +13,7 @@ import psycopg
 from ecluse.base.crash import after_step, crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import gate, orchestration
+from ecluse.engine.lead import durable, gate
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Flow, Run, Source, Stage, Tell
 from ecluse.engine.runs import finalize, lifecycle, run_log, targets
@@ -93,11 +93,11 @@ class Story:
                     self.run.trace.warn("step: database away, trying again", step=name, error=str(error))
                     await asyncio.sleep(DATABASE_AWAY_SECONDS)
 
-        return await orchestration.step(name, patiently)
+        return await durable.step(name, patiently)
 
     async def patched(self, change: str) -> bool:
         """False for runs that began before this change to the story was deployed: they go on as they began."""
-        return await orchestration.patched(change)
+        return await durable.patched(change)
 
     async def phase(self, name: str) -> None:
         await self.once(f"phase-{name}", lifecycle.set_phase, name)
@@ -141,7 +141,7 @@ class Story:
                 crashpoint("after gate end")
                 return verdict
             crashpoint("at gate")
-            await orchestration.receive(gate_topic(stage.name), seconds)
+            await durable.receive(gate_topic(stage.name), seconds)
             looks += 1
 
 
@@ -202,7 +202,7 @@ async def lead(story: Story) -> None:
     except lifecycle.RunEnded:
         run.trace.warn("the run was ended from outside")
     except Exception as error:  # the edge of the story: whatever went wrong in it, the run must say so
-        if orchestration.not_the_storys(error):
+        if durable.not_the_storys(error):
             raise
         run.trace.error("run failed", exc_info=True)
         code = error.code if isinstance(error, EcluseError) else "BUG"
