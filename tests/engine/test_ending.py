@@ -35,9 +35,9 @@ from ecluse.engine import (
     sweeps,
 )
 from ecluse.engine.claim import Claimant, claim_free
+from ecluse.engine.effects.probe import settle_forgotten
 from ecluse.engine.lead import durable
 from ecluse.engine.lead.gate import end as end_gate
-from ecluse.engine.settling import settle_forgotten
 from tests.engine.flows import (
     PATIENCE,
     TAKE_OVER,

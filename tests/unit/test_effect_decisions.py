@@ -17,7 +17,7 @@ from ecluse.base.errors import NotSentError, PermanentError, TransientError, Ven
 from ecluse.base.ids import effect_id
 from ecluse.engine import AbsoluteWrite, Item, KeyedWrite, Order, WorkContext
 from ecluse.engine.claim import Taken
-from ecluse.engine.effects import (
+from ecluse.engine.effects.protocol import (
     SEND_WITHIN,
     Intent,
     Performed,

@@ -21,9 +21,9 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away, together
-from ecluse.engine import effects
 from ecluse.engine.claim import Held
-from ecluse.engine.effects import Ended, Intent, Standing
+from ecluse.engine.effects import protocol
+from ecluse.engine.effects.protocol import Ended, Intent, Standing
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Item, Postponed, Saved, Stage
 from ecluse.engine.runs import run_log
@@ -273,9 +273,9 @@ class Committer:
                     if finishes:
                         accepted = await _execute(connection, parameters)
                     if intents:
-                        recorded = await effects.record(connection, intents, fences, self._replica)
+                        recorded = await protocol.record(connection, intents, fences, self._replica)
                     if ended:
-                        await effects.settle(connection, ended, self._replica, [item for item, _ in accepted])
+                        await protocol.settle(connection, ended, self._replica, [item for item, _ in accepted])
                     await _save(connection, finishes, accepted)
                     crashpoint("in commit")
                 if intents:

@@ -10,7 +10,7 @@ import structlog
 from ecluse.base.errors import EcluseError, PermanentError, TransientError, VendorError
 from ecluse.engine.claim import Taken
 from ecluse.engine.committer import Finish
-from ecluse.engine.effects import Ended, again_or_never
+from ecluse.engine.effects.protocol import Ended, again_or_never
 from ecluse.engine.lanes.breaker import Spared
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Stage, Write

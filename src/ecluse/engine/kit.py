@@ -22,6 +22,7 @@ from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
 from ecluse.db.pools import CLAIMING, SIZE
 from ecluse.engine import closing, reading
+from ecluse.engine.effects.paid import Paying
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
 from ecluse.engine.lead import durable
 from ecluse.engine.lead.story import Story, lead
@@ -29,7 +30,6 @@ from ecluse.engine.model.flow import Flow, NewItem, Stage, Tell, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
-from ecluse.engine.paying import Paying
 from ecluse.engine.replicas import Heart
 from ecluse.engine.retention import Rule, keep_pruning
 from ecluse.engine.runs import lifecycle, targets

@@ -12,7 +12,8 @@ import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Pool, one_line
-from ecluse.engine import closing, forced, settling
+from ecluse.engine import closing, forced
+from ecluse.engine.effects import probe
 from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow, WorkContext
 from ecluse.engine.runs import leases, lifecycle
@@ -103,7 +104,7 @@ class Sweeps:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             with patience("settling writes in doubt"):
-                await settling.settle_forgotten(self._pool, self._flows, self._contexts, self._replica)
+                await probe.settle_forgotten(self._pool, self._flows, self._contexts, self._replica)
 
     async def watch(self) -> None:
         """What the flows themselves look after."""

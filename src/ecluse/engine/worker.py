@@ -24,14 +24,14 @@ from ecluse.engine import claim, finishing, suspects
 from ecluse.engine.claim import AHEAD_SECONDS, Claimant, Taken
 from ecluse.engine.closer import Closer
 from ecluse.engine.committer import Committer, Finish
-from ecluse.engine.effects import LATER, Ended, Fenced, Performer
+from ecluse.engine.effects.paid import Paying
+from ecluse.engine.effects.protocol import LATER, Ended, Fenced, Performer
 from ecluse.engine.finishing import later
 from ecluse.engine.hands import Hand, Hands
 from ecluse.engine.lanes.registry import Closed, Lanes
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Done, Flow, Ignored, Item, Postponed, Result, Stage, Tell, WorkContext, Write
 from ecluse.engine.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
-from ecluse.engine.paying import Paying
 from ecluse.engine.suspects import Suspicion
 
 log = structlog.get_logger(__name__)

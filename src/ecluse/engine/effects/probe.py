@@ -11,7 +11,7 @@ from uuid import UUID
 import structlog
 
 from ecluse.db.connect import Pool
-from ecluse.engine.effects import Ended, conclude, plain, settle
+from ecluse.engine.effects.protocol import Ended, conclude, plain, settle
 from ecluse.engine.model.flow import AbsoluteWrite, Flow, Item, WorkContext
 from ecluse.engine.runs import run_log
 

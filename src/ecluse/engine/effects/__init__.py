@@ -1,0 +1,1 @@
+"""Calls that change something at a vendor, or cost money."""
