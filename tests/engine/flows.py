@@ -37,8 +37,8 @@ from ecluse.engine import (
     WorkContext,
     insert_run,
 )
-from ecluse.engine.claim import Claimant, Taken, claim_capped, claim_free
 from ecluse.engine.runs.fan_out import fan_out
+from ecluse.engine.work.claim import Claimant, Taken, claim_capped, claim_free
 
 QUICK = RetryPolicy(executions=3, base=0.01)
 PATIENCE = timedelta(seconds=30)

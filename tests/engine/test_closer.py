@@ -10,9 +10,9 @@ import pytest
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Item, Live, Over
-from ecluse.engine import closer as closing_rounds
-from ecluse.engine.closer import Closer
-from ecluse.engine.committer import Finish
+from ecluse.engine.work import completion_loop as closing_rounds
+from ecluse.engine.work.committer import Finish
+from ecluse.engine.work.completion_loop import Closer
 from tests.engine.flows import stage
 
 PATIENCE = 30

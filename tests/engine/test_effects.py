@@ -15,10 +15,10 @@ from structlog.testing import capture_logs
 
 from ecluse.base.ids import effect_id
 from ecluse.engine import Item, RetryPolicy, Start, load_run
-from ecluse.engine.committer import Committer, Finish
 from ecluse.engine.effects.protocol import Ended, Fenced, Intent, Standing, plain, settle
 from ecluse.engine.lead.gate import redispatch
 from ecluse.engine.runs.finalize import end
+from ecluse.engine.work.committer import Committer, Finish
 from tests.engine.flows import (
     BEFORE,
     PATIENCE,

@@ -34,10 +34,10 @@ from ecluse.engine import (
     load_run,
     sweeps,
 )
-from ecluse.engine.claim import Claimant, claim_free
 from ecluse.engine.effects.probe import settle_forgotten
 from ecluse.engine.lead import durable
 from ecluse.engine.lead.gate import end as end_gate
+from ecluse.engine.work.claim import Claimant, claim_free
 from tests.engine.flows import (
     PATIENCE,
     TAKE_OVER,

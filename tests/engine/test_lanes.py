@@ -16,9 +16,9 @@ import pytest
 from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound, TransientError
 from ecluse.engine import Breaker, Done, Item, Lane, Result, RetryPolicy, Start, WorkContext, pause_lane, resume_lane
-from ecluse.engine.hands import Hands
 from ecluse.engine.lanes.breaker import TRIGGERED
 from ecluse.engine.lanes.registry import Lanes
+from ecluse.engine.work.worker_slots import Hands
 from tests.engine.flows import PATIENCE, flow, keys, open_board, run_to_end, stage, until
 from tests.engine.test_claim import assert_within
 

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, WorkContext
 from ecluse.engine.replicas import TOMBSTONES
-from ecluse.engine.suspects import Suspicion, take_over
+from ecluse.engine.work.suspects import Suspicion, take_over
 from tests.engine.flows import PATIENCE, Shop, flow, open_board, stage, until
 
 HANDS = 20

@@ -14,9 +14,9 @@ import pytest
 
 from ecluse.base.clock import Clock
 from ecluse.engine import force_release
-from ecluse.engine.claim import Claimant, claim_capped
-from ecluse.engine.closing import sweep
 from ecluse.engine.lanes.registry import Lanes
+from ecluse.engine.work.claim import Claimant, claim_capped
+from ecluse.engine.work.completion import sweep
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.starting import start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecluse.engine.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
+from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
 
 HANDS = 100
 

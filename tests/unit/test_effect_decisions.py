@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from ecluse.base.errors import NotSentError, PermanentError, TransientError, VendorError
 from ecluse.base.ids import effect_id
 from ecluse.engine import AbsoluteWrite, Item, KeyedWrite, Order, WorkContext
-from ecluse.engine.claim import Taken
 from ecluse.engine.effects.protocol import (
     SEND_WITHIN,
     Intent,
@@ -30,6 +29,7 @@ from ecluse.engine.effects.protocol import (
     plain,
 )
 from ecluse.engine.model.retry import GiveUp, Retry
+from ecluse.engine.work.claim import Taken
 
 NOW = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
 QUIET = timedelta(seconds=4)

@@ -36,7 +36,7 @@ def said(capsys):
     def lines(form, speak, level="INFO"):
         logging.configure(level, form)
         structlog.configure(cache_logger_on_first_use=False)  # or loggers would keep this for the other tests
-        speak(structlog.get_logger("ecluse.engine.worker"))
+        speak(structlog.get_logger("ecluse.engine.work.worker"))
         return capsys.readouterr().err.splitlines(keepends=True)
 
     yield lines

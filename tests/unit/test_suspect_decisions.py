@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecluse.engine.suspects import (
+from ecluse.engine.work.suspects import (
     MOST_SOLO_DEATHS,
     SOLO_DEATHS,
     Evidence,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ecluse.engine import erasing, reading, retention
 from ecluse.engine.aged import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
 from ecluse.engine.causes import BLOCKING, Cause
-from ecluse.engine.gathering import Looks
 from ecluse.engine.lanes.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.lanes.pause import Moved
 from ecluse.engine.lanes.pause import needing as needing_lane
@@ -90,13 +89,14 @@ from ecluse.engine.schedules import (
 from ecluse.engine.slots import Rules
 from ecluse.engine.stalls import Stall, is_quiet, stalls
 from ecluse.engine.waiting import RunWaits, Waiting, why, why_run
+from ecluse.engine.work.batched import Looks
 from ecluse.engine.workflow_rows import WORKFLOWS
 
 if TYPE_CHECKING:
-    from ecluse.engine.closing import end_by_operator
     from ecluse.engine.kit import Kit
     from ecluse.engine.lead.durable import migrate
     from ecluse.engine.lead.story import Story
+    from ecluse.engine.work.completion import end_by_operator
 
 # They bring the orchestration along, which takes longer to import than all the rest: a command that only looks at the
 # database need not wait for it.

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from ecluse.engine.lanes.breaker import TRIGGERED
-from ecluse.engine.suspects import Suspicion
+from ecluse.engine.work.suspects import Suspicion
 
 Cause = Literal[
     "paused", "held", "breaker", "no worker", "lease", "postponed", "retry", "window", "suspect", "in flight",

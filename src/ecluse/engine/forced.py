@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ecluse.db.connect import Connection, Pool
-from ecluse.engine import closing
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.model.states import EndCause
 from ecluse.engine.runs import finalize, lifecycle, run_log
 from ecluse.engine.runs.finalize import Cause
 from ecluse.engine.runs.waiters import ABANDONED
+from ecluse.engine.work import completion
 
 TOGETHER = 200
 
@@ -83,7 +83,7 @@ async def _end_those_left(
     left = await lifecycle.load_many(connection, [one for one, abandoned in still.items() if abandoned])
     cause = Cause("parent", None, f"run {run_id}, which waited for it, ended: {why}", f"run:{run_id}")
     for name in sorted({run.flow for run in left}):
-        await closing.end_together(connection, flows[name], [run for run in left if run.flow == name], cause)
+        await completion.end_together(connection, flows[name], [run for run in left if run.flow == name], cause)
 
 
 async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
@@ -106,5 +106,5 @@ async def end_one(
 ) -> None:
     """One that cannot be ended does not keep the others."""
     run = await lifecycle.load(connection, run_id)
-    with closing.apart(run_id):
+    with completion.apart(run_id):
         await finalize.end(connection, flows[run.flow], run, cause=cause, code=code, reason=why)

@@ -21,7 +21,7 @@ from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
 from ecluse.db.pools import CLAIMING, SIZE
-from ecluse.engine import closing, reading
+from ecluse.engine import reading
 from ecluse.engine.effects.paid import Paying
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
 from ecluse.engine.lead import durable
@@ -39,7 +39,8 @@ from ecluse.engine.slots import Rules
 from ecluse.engine.sweeps import ForcedEnds, Sweeps, patience, set_clock
 from ecluse.engine.ticks import keep_ticking
 from ecluse.engine.trace_rows import TraceRows
-from ecluse.engine.worker import Worker
+from ecluse.engine.work import completion
+from ecluse.engine.work.worker import Worker
 
 log = structlog.get_logger(__name__)
 
@@ -231,7 +232,7 @@ class Kit:
         already."""
         async with self.pool.connection() as connection:
             run = await lifecycle.load(connection, run_id)
-            return await closing.end_by_operator(connection, self.flow(run.flow), run, reason, by=by)
+            return await completion.end_by_operator(connection, self.flow(run.flow), run, reason, by=by)
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> dict[str, object]:
         """Until the run has ended, at most `max_wait`. The signal only wakes; the row is read first and on every look,

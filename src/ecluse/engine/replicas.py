@@ -19,7 +19,7 @@ import structlog
 from ecluse.db.connect import is_away, one_line, open_blocking_session
 from ecluse.engine.lead import durable
 from ecluse.engine.runs.leases import RENEW
-from ecluse.engine.suspects import take_over
+from ecluse.engine.work.suspects import take_over
 
 log = structlog.get_logger(__name__)
 

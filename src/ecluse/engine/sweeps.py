@@ -12,12 +12,13 @@ import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Pool, one_line
-from ecluse.engine import closing, forced
+from ecluse.engine import forced
 from ecluse.engine.effects import probe
 from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow, WorkContext
 from ecluse.engine.runs import leases, lifecycle
-from ecluse.engine.worker import Worker
+from ecluse.engine.work import completion
+from ecluse.engine.work.worker import Worker
 
 log = structlog.get_logger(__name__)
 
@@ -130,7 +131,7 @@ class Sweeps:
                 await self._start_unstarted()
                 await self._end_unled()
                 suspects = await self._resume_interrupted(suspects)
-                place = await closing.sweep(self._pool, self._flows, place)
+                place = await completion.sweep(self._pool, self._flows, place)
                 await leases.end_expired(self._pool)
 
     async def _start_unstarted(self) -> None:

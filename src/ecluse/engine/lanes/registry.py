@@ -19,7 +19,6 @@ from psycopg.rows import dict_row
 from ecluse.base.clock import Clock
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away, one_line
-from ecluse.engine.claim import Taken
 from ecluse.engine.lanes import breaker, lane_log
 from ecluse.engine.lanes.breaker import (
     HOLD,
@@ -36,6 +35,7 @@ from ecluse.engine.lanes.breaker import (
     tally,
 )
 from ecluse.engine.model.flow import Flow, Item
+from ecluse.engine.work.claim import Taken
 
 log = structlog.get_logger(__name__)
 

@@ -11,10 +11,10 @@ from pydantic_core import to_json
 from ecluse.base.ids import item_event_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine.committer import LOCK_RUNS
 from ecluse.engine.model.flow import NewItem, Run, Stage
 from ecluse.engine.runs import lifecycle, targets
 from ecluse.engine.runs.fan_out import HEAD_START, SAMPLE, Priority
+from ecluse.engine.work.committer import LOCK_RUNS
 
 # Nothing is dispatched into a run that has ended. Where no worker has ever been there is no lane yet: the first one to
 # come gives it its caps.

@@ -8,8 +8,8 @@ once; what our own ends make room for, in helpings.
 
 from __future__ import annotations
 
-from ecluse.engine.claim import AHEAD_SECONDS
-from ecluse.engine.committer import LARGEST_BATCH
+from ecluse.engine.work.claim import AHEAD_SECONDS
+from ecluse.engine.work.committer import LARGEST_BATCH
 
 POLL_SECONDS = 1.0
 BUSY_POLL_SECONDS = 0.05

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import structlog
 
 from ecluse.db.connect import Pool
-from ecluse.engine.committer import Finish
 from ecluse.engine.model.flow import Over, Stage, Tell
+from ecluse.engine.work.committer import Finish
 
 log = structlog.get_logger(__name__)
 

@@ -20,19 +20,19 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine import claim, finishing, suspects
-from ecluse.engine.claim import AHEAD_SECONDS, Claimant, Taken
-from ecluse.engine.closer import Closer
-from ecluse.engine.committer import Committer, Finish
 from ecluse.engine.effects.paid import Paying
 from ecluse.engine.effects.protocol import LATER, Ended, Fenced, Performer
-from ecluse.engine.finishing import later
-from ecluse.engine.hands import Hand, Hands
 from ecluse.engine.lanes.registry import Closed, Lanes
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Done, Flow, Ignored, Item, Postponed, Result, Stage, Tell, WorkContext, Write
-from ecluse.engine.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
-from ecluse.engine.suspects import Suspicion
+from ecluse.engine.work import claim, suspects, verdict
+from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant, Taken
+from ecluse.engine.work.committer import Committer, Finish
+from ecluse.engine.work.completion_loop import Closer
+from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
+from ecluse.engine.work.suspects import Suspicion
+from ecluse.engine.work.verdict import later
+from ecluse.engine.work.worker_slots import Hand, Hands
 
 log = structlog.get_logger(__name__)
 
@@ -288,7 +288,7 @@ class Worker:
         item, claim_id, fence, *_ = taken
         context, effect = self._contexts[item.flow], None
         outcome: Result | VendorError | datetime
-        spent = finishing.spent(stage, taken) if item.crashes or item.executions else None
+        spent = verdict.spent(stage, taken) if item.crashes or item.executions else None
         if spent is not None and (taken.suspicion == Suspicion.DEADLY or not isinstance(stage.work, Write)):
             outcome = spent
         elif isinstance(stage.work, Write):
@@ -315,7 +315,7 @@ class Worker:
         spared = self._lanes.heard(taken, error, called=self._called(stage, taken.item))
         in_doubt = self._performer.phase.get(taken.held) in ("asking", "sending")
         now, chance = self._clock.now(), self._chance
-        return finishing.failed(stage, taken, error, effect, in_doubt=in_doubt, now=now, chance=chance, spared=spared)
+        return verdict.failed(stage, taken, error, effect, in_doubt=in_doubt, now=now, chance=chance, spared=spared)
 
     def _called(self, stage: Stage, item: Item) -> bool:
         """Whether its vendor was asked: work that is paid for says so, other work always asks."""

@@ -21,12 +21,12 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away, together
-from ecluse.engine.claim import Held
 from ecluse.engine.effects import protocol
 from ecluse.engine.effects.protocol import Ended, Intent, Standing
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Item, Postponed, Saved, Stage
 from ecluse.engine.runs import run_log
+from ecluse.engine.work.claim import Held
 
 log = structlog.get_logger(__name__)
 

@@ -8,14 +8,14 @@ from datetime import datetime
 import structlog
 
 from ecluse.base.errors import EcluseError, PermanentError, TransientError, VendorError
-from ecluse.engine.claim import Taken
-from ecluse.engine.committer import Finish
 from ecluse.engine.effects.protocol import Ended, again_or_never
 from ecluse.engine.lanes.breaker import Spared
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Stage, Write
 from ecluse.engine.model.retry import Retry, decide
-from ecluse.engine.suspects import Suspicion
+from ecluse.engine.work.claim import Taken
+from ecluse.engine.work.committer import Finish
+from ecluse.engine.work.suspects import Suspicion
 
 log = structlog.get_logger(__name__)
 

@@ -16,7 +16,7 @@ import psycopg
 import structlog
 
 from ecluse.db.connect import Connection
-from ecluse.engine.claim import AHEAD_SECONDS, RELEASE, Claimant
+from ecluse.engine.work.claim import AHEAD_SECONDS, RELEASE, Claimant
 
 log = structlog.get_logger(__name__)
 

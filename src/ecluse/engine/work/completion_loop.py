@@ -13,9 +13,9 @@ import structlog
 
 from ecluse.base.crash import crashpoint
 from ecluse.db.connect import Pool, is_away
-from ecluse.engine import closing, news
-from ecluse.engine.committer import Finish
 from ecluse.engine.model.flow import Flow, Tell
+from ecluse.engine.work import completion, item_news
+from ecluse.engine.work.committer import Finish
 
 log = structlog.get_logger(__name__)
 
@@ -54,9 +54,9 @@ class Closer:
             pairs, self._pairs, over, self._over = self._pairs, set(), self._over, []
             self._nothing_left.clear()
             began = time.monotonic()
-            await news.tell(self._pool, over, self._tell)  # first: of an item before its run
+            await item_news.tell(self._pool, over, self._tell)  # first: of an item before its run
             try:
-                await closing.close(self._pool, self._flows, pairs)
+                await completion.close(self._pool, self._flows, pairs)
                 crashpoint("after hint")
             except psycopg.Error as error:
                 if not is_away(error):

@@ -1,0 +1,1 @@
+"""One claimed item after the other: claim, execute, decide, commit."""
