@@ -25,7 +25,7 @@ from ecluse.base.cron import ZONE_RULES
 from ecluse.db.connect import normalise
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Kit, Rules
-from ecluse.engine.ticks import tick
+from ecluse.engine.schedule.ticks import tick
 from ecluse.migrations.runner import upgrade
 
 REPLICAS = 3

@@ -38,7 +38,7 @@ from ecluse.engine import (
     retention,
 )
 from ecluse.engine.retention import Busy, Pace, alone, foresee, limits, prune
-from ecluse.engine.ticks import tick
+from ecluse.engine.schedule.ticks import tick
 from ecluse.verify import audit
 from tests.engine.flows import Shop, flow, keys, run_to_end, stage, until
 

@@ -18,9 +18,9 @@ from pydantic import model_validator
 from ecluse.base.crash import POINTS_OF_A_TICK
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Flow, Kit, NewSchedule, Rules, Start, insert_run
-from ecluse.engine import schedules as rows
-from ecluse.engine.slots import event_key
-from ecluse.engine.ticks import BATCH, Line, renew, tick
+from ecluse.engine.schedule import schedules as rows
+from ecluse.engine.schedule.slots import event_key
+from ecluse.engine.schedule.ticks import BATCH, Line, renew, tick
 from tests.engine.flows import PATIENCE, Targets, flow, stage, until
 
 FLOW = flow(stage())

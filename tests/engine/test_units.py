@@ -35,7 +35,7 @@ from ecluse.engine import (
     open_stage,
     settle_targets,
 )
-from ecluse.engine.ticks import tick
+from ecluse.engine.schedule.ticks import tick
 from tests.engine.flows import PATIENCE, QUICK, Targets, given_targets, stage
 
 COUNT = """

@@ -7,7 +7,7 @@ import sys
 
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Rules
-from ecluse.engine.ticks import tick
+from ecluse.engine.schedule.ticks import tick
 from tests.engine.flows import flow, stage
 
 

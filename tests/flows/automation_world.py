@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ecluse.engine import Flow, Kit, Live, Start
-from ecluse.engine.slots import event_key
+from ecluse.engine.schedule.slots import event_key
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
 from ecluse.flows.automation import schedules, starting

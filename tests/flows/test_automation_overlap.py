@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ecluse.engine.ticks import tick
+from ecluse.engine.schedule.ticks import tick
 from tests.flows.automation_trouble import Deaf, maker, set_clock
 from tests.flows.transcription_world import until
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from ecluse.base.errors import SetUpError
 from ecluse.bootstrap import automation_config
-from ecluse.engine.ticks import TICK_SECONDS
+from ecluse.engine.schedule.ticks import TICK_SECONDS
 from ecluse.settings import Settings, load
 
 DEFAULTS = {

@@ -75,7 +75,7 @@ from ecluse.engine.runs.targets import Settled, open_targets, settle_targets
 from ecluse.engine.runs.targets import select as select_targets
 from ecluse.engine.runs.units import Counted
 from ecluse.engine.runs.waiters import Waiter, put_waiters
-from ecluse.engine.schedules import (
+from ecluse.engine.schedule.schedules import (
     NewSchedule,
     create_schedule,
     delete_schedule,
@@ -86,7 +86,7 @@ from ecluse.engine.schedules import (
     show_schedule,
     update_schedule,
 )
-from ecluse.engine.slots import Rules
+from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.stalls import Stall, is_quiet, stalls
 from ecluse.engine.waiting import RunWaits, Waiting, why, why_run
 from ecluse.engine.work.batched import Looks

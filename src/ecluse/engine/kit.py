@@ -35,9 +35,9 @@ from ecluse.engine.retention import Rule, keep_pruning
 from ecluse.engine.runs import lifecycle, targets
 from ecluse.engine.runs.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
-from ecluse.engine.slots import Rules
+from ecluse.engine.schedule.slots import Rules
+from ecluse.engine.schedule.ticks import keep_ticking
 from ecluse.engine.sweeps import ForcedEnds, Sweeps, patience, set_clock
-from ecluse.engine.ticks import keep_ticking
 from ecluse.engine.trace_rows import TraceRows
 from ecluse.engine.work import completion
 from ecluse.engine.work.worker import Worker

@@ -23,7 +23,7 @@ from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs import lifecycle
 from ecluse.engine.runs.lifecycle import Start
-from ecluse.engine.slots import Decision, Rules, Schedule, decide, event_key
+from ecluse.engine.schedule.slots import Decision, Rules, Schedule, decide, event_key
 from ecluse.engine.sweeps import patience
 
 log = structlog.get_logger(__name__)

@@ -21,7 +21,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs import lifecycle
 from ecluse.engine.runs.lifecycle import TENANT, Start, Started
-from ecluse.engine.slots import MOST_SLOTS
+from ecluse.engine.schedule.slots import MOST_SLOTS
 
 LONGEST_NAME = 200
 

@@ -1,0 +1,1 @@
+"""Schedules, their due instants, and the tick that fires them."""
