@@ -32,8 +32,8 @@ from ecluse.engine import (
     end_by_operator,
     insert_run,
     load_run,
-    sweeps,
 )
+from ecluse.engine.cluster import sweeps
 from ecluse.engine.effects.probe import settle_forgotten
 from ecluse.engine.lead import durable
 from ecluse.engine.lead.gate import end as end_gate

@@ -15,8 +15,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from ecluse.engine import Done, Flow, Item, Kit, NewItem, Result, Start, State, Story, Words, WorkContext, load_run
-from ecluse.engine.forced import end_stale
-from ecluse.engine.replicas import RARELY
+from ecluse.engine.cluster.forced_ends import end_stale
+from ecluse.engine.cluster.heartbeat import RARELY
 from ecluse.engine.runs.finalize import end
 from tests.engine.flows import (
     PATIENCE,

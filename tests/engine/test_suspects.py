@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, WorkContext
-from ecluse.engine.replicas import TOMBSTONES
+from ecluse.engine.cluster.heartbeat import TOMBSTONES
 from ecluse.engine.work.suspects import Suspicion, take_over
 from tests.engine.flows import PATIENCE, Shop, flow, open_board, stage, until
 

@@ -14,7 +14,7 @@ from ecluse.base.clock import Clock
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Done, Item, Kit, Result, Start, Story, WorkContext, reading
-from ecluse.engine.trace_rows import TraceRows
+from ecluse.engine.cluster.trace_rows import TraceRows
 from tests.engine.flows import PATIENCE, flow, given_targets, keys, run_to_end, stage
 
 
@@ -156,7 +156,7 @@ async def test_any_data_can_be_stored(rows, query):
 
 
 async def test_what_does_not_fit_is_dropped_and_counted(rows, monkeypatch, one):
-    monkeypatch.setattr("ecluse.engine.trace_rows.MOST", 3)
+    monkeypatch.setattr("ecluse.engine.cluster.trace_rows.MOST", 3)
     with capture_logs() as logs:
         for number in range(5):
             rows.put(record(str(number)))

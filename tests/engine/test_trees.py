@@ -19,7 +19,7 @@ from ecluse.engine import (
     reading,
     select_targets,
 )
-from ecluse.engine.forced import end_orphans
+from ecluse.engine.cluster.forced_ends import end_orphans
 from tests.engine.flows import flow, keys, open_board, stage, until
 
 REASON = "wrong day"

@@ -10,7 +10,7 @@ import pytest
 
 from ecluse import bootstrap, settings
 from ecluse.engine import load_run
-from ecluse.engine.forced import end_stale
+from ecluse.engine.cluster.forced_ends import end_stale
 from ecluse.engine.lead.gate import open_units
 from ecluse.engine.runs.lifecycle import RunEnded
 from ecluse.flows.automation import filtering, selecting, snapshot

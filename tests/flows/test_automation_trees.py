@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from ecluse.engine.forced import end_orphans
+from ecluse.engine.cluster.forced_ends import end_orphans
 from ecluse.flows.transcriptions.starting import start
 from tests.flows.automation_scenes import NO_AUDITS
 from tests.flows.automation_trouble import Deaf, maker

@@ -22,6 +22,9 @@ from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
 from ecluse.db.pools import CLAIMING, SIZE
 from ecluse.engine import reading
+from ecluse.engine.cluster.heartbeat import Heart
+from ecluse.engine.cluster.sweeps import ForcedEnds, Sweeps, patience, set_clock
+from ecluse.engine.cluster.trace_rows import TraceRows
 from ecluse.engine.effects.paid import Paying
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
 from ecluse.engine.lead import durable
@@ -30,15 +33,12 @@ from ecluse.engine.model.flow import Flow, NewItem, Stage, Tell, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
-from ecluse.engine.replicas import Heart
 from ecluse.engine.retention import Rule, keep_pruning
 from ecluse.engine.runs import lifecycle, targets
 from ecluse.engine.runs.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
 from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.schedule.ticks import keep_ticking
-from ecluse.engine.sweeps import ForcedEnds, Sweeps, patience, set_clock
-from ecluse.engine.trace_rows import TraceRows
 from ecluse.engine.work import completion
 from ecluse.engine.work.worker import Worker
 

@@ -113,7 +113,7 @@ class Pace:
 
 async def keep_pruning(pool: Pool, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> None:
     """Runs until cancelled."""
-    from ecluse.engine.sweeps import patience  # imports the orchestration, which commands do not need
+    from ecluse.engine.cluster.sweeps import patience  # imports the orchestration, which commands do not need
 
     await asyncio.sleep(FIRST_SECONDS)
     pace = Pace()  # of all sweeps: a size that was too large is not tried again

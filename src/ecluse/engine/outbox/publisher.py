@@ -18,8 +18,8 @@ import structlog
 from ecluse.base.tasks import stopped
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, hanging_up_after, open_session
+from ecluse.engine.cluster.sweeps import patience
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, PUBLISHED_EVENT, PublishedEvent, Sink
-from ecluse.engine.sweeps import patience
 
 log = structlog.get_logger(__name__)
 

@@ -19,12 +19,12 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.cron import ZONE_RULES
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away
+from ecluse.engine.cluster.sweeps import patience
 from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs import lifecycle
 from ecluse.engine.runs.lifecycle import Start
 from ecluse.engine.schedule.slots import Decision, Rules, Schedule, decide, event_key
-from ecluse.engine.sweeps import patience
 
 log = structlog.get_logger(__name__)
 

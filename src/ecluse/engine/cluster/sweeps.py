@@ -12,7 +12,7 @@ import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Pool, one_line
-from ecluse.engine import forced
+from ecluse.engine.cluster import forced_ends
 from ecluse.engine.effects import probe
 from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow, WorkContext
@@ -65,10 +65,10 @@ class ForcedEnds:
                     await self._hint.wait()
             self._hint.clear()
             with patience("ending runs"):
-                await forced.end_orphans(self._pool, self._flows)
+                await forced_ends.end_orphans(self._pool, self._flows)
                 if time.monotonic() >= stale_at:
                     stale_at = time.monotonic() + SWEEP_SECONDS
-                    await forced.end_stale(self._pool, self._flows)
+                    await forced_ends.end_stale(self._pool, self._flows)
             await asyncio.sleep(REST_SECONDS)
 
 
@@ -147,7 +147,7 @@ class Sweeps:
             cursor = await connection.execute(UNLED, (list(self._flows),))
             for run_id, state in await cursor.fetchall():
                 why = f"its workflow is {state}, though the run had not ended; see the server's log of that time"
-                await forced.end_one(connection, self._flows, run_id, "catastrophic", "NO_WORKFLOW", why)
+                await forced_ends.end_one(connection, self._flows, run_id, "catastrophic", "NO_WORKFLOW", why)
 
     async def _resume_interrupted(self, suspects: dict[str, float]) -> dict[str, float]:
         now = self._clock.monotonic()

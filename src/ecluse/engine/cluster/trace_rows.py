@@ -16,7 +16,7 @@ from ecluse.base import trace
 from ecluse.base.clock import Clock
 from ecluse.base.text import storable
 from ecluse.db.connect import Pool, is_away
-from ecluse.engine.sweeps import patience
+from ecluse.engine.cluster.sweeps import patience
 
 log = structlog.get_logger(__name__)
 
