@@ -44,7 +44,8 @@ from bench.server import server
 from bench.serving import cpu_of_machine, cpu_of_server, postmaster
 from ecluse.cli.growth import GROUPS
 from ecluse.db.connect import Connection, Pool, normalise, pool
-from ecluse.engine import OldRuns, Rule, reading, retention
+from ecluse.engine import OldRuns, Rule, reading
+from ecluse.engine.retention import sweep
 from ecluse.migrations.runner import upgrade
 from ecluse.settings import Settings
 from ecluse.verify import audit
@@ -160,7 +161,7 @@ async def prune(dsn: str, run: int) -> dict[str, float]:
     rules = [Rule(OldRuns("runs", ("bench",)), timedelta(days=90))]
     batches: list[float] = []
 
-    class Watched(retention.Pace):
+    class Watched(sweep.Pace):
         def paced(self, took: float) -> None:
             batches.append(took)
             super().paced(took)
@@ -173,7 +174,7 @@ async def prune(dsn: str, run: int) -> dict[str, float]:
         database, machine, own = postmaster(dsn), cpu_of_machine(), time.process_time()
         used, began = cpu_of_server(database), time.perf_counter()
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-            (done,) = await retention.prune(connection, {"bench": FLOW}, rules, pace=Watched())
+            (done,) = await sweep.prune(connection, {"bench": FLOW}, rules, pace=Watched())
         seconds = time.perf_counter() - began
         ours = cpu_of_server(database) - used + time.process_time() - own
         others = (cpu_of_machine() - machine - ours) / seconds

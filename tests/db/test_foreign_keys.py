@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ecluse.bootstrap import load_flows, retention_rules
 from ecluse.cli.erase import RUNS, TENANT
-from ecluse.engine import Aged, pruning, retention
+from ecluse.engine import Aged
+from ecluse.engine.retention import families, sweep
 from ecluse.flows.automation.erasing import OF_THE_FICHE
 from ecluse.settings import Settings
 
@@ -27,9 +28,9 @@ def named(table: str) -> str:
 def test_whatever_refers_to_a_row_that_is_deleted_is_found_by_an_index(query):
     flows = load_flows(Settings())
     rules = retention_rules(Settings(), flows)
-    own = retention.own_tables({flow.name: flow for flow in flows})
+    own = sweep.own_tables({flow.name: flow for flow in flows})
     deleted = {rule.kind.table for rule in rules if isinstance(rule.kind, Aged)}
-    deleted |= {*pruning.WITH_THE_RUN, *(table for table, _ in pruning.left_behind(own))}
+    deleted |= {*families.WITH_THE_RUN, *(table for table, _ in families.left_behind(own))}
     deleted |= {one.table for one in (*RUNS, *TENANT, *OF_THE_FICHE) if not one.changes}
     reached = {named(table) for table in deleted}
     keys = [

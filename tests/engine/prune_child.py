@@ -9,7 +9,7 @@ from datetime import timedelta
 import psycopg
 
 from ecluse.engine import OldRuns, Rule
-from ecluse.engine.retention import prune
+from ecluse.engine.retention.sweep import prune
 from tests.engine.flows import flow, stage
 
 

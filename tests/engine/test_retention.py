@@ -35,9 +35,9 @@ from ecluse.engine import (
     insert_run,
     read_published,
     release_lease,
-    retention,
 )
-from ecluse.engine.retention import Busy, Pace, alone, foresee, limits, prune
+from ecluse.engine.retention import sweep
+from ecluse.engine.retention.sweep import Busy, Pace, alone, foresee, limits, prune
 from ecluse.engine.schedule.ticks import tick
 from ecluse.verify import audit
 from tests.engine.flows import Shop, flow, keys, run_to_end, stage, until

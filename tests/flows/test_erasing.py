@@ -10,8 +10,8 @@ import pytest
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
 from ecluse.engine import Event
-from ecluse.engine import erasing as engine_erasing
-from ecluse.engine.retention import Pace
+from ecluse.engine.retention import erasure as engine_erasing
+from ecluse.engine.retention.sweep import Pace
 from ecluse.flows.automation import erasing
 from ecluse.flows.automation.reading import list_fiches
 from ecluse.flows.transcriptions.starting import start

@@ -8,7 +8,7 @@ import pytest
 
 from ecluse.bootstrap import load_flows, retention_rules
 from ecluse.engine import OldRuns, Start
-from ecluse.engine.retention import Pace, foresee, prune
+from ecluse.engine.retention.sweep import Pace, foresee, prune
 from ecluse.flows.automation import reading, schedules, starting
 from ecluse.flows.transcriptions import reading as transcriptions
 from ecluse.flows.transcriptions.starting import start

@@ -16,8 +16,8 @@ from ecluse.cli import confirm
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.prune import Progress
 from ecluse.db.connect import Connection
-from ecluse.engine import erasing, retention
-from ecluse.engine.erasing import Erasure
+from ecluse.engine.retention import erasure, sweep
+from ecluse.engine.retention.erasure import Erasure
 
 app = typer.Typer(no_args_is_help=True, help="Remove the data of a fiche, or of a tenant, for good.")
 
@@ -117,7 +117,7 @@ def erase_tenant(
     async def look(connection: Connection) -> Counter[str]:
         await tenants.require(connection, tenant)
         await _refuse_open_runs(connection, tenant)
-        return await erasing.count(connection, (*RUNS, *TENANT), {"tenant": tenant})
+        return await erasure.count(connection, (*RUNS, *TENANT), {"tenant": tenant})
 
     async def erase(connection: Connection) -> Counter[str]:
         subject = f"tenant:{tenant}"
@@ -128,8 +128,8 @@ def erase_tenant(
             await _refuse_open_runs(connection, tenant)
         cursor = await connection.execute(OF_FLOWS, (tenant, list(folders)))
         files = sum(folders[name].erase(run) for name, run in await cursor.fetchall())
-        pace = retention.Pace(rest=0, longest=math.inf)  # a person waits for its end
-        done = await erasing.delete_tenant(connection, flows, tenant, TENANT, Progress(), pace)
+        pace = sweep.Pace(rest=0, longest=math.inf)  # a person waits for its end
+        done = await erasure.delete_tenant(connection, flows, tenant, TENANT, Progress(), pace)
         done["log files"] = files
         await audit_trail.record(connection, tenant, operator(), "tenant.erase", subject, _counts(done))
         return done

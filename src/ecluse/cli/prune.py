@@ -15,8 +15,9 @@ from ecluse import bootstrap, settings
 from ecluse.access import audit_trail
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
-from ecluse.engine import Rule, retention
-from ecluse.engine.retention import Busy, Pruned
+from ecluse.engine import Rule
+from ecluse.engine.retention import sweep
+from ecluse.engine.retention.sweep import Busy, Pruned
 
 EVERYWHERE = "system"  # retention belongs to no tenant
 EVERY_SECONDS = 2.0
@@ -36,11 +37,11 @@ def prune(
 
     async def ask(connection: Connection) -> list[Pruned] | None:
         if dry_run:
-            return await retention.foresee(connection, by_name, rules)
-        async with retention.alone(connection) as mine:
+            return await sweep.foresee(connection, by_name, rules)
+        async with sweep.alone(connection) as mine:
             if not mine:
                 return None
-            done = await retention.prune(connection, by_name, rules, tell=Progress())
+            done = await sweep.prune(connection, by_name, rules, tell=Progress())
             total = sum(one.rows.total() for one in done)
             subject = ", ".join(f"{one.rule.kind.name} {one.rows.total()}" for one in done if one.rows.total())
             if total:

@@ -6,8 +6,7 @@ These names are the whole of what a flow, a face or the composition root may use
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ecluse.engine import erasing, reading, retention
-from ecluse.engine.aged import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
+from ecluse.engine import reading
 from ecluse.engine.causes import BLOCKING, Cause
 from ecluse.engine.lanes.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.lanes.pause import Moved
@@ -49,7 +48,10 @@ from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, S
 from ecluse.engine.outbox.events import write as write_events
 from ecluse.engine.previews import preview_end
 from ecluse.engine.redrives import first_of, redrives_of, standing
-from ecluse.engine.retention import OldRuns, Rule
+from ecluse.engine.retention import erasure, sweep
+from ecluse.engine.retention.kinds import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
+from ecluse.engine.retention.sweep import OldRuns, Rule
+from ecluse.engine.retention.workflows import WORKFLOWS
 from ecluse.engine.runs.fan_out import Priority
 from ecluse.engine.runs.finalize import CANCELLED
 from ecluse.engine.runs.leases import (
@@ -90,7 +92,6 @@ from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.stalls import Stall, is_quiet, stalls
 from ecluse.engine.waiting import RunWaits, Waiting, why, why_run
 from ecluse.engine.work.batched import Looks
-from ecluse.engine.workflow_rows import WORKFLOWS
 
 if TYPE_CHECKING:
     from ecluse.engine.kit import Kit

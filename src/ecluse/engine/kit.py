@@ -33,7 +33,7 @@ from ecluse.engine.model.flow import Flow, NewItem, Stage, Tell, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
-from ecluse.engine.retention import Rule, keep_pruning
+from ecluse.engine.retention.sweep import Rule, keep_pruning
 from ecluse.engine.runs import lifecycle, targets
 from ecluse.engine.runs.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started

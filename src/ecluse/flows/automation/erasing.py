@@ -10,16 +10,16 @@ from typing import Any
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import erasing
-from ecluse.engine.erasing import Erasure
+from ecluse.engine.retention import erasure
+from ecluse.engine.retention.erasure import Erasure
 from ecluse.flows.transcriptions import rules
 
 NAMED = 5
 
 FICHE = "t.tenant_id = %(tenant)s AND t.fiche_id = %(target)s"
 IDS = "SELECT f.id FROM fiche_cache f WHERE f.tenant_id = %(tenant)s AND f.fiche_id = %(target)s"
-DATA = erasing.WORDS.format(payload="(t.message -> 'data')")
-SUMMARY = erasing.WORDS.format(payload="t.result_summary")
+DATA = erasure.WORDS.format(payload="(t.message -> 'data')")
+SUMMARY = erasure.WORDS.format(payload="t.result_summary")
 
 # Rows that other statements refer to go last. What would cascade from the fiche is deleted by name, to be counted.
 OF_THE_FICHE = (
@@ -112,7 +112,7 @@ class Found:
 
     @property
     def given(self) -> dict[str, Any]:
-        whole = erasing.parameters(self.tenant, "fiche", self.fiche_id, [*self.runs, *self.deliveries], self.shared)
+        whole = erasure.parameters(self.tenant, "fiche", self.fiche_id, [*self.runs, *self.deliveries], self.shared)
         return {**whole, "deliveries": self.deliveries, "calls": self.calls}
 
 
@@ -120,7 +120,7 @@ async def find(connection: Connection, tenant: str, fiche_id: str) -> Found:
     given = {"tenant": tenant, "target": fiche_id}
     runs = await _ids(connection, OWN_RUNS, given)
     shared = await _ids(connection, SHARED_RUNS, given)
-    words = erasing.parameters(tenant, "fiche", fiche_id, runs, shared)
+    words = erasure.parameters(tenant, "fiche", fiche_id, runs, shared)
     deliveries = await _ids(connection, DELIVERIES, words)
     calls = [row[0] for row in await (await connection.execute(CALLS, given)).fetchall()]
     if not runs and not shared:
@@ -132,7 +132,7 @@ async def find(connection: Connection, tenant: str, fiche_id: str) -> Found:
 
 async def foresee(connection: Connection, found: Found) -> Counter[str]:
     """What `erase` would remove."""
-    return await erasing.count(connection, (*erasing.OF_RUNS, *OF_THE_FICHE), found.given)
+    return await erasure.count(connection, (*erasure.OF_RUNS, *OF_THE_FICHE), found.given)
 
 
 async def erase(connection: Connection, found: Found) -> Counter[str]:
@@ -151,7 +151,7 @@ async def erase(connection: Connection, found: Found) -> Counter[str]:
         raise Refused(409, "CALL_IN_FLIGHT", message)
     if (await find(connection, tenant, fiche_id)).every_run != found.every_run:
         raise Refused(409, "RUN_OPEN", f"A run of fiche {fiche_id} has just been started: wait for its end.")
-    return await erasing.erase(connection, (*erasing.OF_RUNS, *OF_THE_FICHE), found.given)
+    return await erasure.erase(connection, (*erasure.OF_RUNS, *OF_THE_FICHE), found.given)
 
 
 async def _ids(connection: Connection, statement: str, given: dict[str, Any]) -> list[int]:

@@ -21,10 +21,10 @@ import psycopg
 import structlog
 
 from ecluse.db.connect import Connection, Pool, is_away, one_line
-from ecluse.engine import pruning
-from ecluse.engine.aged import Aged, Old
 from ecluse.engine.model.flow import Flow, KeyedWrite
-from ecluse.engine.pruning import Limits
+from ecluse.engine.retention import families
+from ecluse.engine.retention.families import Limits
+from ecluse.engine.retention.kinds import Aged, Old
 
 log = structlog.get_logger(__name__)
 
@@ -224,7 +224,7 @@ async def _prune_runs(
     for flow in kind.flows:
         place, more = None, True
         while more:
-            found, place = await pruning.families(connection, flow, limits, place)
+            found, place = await families.families(connection, flow, limits, place)
             more = place is not None
             going = {run for family in found if family.kept is None for run in family.runs}
             rows += await delete(connection, going, limits, tables, pace, lambda n: tell(kind.name, n))
@@ -248,7 +248,7 @@ async def delete(
         async with pace.batch() as limit:
             some = latest_first[place : place + max(1, min(RUNS_TOGETHER, limit // ROWS_OF_A_RUN))]
             place += len(some)
-            gone, counted = await pruning.delete_runs(connection, some, limits, anyhow=anyhow)
+            gone, counted = await families.delete_runs(connection, some, limits, anyhow=anyhow)
         rows += counted
         tell(counted.total())
         rows += await _delete_left_behind(connection, gone, tables, pace, tell)
@@ -260,7 +260,7 @@ async def _finish(
 ) -> Counter[str]:
     """Deletes what a crashed sweep left behind."""
     rows: Counter[str] = Counter()
-    while runs := await pruning.noted(connection, RUNS_TOGETHER):
+    while runs := await families.noted(connection, RUNS_TOGETHER):
         rows += await _delete_left_behind(connection, runs, tables, pace, tell)
     return rows
 
@@ -271,15 +271,15 @@ async def _delete_left_behind(
     rows: Counter[str] = Counter()
     if not runs:
         return rows
-    for table, column in pruning.left_behind(tables):
+    for table, column in families.left_behind(tables):
         more = True
         while more:
             async with pace.batch() as limit:
-                deleted = await pruning.delete_left_behind(connection, runs, table, column, limit)
+                deleted = await families.delete_left_behind(connection, runs, table, column, limit)
             rows[table] += deleted
             more = deleted == limit
             tell(deleted)
-    await pruning.done(connection, runs)
+    await families.done(connection, runs)
     return rows
 
 
@@ -305,7 +305,7 @@ async def _foresee_runs(connection: Connection, rule: Rule, limits: Limits, tabl
     for flow in rule.kind.flows:
         place, more = None, True
         while more:
-            found, place = await pruning.families(connection, flow, limits, place)
+            found, place = await families.families(connection, flow, limits, place)
             more = place is not None
             going |= {run for family in found if family.kept is None for run in family.runs}
             kept.update(family.kept for family in found if family.kept is not None)
@@ -315,7 +315,7 @@ async def _foresee_runs(connection: Connection, rule: Rule, limits: Limits, tabl
     every = sorted(going)
     for start in range(0, len(every), 10 * RUNS_TOGETHER):
         some = every[start : start + 10 * RUNS_TOGETHER]
-        for table, column in [("runs", "id"), ("stages", "run_id"), *pruning.left_behind(tables)[:-1]]:
+        for table, column in [("runs", "id"), ("stages", "run_id"), *families.left_behind(tables)[:-1]]:
             statement = OF_RUNS.format(table=table, column=column)
             row = await (await connection.execute(statement, (some,))).fetchone()  # type: ignore[arg-type, unused-ignore]
             rows[table] += row[0] if row else 0

@@ -14,9 +14,9 @@ from typing import Any
 
 from ecluse.base.errors import EcluseError
 from ecluse.db.connect import Connection
-from ecluse.engine import retention
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.pruning import Limits
+from ecluse.engine.retention import sweep
+from ecluse.engine.retention.families import Limits
 
 ERASED = "[erased]"
 
@@ -199,16 +199,16 @@ async def delete_tenant(
     flows: Mapping[str, Flow],
     tenant: str,
     tables: Sequence[Erasure],
-    tell: retention.Tell,
-    pace: retention.Pace,
+    tell: sweep.Tell,
+    pace: sweep.Pace,
 ) -> Counter[str]:
     """Deletes all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches; after a crash the
     next call continues."""
     done: Counter[str] = Counter()
-    own = retention.own_tables(flows)
+    own = sweep.own_tables(flows)
     while found := await (await connection.execute(RUNS_OF_TENANT, (tenant, 1_000))).fetchall():
         runs = [run for run, _ in found]
-        rows = await retention.delete(connection, runs, Limits({}), own, pace, lambda n: tell("runs", n), anyhow=True)
+        rows = await sweep.delete(connection, runs, Limits({}), own, pace, lambda n: tell("runs", n), anyhow=True)
         if not rows["runs"]:
             open_runs = [run for run, is_open in found if is_open]
             why = "open" if open_runs else "locked by another session"

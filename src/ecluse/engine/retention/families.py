@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ecluse.base.crash import crashpoint
 from ecluse.db.connect import Connection
-from ecluse.engine import workflow_rows
+from ecluse.engine.retention import workflows
 
 SEEDS = 50  # families looked at together
 
@@ -37,7 +37,7 @@ REASON = f"""CASE
         THEN 'the last run of its schedule'
     WHEN r.orchestrated AND EXISTS (
         SELECT 1 FROM dbos.workflow_status w WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key
-          AND w.status IN {workflow_rows.NOT_OVER}) THEN 'its workflow is not over'
+          AND w.status IN {workflows.NOT_OVER}) THEN 'its workflow is not over'
     -- REPETITIONS (runs.py) finds the open repetition of a key by walking up from the key's first run
     WHEN (r.tenant_id, regexp_replace(r.event_key, '-retry-[0-9]+$', '')) IN (
         SELECT o.tenant_id, regexp_replace(o.event_key, '-retry-[0-9]+$', '') FROM runs o
@@ -81,7 +81,7 @@ ON CONFLICT (schedule_id, status) DO UPDATE SET runs = p.runs + excluded.runs
 """
 # Rows with a foreign key to the run, and rows that would contradict its absence. Flow tables with a key cascade.
 WITH_THE_RUN = {
-    "dbos.workflow_status": workflow_rows.OF_RUNS,
+    "dbos.workflow_status": workflows.OF_RUNS,
     "schedule_slots": "DELETE FROM schedule_slots WHERE run_id = ANY(%(runs)s)",
     "events_outbox": "DELETE FROM events_outbox WHERE aggregate = ANY(%(aggregates)s)",
     "stages": "DELETE FROM stages WHERE run_id = ANY(%(runs)s)",

@@ -1,0 +1,1 @@
+"""Deleting what is old, and erasing what must go."""
