@@ -44,8 +44,9 @@ from bench.server import server
 from bench.serving import cpu_of_machine, cpu_of_server, postmaster
 from ecluse.cli.growth import GROUPS
 from ecluse.db.connect import Connection, Pool, normalise, pool
-from ecluse.engine import OldRuns, Rule, reading
+from ecluse.engine import OldRuns, Rule
 from ecluse.engine.retention import sweep
+from ecluse.insight import run_queries
 from ecluse.migrations.runner import upgrade
 from ecluse.settings import Settings
 from ecluse.verify import audit
@@ -131,11 +132,11 @@ def fill(dsn: str, items: int) -> int:
 async def read(connections: Pool, run: int, until: asyncio.Event) -> list[float]:
     """Milliseconds of each read, from the instant at which it was due."""
     asked: list[Callable[[Connection], Awaitable[Any]]] = [
-        lambda c: reading.list_runs(c, tenant="default", limit=50, offset=0),
-        lambda c: reading.show_run(c, "default", run),
-        lambda c: reading.list_items(c, "default", run, limit=50, offset=0),
-        lambda c: reading.list_outcomes(c, "default", run, after=None, limit=50),
-        reading.vitals,
+        lambda c: run_queries.list_runs(c, tenant="default", limit=50, offset=0),
+        lambda c: run_queries.show_run(c, "default", run),
+        lambda c: run_queries.list_items(c, "default", run, limit=50, offset=0),
+        lambda c: run_queries.list_outcomes(c, "default", run, after=None, limit=50),
+        run_queries.vitals,
     ]
     took: list[float] = []
     under_way: set[asyncio.Task[None]] = set()

@@ -8,7 +8,8 @@ import psycopg
 import pytest
 
 from ecluse.base.errors import NotFound, PermanentError, TransientError
-from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext, reading
+from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext
+from ecluse.insight import run_queries
 from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage
 
 
@@ -37,7 +38,7 @@ async def test_a_run_in_flight_shows_what_each_stage_still_has_to_do(start_kit, 
     names = [f"t{n}" for n in range(10)]
     started = await kit.start_run(Start(f, "key", input={"targets": names}))
     while True:
-        shown = await reading.show_run(connection, "default", started.run.id)
+        shown = await run_queries.show_run(connection, "default", started.run.id)
         if shown["stages"] and (shown["stages"][0]["done"], shown["stages"][0]["expected"]) == (1, 10):
             break
         await asyncio.sleep(0.02)
@@ -66,7 +67,7 @@ async def test_what_has_failed_for_good_is_said_to_fail_while_the_run_goes_on(st
 
     kit = await start_kit(f := flow(stage(work)))
     run_id = (await kit.start_run(Start(f, "key", input={"targets": ["a", "bad1", "bad2", "late"]}))).run.id
-    while (shown := await reading.show_run(connection, "default", run_id))["will_fail"]["count"] < 3:
+    while (shown := await run_queries.show_run(connection, "default", run_id))["will_fail"]["count"] < 3:
         await asyncio.sleep(0.02)
     assert shown["will_fail"] == {"count": 3, "codes": {"BAD": 2, "DOWN": 1}}
     shown = await results_of(connection, run_id)
@@ -85,7 +86,7 @@ async def test_what_has_failed_for_good_is_said_to_fail_while_the_run_goes_on(st
         assert [row["target"] for row in rows] == targets
     rows = (await results_of(connection, run_id, outcome="will fail", why="DOWN"))["outcomes"]
     assert [row["target"] for row in rows] == ["late"]
-    listed = await reading.list_outcomes(connection, "default", run_id, after="bad1", limit=2)
+    listed = await run_queries.list_outcomes(connection, "default", run_id, after="bad1", limit=2)
     assert [(row["target"], row["will_fail"]["code"]) for row in listed] == [("bad2", "BAD"), ("late", "DOWN")]
     release.set()
     ended = await kit.wait_for_run(run_id, PATIENCE)
@@ -96,7 +97,7 @@ async def test_what_has_failed_for_good_is_said_to_fail_while_the_run_goes_on(st
 
 
 async def results_of(connection, run_id, **wanted):
-    return await reading.results(connection, run_id, reasons=10, limit=10, **wanted)
+    return await run_queries.results(connection, run_id, reasons=10, limit=10, **wanted)
 
 
 def scans(plan, table):
@@ -143,7 +144,7 @@ async def test_lists_are_filtered_paged_and_newest_first(start_kit, connection):
         await kit.wait_for_run(run_id, PATIENCE)
 
     async def listed(tenant: str | None = None, limit: int = 50, offset: int = 0, **filters: str) -> list[int]:
-        rows = await reading.list_runs(connection, tenant=tenant, limit=limit, offset=offset, **filters)
+        rows = await run_queries.list_runs(connection, tenant=tenant, limit=limit, offset=offset, **filters)
         return [ids.index(row["id"]) for row in rows]
 
     assert await listed() == [3, 2, 1, 0]
@@ -159,23 +160,23 @@ async def test_items_and_log_of_a_run_are_paged_and_name_their_events(start_kit,
     kit = await start_kit(f := flow(stage(by_name)))
     row = await run_to_end(kit, f, ["a", "b", "bad"])
     run_id = row["id"]
-    items = await reading.list_items(connection, None, run_id, limit=10, offset=0)
+    items = await run_queries.list_items(connection, None, run_id, limit=10, offset=0)
     assert [item["key"] for item in items] == ["a", "b", "bad"]
     name = row["stages"][0]["stage"]
     assert items[0]["event_id"] == f"{f.name}-{run_id}-{name}-a"
-    failed = await reading.list_items(connection, None, run_id, stage=name, status="failed", limit=10, offset=0)
+    failed = await run_queries.list_items(connection, None, run_id, stage=name, status="failed", limit=10, offset=0)
     assert [(item["key"], item["error_code"], item["in_flight"]) for item in failed] == [("bad", "BAD", False)]
-    assert await reading.list_items(connection, None, run_id, limit=1, offset=1) == items[1:2]
-    log = await reading.list_log(connection, None, run_id, limit=100, offset=0)
+    assert await run_queries.list_items(connection, None, run_id, limit=1, offset=1) == items[1:2]
+    log = await run_queries.list_log(connection, None, run_id, limit=100, offset=0)
     assert [entry["id"] for entry in log] == sorted(entry["id"] for entry in log)
-    assert await reading.list_log(connection, None, run_id, limit=2, offset=1) == log[1:3]
+    assert await run_queries.list_log(connection, None, run_id, limit=2, offset=1) == log[1:3]
 
 
 async def test_every_outcome_is_read_once_however_many_pages_they_are(start_kit, connection):
     kit = await start_kit(f := flow(stage(by_name)))
     row = await run_to_end(kit, f, ["", *keys(20)])
-    rows: list[reading.Row] = []
-    while page := await reading.list_outcomes(
+    rows: list[run_queries.Row] = []
+    while page := await run_queries.list_outcomes(
         connection, None, row["id"], after=rows[-1]["target"] if rows else None, limit=7
     ):
         rows += page
@@ -188,9 +189,9 @@ async def test_a_run_of_somebody_else_does_not_exist(start_kit, connection):
     started = await kit.start_run(Start(f, "key", tenant_id="acme", input={"targets": ["a"]}))
     await kit.wait_for_run(started.run.id, PATIENCE)
     for run_id, tenant in [(started.run.id, "rival"), (4711, "acme"), (4711, None)]:
-        for read in (reading.show_run, reading.list_items, reading.list_log):
-            page = {} if read is reading.show_run else {"limit": 1, "offset": 0}
+        for read in (run_queries.show_run, run_queries.list_items, run_queries.list_log):
+            page = {} if read is run_queries.show_run else {"limit": 1, "offset": 0}
             with pytest.raises(NotFound, match=f"there is no run {run_id}"):
                 await read(connection, tenant, run_id, **page)
         with pytest.raises(NotFound):
-            await reading.list_outcomes(connection, tenant, run_id, after=None, limit=1)
+            await run_queries.list_outcomes(connection, tenant, run_id, after=None, limit=1)

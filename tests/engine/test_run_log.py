@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 from ecluse.base.errors import PermanentError, TransientError
-from ecluse.engine import Done, Item, Result, Start, WorkContext, reading
+from ecluse.engine import Done, Item, Result, Start, WorkContext
+from ecluse.insight import run_queries
 from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage
 
 
@@ -20,7 +21,7 @@ async def connection(dsn):
 
 
 async def failures(connection, run_id):
-    rows = await reading.list_log(connection, "default", run_id, limit=200, offset=0)
+    rows = await run_queries.list_log(connection, "default", run_id, limit=200, offset=0)
     return {row["message"]: row for row in rows if row["targets"]}
 
 

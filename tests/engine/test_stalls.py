@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from ecluse.engine import Stall, Waiter, put_waiters, reading, stalls, why_run
+from ecluse.engine import Stall, Waiter, put_waiters, why_run
+from ecluse.insight import run_queries, stalls
 from ecluse.web import standing
 from tests.engine.flows import open_board
 
@@ -63,7 +64,7 @@ async def test_a_list_says_of_a_run_what_its_page_says(board, query):
         query('UPDATE clock_offset SET "offset" = %s', timedelta(minutes=minutes))
         listed = (await found(board, run)).get(run.id)
         async with board.pool.connection() as connection:
-            row, waits = await reading.show_run(connection, None, run.id), await why_run(connection, None, run.id)
+            row, waits = await run_queries.show_run(connection, None, run.id), await why_run(connection, None, run.id)
             ((now,),) = query("SELECT ecluse_now()")
             shown = await standing.of(connection, row, now, waits)
         assert waits.progress_at == done_at

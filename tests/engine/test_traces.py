@@ -13,8 +13,9 @@ from ecluse.base import trace
 from ecluse.base.clock import Clock
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Done, Item, Kit, Result, Start, Story, WorkContext, reading
+from ecluse.engine import Done, Item, Kit, Result, Start, Story, WorkContext
 from ecluse.engine.cluster.trace_rows import TraceRows
+from ecluse.insight import run_queries
 from tests.engine.flows import PATIENCE, flow, given_targets, keys, run_to_end, stage
 
 
@@ -107,7 +108,7 @@ async def test_traces_become_rows_in_their_order_when_they_are_switched_on(start
     await kit.stop()
     assert trace.listeners == []
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        rows = await reading.list_trace(connection, "default", row["id"], limit=100, offset=0)
+        rows = await run_queries.list_trace(connection, "default", row["id"], limit=100, offset=0)
     assert [r["created_at"] for r in rows] == sorted(r["created_at"] for r in rows)
     messages = [r["message"] for r in rows if not r["message"].startswith("WAITING")]
     assert (messages[0], messages[-1]) == ("START: run-test", "END: completed")

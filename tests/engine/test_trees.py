@@ -16,10 +16,10 @@ from ecluse.engine import (
     lock_open,
     preview_end,
     put_waiters,
-    reading,
     select_targets,
 )
 from ecluse.engine.cluster.forced_ends import end_orphans
+from ecluse.insight import run_queries
 from tests.engine.flows import flow, keys, open_board, stage, until
 
 REASON = "wrong day"
@@ -223,7 +223,7 @@ async def test_a_run_that_has_ended_is_in_no_phase_and_its_stages_are_as_they_we
     await board.finish(taken[:3])
     await end(board, run)
     async with board.pool.connection() as connection:
-        shown = await reading.show_run(connection, None, run.id)
+        shown = await run_queries.show_run(connection, None, run.id)
     assert (shown["phase"], shown["error_details"]) == (None, {"phase": "finalizing"})
     (counted,) = shown["stages"]
     figures = {name: counted[name] for name in ("expected", "done", "failed", "unfinished", "in_flight", "waiting")}

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from ecluse.base.errors import NotFound, TransientError
-from ecluse.engine import Item, Lane, NewItem, Result, RetryPolicy, Start, WorkContext, waiting, why
+from ecluse.engine import Item, Lane, NewItem, Result, RetryPolicy, Start, WorkContext, why
+from ecluse.insight import waiting
 from tests.engine.flows import flow, keys, open_board, stage, until
 
 REPLICA = "INSERT INTO replicas (id, host, pid, work, hands) VALUES (%s, 'h', 1, %s, %s)"

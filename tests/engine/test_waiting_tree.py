@@ -21,12 +21,11 @@ from ecluse.engine import (
     WorkContext,
     pause_lane,
     put_waiters,
-    reading,
     resume_lane,
-    waiting,
     why,
     why_run,
 )
+from ecluse.insight import run_queries, waiting
 from tests.engine.flows import PATIENCE, flow, open_board, stage, started, until
 from tests.engine.test_waiting import REPLICA
 
@@ -266,7 +265,7 @@ async def test_a_run_of_which_all_is_in_flight_waits_at_its_gate(start_kit, boar
     )
     async with board.pool.connection() as connection:
         await put_waiters(connection, [Waiter(run_id, above.id)])
-        (_, units) = (await reading.stages_of(connection, [above.id]))[above.id]
+        (_, units) = (await run_queries.stages_of(connection, [above.id]))[above.id]
     assert (units["expected"], units["in_flight"], units["waiting"]) == (5, 2, 3)
     assert (await ask(board, above.id)).in_flight == 2
     let.set()

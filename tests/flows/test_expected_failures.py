@@ -7,8 +7,8 @@ import asyncio
 
 import pytest
 
-from ecluse.engine import reading as engine
 from ecluse.flows.automation import reading
+from ecluse.insight import run_queries as engine
 from tests.flows.automation_scenes import NO_AUDITS, held_up, log_rows
 from tests.flows.automation_trouble import Deaf, maker
 from tests.flows.automation_world import PATIENCE

@@ -9,7 +9,6 @@ import pytest
 
 from ecluse.base.errors import NotSentError, PermanentError, TransientError
 from ecluse.engine import Breaker, Lane, Stage
-from ecluse.engine.causes import Facts, cause_of, detail_in_line, expected, grouped, merged, summary
 from ecluse.engine.lanes.breaker import (
     NONE,
     OUTAGES,
@@ -23,6 +22,7 @@ from ecluse.engine.lanes.breaker import (
     is_spared,
     tally,
 )
+from ecluse.insight.causes import Facts, cause_of, detail_in_line, expected, grouped, merged, summary
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

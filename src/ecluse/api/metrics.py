@@ -20,8 +20,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecluse.base.version import commit, release
-from ecluse.engine import Kit, reading
+from ecluse.engine import Kit
 from ecluse.engine.model import counters
+from ecluse.insight import run_queries
 from ecluse.realtime.hub import Hub
 
 log = structlog.get_logger(__name__)
@@ -97,7 +98,7 @@ class Metrics:
         if self.kit is not None:
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS), self.kit.pool.connection() as connection:
-                    self._shared = await reading.vitals(connection)
+                    self._shared = await run_queries.vitals(connection)
             except (psycopg.Error, TimeoutError) as error:
                 log.warning("metrics: database away", error=str(error).strip() or "no answer in time")
         now, (least, most) = time.monotonic(), KEEP_SECONDS

@@ -17,7 +17,7 @@ from ecluse.access import door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import Row, number, reads_of
 from ecluse.db.reads import Reads
-from ecluse.engine import reading
+from ecluse.insight import run_queries
 
 PAGE = 10_000  # of an open run each page asks what is known to fail
 COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist", "will_fail")
@@ -67,4 +67,4 @@ def _expected(row: Row) -> str | None:
 
 
 async def _page(reads: Reads, tenant: str, run_id: int, after: str | None) -> list[Row]:
-    return await reads(lambda c: reading.list_outcomes(c, tenant, run_id, after=after, limit=PAGE))
+    return await reads(lambda c: run_queries.list_outcomes(c, tenant, run_id, after=after, limit=PAGE))

@@ -30,10 +30,10 @@ from ecluse.engine import (
     insert_run,
     load_run,
     preview_end,
-    reading,
     why,
     why_run,
 )
+from ecluse.insight import run_queries
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 
 routes = door.routes("runs")
@@ -48,7 +48,7 @@ async def list_runs(
     runs too, are left out unless `flow=notifications` asks for them."""
     tenant, but = caller_of(request).tenant, [NOTIFICATIONS]
     rows = await reads_of(request)(
-        lambda c: reading.list_runs(c, tenant=tenant, flow=flow, state=state, but=but, limit=limit, offset=offset)
+        lambda c: run_queries.list_runs(c, tenant=tenant, flow=flow, state=state, but=but, limit=limit, offset=offset)
     )
     return as_json({"runs": with_ids_as_text(rows), "limit": limit, "offset": offset})
 
@@ -57,7 +57,7 @@ async def list_runs(
 async def show_run(request: Request, run_id: str) -> Response:
     """One run in full: its stages with their counts, its outcomes by reason."""
     tenant, wanted = caller_of(request).tenant, number("run", run_id)
-    run = await reads_of(request)(lambda c: reading.show_run(c, tenant, wanted))
+    run = await reads_of(request)(lambda c: run_queries.show_run(c, tenant, wanted))
     with_ids_as_text([run])
     return as_json({**run, "redrives": [str(one) for one in run["redrives"]]})
 
@@ -69,7 +69,7 @@ async def list_items(
     """Its units of work, by stage and key."""
     tenant, wanted = caller_of(request).tenant, number("run", run_id)
     rows = await reads_of(request)(
-        lambda c: reading.list_items(c, tenant, wanted, stage=stage, status=status, limit=limit, offset=offset)
+        lambda c: run_queries.list_items(c, tenant, wanted, stage=stage, status=status, limit=limit, offset=offset)
     )
     return as_json({"items": with_ids_as_text(rows), "limit": limit, "offset": offset})
 
@@ -103,8 +103,8 @@ async def list_log(
 
     async def ask(connection: Connection) -> dict[str, Any]:
         newest = order == "desc"
-        rows = await reading.list_log(connection, tenant, wanted, newest_first=newest, limit=limit, offset=offset)
-        return {"log": with_ids_as_text(rows), "total": await reading.count_log(connection, wanted)}
+        rows = await run_queries.list_log(connection, tenant, wanted, newest_first=newest, limit=limit, offset=offset)
+        return {"log": with_ids_as_text(rows), "total": await run_queries.count_log(connection, wanted)}
 
     return as_json({**await reads_of(request)(ask), "limit": limit, "offset": offset})
 

@@ -28,10 +28,10 @@ from ecluse.engine import (
     insert_run,
     load_run,
     preview_end,
-    reading,
     why,
     why_run,
 )
+from ecluse.insight import run_queries
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 
 NO_RUNS = """no runs yet: make a schedule, and run it now:
@@ -137,7 +137,7 @@ def show_run(run_id: Annotated[int, typer.Argument(help="The run's id.")]) -> No
 
 
 def _show(run_id: int) -> None:
-    shown = with_connection(lambda connection: reading.show_run(connection, None, run_id))
+    shown = with_connection(lambda connection: run_queries.show_run(connection, None, run_id))
     shown["end_cause"] = cause_in_words(shown["end_cause"])
     typer.echo(json.dumps(shown, default=str, indent=2))
 
@@ -152,7 +152,7 @@ def list_runs(
 ) -> None:
     """The newest runs first; what other runs have started, and deliveries of notifications, only by `--flow`."""
     wanted: dict[str, Any] = {"flow": flow, "state": state, "but": [NOTIFICATIONS], "top": flow is None}
-    rows = with_connection(lambda c: reading.list_runs(c, tenant=tenant, **wanted, limit=limit, offset=offset))
+    rows = with_connection(lambda c: run_queries.list_runs(c, tenant=tenant, **wanted, limit=limit, offset=offset))
     if not rows:
         filtered = flow or state or tenant or offset
         typer.echo("no such runs" if filtered else NO_RUNS)
@@ -173,7 +173,7 @@ def log(
     tail: Annotated[int | None, typer.Option(help="Only the last so many lines.", min=1, max=10_000)] = None,
 ) -> None:
     """The run's own account: dispatches, stalls, failures and moves, the oldest first."""
-    read = reading.list_trace if trace else reading.list_log
+    read = run_queries.list_trace if trace else run_queries.list_log
     last: dict[str, Any] = {"newest_first": True, "limit": tail, "offset": 0}
     part = last if tail else {"limit": limit, "offset": offset}
     rows = with_connection(lambda c: read(c, None, run_id, **part))

@@ -21,7 +21,8 @@ from ecluse.base.errors import NotFound
 from ecluse.base.logging import harmless
 from ecluse.cli import sums
 from ecluse.db.connect import Connection, is_away, one_line, open_session
-from ecluse.engine import State, reading
+from ecluse.engine import State
+from ecluse.insight import run_queries
 
 PACE_SECONDS = 10.0  # over which the rate is measured
 NO_WORKER_SECONDS = 10.0  # longer than a take-over; a server that restarts may take as long
@@ -123,13 +124,13 @@ def watch(run_id: int, every: float, timeout: float | None = None) -> int:
     return 0 if run["state"] in (State.SUCCEEDED, State.SKIPPED) else 1
 
 
-async def _follow(dsn: str, run_id: int, every: float, patience: Patience) -> reading.Row:
+async def _follow(dsn: str, run_id: int, every: float, patience: Patience) -> run_queries.Row:
     clock, pace, last, away = Clock(), dict[str, Pace](), "", False
     live = sys.stdout.isatty()
     while True:
         try:
             async with await open_session(dsn) as connection:
-                while (run := await reading.show_run(connection, None, run_id))["ended_at"] is None:
+                while (run := await run_queries.show_run(connection, None, run_id))["ended_at"] is None:
                     if (said := line(run, pace, clock.monotonic())) != last:
                         typer.echo(f"\r\x1b[K{said}" if live else said, nl=not live)
                     last, away = said, False

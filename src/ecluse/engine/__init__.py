@@ -6,8 +6,6 @@ These names are the whole of what a flow, a face or the composition root may use
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ecluse.engine import reading
-from ecluse.engine.causes import BLOCKING, Cause
 from ecluse.engine.lanes.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.lanes.pause import Moved
 from ecluse.engine.lanes.pause import needing as needing_lane
@@ -46,8 +44,6 @@ from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, Words, cause_in_words, terminal_state
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox.events import write as write_events
-from ecluse.engine.previews import preview_end
-from ecluse.engine.redrives import first_of, redrives_of, standing
 from ecluse.engine.retention import erasure, sweep
 from ecluse.engine.retention.kinds import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
 from ecluse.engine.retention.sweep import OldRuns, Rule
@@ -89,9 +85,13 @@ from ecluse.engine.schedule.schedules import (
     update_schedule,
 )
 from ecluse.engine.schedule.slots import Rules
-from ecluse.engine.stalls import Stall, is_quiet, stalls
-from ecluse.engine.waiting import RunWaits, Waiting, why, why_run
 from ecluse.engine.work.batched import Looks
+from ecluse.insight import run_queries
+from ecluse.insight.causes import BLOCKING, Cause
+from ecluse.insight.previews import preview_end
+from ecluse.insight.redrives import first_of, redrives_of, standing
+from ecluse.insight.stalls import Stall, is_quiet, stalls
+from ecluse.insight.waiting import RunWaits, Waiting, why, why_run
 
 if TYPE_CHECKING:
     from ecluse.engine.kit import Kit

@@ -21,7 +21,6 @@ from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
 from ecluse.db.pools import CLAIMING, SIZE
-from ecluse.engine import reading
 from ecluse.engine.cluster.heartbeat import Heart
 from ecluse.engine.cluster.sweeps import ForcedEnds, Sweeps, patience, set_clock
 from ecluse.engine.cluster.trace_rows import TraceRows
@@ -41,6 +40,7 @@ from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.schedule.ticks import keep_ticking
 from ecluse.engine.work import completion
 from ecluse.engine.work.worker import Worker
+from ecluse.insight import run_queries
 
 log = structlog.get_logger(__name__)
 
@@ -244,7 +244,7 @@ class Kit:
             with patience("waiting for a run") if left > 0 else nullcontext():
                 async with self.pool.connection() as connection:
                     if left <= 0 or await lifecycle.has_ended(connection, run_id):
-                        return await reading.show_run(connection, None, run_id)
+                        return await run_queries.show_run(connection, None, run_id)
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, WAIT_POLL_SECONDS)):
                     await ended.wait()

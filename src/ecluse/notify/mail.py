@@ -21,7 +21,8 @@ from ecluse.base.errors import NotFound, NotSentError, PermanentError, Transient
 from ecluse.base.masking import masked, plain
 from ecluse.base.text import storable
 from ecluse.db.connect import Pool
-from ecluse.engine import VENDOR_DOWN, Done, Item, Result, WorkContext, reading
+from ecluse.engine import VENDOR_DOWN, Done, Item, Result, WorkContext
+from ecluse.insight import run_queries
 from ecluse.notify.work import Delivery, Resources, Smtp, load
 
 COUNTED = ("selected", "successful", "failed", "ignored")
@@ -69,7 +70,7 @@ async def send(context: WorkContext, item: Item) -> Result:
         run = None
         if delivery.about_run is not None:
             with suppress(NotFound):
-                run = await reading.show_run(connection, delivery.tenant_id, delivery.about_run)
+                run = await run_queries.show_run(connection, delivery.tenant_id, delivery.about_run)
     mail = compose(delivery, run, sender=smtp.sender, at=context.now(), public_url=own.setup.public_url)
     return Done({"answer": await hand_over(smtp, own.pool, delivery, mail)})
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Stall, reading, redrives_of, stalls, standing
+from ecluse.engine import Stall, redrives_of, standing
+from ecluse.insight import run_queries, stalls
 
-Row = reading.Row
+Row = run_queries.Row
 WORK = {"done": "successful", "failed": "failed", "ignored": "ignored", "in_flight": "in flight"}
 WORK |= {"unfinished": "unfinished"}  # when the run ended
 NOT_FINISHED = ("in flight", "unfinished", "cancelled")
@@ -93,7 +94,7 @@ async def folded(connection: Connection, tenant: str, rows: Sequence[Row]) -> li
     """Each run with its latest redrives under it, the oldest of them first."""
     under = await redrives_of(connection, [run["id"] for run in rows])
     ids = [redrive for redrives in under.values() for redrive in redrives[-FOLDED:]]
-    found = await reading.list_runs(connection, tenant=tenant, ids=ids, limit=len(ids), offset=0) if ids else []
+    found = await run_queries.list_runs(connection, tenant=tenant, ids=ids, limit=len(ids), offset=0) if ids else []
     by_id = {run["id"]: {**run, "folded": True} for run in found}
     shown: list[Row] = []
     for run in rows:
@@ -114,11 +115,11 @@ async def table(connection: Connection, tenant: str, rows: Sequence[Row]) -> Tab
     """With what is not in the rows themselves: how far the open ones are, which of them stand still, and what their
     schedules are called."""
     open_ = [run["id"] for run in rows if run["ended_at"] is None]
-    stages = await reading.stages_of(connection, open_)
+    stages = await run_queries.stages_of(connection, open_)
     schedules = {run["schedule_id"] for run in rows if run["schedule_id"] is not None}
     return Table(
         rows,
         {run["id"]: of_run(run, stages.get(run["id"], [])) for run in rows},
-        await reading.schedules_of(connection, tenant, schedules),
+        await run_queries.schedules_of(connection, tenant, schedules),
         await stalls(connection, tenant, open_),
     )

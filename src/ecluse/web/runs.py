@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import Filter, Offset, kit_of, number, reads_of
 from ecluse.db.connect import Connection
-from ecluse.engine import BLOCKING, State, list_schedules, reading, why_run
+from ecluse.engine import BLOCKING, State, list_schedules, why_run
 from ecluse.flows.automation.schedules import FLOW as AUTOMATION
+from ecluse.insight import run_queries
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 from ecluse.web import figures, live, render, standing
 from ecluse.web.automation import budget_warning
@@ -73,7 +74,7 @@ async def show_run(request: Request, run_id: str, part: PartOfRun) -> Response:
 @routes.get("/ui/runs/{run_id}/live", openapi_extra=needs(MAY))
 async def follow_run(request: Request, run_id: str, part: PartOfRun) -> Response:
     wanted = number("run", run_id)
-    await reads_of(request)(lambda c: reading.run_itself(c, caller_of(request).tenant, wanted))  # or a 404
+    await reads_of(request)(lambda c: run_queries.run_itself(c, caller_of(request).tenant, wanted))  # or a 404
     return live.stream(
         request,
         MAY,
@@ -89,8 +90,8 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
     # Who asks for a state wants every run that is in it.
     fold = not wanted.all and not wanted.state
 
-    async def ask(connection: Connection) -> tuple[bool, Table, reading.Row | None]:
-        rows = await reading.list_runs(
+    async def ask(connection: Connection) -> tuple[bool, Table, run_queries.Row | None]:
+        rows = await run_queries.list_runs(
             connection,
             tenant=tenant,
             flow=wanted.flow or None,
@@ -117,11 +118,11 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
     tenant = caller_of(request).tenant
 
     async def ask(connection: Connection) -> Context:
-        run = await reading.run_itself(connection, tenant, run_id)
+        run = await run_queries.run_itself(connection, tenant, run_id)
         some: dict[str, Any] = {"tenant": tenant, "limit": CHILDREN, "offset": 0}
-        children = await reading.list_runs(connection, parent=run_id, folded=True, **some)
-        redrives = await reading.list_runs(connection, ids=run["redrives"], **some) if run["redrives"] else []
-        results = await reading.results(
+        children = await run_queries.list_runs(connection, parent=run_id, folded=True, **some)
+        redrives = await run_queries.list_runs(connection, ids=run["redrives"], **some) if run["redrives"] else []
+        results = await run_queries.results(
             connection,
             run_id,
             outcome=part.outcome or None,
@@ -130,14 +131,14 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
             limit=OUTCOMES + 1,
             offset=part.outcomes,
         )
-        log = await reading.list_log(connection, tenant, run_id, newest_first=True, limit=LOG + 1, offset=part.log)
+        log = await run_queries.list_log(connection, tenant, run_id, newest_first=True, limit=LOG + 1, offset=part.log)
         schedule = [run["schedule_id"]] if run["schedule_id"] is not None else []
         waits = None if run["ended_at"] is not None else await why_run(connection, tenant, run_id)
         return {
             "run": run,
             **results,
             "progress": figures.of_run(run, run["stages"]),
-            "schedule": (await reading.schedules_of(connection, tenant, schedule)).get(run["schedule_id"]),
+            "schedule": (await run_queries.schedules_of(connection, tenant, schedule)).get(run["schedule_id"]),
             "children": await figures.table(connection, tenant, children),
             "redrives": await figures.table(connection, tenant, redrives),
             "log": log,

@@ -15,8 +15,9 @@ from ecluse.access.wire import Offset, kit_of, number, reads_of
 from ecluse.base.errors import InvalidInput
 from ecluse.base.timetable import Fire, timetable
 from ecluse.db.connect import Connection
-from ecluse.engine import list_schedules, reading, show_schedule
+from ecluse.engine import list_schedules, show_schedule
 from ecluse.flows.automation.schedules import FLOW as AUTOMATION
+from ecluse.insight import run_queries
 from ecluse.realtime.hub import Message
 from ecluse.web import figures, live, render
 from ecluse.web.automation import plan_of
@@ -91,7 +92,7 @@ async def _schedules(request: Request, wanted: Wanted) -> Context:
     async def ask(connection: Connection) -> Context:
         rows = await list_schedules(connection, tenant, limit=SCHEDULES + 1, offset=wanted.offset)
         last = [row["last_run_id"] for row in rows if row["last_run_id"] is not None]
-        runs = await reading.list_runs(connection, tenant=tenant, ids=last, limit=len(rows), offset=0)
+        runs = await run_queries.list_runs(connection, tenant=tenant, ids=last, limit=len(rows), offset=0)
         return {
             "rows": rows,
             "last": {run["id"]: run for run in runs},
@@ -118,7 +119,7 @@ async def _schedule(request: Request, schedule_id: int) -> Context:
 
     async def ask(connection: Connection) -> Context:
         row = await show_schedule(connection, tenant, schedule_id)
-        rows = await reading.list_runs(
+        rows = await run_queries.list_runs(
             connection, tenant=tenant, schedule=schedule_id, folded=True, limit=RUNS, offset=0
         )
         rows = await figures.folded(connection, tenant, rows)

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from ecluse.db.connect import Connection
 from ecluse.engine import RunWaits, is_quiet
-from ecluse.engine.reading import Row
+from ecluse.insight.run_queries import Row
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from ecluse.access.idempotency import Answer
 from ecluse.access.wire import Filter, Limit, Offset, Order, Row, kit_of, number, reads_of, with_ids_as_text
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, Started
-from ecluse.engine import reading as engine
 from ecluse.flows.automation import diagnostic, reading, schedules, shapes, starting
 from ecluse.flows.automation.diagnostic import Setup
 from ecluse.flows.automation.plan import Changes, Plan
 from ecluse.flows.automation.reading import FicheStatus, RunFilter
+from ecluse.insight import run_queries as engine
 
 routes = door.routes("automation")
 

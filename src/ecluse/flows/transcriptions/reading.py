@@ -11,11 +11,12 @@ from psycopg.rows import dict_row
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import reading, why
+from ecluse.engine import why
 from ecluse.flows.fiches import cache
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.rules import Attempt, Counts
 from ecluse.flows.transcriptions.telling import DONE
+from ecluse.insight import run_queries
 
 Row = dict[str, Any]
 MOST_WAITING = 1_000
@@ -91,7 +92,7 @@ async def status(connection: Connection, tenant: str, fiche_id: str) -> Row:
     waiting: dict[int, tuple[str, str]] = {}
     stages: Sequence[Row] = ()
     if run is not None:
-        stages = (await reading.show_run(connection, tenant, run["run_id"]))["stages"]
+        stages = (await run_queries.show_run(connection, tenant, run["run_id"]))["stages"]
         if run["ended_at"] is None:
             found = await why(connection, tenant, run["run_id"], limit=MOST_WAITING)
             waiting = {one.item_id: (one.cause, one.detail) for one in found}

@@ -14,9 +14,9 @@ from psycopg.rows import dict_row
 from ecluse.base.errors import NotFound
 from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
-from ecluse.engine.redrives import redrives_of, standing
 from ecluse.engine.runs.finalize import END_OF_RUN
 from ecluse.engine.runs.waiters import IN_FLIGHT
+from ecluse.insight.redrives import redrives_of, standing
 
 Row = dict[str, Any]
 WILL_FAIL = "will fail"  # of a target without an outcome: what became of it is known all the same

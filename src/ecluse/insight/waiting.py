@@ -17,7 +17,8 @@ from psycopg.rows import class_row, dict_row
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine.causes import (
+from ecluse.engine.runs.waiters import IN_FLIGHT, TREE
+from ecluse.insight.causes import (
     BLOCKING,
     Cause,
     Facts,
@@ -30,8 +31,7 @@ from ecluse.engine.causes import (
     merged,
     summary,
 )
-from ecluse.engine.runs.waiters import IN_FLIGHT, TREE
-from ecluse.engine.stalls import PROGRESS
+from ecluse.insight.stalls import PROGRESS
 
 MOST_COUNTED = 20_000  # of those in line in a lane
 

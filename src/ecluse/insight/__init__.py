@@ -1,0 +1,1 @@
+"""What people read about runs: lists, details, causes of waiting. Reads only."""
