@@ -14,8 +14,9 @@ import psycopg
 import pytest
 
 from ecluse.base.errors import NotSentError, TransientError
-from ecluse.engine import VENDOR_DOWN, Done, Item, Lane, Result, RetryPolicy, Start, WorkContext, list_lanes, why
+from ecluse.engine import VENDOR_DOWN, Done, Item, Lane, Result, RetryPolicy, Start, WorkContext, list_lanes
 from ecluse.engine.lanes.breaker import TRIGGERED
+from ecluse.insight.waiting import why
 from tests.engine.flows import PATIENCE, Shop, flow, keys, stage, started, until
 
 QUICK = replace(

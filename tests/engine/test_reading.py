@@ -110,7 +110,7 @@ def scans(plan, table):
 async def test_what_is_known_to_fail_is_not_looked_for_in_a_run_that_has_ended(start_kit, connection, query, name):
     kit = await start_kit(f := flow(stage(by_name)))
     run_id = (await run_to_end(kit, f, ["a", "bad"]))["id"]
-    statement = getattr(reading, name).format(where="") if name == "OUTCOMES" else getattr(reading, name)
+    statement = getattr(run_queries, name).format(where="") if name == "OUTCOMES" else getattr(run_queries, name)
     given = {"run": run_id, "outcome": None, "why": None, "reasons": 10, "limit": 10, "offset": 0}
 
     async def looked() -> int:

@@ -449,8 +449,8 @@ async def test_tables_that_a_flow_names_go_with_its_runs(world, query):
 
 
 async def test_a_server_prunes_by_itself(world, start_kit, monkeypatch):
-    monkeypatch.setattr(retention, "FIRST_SECONDS", 0.05)
-    monkeypatch.setattr(retention, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(sweep, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(sweep, "EVERY_SECONDS", 0.05)
     await world.run("old")
     young = await world.run("young", days=1)
     await start_kit(FLOW, retention=[RUNS])

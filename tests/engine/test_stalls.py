@@ -6,8 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from ecluse.engine import Stall, Waiter, put_waiters, why_run
+from ecluse.engine import Waiter, put_waiters
 from ecluse.insight import run_queries, stalls
+from ecluse.insight.stalls import Stall
+from ecluse.insight.waiting import why_run
 from ecluse.web import standing
 from tests.engine.flows import open_board
 

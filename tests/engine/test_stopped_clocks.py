@@ -8,8 +8,9 @@ from datetime import timedelta
 
 import pytest
 
-from ecluse.engine import Lane, Start, needing_lane, pause_lane, resume_lane, why
+from ecluse.engine import Lane, Start, needing_lane, pause_lane, resume_lane
 from ecluse.engine.cluster.forced_ends import STALE
+from ecluse.insight.waiting import why
 from tests.engine.flows import PATIENCE, flow, keys, stage, until
 from tests.engine.test_gates import move_clock
 

@@ -7,8 +7,9 @@ from datetime import timedelta
 import pytest
 
 from ecluse.base.errors import NotFound, TransientError
-from ecluse.engine import Item, Lane, NewItem, Result, RetryPolicy, Start, WorkContext, why
+from ecluse.engine import Item, Lane, NewItem, Result, RetryPolicy, Start, WorkContext
 from ecluse.insight import waiting
+from ecluse.insight.waiting import why
 from tests.engine.flows import flow, keys, open_board, stage, until
 
 REPLICA = "INSERT INTO replicas (id, host, pid, work, hands) VALUES (%s, 'h', 1, %s, %s)"

@@ -22,10 +22,9 @@ from ecluse.engine import (
     pause_lane,
     put_waiters,
     resume_lane,
-    why,
-    why_run,
 )
 from ecluse.insight import run_queries, waiting
+from ecluse.insight.waiting import why, why_run
 from tests.engine.flows import PATIENCE, flow, open_board, stage, started, until
 from tests.engine.test_waiting import REPLICA
 

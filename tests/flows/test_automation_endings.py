@@ -214,7 +214,7 @@ async def test_a_step_that_is_done_twice_has_done_it_once(automate, monkeypatch)
         await once(f"{name}, lost", function)
         return await once(name, function)
 
-    monkeypatch.setattr(orchestration, "step", repeated)
+    monkeypatch.setattr(durable, "step", repeated)
     again = await world.run_over(**chosen)
     assert {"load-schedule", "select-fiches", "fan-out-fetch", "filter-fiches", "dispatch-transcriptions"} < set(twice)
     assert {"settle-transcriptions", "resolve-audit-configs", "fan-out-audit", "finalize"} < set(twice)
@@ -235,7 +235,7 @@ async def test_who_stops_half_way_stops_once(automate, monkeypatch):
         await once(f"{name}, lost", function)
         return await once(name, function)
 
-    monkeypatch.setattr(orchestration, "step", repeated)
+    monkeypatch.setattr(durable, "step", repeated)
     run = await world.run_over("1000", "9200", continue_on_error=False, **NO_AUDITS)
     assert (run["status"], run["result_summary"]["reasons"]) == ("partial", {"NO_URL": 1})
     assert [line for line in world.logs(run["id"]) if "completed 3/4" in line] == [

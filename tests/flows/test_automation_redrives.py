@@ -7,12 +7,13 @@ from datetime import timedelta
 import pytest
 
 from ecluse.access.envelope import Refused
-from ecluse.engine import load_run, redrives_of, standing
+from ecluse.engine import load_run
 from ecluse.flows.automation import telling
 from ecluse.flows.automation.redriving import Failed, chosen, preview
 from ecluse.flows.automation.starting import preview_redrive, redrive, start
 from ecluse.flows.automation.statistics import last_run_status
 from ecluse.insight import run_queries
+from ecluse.insight.redrives import redrives_of, standing
 from tests.flows.automation_rows import FLOW, end_run, new_schedule
 
 STATED = "SELECT last_run_status, total_runs, successful_runs, partial_runs, failed_runs, cancelled_runs FROM"

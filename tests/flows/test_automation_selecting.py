@@ -303,6 +303,6 @@ async def test_a_selection_that_failed_fails_again_when_its_step_is_repeated(aut
         seen.append(name)
         return await once(name, function)
 
-    monkeypatch.setattr(orchestration, "step", repeated)
+    monkeypatch.setattr(durable, "step", repeated)
     run = await world.run_over(fiche_selection=over())
     assert (run["status"], run["error_code"], seen) == ("failed", "CRM_UNAVAILABLE", ["select-fiches"])

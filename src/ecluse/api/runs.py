@@ -19,21 +19,10 @@ from ecluse.access.wire import Filter, Limit, Offset, Order, kit_of, number, rea
 from ecluse.api import shapes
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import (
-    Flow,
-    Run,
-    RunWaits,
-    Start,
-    Waiting,
-    announce,
-    end_by_operator,
-    insert_run,
-    load_run,
-    preview_end,
-    why,
-    why_run,
-)
+from ecluse.engine import Flow, Run, Start, announce, end_by_operator, insert_run, load_run
 from ecluse.insight import run_queries
+from ecluse.insight.previews import preview_end
+from ecluse.insight.waiting import RunWaits, Waiting, why, why_run
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 
 routes = door.routes("runs")

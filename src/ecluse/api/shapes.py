@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ecluse.access.wire import Body, Shape, Standing, WillFail
-from ecluse.engine import Cause, EndCause, State
+from ecluse.engine import EndCause, State
+from ecluse.insight.causes import Cause
 
 Id = str
 Role = Literal["viewer", "operator", "admin"]

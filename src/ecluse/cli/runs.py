@@ -18,20 +18,10 @@ from ecluse.cli import confirm, sums
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
-from ecluse.engine import (
-    Run,
-    RunWaits,
-    Start,
-    Waiting,
-    announce,
-    cause_in_words,
-    insert_run,
-    load_run,
-    preview_end,
-    why,
-    why_run,
-)
+from ecluse.engine import Run, Start, announce, cause_in_words, insert_run, load_run
 from ecluse.insight import run_queries
+from ecluse.insight.previews import preview_end
+from ecluse.insight.waiting import RunWaits, Waiting, why, why_run
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 
 NO_RUNS = """no runs yet: make a schedule, and run it now:

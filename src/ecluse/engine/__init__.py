@@ -86,12 +86,6 @@ from ecluse.engine.schedule.schedules import (
 )
 from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.work.batched import Looks
-from ecluse.insight import run_queries
-from ecluse.insight.causes import BLOCKING, Cause
-from ecluse.insight.previews import preview_end
-from ecluse.insight.redrives import first_of, redrives_of, standing
-from ecluse.insight.stalls import Stall, is_quiet, stalls
-from ecluse.insight.waiting import RunWaits, Waiting, why, why_run
 
 if TYPE_CHECKING:
     from ecluse.engine.kit import Kit
@@ -99,140 +93,16 @@ if TYPE_CHECKING:
     from ecluse.engine.lead.story import Story
     from ecluse.engine.work.completion import end_by_operator
 
-# They bring the orchestration along, which takes longer to import than all the rest: a command that only looks at the
-# database need not wait for it.
-HEAVY = {"Kit": "kit", "Story": "story", "end_by_operator": "closing", "migrate": "orchestration"}
+# They import DBOS, which takes longer than all the rest: a command that only reads the database need not wait for it.
+HEAVY = {
+    "Kit": "ecluse.engine.kit",
+    "Story": "ecluse.engine.lead.story",
+    "end_by_operator": "ecluse.engine.work.completion",
+    "migrate": "ecluse.engine.lead.durable",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in HEAVY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{HEAVY[name]}"), name)
-
-
-__all__ = [
-    "ATTEMPTS",
-    "BLOCKING",
-    "CANCELLED",
-    "EVENTS",
-    "EVENTS_CHANNEL",
-    "LEASES",
-    "LOGS",
-    "PLAIN",
-    "ROLES",
-    "SLOTS",
-    "STOPPED",
-    "TENANT",
-    "VENDOR_DOWN",
-    "WORKFLOWS",
-    "AbsoluteWrite",
-    "Aged",
-    "Breaker",
-    "Cause",
-    "Counted",
-    "Done",
-    "EndCause",
-    "Event",
-    "Flow",
-    "Held",
-    "Ignored",
-    "Item",
-    "KeyedWrite",
-    "Kit",
-    "Lane",
-    "Lease",
-    "LeaseLost",
-    "Live",
-    "Look",
-    "Looks",
-    "Moved",
-    "NewItem",
-    "NewSchedule",
-    "News",
-    "OldRuns",
-    "Order",
-    "Over",
-    "Postponed",
-    "Priority",
-    "PublishedEvent",
-    "Redispatch",
-    "Result",
-    "RetryPolicy",
-    "Role",
-    "Rule",
-    "Rules",
-    "Run",
-    "RunWaits",
-    "Save",
-    "Saved",
-    "Settled",
-    "Sink",
-    "Source",
-    "Stage",
-    "Stall",
-    "Start",
-    "Started",
-    "State",
-    "Story",
-    "Tell",
-    "Wait",
-    "Waiter",
-    "Waiting",
-    "Words",
-    "Work",
-    "WorkContext",
-    "Write",
-    "acquire_lease",
-    "announce",
-    "begin_runs",
-    "cause_in_words",
-    "counts",
-    "create_schedule",
-    "delete_schedule",
-    "enable_schedule",
-    "end_by_operator",
-    "erasing",
-    "fire_by_hand",
-    "first_of",
-    "force_release",
-    "give_up",
-    "hold_for_runs",
-    "holders",
-    "insert_run",
-    "insert_runs",
-    "is_quiet",
-    "keep_open",
-    "list_lanes",
-    "list_leases",
-    "list_schedules",
-    "load_run",
-    "load_runs",
-    "load_schedule",
-    "lock_open",
-    "migrate",
-    "needing_lane",
-    "note_errors",
-    "open_stage",
-    "open_targets",
-    "pause_lane",
-    "preview_end",
-    "put_waiters",
-    "read_published",
-    "reading",
-    "redrives_of",
-    "release_lease",
-    "resume_lane",
-    "retention",
-    "select_targets",
-    "settle_targets",
-    "show_schedule",
-    "stalls",
-    "standing",
-    "still_mine",
-    "terminal_state",
-    "update_schedule",
-    "wake_workers",
-    "why",
-    "why_run",
-    "write_events",
-]
+    return getattr(import_module(HEAVY[name]), name)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Stall, redrives_of, standing
-from ecluse.insight import run_queries, stalls
+from ecluse.insight import run_queries
+from ecluse.insight.redrives import redrives_of, standing
+from ecluse.insight.stalls import Stall, stalls
 
 Row = run_queries.Row
 WORK = {"done": "successful", "failed": "failed", "ignored": "ignored", "in_flight": "in flight"}

@@ -11,9 +11,11 @@ from pydantic import BaseModel
 from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import Filter, Offset, kit_of, number, reads_of
 from ecluse.db.connect import Connection
-from ecluse.engine import BLOCKING, State, list_schedules, why_run
+from ecluse.engine import State, list_schedules
 from ecluse.flows.automation.schedules import FLOW as AUTOMATION
 from ecluse.insight import run_queries
+from ecluse.insight.causes import BLOCKING
+from ecluse.insight.waiting import why_run
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 from ecluse.web import figures, live, render, standing
 from ecluse.web.automation import budget_warning

@@ -15,11 +15,12 @@ from psycopg.rows import dict_row
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.timetable import timetable
 from ecluse.db.connect import Connection
-from ecluse.engine import redrives_of, show_schedule, standing
+from ecluse.engine import show_schedule
 from ecluse.flows.automation.schedules import SELECTION
 from ecluse.flows.automation.selection import Selection
 from ecluse.flows.fiches.cache import states
 from ecluse.insight import run_queries as engine
+from ecluse.insight.redrives import redrives_of, standing
 from ecluse.notify.rules import shown_to
 
 Row = dict[str, Any]

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from pydantic_core import to_json
 
 from ecluse.db.connect import Connection
-from ecluse.engine import first_of, standing, terminal_state
+from ecluse.engine import terminal_state
+from ecluse.insight.redrives import first_of, standing
 
 Row = Mapping[str, Any]
 Status = Literal["success", "partial", "failed", "cancelled"]

@@ -11,12 +11,12 @@ from psycopg.rows import dict_row
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import why
 from ecluse.flows.fiches import cache
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.rules import Attempt, Counts
 from ecluse.flows.transcriptions.telling import DONE
 from ecluse.insight import run_queries
+from ecluse.insight.waiting import why
 
 Row = dict[str, Any]
 MOST_WAITING = 1_000
