@@ -16,6 +16,7 @@ from bench.statements import count_in_log
 from ecluse.base import logging
 from ecluse.db.connect import Connection, normalise
 from ecluse.engine import Done, Flow, Item, Kit, Lane, NewItem, Result, Run, Stage, Start, Story, WorkContext
+from ecluse.insight import run_queries
 from ecluse.migrations.runner import upgrade
 
 LONG = timedelta(minutes=10)
@@ -67,7 +68,9 @@ async def _started(dsn: str, hands: int) -> Kit:
 
 async def _run(kit: Kit, items: int, io_ms: float, key: str) -> dict[str, object]:
     started = await kit.start_run(Start(FLOW, key, input={"items": items, "io_ms": io_ms}))
-    return await kit.wait_for_run(started.run.id, LONG)
+    await kit.wait_for_run(started.run.id, LONG)
+    async with kit.pool.connection() as connection:
+        return await run_queries.show_run(connection, None, started.run.id)
 
 
 async def run(dsn: str, items: int, io_ms: float, concurrency: int) -> Measured:

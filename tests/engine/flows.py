@@ -37,8 +37,10 @@ from ecluse.engine import (
     WorkContext,
     insert_run,
 )
+from ecluse.engine.model.claimed import Taken
 from ecluse.engine.runs.fan_out import fan_out
-from ecluse.engine.work.claim import Claimant, Taken, claim_capped, claim_free
+from ecluse.engine.work.claim import Claimant, claim_capped, claim_free
+from tests.support.runs import wait_for_run
 
 QUICK = RetryPolicy(executions=3, base=0.01)
 PATIENCE = timedelta(seconds=30)
@@ -85,7 +87,7 @@ async def run_to_end(kit: Kit, flow: Flow, targets: Sequence[str], key: str = "k
     payload = options.pop("payload", None)
     given = {"targets": list(targets), "payload": payload}
     started = await kit.start_run(Start(flow, key, input=given, **options))
-    return await kit.wait_for_run(started.run.id, PATIENCE)
+    return await wait_for_run(kit, started.run.id, PATIENCE)
 
 
 FINISH = """

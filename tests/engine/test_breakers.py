@@ -15,9 +15,10 @@ import pytest
 
 from ecluse.base.errors import NotSentError, TransientError
 from ecluse.engine import VENDOR_DOWN, Done, Item, Lane, Result, RetryPolicy, Start, WorkContext, list_lanes
-from ecluse.engine.lanes.breaker import TRIGGERED
+from ecluse.engine.model.breaker import TRIGGERED
 from ecluse.insight.waiting import why
 from tests.engine.flows import PATIENCE, Shop, flow, keys, stage, started, until
+from tests.support.runs import wait_for_run
 
 QUICK = replace(
     VENDOR_DOWN,
@@ -64,7 +65,7 @@ def work(vendor, **options):
 
 
 async def ended(kit, run_id):
-    return await kit.wait_for_run(run_id, PATIENCE)
+    return await wait_for_run(kit, run_id, PATIENCE)
 
 
 def down(one) -> bool:

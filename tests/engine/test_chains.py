@@ -29,6 +29,7 @@ from ecluse.engine import (
     select_targets,
 )
 from tests.engine.flows import PATIENCE, QUICK, Targets, stage, succeed
+from tests.support.runs import wait_for_run
 
 
 class Chain:
@@ -90,7 +91,7 @@ async def test_a_stage_opens_the_next_in_its_own_commit_and_the_run_ends_by_itse
     chain = Chain()
     kit = await start_kit(chain.flow)
     started = await start(kit, chain.flow, "a", "empty", "broken")
-    ends = {s.run.event_key: await kit.wait_for_run(s.run.id, PATIENCE) for s in started}
+    ends = {s.run.event_key: await wait_for_run(kit, s.run.id, PATIENCE) for s in started}
     assert (ends["a"]["status"], ends["a"]["selected"], ends["a"]["successful"]) == ("completed", 3, 3)
     assert (ends["empty"]["status"], ends["empty"]["selected"], ends["empty"]["reason"]) == (
         "completed",
@@ -113,7 +114,7 @@ async def test_runs_that_are_over_at_once_end_together(start_kit):
     kit = await start_kit(chain.flow)
     started = await start(kit, chain.flow, *(f"r{n:03d}" for n in range(100)))
     for one in started:
-        assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "completed"
+        assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "completed"
     assert sum(chain.runs_at_once) == 100
     assert len(chain.runs_at_once) < 50
 
@@ -130,7 +131,7 @@ async def test_many_starts_answer_in_order_and_repeat_only_what_has_ended(start_
     chain = Chain(wait)
     kit = await start_kit(chain.flow)
     first = await start(kit, chain.flow, "quick", "slow", again=True)
-    await kit.wait_for_run(first[0].run.id, PATIENCE)
+    await wait_for_run(kit, first[0].run.id, PATIENCE)
     second = await start(kit, chain.flow, "slow", "quick", "new", again=True)
     assert [(s.run.event_key, s.deduplicated) for s in second] == [
         ("slow", True),
@@ -140,10 +141,10 @@ async def test_many_starts_answer_in_order_and_repeat_only_what_has_ended(start_
     assert second[0].run.id == first[1].run.id
     held.set()
     for one in (*first, *second):
-        await kit.wait_for_run(one.run.id, PATIENCE)
+        await wait_for_run(kit, one.run.id, PATIENCE)
     third = await start(kit, chain.flow, "quick", again=True)
     assert third[0].run.event_key == "quick-retry-2"
-    await kit.wait_for_run(third[0].run.id, PATIENCE)
+    await wait_for_run(kit, third[0].run.id, PATIENCE)
 
 
 async def test_what_is_postponed_begins_anew_and_counts_no_execution(start_kit, ask):
@@ -158,7 +159,7 @@ async def test_what_is_postponed_begins_anew_and_counts_no_execution(start_kit, 
     chain = Chain(not_yet, retry=replace(QUICK, executions=1))
     kit = await start_kit(chain.flow)
     (one,) = await start(kit, chain.flow, "empty-but-one")
-    assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "completed"
+    assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "completed"
     assert len(tries) >= 4
     assert set(tries) == {0}
     assert ask("SELECT count(*) FROM attempts") == [(0,)]
@@ -185,13 +186,13 @@ async def test_news_of_items_that_are_over_come_before_the_end_of_their_run_and_
     chain = Chain(second, news=news)
     kit = await start_kit(chain.flow, live=ended.extend)
     (one,) = await start(kit, chain.flow, "a")
-    assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "partial"
+    assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "partial"
     assert sorted(seen) == [("a-0", "succeeded", None), ("a-1", "failed", "REFUSED"), ("a-2", "succeeded", None)]
     names = [live.event for live in ended]
     assert names.count("part.begun") == 4  # one of them twice
     assert names.count("part.over") == 3
     (bad,) = await start(kit, chain.flow, "bad")
-    assert (await kit.wait_for_run(bad.run.id, PATIENCE))["status"] == "completed"
+    assert (await wait_for_run(kit, bad.run.id, PATIENCE))["status"] == "completed"
 
 
 @pytest.mark.req("G-82", "G-80")
@@ -214,7 +215,7 @@ async def test_what_was_paid_for_is_kept_although_its_run_was_ended(start_kit, a
     await kit.end_run(one.run.id, "enough")
     answer.set()
     await asyncio.wait_for(saved.wait(), 30)
-    assert (await kit.wait_for_run(one.run.id, PATIENCE))["failed"] == 3
+    assert (await wait_for_run(kit, one.run.id, PATIENCE))["failed"] == 3
     assert ask("SELECT DISTINCT outcome, error_code FROM outcomes WHERE run_id = %s", one.run.id) == [
         ("failed", "CANCELLED")
     ]
@@ -230,7 +231,7 @@ async def test_a_repetition_that_may_have_been_paid_for_is_noted(start_kit, ask)
     chain = Chain(unsure, paid=True)
     kit = await start_kit(chain.flow)
     (one,) = await start(kit, chain.flow, "a")
-    assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "completed"
+    assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "completed"
     assert ask("SELECT DISTINCT error_code, ambiguous, maybe_paid, count(*) FROM attempts GROUP BY 1, 2, 3") == [
         ("TIMEOUT", True, True, 3)
     ]
@@ -275,7 +276,7 @@ async def test_nothing_is_opened_in_a_run_that_has_ended(start_kit, ask):
     chain = Chain()
     kit = await start_kit(chain.flow)
     (one,) = await start(kit, chain.flow, "empty")
-    await kit.wait_for_run(one.run.id, PATIENCE)
+    await wait_for_run(kit, one.run.id, PATIENCE)
     async with kit.pool.connection() as connection, connection.transaction():
         await open_stage(connection, replace(chain.second, name="late"), [(one.run, [NewItem("x")])], select=True)
     assert ask("SELECT count(*) FROM items WHERE stage = 'late'") == [(0,)]
@@ -293,7 +294,7 @@ async def test_what_waits_can_be_given_up_and_the_run_ends(start_kit, ask):
         await asyncio.sleep(0.02)
     async with kit.pool.connection() as connection:
         assert await give_up(connection, [one.run.id], "second", "STALLED", "nobody came") == 3
-    ended = await kit.wait_for_run(one.run.id, PATIENCE)
+    ended = await wait_for_run(kit, one.run.id, PATIENCE)
     assert (ended["status"], ended["failed"]) == ("failed", 3)
     assert ask("SELECT DISTINCT error_code, reason FROM outcomes") == [("STALLED", "nobody came")]
 
@@ -314,7 +315,7 @@ async def test_what_is_large_goes_to_its_own_table_and_work_may_look_before_it_c
     chain = Chain(look, save=keep)
     kit = await start_kit(chain.flow)
     (one,) = await start(kit, chain.flow, "a")
-    assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "completed"
+    assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "completed"
     assert saved == [({"small": "a"}, {"large": "x" * 10})] * 3
     assert ask("SELECT DISTINCT result FROM items WHERE stage = 'second'") == [({"small": "a"},)]
 
@@ -362,7 +363,7 @@ async def test_a_run_whose_time_is_up_before_it_selected_has_failed(start_kit, a
             "UPDATE lanes SET held_until = ecluse_now() + interval '1 hour', held_reason = 'test' WHERE name = 'shut'"
         )
     (one,) = await start(kit, chain.flow, "a")
-    ended = await kit.wait_for_run(one.run.id, PATIENCE)
+    ended = await wait_for_run(kit, one.run.id, PATIENCE)
     assert (ended["status"], ended["selected"], ended["end_cause"]) == ("failed", 0, "catastrophic")
 
 
@@ -421,5 +422,5 @@ async def test_one_crash_is_one_note_however_often_it_is_tried_afterwards(start_
         await connection.execute("UPDATE items SET crashes = 1 WHERE stage = 'second'")
         await connection.execute("UPDATE lanes SET held_until = NULL, held_reason = NULL WHERE name = 'shut'")
         await connection.execute("SELECT pg_notify('ecluse_lanes', '')")
-    assert (await kit.wait_for_run(one.run.id, PATIENCE))["status"] == "completed"
+    assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "completed"
     assert ask("SELECT count(*) FROM attempts WHERE error_code = 'WORKER_CRASHED' AND maybe_paid") == [(3,)]

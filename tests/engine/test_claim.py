@@ -15,6 +15,7 @@ from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, Story, WorkC
 from ecluse.engine.lanes.pause import pause
 from ecluse.engine.model.flow import Flow
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, open_board, run_to_end, stage, until
+from tests.support.runs import wait_for_run
 
 JITTER = 0.03  # of a shared, busy machine between a permit and the call; a limiter that bunches is off by more
 
@@ -338,7 +339,7 @@ async def test_the_calls_themselves_keep_the_rate_and_waiting_for_it_is_no_attem
     while len(calls) < 10:
         await asyncio.sleep(0.02)
     waiting = query("SELECT DISTINCT executions, round, crashes FROM items WHERE status = 'open'")
-    assert (await kit.wait_for_run(started.run.id, PATIENCE))["successful"] == 60
+    assert (await wait_for_run(kit, started.run.id, PATIENCE))["successful"] == 60
     assert waiting == [(0, 0, 0)]
     assert query("SELECT DISTINCT executions FROM items") == [(1,)]
     assert query("SELECT count(*) FROM attempts") == [(0,)]
@@ -378,7 +379,7 @@ async def test_a_rate_holds_at_the_call_when_hands_were_busy_with_another_lane(s
     started = await kit.start_run(Start(f, "key", input={"targets": [*keys(1500), *(f"block{n}" for n in range(8))]}))
     await asyncio.sleep(1.2)
     release.set()
-    assert (await kit.wait_for_run(started.run.id, PATIENCE))["status"] == "completed"
+    assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "completed"
     assert len(calls) == 20
     assert_within(calls, rate=100, burst=1, slack=JITTER)
 
@@ -445,6 +446,6 @@ async def test_what_was_claimed_is_not_lost_with_the_connection(start_kit, query
     await until(lambda: query("SELECT count(*) FROM items") == [(20,)])
     query("UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL")
     query("NOTIFY ecluse_lanes")
-    row = await kit.wait_for_run(started.run.id, timedelta(seconds=6))
+    row = await wait_for_run(kit, started.run.id, timedelta(seconds=6))
     assert query("SELECT last_value > 1 FROM lost") == [(True,)]
     assert (row["status"], row["successful"]) == ("completed", 10)

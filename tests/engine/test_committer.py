@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from ecluse.engine import Done, Flow, Item, Result, Saved, Start, WorkContext
 from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage, until
+from tests.support.runs import wait_for_run
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS saved (key text PRIMARY KEY, amount numeric CHECK (amount < 1000), run_id bigint)"
 INSERT = """
@@ -164,7 +165,7 @@ async def test_whoever_was_fenced_out_stores_nothing(start_kit, query, one):
     query("UPDATE claims SET fence = fence + 1, released = released + 1")
     query("UPDATE items SET claim_id = NULL")
     go_on.set()
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert row["status"] == "completed"
     assert one("SELECT executions FROM items") == 1, "the fenced execution was not counted"
     assert shelf.batches == [1]
@@ -210,7 +211,7 @@ async def test_connections_killed_under_the_committer_lose_nothing(start_kit, ds
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND application_name = 'ecluse' AND pid <> pg_backend_pid()"
             )
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 1000)
     assert one("SELECT count(*) FROM saved") == 1000
 
@@ -242,6 +243,6 @@ async def test_a_database_that_is_read_only_for_a_while_is_waited_for(start_kit,
             )
         await operator.execute(READ_ONLY.format(operator.info.dbname, "off"))
         await operator.execute(KICK_OUT)
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 300)
     assert not kit.broken.is_set()

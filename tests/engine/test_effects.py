@@ -34,6 +34,7 @@ from tests.engine.flows import (
     run_to_end,
     until,
 )
+from tests.support.runs import wait_for_run
 
 RETRY = RetryPolicy(executions=3, base=0.01)
 ONCE = RetryPolicy(executions=1)
@@ -192,7 +193,7 @@ async def test_whoever_takes_over_waits_for_the_quiet_period_since_the_last_send
     started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: len(shop.writes) == 2)
     await asyncio.to_thread(query, TAKE_OVER)
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], shop.applied) == ("completed", ["a"])
     state, _, first, last, settled, *_ = one(EFFECT)
     assert state == "applied"

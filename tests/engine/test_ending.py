@@ -52,6 +52,7 @@ from tests.engine.flows import (
     started,
     until,
 )
+from tests.support.runs import wait_for_run
 
 REASON = "wrong price list"
 CLASSES = ["keyed", "absolute"]
@@ -116,7 +117,7 @@ async def test_an_operator_ends_a_run_at_once_with_hundreds_of_calls_in_hand(sta
     began = time.monotonic()
     assert await kit.end_run(run, REASON, by="laptop") is True
     assert time.monotonic() - began < 1
-    row = await kit.wait_for_run(run, timedelta(0))
+    row = await wait_for_run(kit, run, timedelta(0))
     assert (row["status"], row["state"], row["end_cause"]) == ("failed", "cancelled", "operator")
     assert (row["reason"], row["error_message"]) == (REASON, REASON)
     assert (row["selected"], row["successful"], row["failed"], row["ignored"]) == (250, 0, 250, 0)
@@ -164,7 +165,7 @@ async def test_a_target_that_is_finished_keeps_its_outcome_when_the_run_is_ended
     await kit.end_run(run, REASON)
     outcomes = {name: rest for name, *rest in query("SELECT target, outcome, error_code, reason FROM outcomes")}
     assert outcomes["slow"] == ["failed", "CANCELLED", f"Cancelled by operator: {REASON}"]
-    row = await kit.wait_for_run(run, timedelta(0))
+    row = await wait_for_run(kit, run, timedelta(0))
     assert (row["status"], row["state"]) == ("partial" if target == "quick" else "failed", "cancelled")
     assert (row["failed"], row["cancelled"]) == (2 if target == "bad" else 1, 1)
     assert outcomes[target] == list(FINISHED[target])
@@ -178,7 +179,7 @@ async def test_a_second_end_changes_nothing_and_a_reason_must_be_given(start_kit
         await kit.end_run(run, " \n")
     with pytest.raises(NotFound):
         await kit.end_run(run + 1, REASON)
-    assert (await kit.wait_for_run(run, timedelta(0)))["ended_at"] is None
+    assert (await wait_for_run(kit, run, timedelta(0)))["ended_at"] is None
     assert await kit.end_run(run, f" {REASON}\x00 ") is True
     everything = "SELECT r::text, (SELECT count(*) FROM run_log), (SELECT max(fence) FROM claims) FROM runs r"
     before = query(everything)
@@ -263,7 +264,7 @@ async def test_no_write_is_sent_for_a_run_that_has_ended(start_kit, dsn, one, lo
 
     kit = await start_kit(f := flow(replace(work, work=replace(work.work, wanted=wanted))))
     run = await started(kit, f, ["a"])
-    assert (await kit.wait_for_run(run, PATIENCE))["end_cause"] == "operator"
+    assert (await wait_for_run(kit, run, PATIENCE))["end_cause"] == "operator"
     await until(lambda: not kit.worker.runs_in_hand)
     assert (shop.writes, one("SELECT count(*) FROM effects")) == ([], 0)
     assert one("SELECT effect_may_exist FROM outcomes") is False
@@ -354,7 +355,7 @@ async def test_what_is_in_hand_at_a_deadline_may_finish_but_is_not_tried_again(s
         ("never begun", "failed", True, "INCOMPLETE", "Too slow"),
     ]
     two.go_on.set()
-    row = await kit.wait_for_run(run, PATIENCE)
+    row = await wait_for_run(kit, run, PATIENCE)
     assert (row["status"], row["successful"], row["failed"]) == ("partial", 1, 2)
 
 
@@ -394,7 +395,7 @@ async def test_a_write_that_must_wait_when_its_gate_gives_up_is_in_doubt_and_say
     await until(lambda: one("SELECT status FROM items WHERE stage = 'work'") == "failed")
     assert one("SELECT error_code, error FROM items WHERE stage = 'work'") == ("INCOMPLETE", "Too slow")
     two.go_on.set()
-    await kit.wait_for_run(run, PATIENCE)
+    await wait_for_run(kit, run, PATIENCE)
     assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("INCOMPLETE", True)
     assert len(shop.writes) == 1
     await kit.stop(grace=0.05)
@@ -447,7 +448,7 @@ async def test_a_run_without_a_gate_does_not_ask_for_ever(start_kit, one, monkey
     work = shop.absolute(retry=ONCE, max_wait=timedelta(seconds=1))
     kit = await start_kit(f := flow(work, story=None))
     run = await kit.start_items(Start(f, "key"), work, [NewItem("a")])
-    row = await kit.wait_for_run(run.run.id, timedelta(seconds=4))
+    row = await wait_for_run(kit, run.run.id, timedelta(seconds=4))
     assert (row["status"], row["failed"]) == ("failed", 1)
     assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("INCOMPLETE", True)
 

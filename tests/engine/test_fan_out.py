@@ -15,6 +15,7 @@ from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.runs.lifecycle import RunEnded
 from tests.engine.flows import PATIENCE, Targets, flow, keys, open_board, run_to_end, stage
+from tests.support.runs import wait_for_run
 
 RECORD = """
 CREATE TABLE statements (at timestamptz NOT NULL DEFAULT clock_timestamp(), rows integer);
@@ -191,7 +192,7 @@ async def test_a_bad_item_fails_alone_in_a_run_of_items_only(start_kit, payload)
     kit = await start_kit(f := flow(work, story=None))
     items = [NewItem("a"), NewItem("bad", payload=payload), NewItem("c")]
     started = await kit.start_items(Start(f, "items-only"), work, items)
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], row["successful"], row["failed"]) == ("partial", 2, 1)
 
 
@@ -202,7 +203,7 @@ async def test_a_run_of_items_only_ends_though_none_of_them_could_be_dispatched(
     kit = await start_kit(f := flow(work, story=None))
     started = await kit.start_items(Start(f, "items-only"), work, [NewItem("bad", payload=object())])
     query("SELECT pg_notify('ecluse_runs', '')")  # which need not wait for its turn
-    row = await kit.wait_for_run(started.run.id, timedelta(seconds=8))
+    row = await wait_for_run(kit, started.run.id, timedelta(seconds=8))
     assert (row["status"], row["failed"]) == ("failed", 1)
 
 
@@ -215,7 +216,7 @@ LONG = "".join(hashlib.sha256(bytes([n])).hexdigest() for n in range(200))
 async def test_a_bad_key_fails_alone_and_the_run_ends_partial(start_kit, query, key, target):
     kit = await start_kit(f := story_of(stage(), [NewItem("a"), NewItem(key, target), NewItem("c")]))
     started = await kit.start_run(Start(f, "key"))
-    row = await kit.wait_for_run(started.run.id, timedelta(seconds=4))
+    row = await wait_for_run(kit, started.run.id, timedelta(seconds=4))
     assert (row["status"], row["selected"], row["successful"], row["failed"]) == ("partial", 3, 2, 1)
     assert query("SELECT error_code FROM items WHERE status = 'failed'") == [("DISPATCH_FAILED",)]
     ((failed, code),) = query("SELECT target, error_code FROM outcomes WHERE outcome = 'failed'")
@@ -285,7 +286,7 @@ async def test_work_is_found_by_polling_while_the_listener_is_dead_and_the_liste
     async def start(key):
         at = time.monotonic()
         started = await kit.start_items(Start(f, key), one, [NewItem(key)])
-        await kit.wait_for_run(started.run.id, PATIENCE)
+        await wait_for_run(kit, started.run.id, PATIENCE)
         return begun[key] - at
 
     for _ in range(100):

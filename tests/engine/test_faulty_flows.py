@@ -9,6 +9,7 @@ import pytest
 
 from ecluse.engine import Done, Flow, Item, Result, RetryPolicy, Start, State, Story, Words, WorkContext
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, open_board, run_to_end, stage
+from tests.support.runs import wait_for_run
 
 ONCE = RetryPolicy(executions=1)
 
@@ -69,9 +70,9 @@ async def test_a_run_whose_workflow_is_over_is_ended_and_says_so(start_kit, quer
 
     kit = await start_kit(f := Flow("test", (stage(),), story, Targets))
     run = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
-    assert (await kit.wait_for_run(run.run.id, timedelta(milliseconds=300)))["selected"] == 1
+    assert (await wait_for_run(kit, run.run.id, timedelta(milliseconds=300)))["selected"] == 1
     query("UPDATE dbos.workflow_status SET status = 'ERROR', updated_at = 0")
-    row = await kit.wait_for_run(run.run.id, PATIENCE)
+    row = await wait_for_run(kit, run.run.id, PATIENCE)
     assert (row["status"], row["error_code"], row["failed"]) == ("failed", "NO_WORKFLOW", 1)
 
 
@@ -110,7 +111,7 @@ async def test_claims_of_a_replica_nobody_remembers_are_taken_over(start_kit, ds
         assert len(await board.claim(free=[1], replica="forgotten")) == 4
         query("DELETE FROM replicas")
     kit = await start_kit(f)
-    row = await kit.wait_for_run(run.id, PATIENCE)
+    row = await wait_for_run(kit, run.id, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 4)
     assert not kit.broken.is_set()
 

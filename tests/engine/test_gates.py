@@ -11,6 +11,7 @@ import pytest
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.engine import Done, Item, Result, RetryPolicy, Start, WorkContext
 from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage, until
+from tests.support.runs import wait_for_run
 
 SHORT = {"poll": timedelta(milliseconds=100), "max_wait": timedelta(seconds=20)}
 
@@ -39,7 +40,7 @@ async def test_a_gate_ends_at_its_maximum_wait_with_a_stated_reason_for_each_tar
     await started_all.wait()
     began = one("SELECT started_at FROM stages")
     await move_clock(dsn, timedelta(minutes=11))
-    row = await kit.wait_for_run(run.run.id, PATIENCE)
+    row = await wait_for_run(kit, run.run.id, PATIENCE)
     assert (row["status"], row["selected"], row["failed"]) == ("failed", 3, 3)
     assert one("SELECT started_at, deadline_at - started_at, end_cause FROM stages") == (
         began,
@@ -114,9 +115,9 @@ async def test_early_and_doubled_hints_do_not_end_a_gate(start_kit, dsn, one):
     for _ in range(5):
         await asyncio.sleep(0.05)
         await move_clock(dsn, timedelta(0))
-    assert (await kit.wait_for_run(run.run.id, timedelta(milliseconds=200)))["status"] == "running"
+    assert (await wait_for_run(kit, run.run.id, timedelta(milliseconds=200)))["status"] == "running"
     go_on.set()
-    assert (await kit.wait_for_run(run.run.id, PATIENCE))["status"] == "completed"
+    assert (await wait_for_run(kit, run.run.id, PATIENCE))["status"] == "completed"
 
 
 @pytest.mark.req("ENG-48")
@@ -142,7 +143,7 @@ async def test_a_restart_during_backoff_neither_loses_nor_repeats_an_attempt(sta
         await kit.stop()
         await move_clock(dsn, timedelta(minutes=6))
         kit = await start_kit(f)
-    row = await kit.wait_for_run(run.run.id, PATIENCE)
+    row = await wait_for_run(kit, run.run.id, PATIENCE)
     assert (row["status"], calls) == ("completed", [0, 1, 2])
     assert one("SELECT executions, crashes FROM items") == (3, 0)
 
@@ -168,7 +169,7 @@ async def test_a_gate_s_wait_survives_a_restart_of_its_process(start_kit, dsn, q
     await kit.stop(grace=0.1)
     kit = await start_kit(f)
     go_on.set()
-    row = await kit.wait_for_run(run.run.id, PATIENCE)
+    row = await wait_for_run(kit, run.run.id, PATIENCE)
     assert row["status"] == "completed"
     assert set(before) <= set(query(steps)), "finished steps and the stored wake-up are as they were"
     assert one("SELECT started_at, deadline_at FROM stages") == stage_before
@@ -213,7 +214,7 @@ async def test_a_stop_lets_running_work_finish_and_gives_back_the_rest(start_kit
     assert one("SELECT count(*) FROM items WHERE claim_id IS NULL AND crashes = 0") == 20 - finished
     assert one("SELECT state FROM replicas") == "left"
     kit = await start_kit(f)
-    assert (await kit.wait_for_run(run.run.id, PATIENCE))["successful"] == 20
+    assert (await wait_for_run(kit, run.run.id, PATIENCE))["successful"] == 20
 
 
 async def test_what_waited_in_a_paused_lane_until_the_gate_gave_up_says_so(start_kit, dsn, query, one):
@@ -222,5 +223,5 @@ async def test_what_waited_in_a_paused_lane_until_the_gate_gave_up_says_so(start
     run = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: query("SELECT 1 FROM stages WHERE fanned_out_at IS NOT NULL"))
     await move_clock(dsn, timedelta(minutes=11))
-    assert (await kit.wait_for_run(run.run.id, PATIENCE))["status"] == "failed"
+    assert (await wait_for_run(kit, run.run.id, PATIENCE))["status"] == "failed"
     assert one("SELECT reason FROM outcomes").endswith(": lane lane was paused: invoice")

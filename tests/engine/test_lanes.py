@@ -16,11 +16,12 @@ import pytest
 from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound, TransientError
 from ecluse.engine import Breaker, Done, Item, Lane, Result, RetryPolicy, Start, WorkContext, pause_lane, resume_lane
-from ecluse.engine.lanes.breaker import TRIGGERED
 from ecluse.engine.lanes.registry import Lanes
+from ecluse.engine.model.breaker import TRIGGERED
 from ecluse.engine.work.worker_slots import Hands
 from tests.engine.flows import PATIENCE, flow, keys, open_board, run_to_end, stage, until
 from tests.engine.test_claim import assert_within
+from tests.support.runs import wait_for_run
 
 HOUR = timedelta(hours=1)
 MANY = RetryPolicy(executions=50, base=0.01)
@@ -114,7 +115,7 @@ async def test_a_retry_keeps_its_place_in_line(start_kit, one):
     kit = await start_kit(f := flow(stage(Vendor(TransientError("500"), None))))
     started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
     place = await until(lambda: one("SELECT max(order_at) FROM items"))
-    await kit.wait_for_run(started.run.id, PATIENCE)
+    await wait_for_run(kit, started.run.id, PATIENCE)
     assert one("SELECT order_at, executions FROM items") == (place, 2)
 
 
@@ -205,7 +206,7 @@ async def test_a_sixth_failure_in_a_row_pauses_the_lane_then_one_call_goes_first
     f = flow(stage(vendor, lane=Lane("vendor", max_in_flight=1, breaker=breaker), retry=MANY))
     kit = await start_kit(f, hands=20)
     started = await kit.start_run(Start(f, "key", input={"targets": keys(20)}))
-    assert (await kit.wait_for_run(started.run.id, PATIENCE))["successful"] == 20
+    assert (await wait_for_run(kit, started.run.id, PATIENCE))["successful"] == 20
     # six, a pause, a failed probe, a pause, one that goes well, and the rest
     gaps = [b - a for (_, a), (_, b) in pairwise(vendor.calls)]
     assert min(gaps[5:7]) > 0.9
@@ -323,7 +324,7 @@ async def test_a_paused_lane_starts_nothing_on_any_replica_and_goes_on_at_once(s
     assert await say(kits[0], resume_lane, "vendor", reason="paid", by="cli:ann") == []
     await until(lambda: len(vendor.calls) > seen)
     assert time.monotonic() - begun < 0.9  # not with the next poll
-    row = await kits[0].wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kits[0], started.run.id, PATIENCE)
     assert (row["successful"], Counter(key for key, _ in vendor.calls).most_common(1)[0][1]) == (150, 1)
     assert query("SELECT DISTINCT executions FROM items") == [(1,)]
     assert await say(kits[0], resume_lane, "vendor", reason="again", by="cli:ann") is None
@@ -347,7 +348,7 @@ async def test_work_that_awaits_a_permit_of_a_closed_lane_is_given_back_and_begi
     gate.set()
     await until(lambda: query("SELECT executions FROM items WHERE claim_id IS NULL") == [(0,)])
     await say(kit, resume_lane, "vendor", reason="go", by="test")
-    assert (await kit.wait_for_run(started.run.id, PATIENCE))["successful"] == 1
+    assert (await wait_for_run(kit, started.run.id, PATIENCE))["successful"] == 1
     assert begun == {0: 2}
 
 

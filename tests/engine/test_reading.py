@@ -11,6 +11,7 @@ from ecluse.base.errors import NotFound, PermanentError, TransientError
 from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext
 from ecluse.insight import run_queries
 from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage
+from tests.support.runs import wait_for_run
 
 
 async def by_name(_: WorkContext, item: Item) -> Result:
@@ -49,7 +50,7 @@ async def test_a_run_in_flight_shows_what_each_stage_still_has_to_do(start_kit, 
     assert (work["round"], work["ended_at"]) == (0, None)
     assert shown["outcomes"] == {"open": 10}
     release.set()
-    ended = await kit.wait_for_run(started.run.id, PATIENCE)
+    ended = await wait_for_run(kit, started.run.id, PATIENCE)
     assert ended["outcomes"] == {"successful": 10}
     assert [(s["done"], s["waiting"], s["in_flight"], s["end_cause"]) for s in ended["stages"]] == [(10, 0, 0, "done")]
 
@@ -89,7 +90,7 @@ async def test_what_has_failed_for_good_is_said_to_fail_while_the_run_goes_on(st
     listed = await run_queries.list_outcomes(connection, "default", run_id, after="bad1", limit=2)
     assert [(row["target"], row["will_fail"]["code"]) for row in listed] == [("bad2", "BAD"), ("late", "DOWN")]
     release.set()
-    ended = await kit.wait_for_run(run_id, PATIENCE)
+    ended = await wait_for_run(kit, run_id, PATIENCE)
     assert (ended["outcomes"], ended["will_fail"]) == (
         {"successful": 1, "BAD": 2, "DOWN": 1},
         {"count": 0, "codes": {}},
@@ -141,7 +142,7 @@ async def test_lists_are_filtered_paged_and_newest_first(start_kit, connection):
         start = Start(which, f"k{number}", tenant_id=tenant, input={"targets": [target]})
         ids.append((await kit.start_run(start)).run.id)
     for run_id in ids:
-        await kit.wait_for_run(run_id, PATIENCE)
+        await wait_for_run(kit, run_id, PATIENCE)
 
     async def listed(tenant: str | None = None, limit: int = 50, offset: int = 0, **filters: str) -> list[int]:
         rows = await run_queries.list_runs(connection, tenant=tenant, limit=limit, offset=offset, **filters)
@@ -187,7 +188,7 @@ async def test_every_outcome_is_read_once_however_many_pages_they_are(start_kit,
 async def test_a_run_of_somebody_else_does_not_exist(start_kit, connection):
     kit = await start_kit(f := flow(stage(by_name)))
     started = await kit.start_run(Start(f, "key", tenant_id="acme", input={"targets": ["a"]}))
-    await kit.wait_for_run(started.run.id, PATIENCE)
+    await wait_for_run(kit, started.run.id, PATIENCE)
     for run_id, tenant in [(started.run.id, "rival"), (4711, "acme"), (4711, None)]:
         for read in (run_queries.show_run, run_queries.list_items, run_queries.list_log):
             page = {} if read is run_queries.show_run else {"limit": 1, "offset": 0}

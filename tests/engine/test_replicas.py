@@ -33,6 +33,7 @@ from tests.engine.flows import (
     started,
     until,
 )
+from tests.support.runs import wait_for_run
 
 CLASSES = ["keyed", "absolute"]
 NEVER_BEATS = {"beat": 60.0, "dead_after": 300.0}  # whoever beats and finds itself declared dead ends the process
@@ -132,7 +133,7 @@ async def test_whoever_was_declared_dead_says_nothing_any_more(start_kit, query,
     shop.watch = None
     await until(lambda: one("SELECT crashes FROM items") == 1)
     await asyncio.to_thread(query, "UPDATE replicas SET state = 'live'")
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], shop.applied, len(shop.writes)) == ("completed", ["a"], 1)
     assert one("SELECT settled_at - first_send_at FROM effects") >= QUIET
 
@@ -152,7 +153,7 @@ async def test_whoever_has_not_beaten_for_a_while_does_not_send(start_kit, one, 
     assert (shop.writes, one("SELECT status, executions FROM items")) == ([], ("open", 0))
     assert max(len(shop.reads), one("SELECT sends FROM effects")) <= 2, "tried again later, not again and again"
     kit._heart._beaten_at = time.monotonic()
-    row = await kit.wait_for_run(run, PATIENCE)
+    row = await wait_for_run(kit, run, PATIENCE)
     assert (row["status"], shop.applied, len(shop.writes)) == ("completed", ["a"], 1)
     assert one("SELECT executions, crashes FROM items") == (1, 0), "waiting uses up no execution"
 
@@ -178,7 +179,7 @@ async def test_what_a_dead_replica_held_is_done_by_a_live_one(start_kit, left_be
     query("UPDATE replicas SET state = %s", state)
     kit = await start_kit(flow(stage()), beat=0.2, dead_after=1.0)
     began = time.monotonic()
-    row = await kit.wait_for_run(left_behind, PATIENCE)
+    row = await wait_for_run(kit, left_behind, PATIENCE)
     assert time.monotonic() - began < 5
     assert (row["status"], row["successful"]) == ("completed", 4)
     assert query("SELECT crashes, count(*) FROM items GROUP BY 1 ORDER BY 1 DESC") == (
@@ -238,7 +239,7 @@ async def test_a_write_cut_off_by_a_stop_is_asked_about_and_not_sent_blindly(sta
     assert one("SELECT state FROM effects") == "sending"
     assert one("SELECT claim_id, executions, crashes FROM items") == (None, 0, 0), "given back"
     kit = await start_kit(f)
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], shop.applied) == ("completed", ["a"])
     assert len(shop.writes) == (1 if kind == "absolute" else 2)
     assert one("SELECT settled_at - first_send_at FROM effects") >= timedelta(seconds=1)
@@ -265,7 +266,7 @@ async def test_nothing_is_sent_once_we_are_leaving(start_kit, one):
     assert shop.writes == []
     assert one("SELECT state FROM effects") == "planned"
     kit = await start_kit(f)
-    assert (await kit.wait_for_run(started.run.id, PATIENCE))["status"] == "completed"
+    assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "completed"
     assert shop.applied == ["a"]
 
 
@@ -294,7 +295,7 @@ async def test_a_stop_hands_the_runs_over_at_once(start_kit, query):
     assert query("SELECT status FROM dbos.workflow_status") == [("ENQUEUED",)]
     kit = await start_kit(f)
     began = time.monotonic()
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], time.monotonic() - began < 3) == ("completed", True)
     assert query("SELECT DISTINCT crashes, executions FROM items") == [(0, 1)]
 
@@ -322,7 +323,7 @@ async def test_a_run_that_takes_too_long_is_overdue_while_led_and_ended_after_tw
     async def sweep_at(age: timedelta) -> dict[str, Any]:
         await asyncio.to_thread(query, "UPDATE runs SET started_at = ecluse_now() - %s::interval", age)
         await end_stale(kit.pool, kit.by_name)
-        return await kit.wait_for_run(run, timedelta(seconds=0.3))
+        return await wait_for_run(kit, run, timedelta(seconds=0.3))
 
     assert (await sweep_at(limit - timedelta(seconds=5)))["ended_at"] is None
     overdue = "SELECT count(*) FROM run_log WHERE message LIKE 'overdue%' AND level = 'warning'"
@@ -346,10 +347,10 @@ async def test_a_run_that_nobody_leads_is_ended_as_soon_as_it_is_stale(start_kit
     query("UPDATE runs SET started_at = started_at - %s::interval WHERE id = %s", f.stale_after, stale.id)
     query("UPDATE runs SET started_at = started_at - %s::interval WHERE id = %s", f.stale_after * 0.9, young.id)
     kit = await start_kit(f)
-    row = await kit.wait_for_run(stale.id, PATIENCE)
+    row = await wait_for_run(kit, stale.id, PATIENCE)
     assert (row["status"], row["end_cause"]) == ("failed", "stale")
     assert one("SELECT count(*) FROM items WHERE status = 'open' AND run_id = %s", stale.id) == 0
-    assert (await kit.wait_for_run(young.id, timedelta(0)))["ended_at"] is None
+    assert (await wait_for_run(kit, young.id, timedelta(0)))["ended_at"] is None
     again = await kit.start_run(Start(f, stale.event_key, again=True))
     assert not again.deduplicated, "its key is free"
 
@@ -390,7 +391,7 @@ async def test_a_run_whose_last_look_was_lost_is_closed_by_the_sweep(start_kit, 
         query("INSERT INTO outcomes (run_id, target) SELECT run_id, target FROM items")
         await board.finish(await board.claim(free=[lane], replica="ghost"))
     kit = await start_kit(flow(stage()))
-    row = await kit.wait_for_run(run.id, timedelta(seconds=7))
+    row = await wait_for_run(kit, run.id, timedelta(seconds=7))
     assert (row["status"], row["successful"]) == ("completed", 3)
 
 

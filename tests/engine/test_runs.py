@@ -11,6 +11,7 @@ import pytest
 from ecluse.base.errors import InvalidInput, NonRetriableError, PermanentError, TransientError
 from ecluse.engine import Done, Flow, Ignored, Item, NewItem, Result, RetryPolicy, Start, Story, WorkContext
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, run_to_end, stage
+from tests.support.runs import wait_for_run
 
 COUNTS = ("status", "selected", "successful", "failed", "ignored")
 
@@ -62,8 +63,8 @@ async def test_the_same_event_key_starts_one_run_per_tenant_however_often_it_is_
     assert len({answer.run.id for answer in answers}) == 1
     other = await kit.start_run(Start(f, "due-1", tenant_id="other", input={"targets": ["a"]}))
     assert not other.deduplicated
-    await kit.wait_for_run(other.run.id, PATIENCE)
-    await kit.wait_for_run(answers[0].run.id, PATIENCE)
+    await wait_for_run(kit, other.run.id, PATIENCE)
+    await wait_for_run(kit, answers[0].run.id, PATIENCE)
     again = await kit.start_run(Start(f, "due-1", input={"targets": ["a", "b"]}))
     assert (again.run.id, again.deduplicated) == (answers[0].run.id, True)
     assert one("SELECT count(*) FROM runs") == 2
@@ -112,11 +113,11 @@ async def test_waiting_for_a_run_sees_an_end_that_came_first_and_is_always_bound
 
     kit = await start_kit(f := flow(stage(held)))
     started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
-    early = await kit.wait_for_run(started.run.id, timedelta(milliseconds=100))
+    early = await wait_for_run(kit, started.run.id, timedelta(milliseconds=100))
     assert early["ended_at"] is None
     release.set()
-    assert (await kit.wait_for_run(started.run.id, PATIENCE))["status"] == "completed"
-    assert (await kit.wait_for_run(started.run.id, timedelta(0)))["status"] == "completed"
+    assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "completed"
+    assert (await wait_for_run(kit, started.run.id, timedelta(0)))["status"] == "completed"
 
 
 async def test_a_key_with_many_ended_runs_is_repeated_with_few_questions(start_kit, query):
@@ -155,7 +156,7 @@ async def test_a_finished_step_is_not_run_again_when_the_story_is_replayed(start
     await kit.stop()
     gate.set()
     kit = await start_kit(f)
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert row["status"] == "completed"
     assert seen == ["side effect", "reached", "reached"]
 
@@ -184,7 +185,7 @@ async def test_a_run_of_items_only_closes_itself(start_kit, dsn, one):
     started = await kit.start_items(Start(f, "items-only"), work, [NewItem("a"), NewItem("bad")])
     again = await kit.start_items(Start(f, "items-only"), work, [NewItem("a"), NewItem("bad"), NewItem("c")])
     assert (again.run.id, again.deduplicated) == (started.run.id, True)
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert counts(row) == ("partial", 2, 1, 1, 0)
     assert one("SELECT count(*) FROM dbos.workflow_status") == 0
 

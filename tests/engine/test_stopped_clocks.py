@@ -13,6 +13,7 @@ from ecluse.engine.cluster.forced_ends import STALE
 from ecluse.insight.waiting import why
 from tests.engine.flows import PATIENCE, flow, keys, stage, until
 from tests.engine.test_gates import move_clock
+from tests.support.runs import wait_for_run
 
 MINUTE = timedelta(minutes=1)
 WORK = {"lane": Lane("vendor"), "max_wait": 10 * MINUTE, "poll": timedelta(milliseconds=200)}
@@ -44,7 +45,7 @@ async def test_without_the_clock_the_stages_that_will_fail_and_when_are_known_be
     deadline = one("SELECT deadline_at FROM stages")
     assert found == (run_id, "default", "test", "work", 3, deadline)
     await move_clock(dsn, 11 * MINUTE)
-    row = await kit.wait_for_run(run_id, PATIENCE)
+    row = await wait_for_run(kit, run_id, PATIENCE)
     assert (row["status"], row["failed"]) == ("failed", 3)
     assert await say(kit, resume_lane, "vendor", **PAUSED) == []
 
@@ -70,7 +71,7 @@ async def test_a_stage_whose_clock_stands_still_does_not_time_out_and_has_its_ti
     assert moved.deadline_at - moved.by == deadline
     assert one("SELECT deadline_at, clock_stopped FROM stages") == (moved.deadline_at, moved.by)
     assert one("SELECT progress_at FROM stages") >= progress + 59 * MINUTE
-    row = await kit.wait_for_run(run_id, PATIENCE)
+    row = await wait_for_run(kit, run_id, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 3)
     assert one("SELECT count(*) FROM lanes WHERE clock_stopped_at IS NOT NULL") == 0
 
@@ -82,12 +83,12 @@ async def test_afterwards_time_goes_on_as_ever(start_kit, dsn, one):
     run_id = await begun(kit, f, one)
     await move_clock(dsn, 30 * MINUTE)
     await say(kit, resume_lane, "vendor", **PAUSED)
-    row = await kit.wait_for_run(run_id, PATIENCE)
+    row = await wait_for_run(kit, run_id, PATIENCE)
     assert row["successful"] == 3
     await say(kit, pause_lane, "vendor", **PAUSED)
     late = await begun(kit, f, one, key="late")
     await move_clock(dsn, 11 * MINUTE)
-    assert (await kit.wait_for_run(late, PATIENCE))["failed"] == 3
+    assert (await wait_for_run(kit, late, PATIENCE))["failed"] == 3
 
 
 async def test_two_resumes_at_once_give_the_time_back_once(start_kit, dsn, query, one):
@@ -123,7 +124,7 @@ async def test_pauses_of_two_lanes_that_overlap_give_no_instant_back_twice(start
     nearly(one("SELECT deadline_at FROM stages"), deadline + 30 * MINUTE)
     nearly(one("SELECT now() + clock_stopped FROM stages"), one("SELECT now()") + 30 * MINUTE)
     query("SELECT pg_notify('ecluse_work', '')")
-    assert (await kit.wait_for_run(run_id, PATIENCE))["ended_at"] is not None
+    assert (await wait_for_run(kit, run_id, PATIENCE))["ended_at"] is not None
 
 
 @pytest.mark.parametrize("stop_clock", [True, False])

@@ -20,6 +20,7 @@ from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, WorkContext
 from ecluse.engine.cluster.heartbeat import TOMBSTONES
 from ecluse.engine.work.suspects import Suspicion, take_over
 from tests.engine.flows import PATIENCE, Shop, flow, open_board, stage, until
+from tests.support.runs import wait_for_run
 
 HANDS = 20
 NONE, TENTH, HUNDREDTH, ALONE, POISON, DEADLY = Suspicion
@@ -194,7 +195,7 @@ async def test_what_workers_died_with_is_taken_over_at_full_pace(start_kit, wait
     floor = Floor()
     run = await waiting(some("crashed", 60, crashes=7))
     kit = await start_kit(flow(stage(floor.work)), hands=HANDS)
-    row = await kit.wait_for_run(run, PATIENCE)
+    row = await wait_for_run(kit, run, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 60)
     assert floor.most["c"] == HANDS
 
@@ -203,7 +204,7 @@ async def test_suspects_are_few_at_a_time_while_the_others_go_on(start_kit, wait
     floor = Floor()
     run = await waiting(some("other", 600) | some("tenth", 50, suspicion=TENTH) | some("hundredth", 6, suspicion=2))
     kit = await start_kit(flow(stage(floor.work)), hands=10 * HANDS)
-    row = await kit.wait_for_run(run, PATIENCE)
+    row = await wait_for_run(kit, run, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 656)
     assert 10 < floor.most["t"] <= HANDS, "a tenth of the hands"
     assert floor.most["h"] == HANDS // 10, "a hundredth"
@@ -226,7 +227,7 @@ async def test_a_suspect_runs_alone(start_kit, waiting, query, hands, suspects):
     floor = Floor()
     run = await waiting(some("other", 60, crashes=2) | suspects)
     kit = await start_kit(flow(stage(floor.work)), hands=hands)
-    row = await kit.wait_for_run(run, PATIENCE)
+    row = await wait_for_run(kit, run, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 60 + len(suspects)), "the others waited, and went on"
     assert {key: floor.company[key] for key in suspects} == {key: set() for key in suspects}
     assert floor.most["o"] > HANDS // 2
@@ -262,7 +263,7 @@ async def test_of_several_workers_those_with_the_least_in_hand_make_room(start_k
     query("UPDATE items SET due_at = now() WHERE key = 'suspect'")
     await until(lambda: kit.worker._suspects)
     short = await kit.start_items(Start(f, "short"), work, [NewItem(key) for key in some("short", 20)])
-    await kit.wait_for_run(short.run.id, PATIENCE)
+    await wait_for_run(kit, short.run.id, PATIENCE)
     ended = query("SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", run)
     assert ended == [(waits,)], "the others go on while one worker waits for its hands to be empty"
     await until(lambda: query("SELECT status FROM items WHERE key = 'suspect'") == [("succeeded",)])
@@ -278,7 +279,7 @@ async def test_what_killed_its_workers_alone_is_not_run_again(start_kit, waiting
     convicted = {"crashes": 6, "solo_deaths": 3, "suspicion": POISON}
     run = await waiting(some("other", 5) | some("crashed", 5, crashes=15, solo_deaths=2) | {"poison": convicted})
     kit = await start_kit(flow(stage(floor.work, paid=paid)), hands=HANDS)
-    row = await kit.wait_for_run(run, PATIENCE)
+    row = await wait_for_run(kit, run, PATIENCE)
     assert (row["status"], row["successful"], row["failed"]) == ("partial", 10, 1)
     assert "poison" not in floor.order
     died = "6 workers died with this item in hand, 3 of them while it ran alone"
@@ -321,7 +322,7 @@ async def test_a_write_in_doubt_is_given_up_only_if_it_killed_its_workers_alone(
     query("UPDATE items SET crashes = 9, suspicion = right(key, 1)::int, solo_deaths = right(key, 1)::int")
     kit = await start_kit(*flows.values())
     for run in runs:
-        await kit.wait_for_run(run.run.id, PATIENCE)
+        await wait_for_run(kit, run.run.id, PATIENCE)
     found = query(
         "SELECT target, e.state, o.error_code, o.effect_may_exist, e.sends"
         " FROM outcomes o JOIN effects e USING (run_id, target)"
@@ -370,7 +371,7 @@ async def test_a_suspect_that_cannot_be_had_does_not_keep_the_others(start_kit, 
     await until(lambda: kit.worker.hands.busy)
     began = time.monotonic()
     short = await kit.start_items(Start(f, "short"), work, [NewItem(key) for key in some("short", 50)])
-    await kit.wait_for_run(short.run.id, PATIENCE)
+    await wait_for_run(kit, short.run.id, PATIENCE)
     took = time.monotonic() - began
     assert query("SELECT ended_at FROM runs WHERE id = %s", run) == [(None,)], "the long one is still at work"
     assert took < 1.5, "the short ones had nothing to wait for"

@@ -22,6 +22,7 @@ from ecluse.engine.schedule import schedules as rows
 from ecluse.engine.schedule.slots import event_key
 from ecluse.engine.schedule.ticks import BATCH, Line, renew, tick
 from tests.engine.flows import PATIENCE, Targets, flow, stage, until
+from tests.support.runs import wait_for_run
 
 FLOW = flow(stage())
 keyed = partial(event_key, FLOW.slot_key)
@@ -350,7 +351,7 @@ async def test_a_server_fires_by_itself_and_its_runs_are_led(start_kit, world, o
     await world.do(rows.create_schedule, replace(HOURLY, cron="* * * * *"))
     kit: Kit = await start_kit(FLOW)
     await until(lambda: one("SELECT count(*) FROM runs"), 20)
-    assert (await kit.wait_for_run(1, PATIENCE))["status"] == "completed"
+    assert (await wait_for_run(kit, 1, PATIENCE))["status"] == "completed"
 
 
 async def test_a_process_without_that_role_fires_nothing(start_kit, world, one):

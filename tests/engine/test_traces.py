@@ -17,6 +17,7 @@ from ecluse.engine import Done, Item, Kit, Result, Start, Story, WorkContext
 from ecluse.engine.cluster.trace_rows import TraceRows
 from ecluse.insight import run_queries
 from tests.engine.flows import PATIENCE, flow, given_targets, keys, run_to_end, stage
+from tests.support.runs import wait_for_run
 
 
 async def by_name(_: WorkContext, item: Item) -> Result:
@@ -178,6 +179,6 @@ async def test_a_run_goes_on_though_its_traces_cannot_be_stored(start_kit, query
     query("DROP TABLE workflow_logs")
     kit: Kit = await start_kit(f := flow(stage()), trace_rows=True)
     started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
-    assert (await kit.wait_for_run(started.run.id, PATIENCE))["status"] == "completed"
+    assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "completed"
     await kit.stop()
     assert not kit.broken.is_set()

@@ -10,6 +10,7 @@ from ecluse.base.errors import TransientError
 from ecluse.engine import Flow, Item, Result, Story, WorkContext
 from ecluse.engine.model.retry import RetryPolicy
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, stage, started, until
+from tests.support.runs import wait_for_run
 
 
 async def test_work_that_waits_for_its_next_attempt_is_not_taken_for_work_that_nobody_picks_up(start_kit, query):
@@ -20,7 +21,7 @@ async def test_work_that_waits_for_its_next_attempt_is_not_taken_for_work_that_n
     short = stage(refuse, retry=slow, poll=timedelta(milliseconds=100), max_wait=timedelta(seconds=2))
     kit = await start_kit(f := flow(short))
     run = await started(kit, f, keys(1))
-    assert (await kit.wait_for_run(run, PATIENCE))["failed"] == 1
+    assert (await wait_for_run(kit, run, PATIENCE))["failed"] == 1
     assert query("SELECT executions FROM items") == [(1,)]
     assert query("SELECT message FROM run_log WHERE message LIKE '%%nobody has picked up%%'") == []
 
@@ -44,6 +45,6 @@ async def test_work_that_nobody_picks_up_is_to_be_seen(start_kit, query, one):
     assert (event, lane, items) == ("test/elsewhere", "lane", 3)
     assert timedelta(milliseconds=300) <= age < timedelta(seconds=5)
     assert oldest == one("SELECT min(due_at) FROM items")
-    await kit.wait_for_run(run, PATIENCE)
+    await wait_for_run(kit, run, PATIENCE)
     assert query(warning) == [("3",)], "said once"
     assert query("SELECT * FROM unclaimed") == []

@@ -37,6 +37,7 @@ from ecluse.engine import (
 )
 from ecluse.engine.schedule.ticks import tick
 from tests.engine.flows import PATIENCE, QUICK, Targets, given_targets, stage
+from tests.support.runs import wait_for_run
 
 COUNT = """
 SELECT count(DISTINCT input ->> 'target')::int, count(*) FILTER (WHERE status = 'completed')::int,
@@ -125,7 +126,7 @@ async def test_the_end_of_the_last_run_opens_the_gate(start_kit, query):
     flow = parent(seen)
     kit = await start_kit(flow, CHILD)
     started = await kit.start_run(Start(flow, "k", input={"targets": ["a", "b", "c"]}))
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 3)
     (shown,) = row["stages"]
     assert (shown["stage"], shown["expected"], shown["done"], shown["end_cause"]) == ("children", 3, 3, "done")
@@ -138,7 +139,7 @@ async def test_what_failed_is_repeated_once_nothing_moves_any_more(start_kit, qu
     flow = parent(seen, rounds=1, poll=timedelta(seconds=0.2))
     kit = await start_kit(flow, CHILD)
     started = await kit.start_run(Start(flow, "k", input={"targets": ["a", "bad", "never"]}))
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], row["successful"], row["failed"]) == ("partial", 2, 1)
     assert query("SELECT target, outcome, error_code FROM outcomes WHERE run_id = %s ORDER BY 1", started.run.id) == [
         ("a", "successful", None),
@@ -164,7 +165,7 @@ async def test_the_first_word_on_a_target_is_the_last(start_kit, query):
     flow = Flow("settling", (stage(),), story, Targets)
     kit = await start_kit(flow)
     started = await kit.start_run(Start(flow, "k", input={"targets": ["a", "b"]}))
-    row = await kit.wait_for_run(started.run.id, PATIENCE)
+    row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], row["successful"], row["ignored"]) == ("completed", 1, 1)
     assert settled == [[1, 1]]
     ((reason,),) = query("SELECT reason FROM outcomes WHERE run_id = %s AND target = 'a'", started.run.id)

@@ -27,6 +27,7 @@ from ecluse.insight import run_queries, waiting
 from ecluse.insight.waiting import why, why_run
 from tests.engine.flows import PATIENCE, flow, open_board, stage, started, until
 from tests.engine.test_waiting import REPLICA
+from tests.support.runs import wait_for_run
 
 PAUSE = "UPDATE lanes SET paused_at = '2026-03-02 10:00Z', paused_by = 'cli:ann', paused_reason = 'invoice'"
 
@@ -215,7 +216,7 @@ async def test_examples_of_a_group_are_its_first_and_two_others(board, query, si
 async def test_finishing_an_item_writes_no_index(start_kit, query):
     kit = await start_kit(f := flow(stage()))
     run_id = await started(kit, f, [f"t{n:03}" for n in range(300)])
-    assert (await kit.wait_for_run(run_id, PATIENCE))["state"] == "succeeded"
+    assert (await wait_for_run(kit, run_id, PATIENCE))["state"] == "succeeded"
     updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'items'"
     await until(lambda: query(updates)[0][0] == 600)
     (_, hot), *_ = query(updates)
@@ -268,7 +269,7 @@ async def test_a_run_of_which_all_is_in_flight_waits_at_its_gate(start_kit, boar
     assert (units["expected"], units["in_flight"], units["waiting"]) == (5, 2, 3)
     assert (await ask(board, above.id)).in_flight == 2
     let.set()
-    assert (await kit.wait_for_run(run_id, PATIENCE))["state"] == "succeeded"
+    assert (await wait_for_run(kit, run_id, PATIENCE))["state"] == "succeeded"
     assert not (await ask(board, above.id)).in_flight
 
 
@@ -306,7 +307,7 @@ async def test_a_round_that_will_not_be_opened_any_more_is_not_announced(start_k
     await until(lambda: query("SELECT 1 FROM stages WHERE next_round_at IS NULL"))
     assert "opens at" not in (await ask(board, run_id)).summary
     let.set()
-    assert (await kit.wait_for_run(run_id, PATIENCE))["failed"] == 1
+    assert (await wait_for_run(kit, run_id, PATIENCE))["failed"] == 1
 
 
 async def test_an_item_that_is_put_off_says_what_it_waits_for_until_it_has_run(start_kit, board, query):
@@ -331,7 +332,7 @@ async def test_an_item_that_is_put_off_says_what_it_waits_for_until_it_has_run(s
     held.clear()
     query("UPDATE items SET due_at = ecluse_now()")
     query("SELECT pg_notify('ecluse_work', '')")
-    await kit.wait_for_run(run_id, PATIENCE)
+    await wait_for_run(kit, run_id, PATIENCE)
     assert query("SELECT status, executions, postponed_cause, postponed_why FROM items") == [("failed", 1, None, None)]
 
 

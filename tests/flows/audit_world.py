@@ -20,6 +20,7 @@ from ecluse.flows.audits.work import Access
 from tests.flows.fiche_rows import call, details, save
 from tests.flows.outages import brief
 from tests.sandbox_process import SandboxProcess
+from tests.support.runs import wait_for_run
 
 PATIENCE = timedelta(seconds=60)
 STEPS = [
@@ -122,7 +123,7 @@ class World:
             return (await insert_run(connection, start)).run.id
 
     async def ended(self, run_id: int) -> dict[str, Any]:
-        row = await self.kit.wait_for_run(run_id, PATIENCE)
+        row = await wait_for_run(self.kit, run_id, PATIENCE)
         assert row["ended_at"] is not None
         return row
 

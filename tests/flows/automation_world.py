@@ -23,6 +23,7 @@ from tests.flows.audit_world import STEPS, quick
 from tests.flows.audit_world import access as audit_access
 from tests.flows.transcription_world import transcription
 from tests.sandbox_process import SandboxProcess
+from tests.support.runs import wait_for_run
 
 PATIENCE = timedelta(seconds=60)
 FAST = timedelta(seconds=0.2)
@@ -102,7 +103,7 @@ class World:
         return Start(self.flow, key, self.tenant, given, schedule_id=schedule_id)
 
     async def ended(self, run_id: int, patience: timedelta = PATIENCE) -> dict[str, Any]:
-        row = await self.kit.wait_for_run(run_id, patience)
+        row = await wait_for_run(self.kit, run_id, patience)
         assert row["ended_at"] is not None, row
         return self.run(run_id)
 

@@ -12,6 +12,7 @@ from ecluse.flows.transcriptions.starting import start
 from tests.flows.automation_scenes import NO_AUDITS
 from tests.flows.automation_trouble import Deaf, maker
 from tests.flows.transcription_world import until
+from tests.support.runs import wait_for_run
 
 PAID = "elevenlabs"
 REASON = "wrong day"
@@ -105,7 +106,7 @@ async def test_a_child_that_somebody_else_waits_for_goes_on(troubled, query, who
     assert states.pop(child) == "running"
     assert list(states.values()) == ["cancelled"]
     speech.let.set()
-    assert (await world.kit.wait_for_run(child, timedelta(seconds=30)))["status"] == "completed"
+    assert (await wait_for_run(world.kit, child, timedelta(seconds=30)))["status"] == "completed"
     if other is not None:
         assert (await world.ended(other))["status"] == "completed"
 
@@ -156,7 +157,7 @@ async def test_what_was_finished_stays_counted(troubled, sandbox, query):
     await asyncio.sleep(1.5)  # its gate has looked once more
     over = "SELECT 1 FROM dbos.workflow_status WHERE status = 'SUCCESS' AND workflow_uuid LIKE '%%automation-manual%%'"
     await until(lambda: query(over))
-    row = await world.kit.wait_for_run(run_id, timedelta(0))
+    row = await wait_for_run(world.kit, run_id, timedelta(0))
     (stage,) = (one for one in row["stages"] if one["stage"] == "transcribe")
     counts = {name: stage[name] for name in ("expected", "done", "failed", "unfinished", "waiting")}
     left = expected - finished - 1

@@ -20,6 +20,7 @@ from tests.flows.automation_trouble import Deaf, maker, move
 from tests.flows.fiche_rows import details, save
 from tests.flows.transcription_world import ONE_BLANK, until
 from tests.notify.world import new_secrets, receiving, setup_of
+from tests.support.runs import wait_for_run
 
 PUBLISHED = "SELECT count(*) FROM events_outbox WHERE published_seq IS NULL"
 OPEN = "SELECT count(*) FROM runs WHERE ended_at IS NULL"
@@ -68,10 +69,10 @@ async def a_busy_day(world, connection, receiver, secrets) -> dict[str, int]:
     await world.ended(again)
     by_name = world.kit.by_name
     (alone,) = await start(connection, by_name["transcription"], "default", ["1002"], event_ids=["by-hand"])
-    await world.kit.wait_for_run(alone.run_id, PATIENCE)
+    await wait_for_run(world.kit, alone.run_id, PATIENCE)
     given = {"fiche_id": "1000", "audit_config_id": str(config)}
     audited = (await world.kit.start_run(Start(by_name["audit"], "audit-by-hand", input=given))).run.id
-    await world.kit.wait_for_run(audited, PATIENCE)
+    await wait_for_run(world.kit, audited, PATIENCE)
     await until(lambda: world.query(PUBLISHED) == [(0,)] and world.query(OPEN) == [(0,)])
     return {"schedule": schedule, "first": first, "again": again, "alone": alone.run_id, "audit": audited}
 

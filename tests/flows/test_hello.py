@@ -17,6 +17,7 @@ from ecluse.engine import Flow, RetryPolicy, Start
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
 from hello_flow import FLOW
+from tests.support.runs import wait_for_run
 
 BUDGET = 3
 PATIENCE = timedelta(seconds=60)
@@ -55,7 +56,7 @@ def hello(sandbox, monkeypatch) -> Flow:
 
 async def run(kit, flow: Flow, **given):
     started = await kit.start_run(Start(flow, "key", input=given))
-    return await kit.wait_for_run(started.run.id, PATIENCE)
+    return await wait_for_run(kit, started.run.id, PATIENCE)
 
 
 def counts(row):

@@ -19,6 +19,7 @@ from ecluse.flows.transcriptions.starting import StartedFiche, start
 from ecluse.flows.transcriptions.vendors import Access, Vendors, connected
 from tests.flows.outages import brief
 from tests.sandbox_process import SandboxProcess
+from tests.support.runs import wait_for_run
 
 PATIENCE = timedelta(seconds=60)
 QUICK = {"configured": True, "per_minute": 60_000, "backoff_base": 0.02, "backoff_longest": 0.05}
@@ -92,7 +93,7 @@ class World:
             return await start(connection, self.made.flow, self.tenant, fiche_ids, event_ids=names, **options)
 
     async def ended(self, started: StartedFiche) -> dict[str, Any]:
-        row = await self.kit.wait_for_run(started.run_id, PATIENCE)
+        row = await wait_for_run(self.kit, started.run_id, PATIENCE)
         assert row["ended_at"] is not None
         return row
 

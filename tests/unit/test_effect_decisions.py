@@ -28,8 +28,8 @@ from ecluse.engine.effects.protocol import (
     conclude,
     plain,
 )
+from ecluse.engine.model.claimed import Taken
 from ecluse.engine.model.retry import GiveUp, Retry
-from ecluse.engine.work.claim import Taken
 
 NOW = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
 QUIET = timedelta(seconds=4)

@@ -9,7 +9,7 @@ import pytest
 
 from ecluse.base.errors import NotSentError, PermanentError, TransientError
 from ecluse.engine import Breaker, Lane, Stage
-from ecluse.engine.lanes.breaker import (
+from ecluse.engine.model.breaker import (
     NONE,
     OUTAGES,
     TRIGGERED,

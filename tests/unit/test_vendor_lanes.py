@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ecluse.bootstrap import load_flows
-from ecluse.engine.lanes.breaker import OUTAGES
+from ecluse.engine.model.breaker import OUTAGES
 from ecluse.settings import Settings
 
 ALL_VENDORS = {

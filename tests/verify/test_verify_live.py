@@ -18,6 +18,7 @@ from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext
 from ecluse.verify import audit
 from tests.engine.flows import flow, keys, stage
 from tests.sandbox_process import SandboxProcess
+from tests.support.runs import wait_for_run
 from tests.verify.world import World
 
 AT_ONCE = timedelta(0)
@@ -80,7 +81,7 @@ async def test_an_engine_at_work_is_clean_at_every_instant(start_kit: Any, dsn: 
         report = await asyncio.to_thread(audit, dsn, None)
         assert report.violations == [], report.text()
         looks += 1
-        shown = [await kit.wait_for_run(each.run.id, AT_ONCE) for each in started]
+        shown = [await wait_for_run(kit, each.run.id, AT_ONCE) for each in started]
         if all(run["ended_at"] for run in shown):
             break
     assert looks > 1

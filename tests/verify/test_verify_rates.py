@@ -13,6 +13,7 @@ from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
 from ecluse.verify import audit
 from tests.engine.flows import PATIENCE, flow, keys, stage, until
+from tests.support.runs import wait_for_run
 
 RATE = 40
 
@@ -36,7 +37,7 @@ async def test_neither_the_vendors_limit_nor_its_patience_is_overrun_by_more_rep
     started = await kits[0].start_run(Start(f, "key", input={"targets": keys(150)}))
     await until(lambda: len(sandbox.ledger(kind="call")) > 40)
     sandbox.set_faults([{"kind": "throttle", "retry_after": 2, "times": 1}])
-    assert (await kits[0].wait_for_run(started.run.id, PATIENCE))["successful"] == 150
+    assert (await wait_for_run(kits[0], started.run.id, PATIENCE))["successful"] == 150
     report = await asyncio.to_thread(audit, dsn, sandbox.url)
     assert report.violations == [], report.text()
     assert report.checked["I-14"] == 151

@@ -17,11 +17,14 @@ from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 import psycopg
+import structlog
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
 from ecluse.base.errors import SetUpError
 from ecluse.db.server import OPTIONS_REFUSED, given_up_after, hang_up, refuse_shared_sessions, too_old
+
+log = structlog.get_logger(__name__)
 
 LIBPQ = {
     "connect_timeout": "5",
@@ -69,6 +72,17 @@ def is_away(error: BaseException) -> bool:
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return error.sqlstate.startswith(PASSING)
+
+
+@contextmanager
+def ignoring_outage(doing: str) -> Iterator[None]:
+    """Log and ignore that the database is unavailable: the caller's loop tries again anyway."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if not is_away(error):
+            raise
+        log.warning(f"{doing}: database unavailable", error=one_line(error))
 
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]

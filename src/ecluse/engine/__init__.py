@@ -6,7 +6,6 @@ These names are the whole of what a flow, a face or the composition root may use
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ecluse.engine.lanes.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.lanes.pause import Moved
 from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane
@@ -14,6 +13,7 @@ from ecluse.engine.lanes.pause import resume as resume_lane
 from ecluse.engine.lanes.registry import list_lanes
 from ecluse.engine.lead.gate import Look, Redispatch, Wait
 from ecluse.engine.model import counters
+from ecluse.engine.model.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.model.flow import (
     AbsoluteWrite,
     Done,

@@ -18,11 +18,11 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import NotFound
 from ecluse.base.ids import replica_id
 from ecluse.base.tasks import stopped
-from ecluse.db.connect import pool
+from ecluse.db.connect import ignoring_outage, pool
 from ecluse.db.listen import Hear, listen
 from ecluse.db.pools import CLAIMING, SIZE
 from ecluse.engine.cluster.heartbeat import Heart
-from ecluse.engine.cluster.sweeps import ForcedEnds, Sweeps, patience, set_clock
+from ecluse.engine.cluster.sweeps import ForcedEnds, Sweeps, set_clock
 from ecluse.engine.cluster.trace_rows import TraceRows
 from ecluse.engine.effects.paid import Paying
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
@@ -40,7 +40,6 @@ from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.schedule.ticks import keep_ticking
 from ecluse.engine.work import completion
 from ecluse.engine.work.worker import Worker
-from ecluse.insight import run_queries
 
 log = structlog.get_logger(__name__)
 
@@ -234,20 +233,21 @@ class Kit:
             run = await lifecycle.load(connection, run_id)
             return await completion.end_by_operator(connection, self.flow(run.flow), run, reason, by=by)
 
-    async def wait_for_run(self, run_id: int, max_wait: timedelta) -> dict[str, object]:
-        """Until the run has ended, at most `max_wait`. The signal only wakes; the row is read first and on every look,
-        so that an end just before the wait, or a lost signal, is not missed."""
+    async def wait_for_run(self, run_id: int, max_wait: timedelta) -> bool:
+        """Wait until the run has ended, at most `max_wait`; returns whether it has. The signal only wakes; the row is
+        read first and after every wake-up, so that an end just before the wait, or a lost signal, is not missed."""
         deadline = self.clock.monotonic() + max_wait.total_seconds()
         while True:
-            ended = self._run_ended
+            an_end = self._run_ended
             left = deadline - self.clock.monotonic()
-            with patience("waiting for a run") if left > 0 else nullcontext():
+            with ignoring_outage("waiting for a run") if left > 0 else nullcontext():
                 async with self.pool.connection() as connection:
-                    if left <= 0 or await lifecycle.has_ended(connection, run_id):
-                        return await run_queries.show_run(connection, None, run_id)
+                    ended = await lifecycle.has_ended(connection, run_id)
+                if ended or left <= 0:
+                    return ended
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, WAIT_POLL_SECONDS)):
-                    await ended.wait()
+                    await an_end.wait()
 
     def flow(self, name: str) -> Flow:
         if name not in self.by_name:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from ecluse.engine.lanes.breaker import TRIGGERED
+from ecluse.engine.model.breaker import TRIGGERED
 from ecluse.engine.work.suspects import Suspicion
 
 Cause = Literal[

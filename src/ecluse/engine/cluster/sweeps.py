@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import structlog
 
 from ecluse.base.clock import Clock
-from ecluse.db.connect import Pool, one_line
+from ecluse.db.connect import Pool, ignoring_outage
 from ecluse.engine.cluster import forced_ends
 from ecluse.engine.effects import probe
 from ecluse.engine.lead import durable
@@ -64,7 +64,7 @@ class ForcedEnds:
                 async with asyncio.timeout(FORCED_SECONDS):
                     await self._hint.wait()
             self._hint.clear()
-            with patience("ending runs"):
+            with ignoring_outage("ending runs"):
                 await forced_ends.end_orphans(self._pool, self._flows)
                 if time.monotonic() >= stale_at:
                     stale_at = time.monotonic() + SWEEP_SECONDS
@@ -95,7 +95,7 @@ class Sweeps:
         while True:
             await asyncio.sleep(DROP_SECONDS)
             if in_hand := self._worker.runs_in_hand:
-                with patience("dropping ended runs"):
+                with ignoring_outage("dropping ended runs"):
                     async with self._pool.connection() as connection:
                         cursor = await connection.execute(ENDED, (list(in_hand),))
                         self._worker.drop(row[0] for row in await cursor.fetchall())
@@ -104,7 +104,7 @@ class Sweeps:
         """On its own: it asks vendors, and nobody else should wait for them."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            with patience("settling writes in doubt"):
+            with ignoring_outage("settling writes in doubt"):
                 await probe.settle_forgotten(self._pool, self._flows, self._contexts, self._replica)
 
     async def watch(self) -> None:
@@ -113,7 +113,7 @@ class Sweeps:
             await asyncio.sleep(WATCH_SECONDS)
             for flow in self._flows.values():
                 if flow.watch is not None:
-                    with patience(f"watching {flow.name}"):
+                    with ignoring_outage(f"watching {flow.name}"):
                         async with self._pool.connection() as connection:
                             await flow.watch(connection)
 
@@ -126,7 +126,7 @@ class Sweeps:
                 async with asyncio.timeout(SUSPECT_SECONDS if suspects else SWEEP_SECONDS):
                     await self.hint.wait()
             self.hint.clear()
-            with patience("sweep"):
+            with ignoring_outage("sweep"):
                 await set_clock(self._pool, self._clock)
                 await self._start_unstarted()
                 await self._end_unled()
@@ -166,14 +166,3 @@ async def set_clock(pool: Pool, clock: Clock) -> None:
         row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
     if row:  # the database's clock is everybody's: a host that is fast or slow must not retry early or late
         clock.offset = row[0] - (asked + (datetime.now(UTC) - asked) / 2)
-
-
-@contextmanager
-def patience(doing: str) -> Iterator[None]:
-    """A database that is away comes back: whoever looks again soon anyway need only say so."""
-    try:
-        yield
-    except durable.DATABASE_ERRORS as error:
-        if not durable.away(error):
-            raise
-        log.warning(f"{doing}: database away", error=one_line(error))

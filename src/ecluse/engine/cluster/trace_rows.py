@@ -15,8 +15,7 @@ import structlog
 from ecluse.base import trace
 from ecluse.base.clock import Clock
 from ecluse.base.text import storable
-from ecluse.db.connect import Pool, is_away
-from ecluse.engine.cluster.sweeps import patience
+from ecluse.db.connect import Pool, ignoring_outage, is_away
 
 log = structlog.get_logger(__name__)
 
@@ -70,13 +69,13 @@ class TraceRows:
         trace.listeners.append(self.put)
         while True:
             await asyncio.sleep(EVERY_SECONDS)
-            with patience("storing traces"):
+            with ignoring_outage("storing traces"):
                 await asyncio.shield(self._store())  # what a stop interrupts half-way would be stored twice
 
     async def stop(self) -> None:
         if self.put in trace.listeners:
             trace.listeners.remove(self.put)
-        with patience("storing the last traces"), suppress(TimeoutError):
+        with ignoring_outage("storing the last traces"), suppress(TimeoutError):
             async with asyncio.timeout(LAST_SECONDS):
                 await self._store()
         if self._waiting:

@@ -29,9 +29,9 @@ from ecluse.base.errors import PermanentError, VendorError
 from ecluse.base.ids import effect_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
+from ecluse.engine.model.claimed import Held, Taken
 from ecluse.engine.model.flow import AbsoluteWrite, Done, Item, KeyedWrite, Order, WorkContext, Write
 from ecluse.engine.model.retry import GiveUp, Retry
-from ecluse.engine.work.claim import Held, Taken
 
 SEND_WITHIN = 1.0  # seconds of the intent, and as many again if its commit had to be repeated
 LATER = timedelta(seconds=1)

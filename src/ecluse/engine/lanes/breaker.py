@@ -1,142 +1,17 @@
-"""When a vendor counts as down: calls that fail one after the other, the pauses that follow, and whose fault a failure
-is. The decisions are pure; what the ends of calls mean for a lane's row is written here and nowhere else."""
+"""The breakers of the lanes: what the ends of calls mean for a lane's row, written here and nowhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple
 
 import structlog
 
-from ecluse.base.errors import TransientError, VendorError
 from ecluse.db.connect import Connection
-from ecluse.engine.model.retry import LONGEST_RETRY_AFTER
+from ecluse.engine.model.breaker import NONE, TRIGGERED, Breaker, Heard, Row, tally
 
 log = structlog.get_logger(__name__)
-
-# As vendors/http.py words them: no connection, no answer, or an answer that is about the vendor and not about the item.
-OUTAGES = frozenset(
-    {
-        "TIMEOUT",
-        "VENDOR_DISCONNECTED",
-        "VENDOR_UNREACHABLE",
-        "VENDOR_ERROR_408",
-        *(f"VENDOR_ERROR_{status}" for status in range(500, 600)),
-    }
-)
-NO_ANSWER = frozenset({"TIMEOUT", "VENDOR_DISCONNECTED", "VENDOR_UNREACHABLE", "WORKER_CRASHED"})
-TRIGGERED = "Circuit breaker triggered"
-
-
-@dataclass(frozen=True)
-class Breaker:
-    """More than `failures` calls in a row that end with one of these codes, over all replicas, pause the lane; then one
-    call at a time probes the vendor, after pauses that double up to `longest`. Any other answer ends the row; a code in
-    `silent` is no answer of this vendor.
-
-    An execution that ends with one of OUTAGES is not used up once more than `failures` different items have failed in
-    the row. While fewer have, it may be the item's own fault: it is used up, but an item is given up on only after the
-    row has lasted for `doubt`."""
-
-    failures: int = 5
-    pause: timedelta = timedelta(seconds=60)
-    longest: timedelta | None = None
-    codes: frozenset[str] = frozenset({"THROTTLED"})
-    silent: frozenset[str] = frozenset()
-    doubt: timedelta = timedelta(0)
-
-    def __post_init__(self) -> None:
-        if self.failures < 1 or self.pause <= timedelta(0) or not self.codes:
-            raise ValueError(
-                "a breaker needs at least 1 failure, a pause above 0 and a code to count; None is no breaker"
-            )
-
-    def pause_after(self, trips: int) -> timedelta:
-        """The pause of a breaker that has opened so often before in this row."""
-        longest = self.longest or self.pause
-        return longest if trips > 30 else min(self.pause * 2**trips, longest)
-
-
-# For a lane to one vendor. A run of few items outlives an outage of a minute, a run of many any outage that its stage's
-# time allows; a vendor that is back is noticed half a minute later at most.
-VENDOR_DOWN = Breaker(
-    pause=timedelta(seconds=2), longest=timedelta(seconds=30), codes=OUTAGES, doubt=timedelta(seconds=90)
-)
-
-
-class Row(NamedTuple):
-    """Calls of a lane that failed one after the other. `trips`: how often its breaker has opened since."""
-
-    failures: int = 0
-    trips: int = 0
-    since: datetime | None = None
-    items: frozenset[int] = frozenset()  # different ones, up to one more than the breaker needs
-
-
-NONE = Row()
-
-
-class Heard(NamedTuple):
-    """What the end of a call says about its lane."""
-
-    lane_id: int
-    item_id: int
-    error: str
-    at: datetime
-    until: datetime | None  # the vendor wants no calls before
-    counts: bool | None  # towards its breaker; False ends the row
-    outage: bool = False
-
-
-class Spared(NamedTuple):
-    """A failure that is the vendor's: the item is opened again, and no execution is counted."""
-
-    due_at: datetime
-    order_at: datetime | None  # of a probe: behind those that have not been tried, or it would be the next one, too
-
-
-def asked_for(error: Exception, now: datetime) -> datetime | None:
-    """A vendor that asks for more patience than can be given has only refused this attempt."""
-    asked = error.retry_after if isinstance(error, TransientError) else None
-    return now + timedelta(seconds=asked) if asked and asked <= LONGEST_RETRY_AFTER.total_seconds() else None
-
-
-def counts(breaker: Breaker | None, error: Exception | None) -> bool | None:
-    """None: this end is no answer of the vendor's, and says nothing."""
-    code = error.code if isinstance(error, VendorError) else None
-    if breaker is None or (error is not None and code is None):
-        return None
-    return True if code in breaker.codes else None if code in NO_ANSWER | breaker.silent else False
-
-
-def is_outage(breaker: Breaker | None, error: Exception | None) -> bool:
-    return breaker is not None and isinstance(error, VendorError) and error.code in breaker.codes & OUTAGES
-
-
-def tally(row: Row, ends: Iterable[Heard], most: int) -> tuple[Row, bool]:
-    """The row after these ends, and whether it got too long. If so it stays one short of that: the first call after the
-    pause decides, and of what ended beside the last one only the failures matter."""
-    too_long = False
-    for end in ends:
-        if end.counts:
-            items = row.items if len(row.items) > most else row.items | {end.item_id}
-            too_long = too_long or row.failures >= most
-            row = Row(min(row.failures + 1, most), row.trips, row.since or end.at, items)
-        elif not too_long:
-            row = NONE
-    return (row._replace(trips=row.trips + 1), True) if too_long else (row, False)
-
-
-def is_spared(breaker: Breaker, row: Row, now: datetime, *, executions: int, budget: int) -> bool:
-    """Of an outage's failure, the row with it: is it the vendor's? `executions` counts this one, too. An item that has
-    used up its budget is given up on at once where the vendor has answered somebody in between."""
-    if len(row.items) > breaker.failures:
-        return True
-    alone = executions >= budget and row.failures >= min(budget, breaker.failures)
-    return alone and row.since is not None and now - row.since < breaker.doubt
-
 
 STANDING = """
 SELECT id, failures, trips, failing_since, failing, break_after,
@@ -166,7 +41,7 @@ class Change(NamedTuple):
     message: str
 
 
-async def count(connection: Connection, heard: Sequence[Heard], breakers: Mapping[int, Breaker]) -> list[Change]:
+async def record_ends(connection: Connection, heard: Sequence[Heard], breakers: Mapping[int, Breaker]) -> list[Change]:
     """Add these ends to the rows of their lanes, and hold the lanes whose row got too long."""
     changes = []
     async with connection.transaction():

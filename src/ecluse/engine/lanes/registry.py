@@ -19,12 +19,11 @@ from psycopg.rows import dict_row
 from ecluse.base.clock import Clock
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away, one_line
-from ecluse.engine.lanes import breaker, lane_log
-from ecluse.engine.lanes.breaker import (
-    HOLD,
+from ecluse.engine.lanes import lane_log
+from ecluse.engine.lanes.breaker import HOLD, Change, record_ends
+from ecluse.engine.model.breaker import (
     NONE,
     Breaker,
-    Change,
     Heard,
     Row,
     Spared,
@@ -34,8 +33,8 @@ from ecluse.engine.lanes.breaker import (
     is_spared,
     tally,
 )
+from ecluse.engine.model.claimed import Taken
 from ecluse.engine.model.flow import Flow, Item
-from ecluse.engine.work.claim import Taken
 
 log = structlog.get_logger(__name__)
 
@@ -199,7 +198,7 @@ class Lanes:
                 if counted := [one for one in heard if one.counts is not None]:
                     # Not again if the answer is lost: a count too few is harmless, one too many is not.
                     self._heard[: len(heard)] = [one._replace(counts=None) for one in heard]
-                    for change in await breaker.count(connection, counted, self._breakers):
+                    for change in await record_ends(connection, counted, self._breakers):
                         self._untold.put_nowait(change)
                     self.stir()
                 for one in heard:

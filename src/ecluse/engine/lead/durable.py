@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -60,6 +60,17 @@ def away(error: BaseException) -> bool:
 def not_the_storys(error: Exception) -> bool:
     """DBOS's own signals, and a database that went away under it. (What else it raises is a fault of the story.)"""
     return isinstance(error, DBOSException) or (isinstance(error, exc.SQLAlchemyError) and away(error))
+
+
+@contextmanager
+def _as_the_driver_says() -> Iterator[None]:
+    """Raise the driver's error instead of SQLAlchemy's: the callers know one kind of "database unavailable"."""
+    try:
+        yield
+    except exc.SQLAlchemyError as error:
+        if not away(error):
+            raise
+        raise psycopg.OperationalError(one_line(error)) from error
 
 
 _lead: Lead | None = None
@@ -149,7 +160,7 @@ async def stop() -> None:
 
 async def start(run: Run) -> None:
     """At once, on this replica. A workflow id that exists already is not started again."""
-    with SetWorkflowID(workflow_id(run.tenant_id, run.event_key)):
+    with _as_the_driver_says(), SetWorkflowID(workflow_id(run.tenant_id, run.event_key)):
         await DBOS.start_workflow_async(_workflow, run.id)
 
 
@@ -197,7 +208,8 @@ async def interrupted(connection: Connection, executor_id: str) -> set[str]:
 
 
 async def resume(workflows: Collection[str]) -> None:
-    await DBOS.resume_workflows_async(list(workflows))
+    with _as_the_driver_says():
+        await DBOS.resume_workflows_async(list(workflows))
 
 
 # What DBOS itself does to a dead executor's workflows; whoever leaves need not be found dead first.

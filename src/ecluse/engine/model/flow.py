@@ -16,7 +16,7 @@ from ecluse.base.clock import Clock
 from ecluse.base.ids import item_event_id
 from ecluse.base.trace import Tracer
 from ecluse.db.connect import Connection, Pool
-from ecluse.engine.lanes.breaker import Breaker
+from ecluse.engine.model.breaker import Breaker
 from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.states import PLAIN, Words
 from ecluse.engine.outbox.events import Event

@@ -17,8 +17,7 @@ import structlog
 
 from ecluse.base.tasks import stopped
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, hanging_up_after, open_session
-from ecluse.engine.cluster.sweeps import patience
+from ecluse.db.connect import Connection, hanging_up_after, ignoring_outage, open_session
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, PUBLISHED_EVENT, PublishedEvent, Sink
 
 log = structlog.get_logger(__name__)
@@ -69,7 +68,7 @@ class Publisher:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            with patience("publisher"):
+            with ignoring_outage("publisher"):
                 async with await open_session(self._dsn, SETTINGS) as own:
                     holding = False
                     while True:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import psycopg
 import structlog
 
-from ecluse.db.connect import Connection, Pool, is_away, one_line
+from ecluse.db.connect import Connection, Pool, ignoring_outage, is_away, one_line
 from ecluse.engine.model.flow import Flow, KeyedWrite
 from ecluse.engine.retention import families
 from ecluse.engine.retention.families import Limits
@@ -113,12 +113,10 @@ class Pace:
 
 async def keep_pruning(pool: Pool, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> None:
     """Runs until cancelled."""
-    from ecluse.engine.cluster.sweeps import patience  # imports the orchestration, which commands do not need
-
     await asyncio.sleep(FIRST_SECONDS)
     pace = Pace()  # of all sweeps: a size that was too large is not tried again
     while True:
-        with patience("retention"):
+        with ignoring_outage("retention"):
             async with pool.connection() as connection, alone(connection) as mine:
                 if mine:
                     await _sweep(connection, flows, rules, pace)

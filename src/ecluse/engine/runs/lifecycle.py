@@ -27,6 +27,9 @@ ENDED_CHANNEL = "ecluse_ended"
 # No slash: a workflow id is tenant/event key, and must say which is which.
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
+# Runs before claims: the one lock order. Only where a `save` will change its run.
+LOCK_RUNS = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
+
 
 class RunEnded(Exception):
     """Somebody ended the run: its story is over, too."""

@@ -14,7 +14,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import NewItem, Run, Stage
 from ecluse.engine.runs import lifecycle, targets
 from ecluse.engine.runs.fan_out import HEAD_START, SAMPLE, Priority
-from ecluse.engine.work.committer import LOCK_RUNS
+from ecluse.engine.runs.lifecycle import LOCK_RUNS
 
 # Nothing is dispatched into a run that has ended. Where no worker has ever been there is no lane yet: the first one to
 # come gives it its caps.

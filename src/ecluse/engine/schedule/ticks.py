@@ -18,8 +18,7 @@ from pydantic_core import to_json
 from ecluse.base.crash import crashpoint
 from ecluse.base.cron import ZONE_RULES
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine.cluster.sweeps import patience
+from ecluse.db.connect import Connection, Pool, ignoring_outage, is_away
 from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs import lifecycle
@@ -92,7 +91,7 @@ class Line(NamedTuple):
 async def keep_ticking(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> None:
     renewed = False
     while True:
-        with patience("tick"):
+        with ignoring_outage("tick"):
             if not renewed:
                 renewed = await renew(pool)
             await tick(pool, flows, rules)

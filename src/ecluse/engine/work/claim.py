@@ -8,10 +8,10 @@ Items of a run that is being ended are left alone (its row is not to be had). No
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Literal, NamedTuple
 
 from ecluse.db.connect import Connection
+from ecluse.engine.model.claimed import Taken
 from ecluse.engine.model.flow import Item
 
 # How far ahead of its start an item may be claimed: enough to hide the round trip, short enough for priorities,
@@ -137,22 +137,6 @@ RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.paylo
           m.event_key, m.correlation_id, c.id, c.fence, m.start_at, i.lane_id, i.suspicion, i.solo_deaths
 """
 CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ANYBODYS, turn=""), CLAIM.format(ours=OURS, turn=OUR_TURN)
-
-Held = tuple[int, int]  # an item, under a claim
-
-
-class Taken(NamedTuple):
-    item: Item
-    claim_id: int
-    fence: int
-    start_at: datetime | None
-    lane_id: int
-    suspicion: int = 0
-    solo_deaths: int = 0  # workers that died while it ran alone
-
-    @property
-    def held(self) -> Held:
-        return self.item.id, self.claim_id
 
 
 class Claimant(NamedTuple):

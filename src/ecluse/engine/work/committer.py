@@ -24,9 +24,10 @@ from ecluse.db.connect import Connection, Pool, is_away, together
 from ecluse.engine.effects import protocol
 from ecluse.engine.effects.protocol import Ended, Intent, Standing
 from ecluse.engine.model import counters
+from ecluse.engine.model.claimed import Held
 from ecluse.engine.model.flow import Item, Postponed, Saved, Stage
 from ecluse.engine.runs import run_log
-from ecluse.engine.work.claim import Held
+from ecluse.engine.runs.lifecycle import LOCK_RUNS
 
 log = structlog.get_logger(__name__)
 
@@ -34,8 +35,6 @@ LARGEST_BATCH = 2_000
 GATHER_SECONDS = 0.005
 RECONNECT_SECONDS = 0.5
 
-# Runs before claims: the one lock order. Only where a `save` will change its run.
-LOCK_RUNS = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 LOCK_CLAIMS = "SELECT 1 FROM claims WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 
 STORE = f"""

@@ -9,11 +9,11 @@ import structlog
 
 from ecluse.base.errors import EcluseError, PermanentError, TransientError, VendorError
 from ecluse.engine.effects.protocol import Ended, again_or_never
-from ecluse.engine.lanes.breaker import Spared
 from ecluse.engine.model import counters
+from ecluse.engine.model.breaker import Spared
+from ecluse.engine.model.claimed import Taken
 from ecluse.engine.model.flow import Stage, Write
 from ecluse.engine.model.retry import Retry, decide
-from ecluse.engine.work.claim import Taken
 from ecluse.engine.work.committer import Finish
 from ecluse.engine.work.suspects import Suspicion
 

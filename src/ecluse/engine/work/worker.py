@@ -24,9 +24,10 @@ from ecluse.engine.effects.paid import Paying
 from ecluse.engine.effects.protocol import LATER, Ended, Fenced, Performer
 from ecluse.engine.lanes.registry import Closed, Lanes
 from ecluse.engine.model import counters
+from ecluse.engine.model.claimed import Taken
 from ecluse.engine.model.flow import Done, Flow, Ignored, Item, Postponed, Result, Stage, Tell, WorkContext, Write
 from ecluse.engine.work import claim, suspects, verdict
-from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant, Taken
+from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant
 from ecluse.engine.work.committer import Committer, Finish
 from ecluse.engine.work.completion_loop import Closer
 from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace

@@ -13,7 +13,7 @@ from contextlib import suppress
 from math import inf
 from typing import Literal
 
-from ecluse.engine.work.claim import Taken
+from ecluse.engine.model.claimed import Taken
 
 WATCH_SECONDS = 0.5
 LAST_SECONDS = 1.0  # for work that tidies up after itself, or will not be cancelled

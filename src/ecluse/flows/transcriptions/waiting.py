@@ -14,6 +14,7 @@ from ecluse.flows.transcriptions.flow import FicheTranscribe
 from ecluse.flows.transcriptions.rules import Counts
 from ecluse.flows.transcriptions.starting import start
 from ecluse.flows.transcriptions.telling import counts_of
+from ecluse.insight import run_queries
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,9 @@ async def transcribe(
             refresh=wanted.refresh,
             parent_run_id=parent_run_id,
         )
-    row: dict[str, Any] = {}
-    if wanted.wait_for_completion:
-        row = await kit.wait_for_run(started.run_id, max_wait)
-    ended = row.get("ended_at") is not None
+    ended = wanted.wait_for_completion and await kit.wait_for_run(started.run_id, max_wait)
     async with kit.pool.connection() as connection:
+        row = await run_queries.show_run(connection, tenant, started.run_id)
         total, transcribed, counts = await _standing(connection, tenant, wanted.fiche_id, started.run_id)
     return Transcribed(
         *started[:2],

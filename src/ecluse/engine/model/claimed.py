@@ -1,0 +1,24 @@
+"""An item in the hands of a worker, under the claim that fences it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from ecluse.engine.model.flow import Item
+
+Held = tuple[int, int]  # an item, under a claim
+
+
+class Taken(NamedTuple):
+    item: Item
+    claim_id: int
+    fence: int
+    start_at: datetime | None
+    lane_id: int
+    suspicion: int = 0
+    solo_deaths: int = 0  # workers that died while it ran alone
+
+    @property
+    def held(self) -> Held:
+        return self.item.id, self.claim_id
