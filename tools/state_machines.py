@@ -41,7 +41,7 @@ NEUTRAL = {
 RUNS = Machine(
     "Runs",
     "The words of a flow that brings none of its own, and the neutral state that each means (`runs.status`, "
-    "`runs.state`; `engine/states.py`). A flow's own words are a table of the same kind. No move is made but by "
+    "`runs.state`; `engine/model/states.py`). A flow's own words are a table of the same kind. No move is made but by "
     "`runs.set_status`, which looks into this table. A run that is ended on request has the state `cancelled` (ended "
     "on request before its work was done) and the word `partial` if a target of it had succeeded, else `failed`.",
     {word: f"{state}: {NEUTRAL[state]}" for word, state in PLAIN.meaning.items()},
@@ -73,7 +73,7 @@ ITEMS = Machine(
 
 EFFECTS = Machine(
     "Effects",
-    "One wanted write at a vendor (`effects.state`; `engine/effects.py`).",
+    "One wanted write at a vendor (`effects.state`; `engine/effects/protocol.py`).",
     {
         "planned": "nothing is under way: not sent for sure, or refused for now",
         "sending": "the intent is committed; it may be applied at any moment",
@@ -133,7 +133,7 @@ LEASES = Machine(
 
 REPLICAS = Machine(
     "Replicas",
-    "One start of a process (`replicas.state`; `engine/replicas.py`). There is no way back: who is dead stays dead.",
+    "One start of a process (`replicas.state`; `engine/cluster/heartbeat.py`). There is no way back: who is dead stays dead.",
     {
         "live": "beats, or has not been silent for long enough",
         "dead": "declared so by another after its silence; must not write any more",

@@ -8,14 +8,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # Broad handlers per source file: exact, so that one more is a decision and one less is seen.
 BROAD_HANDLERS = {
     "src/ecluse/access/envelope.py": 1,
-    "src/ecluse/engine/closing.py": 2,
-    "src/ecluse/engine/committer.py": 1,
-    "src/ecluse/engine/news.py": 1,
-    "src/ecluse/engine/publisher.py": 1,
-    "src/ecluse/engine/replicas.py": 1,
-    "src/ecluse/engine/story.py": 1,
-    "src/ecluse/engine/ticks.py": 1,
-    "src/ecluse/engine/worker.py": 1,
+    "src/ecluse/engine/work/completion.py": 2,
+    "src/ecluse/engine/work/committer.py": 1,
+    "src/ecluse/engine/work/item_news.py": 1,
+    "src/ecluse/engine/outbox/publisher.py": 1,
+    "src/ecluse/engine/cluster/heartbeat.py": 1,
+    "src/ecluse/engine/lead/story.py": 1,
+    "src/ecluse/engine/schedule/ticks.py": 1,
+    "src/ecluse/engine/work/worker.py": 1,
     "src/ecluse/realtime/room.py": 1,
 }
 BROAD = {"Exception", "BaseException"}

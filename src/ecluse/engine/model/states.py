@@ -1,5 +1,5 @@
 """Statuses: one neutral vocabulary for the engine, each flow's own words on the wire, and the table of moves that a
-flow allows. Decisions here are pure; `runs.set_status` is the only place that writes a run's status."""
+flow allows. Decisions here are pure; `lifecycle.set_status` is the only place that writes a run's status."""
 
 from __future__ import annotations
 

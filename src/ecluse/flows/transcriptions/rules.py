@@ -27,7 +27,7 @@ STALLED = "STALLED"
 RUN_ENDED = "RUN_ENDED"  # the engine's word for what the end of a run left undone
 
 State = Literal["transcribed", "queued", "running", "throttled", "failed", "not_tried"]
-# Why an item waits (engine/waiting.py) when somebody holds it back, rather than nobody having come to it yet.
+# Why an item waits (insight/waiting.py) when somebody holds it back, rather than nobody having come to it yet.
 HELD_BACK = frozenset({"paused", "held", "retry", "in flight", "per key", "throttled"})
 
 
