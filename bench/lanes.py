@@ -29,7 +29,7 @@ from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection, normalise
 from ecluse.engine import Done, Flow, Item, Kit, Lane, NewItem, Priority, Result, RetryPolicy, Stage, Start, WorkContext
 from ecluse.engine.runs.fan_out import fan_out
-from ecluse.engine.runs.lifecycle import begin, insert
+from ecluse.engine.runs.lifecycle import begin
 from ecluse.engine.runs.targets import select
 from ecluse.migrations.runner import upgrade
 from ecluse.vendors.http import VendorHttp
@@ -111,7 +111,7 @@ async def dispatch(
     priority: Priority = "normal",
 ) -> int:
     async with connection.transaction():
-        run = (await insert(connection, Start(FLOW, name, tenant_id=tenant))).run
+        run = (await insert_run(connection, Start(FLOW, name, tenant_id=tenant))).run
         items = [NewItem(f"{name}-{n}") for n in range(count)]
         await begin(connection, FLOW, run)
         await select(connection, {run.id: items})

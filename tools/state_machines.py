@@ -133,7 +133,7 @@ LEASES = Machine(
 
 REPLICAS = Machine(
     "Replicas",
-    "One start of a process (`replicas.state`; `engine/cluster/heartbeat.py`). There is no way back: who is dead stays dead.",
+    "One start of a process (`replicas.state`; `engine/cluster/heartbeat.py`). A dead replica stays dead.",
     {
         "live": "beats, or has not been silent for long enough",
         "dead": "declared so by another after its silence; must not write any more",

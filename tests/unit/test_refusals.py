@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError, field_validator, model_validato
 
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import readable
-from ecluse.engine.runs.lifecycle import valid_input
+from ecluse.engine.runs.start import valid_input
 from tests.engine.flows import flow, stage
 
 

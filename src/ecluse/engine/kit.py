@@ -35,7 +35,8 @@ from ecluse.engine.outbox.publisher import Publisher
 from ecluse.engine.retention.sweep import Rule, keep_pruning
 from ecluse.engine.runs import lifecycle, targets
 from ecluse.engine.runs.fan_out import WORK_CHANNEL, fan_out
-from ecluse.engine.runs.lifecycle import ENDED_CHANNEL, RUNS_CHANNEL, Start, Started
+from ecluse.engine.runs.lifecycle import ENDED_CHANNEL, RUNS_CHANNEL
+from ecluse.engine.runs.start import Start, Started, announce, insert_run
 from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.schedule.ticks import keep_ticking
 from ecluse.engine.work import completion
@@ -208,9 +209,9 @@ class Kit:
     async def start_run(self, start: Start) -> Started:
         """Commit the run, then lead it from here, if we lead runs; what a crash in between leaves, a sweep starts."""
         async with self.pool.connection() as connection:
-            started = await lifecycle.insert(connection, start)
+            started = await insert_run(connection, start)
             if self.worker is None:
-                await lifecycle.announce(connection)
+                await announce(connection)
         crashpoint("after run insert")
         if self.worker is not None and not started.deduplicated and start.flow.story is not None:
             await durable.start(started.run)
@@ -219,9 +220,9 @@ class Kit:
     async def start_items(self, start: Start, stage: Stage, items: Sequence[NewItem]) -> Started:
         """A run that is only items, in one commit: nobody leads it, and it ends when its last item is finished."""
         async with self.pool.connection() as connection, connection.transaction():
-            started = await lifecycle.insert(connection, start)
+            started = await insert_run(connection, start)
             if not started.deduplicated:
-                await lifecycle.begin_many(connection, start.flow, [started.run])
+                await lifecycle.begin_runs(connection, start.flow, [started.run])
                 await targets.select(connection, {started.run.id: items})
                 await fan_out(connection, started.run, stage, items, chunk=self.chunk)
         return started
@@ -230,7 +231,7 @@ class Kit:
         """At once: nothing more of it is started, nor of the runs that only it waits for. False if it had ended
         already."""
         async with self.pool.connection() as connection:
-            run = await lifecycle.load(connection, run_id)
+            run = await lifecycle.load_run(connection, run_id)
             return await completion.end_by_operator(connection, self.flow(run.flow), run, reason, by=by)
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> bool:
@@ -256,7 +257,7 @@ class Kit:
 
     async def _lead(self, run_id: int) -> None:
         async with self.pool.connection() as connection:
-            run = await lifecycle.load(connection, run_id)
+            run = await lifecycle.load_run(connection, run_id)
         if run.flow not in self.by_name:
             raise durable.NotHere(f"flow {run.flow!r} is not loaded")
         await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, tell=self.live))

@@ -9,8 +9,8 @@ from psycopg.rows import dict_row
 from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import Flow, Run
 
-# A target is finished as `finalize.SETTLE` will find it: it has its outcome, has failed or is out, or has been through a
-# last stage. One that another run works on is in flight where that run has it in hand.
+# A target is finished as `finalize.SETTLE` will find it: it has its outcome, has failed or is out, or has been through
+# a last stage. One that another run works on is in flight where that run has it in hand.
 PREVIEW = """
 WITH children AS MATERIALIZED (
     SELECT c.id, w.target, EXISTS (

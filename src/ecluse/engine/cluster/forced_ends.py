@@ -80,7 +80,7 @@ async def _end_those_left(
     await connection.execute(LOCK, (list(some),))
     still: dict[int, bool] = dict(await (await connection.execute(STILL, (list(some),))).fetchall())
     await connection.execute(GO_ON, ([one for one, abandoned in still.items() if not abandoned],))
-    left = await lifecycle.load_many(connection, [one for one, abandoned in still.items() if abandoned])
+    left = await lifecycle.load_runs(connection, [one for one, abandoned in still.items() if abandoned])
     cause = Cause("parent", None, f"run {run_id}, which waited for it, ended: {why}", f"run:{run_id}")
     for name in sorted({run.flow for run in left}):
         await completion.end_together(connection, flows[name], [run for run in left if run.flow == name], cause)
@@ -105,6 +105,6 @@ async def end_one(
     connection: Connection, flows: Mapping[str, Flow], run_id: int, cause: EndCause, code: str, why: str
 ) -> None:
     """One that cannot be ended does not keep the others."""
-    run = await lifecycle.load(connection, run_id)
+    run = await lifecycle.load_run(connection, run_id)
     with completion.apart(run_id):
         await finalize.end(connection, flows[run.flow], run, cause=cause, code=code, reason=why)

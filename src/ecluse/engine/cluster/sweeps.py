@@ -137,7 +137,7 @@ class Sweeps:
     async def _start_unstarted(self) -> None:
         async with self._pool.connection() as connection:
             cursor = await connection.execute(UNSTARTED, (list(self._flows),))
-            waiting = [await lifecycle.load(connection, row[0]) for row in await cursor.fetchall()]
+            waiting = [await lifecycle.load_run(connection, row[0]) for row in await cursor.fetchall()]
         for run in waiting:
             await durable.start(run)
 

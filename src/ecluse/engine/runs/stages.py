@@ -12,9 +12,10 @@ from ecluse.base.ids import item_event_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import NewItem, Run, Stage
-from ecluse.engine.runs import lifecycle, targets
+from ecluse.engine.runs import targets
 from ecluse.engine.runs.fan_out import HEAD_START, SAMPLE, Priority
 from ecluse.engine.runs.lifecycle import LOCK_RUNS
+from ecluse.engine.runs.start import announce
 
 # Nothing is dispatched into a run that has ended. Where no worker has ever been there is no lane yet: the first one to
 # come gives it its caps.
@@ -77,7 +78,7 @@ async def give_up(
         await connection.execute(LOCK_RUNS, (list(run_ids),))
         facts = {"runs": list(run_ids), "stage": stage, "code": code, "error": error, "due_before": due_before}
         given_up = (await connection.execute(GIVE_UP, facts)).rowcount
-        await lifecycle.announce(connection)
+        await announce(connection)
     return given_up
 
 

@@ -19,8 +19,7 @@ from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.runs import lifecycle
-from ecluse.engine.runs.lifecycle import TENANT, Start, Started
+from ecluse.engine.runs.start import TENANT, Start, Started, announce, insert_run, valid_input
 from ecluse.engine.schedule.slots import MOST_SLOTS
 
 LONGEST_NAME = 200
@@ -54,7 +53,7 @@ class NewSchedule:
             raise InvalidInput("overlap is wait or allow, catch_up is latest or skip")
         timetable("@daily" if self.cron is None else self.cron, self.timezone, self.window_start, self.window_end)
         given = {**vars(self), "flow": self.flow.name, "name": self.name.strip()}
-        return given | {"input": Jsonb(lifecycle.valid_input(self.flow, self.input))}
+        return given | {"input": Jsonb(valid_input(self.flow, self.input))}
 
 
 TIMING = ("cron", "timezone", "window_start", "window_end", "enabled")
@@ -157,7 +156,7 @@ async def fire_by_hand(
         key = flow.slot_key.format(schedule=schedule_id, due=f"manual-{uuid.uuid4()}")
         given = row["input"] if input is None else input
         wanted = start(Start(flow, key, tenant_id, given, schedule_id=schedule_id))
-        started = await lifecycle.insert(connection, wanted)
+        started = await insert_run(connection, wanted)
         if started.deduplicated:
             return started
         # A redrive belongs to its run: it is not the schedule's last one.
@@ -168,7 +167,7 @@ async def fire_by_hand(
             " THEN s.holding_run_id ELSE %(run)s END WHERE id = %(id)s",
             {"run": started.run.id, "redrive": wanted.redrive_of is not None, "id": schedule_id},
         )
-        await lifecycle.announce(connection)
+        await announce(connection)
     return started
 
 

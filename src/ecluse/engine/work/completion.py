@@ -147,7 +147,7 @@ async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
         page = [row[0] for row in await (await connection.execute(SELF_CLOSING, (list(flows), after))).fetchall()]
         for run_id, stage in await (await connection.execute(OVERDUE, (page,))).fetchall() if page else ():
             with apart(run_id):
-                run = await lifecycle.load(connection, run_id)
+                run = await lifecycle.load_run(connection, run_id)
                 await gate.end(connection, run, flows[run.flow].stage(stage), "timeout")
                 await finalize.end(connection, flows[run.flow], run)
         await close_complete(connection, flows, page)
