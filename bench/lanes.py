@@ -30,6 +30,7 @@ from ecluse.db.connect import Connection, normalise
 from ecluse.engine import Done, Flow, Item, Kit, Lane, NewItem, Priority, Result, RetryPolicy, Stage, Start, WorkContext
 from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.runs.lifecycle import begin
+from ecluse.engine.runs.start import insert_run
 from ecluse.engine.runs.targets import select
 from ecluse.migrations.runner import upgrade
 from ecluse.vendors.http import VendorHttp
