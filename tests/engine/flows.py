@@ -37,7 +37,7 @@ from ecluse.engine import (
     WorkContext,
     insert_run,
 )
-from ecluse.engine.model.claimed import Taken
+from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.work.claim import Claimant, claim_capped, claim_free
 from tests.support.runs import wait_for_run
@@ -153,7 +153,9 @@ class Board:
                 )
         return run
 
-    async def claim(self, *lanes: int, room: int = 20, replica: str = "one", free: Sequence[int] = ()) -> list[Taken]:
+    async def claim(
+        self, *lanes: int, room: int = 20, replica: str = "one", free: Sequence[int] = ()
+    ) -> list[ClaimedItem]:
         """From capped `lanes` (any lane may be treated as one) and from lanes `free` of caps."""
         work = [f"{flow}/{stage}" for flow in ("test", "other") for stage in ("work", "second", "heavy")]
         who = Claimant(replica, work, [3 if name.endswith("heavy") else 1 for name in work])
@@ -166,7 +168,7 @@ class Board:
                 taken += await claim_free(connection, who, list(free), room - len(taken))
         return taken
 
-    async def finish(self, taken: Sequence[Taken]) -> None:
+    async def finish(self, taken: Sequence[ClaimedItem]) -> None:
         async with self.pool.connection() as connection:
             await connection.execute(FINISH, ([one.item.id for one in taken],))
 

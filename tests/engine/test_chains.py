@@ -12,10 +12,10 @@ import pytest
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.engine import (
     Done,
+    EphemeralEvent,
     Event,
     Flow,
     Lane,
-    Live,
     NewItem,
     Postponed,
     Start,
@@ -36,7 +36,7 @@ class Chain:
     """Two stages: `first` finds the parts of a run's one subject, `second` works on each."""
 
     def __init__(self, second=succeed, **options):
-        self.told: list[Live] = []
+        self.told: list[EphemeralEvent] = []
         self.runs_at_once: list[int] = []
         self.second = stage(second, name="second", **options)
         self.first = replace(
@@ -173,10 +173,10 @@ async def test_news_of_items_that_are_over_come_before_the_end_of_their_run_and_
         if any(one.item.key == "bad-0" for one in over):
             raise RuntimeError("nobody listens")
         seen.extend((one.item.key, one.status, one.error_code) for one in over)
-        return [Live(one.item.tenant_id, "part.over", {"key": one.item.key}) for one in over]
+        return [EphemeralEvent(one.item.tenant_id, "part.over", {"key": one.item.key}) for one in over]
 
     async def second(context, item):
-        context.tell([Live(item.tenant_id, "part.begun", {"key": item.key})])
+        context.tell([EphemeralEvent(item.tenant_id, "part.begun", {"key": item.key})])
         if item.key == "a-1":
             raise PermanentError("no", code="REFUSED")
         if item.key == "a-2" and item.executions == 0:

@@ -9,10 +9,10 @@ import pytest
 
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Item, Live, Over
+from ecluse.engine import EphemeralEvent, FinishedItem, Item
 from ecluse.engine.work import completion_loop as closing_rounds
-from ecluse.engine.work.committer import Finish
-from ecluse.engine.work.completion_loop import Closer
+from ecluse.engine.work.committer import ItemResult
+from ecluse.engine.work.completion_loop import CompletionLoop
 from tests.engine.flows import stage
 
 PATIENCE = 30
@@ -37,20 +37,20 @@ class Heard:
         self.rounds: asyncio.Queue[list[str]] = asyncio.Queue()
         self._stage = stage(news=self._news)
 
-    async def _news(self, _: Connection, over: Sequence[Over]) -> list[Live]:
+    async def _news(self, _: Connection, over: Sequence[FinishedItem]) -> list[EphemeralEvent]:
         self.rounds.put_nowait([one.item.key for one in over])
         return []
 
-    def finished(self, *keys: str) -> list[Finish]:
+    def finished(self, *keys: str) -> list[ItemResult]:
         items = [Item(n, 1, "default", "test", "work", key, key, None, 0, 0, 0, "key") for n, key in enumerate(keys)]
-        return [Finish(item, self._stage, 1, 1, "succeeded") for item in items]
+        return [ItemResult(item, self._stage, 1, 1, "succeeded") for item in items]
 
     async def next(self) -> list[str]:
         return await asyncio.wait_for(self.rounds.get(), PATIENCE)
 
 
 async def test_ends_beside_other_work_wait_for_each_other(pool: Pool, endless: None) -> None:
-    heard, closer = Heard(), Closer(pool, {}, lambda _: None)
+    heard, closer = Heard(), CompletionLoop(pool, {}, lambda _: None)
     closer.committed(heard.finished("a"), busy=True)
     assert await heard.next() == ["a"]
     closer.committed(heard.finished("b", "c"), busy=True)
@@ -62,7 +62,7 @@ async def test_ends_beside_other_work_wait_for_each_other(pool: Pool, endless: N
 
 
 async def test_whoever_stops_tells_what_there_is(pool: Pool, endless: None) -> None:
-    heard, closer = Heard(), Closer(pool, {}, lambda _: None)
+    heard, closer = Heard(), CompletionLoop(pool, {}, lambda _: None)
     closer.committed(heard.finished("a"), busy=True)
     assert await heard.next() == ["a"]
     closer.committed(heard.finished("b"), busy=True)

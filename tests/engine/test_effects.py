@@ -15,10 +15,10 @@ from structlog.testing import capture_logs
 
 from ecluse.base.ids import effect_id
 from ecluse.engine import Item, RetryPolicy, Start, load_run
-from ecluse.engine.effects.protocol import Ended, Fenced, Intent, Standing, plain, settle
+from ecluse.engine.effects.protocol import EffectEnd, Fenced, Intent, Standing, plain, settle
 from ecluse.engine.lead.gate import redispatch
 from ecluse.engine.runs.finalize import end
-from ecluse.engine.work.committer import Committer, Finish
+from ecluse.engine.work.committer import Committer, ItemResult
 from tests.engine.flows import (
     BEFORE,
     PATIENCE,
@@ -401,7 +401,9 @@ async def test_no_further_round_is_opened_while_a_write_is_in_doubt(board, query
     committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
     await committer._store_together([intent])
     item, claim_id, fence, *_ = intent.taken
-    await committer._store_together([Finish(item, work, claim_id, fence, "failed", error_code="TIMEOUT", error="slow")])
+    await committer._store_together(
+        [ItemResult(item, work, claim_id, fence, "failed", error_code="TIMEOUT", error="slow")]
+    )
     async with board.pool.connection() as connection:
         run = await load_run(connection, item.run_id)
         assert await redispatch(connection, run, work, 1) == 0
@@ -415,9 +417,9 @@ async def test_what_is_known_about_an_earlier_send_says_nothing_about_the_last(b
     one("UPDATE effects SET sends = 2 RETURNING id")
     async with board.pool.connection() as connection:
         for sends, state in [(1, "sending"), (3, "sending"), (2, "planned")]:
-            await settle(connection, [Ended(intent.id, sends, "planned")], "one")
+            await settle(connection, [EffectEnd(intent.id, sends, "planned")], "one")
             assert one(EFFECT)[0] == state
-        await settle(connection, [Ended(intent.id, 2, "applied")], "one")
+        await settle(connection, [EffectEnd(intent.id, 2, "applied")], "one")
     assert one(EFFECT)[0] == "planned", "settled is settled"
 
 
@@ -443,7 +445,7 @@ async def test_of_two_holders_whose_results_meet_in_one_commit_only_the_successo
     query(TAKE_OVER)
     (successor,) = await board.claim(free=[1])
     finishes = [
-        Finish(taken.item, work, taken.claim_id, taken.fence, "succeeded", result=name)
+        ItemResult(taken.item, work, taken.claim_id, taken.fence, "succeeded", result=name)
         for taken, name in [(zombie, "of the zombie"), (successor, "of the successor")]
     ]
     await Committer(board.pool, "one", lambda _: None, lambda: 0)._store_together(finishes)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from ecluse.engine import Done, Flow, Item, Result, RetryPolicy, Start, State, Story, Words, WorkContext
+from ecluse.engine import Done, Flow, Item, Result, RetryPolicy, Start, State, StatusMap, Story, WorkContext
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, open_board, run_to_end, stage
 from tests.support.runs import wait_for_run
 
@@ -51,7 +51,7 @@ async def test_work_that_will_not_be_cancelled_keeps_its_result_and_the_engine_c
 
 
 async def test_a_story_without_a_word_for_its_end_is_ended_as_a_failure(start_kit):
-    words = Words(
+    words = StatusMap(
         meaning={"queued": State.QUEUED, "running": State.RUNNING, "well": State.SUCCEEDED, "failed": State.FAILED},
         moves={"queued": frozenset({"running"}), "running": frozenset({"well", "failed"})},
         initial="queued",

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ecluse.engine import Flow, Kit, Live, Run, Stage, Start, Story, insert_run
+from ecluse.engine import EphemeralEvent, Flow, Kit, Run, Stage, Start, Story, insert_run
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.configs import ConfigVersion
 from ecluse.flows.audits.flow import Audit, Config, audit_stage, connected
@@ -93,7 +93,7 @@ class World:
     flow: Flow
     sandbox: SandboxProcess
     query: Callable[..., list[Any]]
-    lives: list[Live] = field(default_factory=list)
+    lives: list[EphemeralEvent] = field(default_factory=list)
     _started: int = 0
 
     async def fiche(self, fiche_id: str, *said: Sequence[str], tenant: str = "default") -> int:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ecluse.base.clock import Clock
-from ecluse.engine import Flow, Kit, Live
+from ecluse.engine import EphemeralEvent, Flow, Kit
 from tests.flows.automation_world import World, automation
 from tests.sandbox_process import SandboxProcess
 
@@ -80,7 +80,7 @@ def maker(
         **how: Any,
     ) -> World:
         made, transcribing = automation(sandbox, **how)
-        lives: list[Live] = []
+        lives: list[EphemeralEvent] = []
         flow = made.flow
         if fiches is not None:
             flow = _with(flow, lambda vendors: vendors._replace(crm=fiches.instead_of(vendors.crm)))

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from ecluse.engine import Flow, Kit, Live, Start
+from ecluse.engine import EphemeralEvent, Flow, Kit, Start
 from ecluse.engine.schedule.slots import event_key
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
@@ -63,7 +63,7 @@ class World:
     flow: Flow
     sandbox: SandboxProcess
     query: Callable[..., list[Any]]
-    lives: list[Live] = field(default_factory=list)
+    lives: list[EphemeralEvent] = field(default_factory=list)
     tenant: str = "default"
 
     async def config(self, **given: Any) -> int:

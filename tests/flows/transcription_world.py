@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from ecluse.base.clock import Clock
-from ecluse.engine import Kit, Live, pause_lane, resume_lane
+from ecluse.engine import EphemeralEvent, Kit, pause_lane, resume_lane
 from ecluse.flows.transcriptions import reading
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.flow import Transcription
@@ -82,7 +82,7 @@ class World:
     made: Transcription
     sandbox: SandboxProcess
     query: Callable[..., list[Any]]
-    lives: list[Live] = field(default_factory=list)
+    lives: list[EphemeralEvent] = field(default_factory=list)
     tenant: str = "default"
     _started: int = 0
 

@@ -15,7 +15,7 @@ import pytest
 from pusher.signature import verify
 
 from ecluse.base.tasks import stopped
-from ecluse.engine import Event, Live, write_events
+from ecluse.engine import EphemeralEvent, Event, write_events
 from ecluse.realtime.hosted import Hosted, HostedApp
 from ecluse.realtime.hub import Hub
 from tests.api.conftest import FLOW, add_tenant, new_key, serving
@@ -142,7 +142,7 @@ async def test_after_a_failure_it_goes_on():
         try:
             for n in range(2):
                 running = asyncio.create_task(hosted.run())
-                hub.tell([Live("default", "x.y", {"fiche_id": "1", "n": n})])
+                hub.tell([EphemeralEvent("default", "x.y", {"fiche_id": "1", "n": n})])
                 await until(lambda n=n: hub.delivered["hosted"] == n + 1)
                 await stopped([running])
         finally:

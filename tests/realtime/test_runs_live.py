@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecluse.engine import ROLES, Done, Live
+from ecluse.engine import ROLES, Done, EphemeralEvent
 from tests.api.conftest import new_key, serving
 from tests.engine.flows import flow, stage
 from tests.realtime.clients import wait_for
@@ -14,13 +14,17 @@ STARTED, FINISHED = "transcription.recording_started", "transcription.recording_
 
 
 async def work(context, item):
-    context.tell([Live(item.tenant_id, STARTED, {"fiche_id": "7", "run_id": str(item.run_id), "call_id": item.key})])
+    context.tell(
+        [EphemeralEvent(item.tenant_id, STARTED, {"fiche_id": "7", "run_id": str(item.run_id), "call_id": item.key})]
+    )
     return Done({"length": len(item.key)})
 
 
 async def news(_, finished):
     return [
-        Live(one.item.tenant_id, FINISHED, {"fiche_id": "7", "run_id": str(one.item.run_id), "call_id": one.item.key})
+        EphemeralEvent(
+            one.item.tenant_id, FINISHED, {"fiche_id": "7", "run_id": str(one.item.run_id), "call_id": one.item.key}
+        )
         for one in finished
     ]
 

@@ -9,7 +9,7 @@ import pytest
 
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.bootstrap import automation_config
-from ecluse.engine.lead.gate import Look, Wait, decide
+from ecluse.engine.lead.gate import StageProgress, Wait, decide
 from ecluse.engine.model.retry import GiveUp, Retry
 from ecluse.engine.model.retry import decide as decide_retry
 from ecluse.flows.audits.flow import Config as AuditConfig
@@ -305,11 +305,11 @@ def test_the_crm_is_asked_three_times_a_second_and_four_apart(monkeypatch, stage
 def test_a_gate_looks_soon_at_first_then_ever_more_rarely_up_to_its_interval(monkeypatch, stage, fixed):
     """`fixed`: how often it would look in all its time if it always waited for the interval."""
     gate = getattr(made_of(monkeypatch), stage)
-    look = Look(NOW, NOW, NOW + gate.max_wait, NOW, True, 0, 100, 50, 0, 0, 0, in_flight=50)
+    look = StageProgress(NOW, NOW, NOW + gate.max_wait, NOW, True, 0, 100, 50, 0, 0, 0, in_flight=50)
     pauses: list[float] = []
     while isinstance(decision := decide(look, gate), Wait):
         pauses.append(decision.seconds)
-        look = Look(*{**vars(look), "now": look.now + timedelta(seconds=decision.seconds)}.values())
+        look = StageProgress(*{**vars(look), "now": look.now + timedelta(seconds=decision.seconds)}.values())
     interval = gate.poll.total_seconds()
     assert pauses[0] == 1
     assert sorted(pauses[:-1]) == pauses[:-1]

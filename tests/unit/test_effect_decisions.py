@@ -20,15 +20,15 @@ from ecluse.engine.effects.protocol import (
     SEND_WITHIN,
     Intent,
     Performed,
-    Performer,
     Standing,
+    WriteExecutor,
     after_failure,
     again_or_never,
     agrees,
     conclude,
     plain,
 )
-from ecluse.engine.model.claimed import Taken
+from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.model.retry import GiveUp, Retry
 
 NOW = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -226,8 +226,8 @@ class Desk:
 
 
 async def perform(desk: Desk, write: Any, item: Item | None = None, may_send: bool = True) -> Performed:
-    performer = Performer(desk.intend, lambda _: may_send, lambda: NOW)
-    return await performer.perform(write, WorkContext(None, lambda: NOW), Taken(item or an_item(), 3, 1, None, 1))
+    performer = WriteExecutor(desk.intend, lambda _: may_send, lambda: NOW)
+    return await performer.perform(write, WorkContext(None, lambda: NOW), ClaimedItem(item or an_item(), 3, 1, None, 1))
 
 
 class Sent:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecluse.engine.lead.gate import Look, Passed, Redispatch, Wait, decide, next_round_at
+from ecluse.engine.lead.gate import GateEnded, Redispatch, StageProgress, Wait, decide, next_round_at
 from ecluse.engine.model.flow import Done, Item, Lane, Stage, WorkContext
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -28,15 +28,17 @@ def seconds(number: float) -> timedelta:
     return timedelta(seconds=number)
 
 
-def look(age: float = 30, *, quiet: float = 0, deadline: float = 600, **facts) -> Look:
+def look(age: float = 30, *, quiet: float = 0, deadline: float = 600, **facts) -> StageProgress:
     """Ten items fanned out, as the facts say, `age` seconds after the start and `quiet` after the last progress."""
     counts = {"expected": 10, "succeeded": 0, "ignored": 0, "failed": 0, "failed_for_good": 0, "in_flight": 0}
     now = START + seconds(age)
     instants = {"now": now, "started_at": START, "deadline_at": START + seconds(deadline)}
-    return Look(**{**instants, "progress_at": now - seconds(quiet), "fanned_out": True, "round": 0, **counts, **facts})
+    return StageProgress(
+        **{**instants, "progress_at": now - seconds(quiet), "fanned_out": True, "round": 0, **counts, **facts}
+    )
 
 
-def pause(seen: Look, stage: Stage = STAGE) -> float:
+def pause(seen: StageProgress, stage: Stage = STAGE) -> float:
     verdict = decide(seen, stage)
     assert isinstance(verdict, Wait)
     return verdict.seconds
@@ -68,20 +70,20 @@ WAITING = [
 
 
 @pytest.mark.parametrize(("seen", "stage"), DONE)
-def test_a_gate_passes_as_soon_as_nothing_can_change_any_more(seen: Look, stage: Stage) -> None:
-    assert decide(seen, stage) == Passed("done")
+def test_a_gate_passes_as_soon_as_nothing_can_change_any_more(seen: StageProgress, stage: Stage) -> None:
+    assert decide(seen, stage) == GateEnded("done")
 
 
 @pytest.mark.parametrize(("seen", "stage"), WAITING)
-def test_a_gate_waits_while_something_may_still_change(seen: Look, stage: Stage) -> None:
+def test_a_gate_waits_while_something_may_still_change(seen: StageProgress, stage: Stage) -> None:
     assert pause(seen, stage) >= 1
 
 
 @pytest.mark.req("ENG-91")
 @pytest.mark.parametrize(("seen", "stage"), WAITING)
 @pytest.mark.parametrize("late", [0, 0.001, 86_400])
-def test_at_its_deadline_a_gate_passes_whatever_is_missing(seen: Look, stage: Stage, late: float) -> None:
-    assert decide(replace(seen, now=seen.deadline_at + seconds(late)), stage) == Passed("timeout")
+def test_at_its_deadline_a_gate_passes_whatever_is_missing(seen: StageProgress, stage: Stage, late: float) -> None:
+    assert decide(replace(seen, now=seen.deadline_at + seconds(late)), stage) == GateEnded("timeout")
 
 
 @pytest.mark.req("ENG-91")
@@ -90,7 +92,7 @@ def test_what_is_missing_at_the_deadline_has_an_error_text() -> None:
 
 
 def test_work_that_finished_while_nobody_looked_is_done_even_after_the_deadline() -> None:
-    assert decide(look(601, succeeded=10), STAGE) == Passed("done")
+    assert decide(look(601, succeeded=10), STAGE) == GateEnded("done")
 
 
 @pytest.mark.req("ENG-90")
@@ -151,7 +153,7 @@ def test_a_look_knows_how_many_are_finished_and_how_many_wait() -> None:
 
 
 @st.composite
-def looks(draw: st.DrawFn) -> Look:
+def looks(draw: st.DrawFn) -> StageProgress:
     count = st.integers(0, 5)
     facts = {name: draw(count) for name in ("succeeded", "ignored", "failed", "in_flight")}
     return look(
@@ -167,18 +169,18 @@ def looks(draw: st.DrawFn) -> Look:
 
 @pytest.mark.req("ENG-91")
 @given(looks(), st.floats(0.1, 120), st.integers(0, 3))
-def test_whatever_it_sees_a_gate_never_waits_past_its_deadline(seen: Look, poll: float, rounds: int) -> None:
+def test_whatever_it_sees_a_gate_never_waits_past_its_deadline(seen: StageProgress, poll: float, rounds: int) -> None:
     stage = replace(STAGE, poll=seconds(poll), rounds=rounds)
     left = (seen.deadline_at - seen.now).total_seconds()
     verdict = decide(seen, stage)
-    assert isinstance(verdict, Passed) or left > 0
-    assert verdict != Passed("timeout") or left <= 0
+    assert isinstance(verdict, GateEnded) or left > 0
+    assert verdict != GateEnded("timeout") or left <= 0
     if isinstance(verdict, Wait):
         assert SHORTEST <= verdict.seconds <= max(min(left, stage.poll.total_seconds()), SHORTEST)
     if isinstance(verdict, Redispatch):
         assert verdict.round == seen.round + 1 <= rounds
         assert seen.failed > seen.failed_for_good
-    if verdict == Passed("done"):
+    if verdict == GateEnded("done"):
         assert seen.fanned_out
         assert seen.finished == seen.expected
 
@@ -187,10 +189,10 @@ def test_while_its_clock_is_stopped_a_gate_neither_times_out_nor_opens_a_round_n
     """The time that it has had is no measure of the work then; what is done still ends it."""
     late = look(9_000, succeeded=7, failed=3, quiet=8_000, clock_stopped=True)
     assert pause(late) == STAGE.poll.total_seconds()
-    assert decide(replace(late, clock_stopped=False), STAGE) == Passed("timeout")
+    assert decide(replace(late, clock_stopped=False), STAGE) == GateEnded("timeout")
     assert decide(look(500, quiet=400, failed=3, clock_stopped=True), STAGE) == Wait(20)
     assert decide(look(500, quiet=400, failed=3), STAGE) == Redispatch(1)
-    assert decide(look(9_000, succeeded=10, clock_stopped=True), STAGE) == Passed("done")
+    assert decide(look(9_000, succeeded=10, clock_stopped=True), STAGE) == GateEnded("done")
 
 
 @pytest.mark.req("ENG-91", "ENG-90")
@@ -206,14 +208,14 @@ def test_a_gate_whose_work_never_ends_passes_at_its_deadline_and_no_later(poll, 
     opened = []
     for _ in range(2_000):
         verdict = decide(seen, stage)
-        if isinstance(verdict, Passed):
+        if isinstance(verdict, GateEnded):
             break
         if isinstance(verdict, Redispatch):
             opened.append((seen.now - seen.progress_at).total_seconds())
             seen = replace(seen, round=verdict.round, progress_at=seen.now)  # and what failed fails again at once
         else:
             seen = replace(seen, now=seen.now + seconds(verdict.seconds))
-    assert verdict == Passed("timeout")
+    assert verdict == GateEnded("timeout")
     assert seen.now <= seen.deadline_at + seconds(SHORTEST)
     # A round is opened at the stall, not a poll later, and only while there are rounds and time.
     assert opened == pytest.approx([3 * poll] * (min(rounds, int(max_wait / (3 * poll))) if failed else 0), abs=0.05)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ecluse.base.errors import ForbiddenTransition
-from ecluse.engine.model.states import ENDED, OPEN, PLAIN, State, Words, terminal_state
+from ecluse.engine.model.states import ENDED, OPEN, PLAIN, State, StatusMap, terminal_state
 
-PRICING = Words(
+PRICING = StatusMap(
     meaning={
         "PREVIEW": State.DRAFT,
         "QUEUED": State.QUEUED,
@@ -66,14 +66,14 @@ def test_the_two_tables_cover_every_pair() -> None:
 
 @pytest.mark.req("ENG-98")
 @pytest.mark.parametrize(("words", "from_word", "to_word"), LISTED)
-def test_a_listed_move_is_allowed(words: Words, from_word: str, to_word: str) -> None:
+def test_a_listed_move_is_allowed(words: StatusMap, from_word: str, to_word: str) -> None:
     words.check(from_word, to_word)
     assert words.word(words.meaning[to_word], after=from_word) == to_word
 
 
 @pytest.mark.req("ENG-98")
 @pytest.mark.parametrize(("words", "from_word", "to_word"), UNLISTED)
-def test_every_other_move_is_refused_naming_both_states(words: Words, from_word: str, to_word: str) -> None:
+def test_every_other_move_is_refused_naming_both_states(words: StatusMap, from_word: str, to_word: str) -> None:
     with pytest.raises(ForbiddenTransition) as refused:
         words.check(from_word, to_word)
     assert (refused.value.from_status, refused.value.to_status) == (from_word, to_word)
@@ -82,7 +82,7 @@ def test_every_other_move_is_refused_naming_both_states(words: Words, from_word:
 
 @pytest.mark.req("ENG-98")
 @pytest.mark.parametrize(("words", "from_word", "to_word"), UNLISTED)
-def test_there_is_no_word_for_a_state_that_cannot_be_reached(words: Words, from_word: str, to_word: str) -> None:
+def test_there_is_no_word_for_a_state_that_cannot_be_reached(words: StatusMap, from_word: str, to_word: str) -> None:
     state = words.meaning[to_word]
     with pytest.raises(ForbiddenTransition) as refused:
         words.word(state, after=from_word)
@@ -126,7 +126,7 @@ def test_the_plain_words_are_the_ones_on_the_wire() -> None:
 
 @pytest.mark.req("ENG-97")
 def test_two_words_of_one_state_are_told_apart_by_where_they_can_be_reached_from() -> None:
-    words = Words(
+    words = StatusMap(
         meaning={
             "armed": State.QUEUED,
             "busy": State.RUNNING,
@@ -141,7 +141,7 @@ def test_two_words_of_one_state_are_told_apart_by_where_they_can_be_reached_from
 
 
 def test_where_two_words_can_be_reached_the_choice_is_always_the_same() -> None:
-    words = Words(
+    words = StatusMap(
         meaning={"a": State.QUEUED, "b": State.FAILED, "c": State.FAILED, "d": State.FAILED},
         moves={"a": frozenset({"d", "c", "b"})},
         initial="a",
@@ -159,7 +159,7 @@ def test_where_two_words_can_be_reached_the_choice_is_always_the_same() -> None:
 )
 def test_a_word_without_a_meaning_is_refused_by_name(initial, moves) -> None:
     with pytest.raises(ValueError, match=r"without a meaning: \['b'\]"):
-        Words(meaning={"a": State.QUEUED}, moves=moves, initial=initial)
+        StatusMap(meaning={"a": State.QUEUED}, moves=moves, initial=initial)
 
 
 def test_the_neutral_vocabulary_is_open_or_ended() -> None:

@@ -24,7 +24,7 @@ from ecluse.bootstrap.keeping import retention_rules
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
 from ecluse.db.pools import DELIVERING
-from ecluse.engine import ROLES, Flow, Role, Rules, Sink, Tell
+from ecluse.engine import ROLES, EmitLive, Flow, Role, Rules, Sink
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 from ecluse.settings import Settings
 
@@ -166,7 +166,7 @@ def bootstrap(
     roles: frozenset[Role] = ROLES,
     *,
     secrets: Secrets | None = None,
-    live: Tell = lambda _: None,
+    live: EmitLive = lambda _: None,
     sinks: Sequence[Sink] = (),
 ) -> Kit:
     from ecluse.engine import Kit  # here, because commands that start no engine should not wait for it

@@ -11,22 +11,23 @@ from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane
 from ecluse.engine.lanes.pause import resume as resume_lane
 from ecluse.engine.lanes.registry import list_lanes
-from ecluse.engine.lead.gate import Look, Redispatch, Wait
+from ecluse.engine.lead.gate import Redispatch, StageProgress, Wait
 from ecluse.engine.model import counters
 from ecluse.engine.model.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.model.flow import (
     AbsoluteWrite,
     Done,
+    EmitLive,
+    EphemeralEvent,
+    FinishedItem,
     Flow,
     Ignored,
     Item,
     KeyedWrite,
     Lane,
-    Live,
     NewItem,
     News,
     Order,
-    Over,
     Postponed,
     Result,
     Run,
@@ -34,14 +35,13 @@ from ecluse.engine.model.flow import (
     Saved,
     Source,
     Stage,
-    Tell,
     Work,
     WorkContext,
     Write,
 )
 from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.roles import ROLES, Role
-from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, Words, cause_in_words, terminal_state
+from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, StatusMap, cause_in_words, terminal_state
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox.events import write as write_events
 from ecluse.engine.retention import erasure, sweep
@@ -81,7 +81,7 @@ from ecluse.engine.schedule.schedules import (
     update_schedule,
 )
 from ecluse.engine.schedule.slots import Rules
-from ecluse.engine.work.batched import Looks
+from ecluse.engine.work.batched import BatchedQuery
 
 if TYPE_CHECKING:
     from ecluse.engine.kit import Kit

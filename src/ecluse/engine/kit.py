@@ -21,14 +21,14 @@ from ecluse.base.tasks import stopped
 from ecluse.db.connect import ignoring_outage, pool
 from ecluse.db.listen import Hear, listen
 from ecluse.db.pools import CLAIMING, SIZE
-from ecluse.engine.cluster.heartbeat import Heart
+from ecluse.engine.cluster.heartbeat import Heartbeat
 from ecluse.engine.cluster.sweeps import ForcedEnds, Sweeps, set_clock
 from ecluse.engine.cluster.trace_rows import TraceRows
-from ecluse.engine.effects.paid import Paying
+from ecluse.engine.effects.paid import PaidCalls
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
 from ecluse.engine.lead import durable
 from ecluse.engine.lead.story import Story, lead
-from ecluse.engine.model.flow import Flow, NewItem, Stage, Tell, WorkContext
+from ecluse.engine.model.flow import EmitLive, Flow, NewItem, Stage, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
@@ -70,7 +70,7 @@ class Kit:
     db_pool: int = SIZE
     trace_rows: bool = False
     sinks: Sequence[Sink] = ()
-    live: Tell = lambda _: None
+    live: EmitLive = lambda _: None
     due: Rules = field(default_factory=Rules)
     retention: Sequence[Rule] = ()
     clock: Clock = field(default_factory=Clock)
@@ -83,7 +83,7 @@ class Kit:
         self._work_pool = pool(
             self.dsn, size=CLAIMING, settings=PINNED_PLANS, checked=False, transaction_seconds=COMMIT_SECONDS
         )
-        self._heart = Heart(self.dsn, self.replica, beat=self.beat, dead_after=self.dead_after)
+        self._heart = Heartbeat(self.dsn, self.replica, beat=self.beat, dead_after=self.dead_after)
         self._background: list[asyncio.Task[None]] = []
         self._run_ended = asyncio.Event()  # of any run; replaced each time it is set
         self.running = False
@@ -126,7 +126,7 @@ class Kit:
 
     async def _start_worker(self, jobs: dict[str, Coroutine[Any, Any, None]], channels: dict[str, Hear]) -> None:
         await self._work_pool.open(wait=True)
-        lanes, paying = Lanes(self.pool, self.flows, self.clock), Paying(self.pool, self.replica)
+        lanes, paying = Lanes(self.pool, self.flows, self.clock), PaidCalls(self.pool, self.replica)
         contexts = {
             flow.name: WorkContext(
                 vendors=await self._vendors.enter_async_context(flow.vendors(self.clock)),

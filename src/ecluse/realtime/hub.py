@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic_core import from_json
 
-from ecluse.engine import Live, PublishedEvent
+from ecluse.engine import EphemeralEvent, PublishedEvent
 from ecluse.realtime.channels import WHOLE_TENANT, channels_of, encoded, fit
 
 LONGEST_QUEUE = 500
@@ -177,7 +177,7 @@ class Hub:
     def connections(self) -> Counter[Transport]:
         return Counter(listener.transport for listener in self.listeners)
 
-    def tell(self, lives: Sequence[Live]) -> None:
+    def tell(self, lives: Sequence[EphemeralEvent]) -> None:
         """Ephemeral events, at once; never waits, never raises."""
         for live in lives:
             channels = channels_of(live.payload, self.private)

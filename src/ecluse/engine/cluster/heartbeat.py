@@ -42,7 +42,7 @@ DELETE FROM replicas WHERE state <> 'live' AND ended_at < least(clock_timestamp(
 """
 
 
-class Heart:
+class Heartbeat:
     """The heartbeat and the reaper of one process, each a thread with its own connection."""
 
     def __init__(self, dsn: str, replica: str, *, beat: float, dead_after: float) -> None:

@@ -24,7 +24,7 @@ MANY = 1_000
 HELD = timedelta(seconds=30)  # the heartbeat extends it; after a crash it expires
 
 
-class Paying:
+class PaidCalls:
     def __init__(self, pool: Pool, replica: str) -> None:
         self._pool = pool
         self._replica = replica

@@ -11,7 +11,7 @@ from uuid import UUID
 import structlog
 
 from ecluse.db.connect import Pool
-from ecluse.engine.effects.protocol import Ended, conclude, plain, settle
+from ecluse.engine.effects.protocol import EffectEnd, conclude, plain, settle
 from ecluse.engine.model.flow import AbsoluteWrite, Flow, Item, WorkContext
 from ecluse.engine.runs import run_log
 
@@ -58,11 +58,11 @@ async def settle_forgotten(
 
 async def _read_back(
     flow: Flow, context: WorkContext, item: Item, name: UUID, sends: int, wanted: Any, before: Any
-) -> Ended:
+) -> EffectEnd:
     stage = flow.stage(item.stage)
     if not isinstance(stage.work, AbsoluteWrite):
         raise TypeError(f"{item.flow}/{item.stage} is no AbsoluteWrite any more")
     async with asyncio.timeout(stage.time_limit.total_seconds()):
         await context.permit(item)
         found = plain(await stage.work.read(context, item))
-    return Ended(name, sends, conclude(found, wanted, before))
+    return EffectEnd(name, sends, conclude(found, wanted, before))

@@ -29,7 +29,7 @@ from ecluse.base.errors import PermanentError, VendorError
 from ecluse.base.ids import effect_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine.model.claimed import Held, Taken
+from ecluse.engine.model.claimed import ClaimedItem, ClaimKey
 from ecluse.engine.model.flow import AbsoluteWrite, Done, Item, KeyedWrite, Order, WorkContext, Write
 from ecluse.engine.model.retry import GiveUp, Retry
 
@@ -66,7 +66,7 @@ class Intent:
     """To be committed before a send. `again_after` is the number of sends so far, when it is another one; `send` False
     records that nothing need be done, None only looks."""
 
-    taken: Taken
+    taken: ClaimedItem
     id: UUID
     write: Write
     wanted: Any = None
@@ -101,7 +101,7 @@ class Intent:
             self.answer.set_exception(error)
 
 
-class Ended(NamedTuple):
+class EffectEnd(NamedTuple):
     """How an effect stands after an execution, stored with the item. It is believed only about the last send."""
 
     id: UUID
@@ -113,7 +113,7 @@ class Ended(NamedTuple):
 
 class Performed(NamedTuple):
     outcome: Done | VendorError | datetime  # an instant: not now, come back then
-    effect: Ended | None = None
+    effect: EffectEnd | None = None
 
 
 # The claims have been locked before, in the same transaction.
@@ -193,7 +193,7 @@ def after_failure(error: VendorError, *, doubtful: bool) -> State:
 
 async def record(
     connection: Connection, intents: list[Intent], fences: dict[int, int], replica: str
-) -> dict[Held, Standing]:
+) -> dict[ClaimKey, Standing]:
     """Whoever is missing was fenced out."""
     parameters = {
         "rows": to_json([intent.row() for intent in intents]).decode(),
@@ -207,7 +207,7 @@ async def record(
     return {(item, claim): Standing._make([*standing, asked_at]) for item, claim, *standing in await cursor.fetchall()}
 
 
-async def settle(connection: Connection, ended: list[Ended], replica: str, accepted: Collection[int] = ()) -> None:
+async def settle(connection: Connection, ended: list[EffectEnd], replica: str, accepted: Collection[int] = ()) -> None:
     rows = [one._replace(error=storable(one.error))._asdict() if one.error else one._asdict() for one in ended]
     parameters = {"rows": to_json(rows).decode(), "replica": replica, "accepted": list(accepted)}
     await connection.execute(SETTLE, parameters, prepare=True)
@@ -223,7 +223,7 @@ def again_or_never(write: Write, verdict: Retry | GiveUp, now: datetime) -> Retr
 Phase = Literal["recording", "asking", "sending"]
 
 
-class Performer:
+class WriteExecutor:
     """Takes one write through the protocol, as far as it goes in one execution."""
 
     def __init__(
@@ -236,17 +236,19 @@ class Performer:
         self._may_send = may_send
         self._now = now
         # For as long as it is in hand; what is left when it was interrupted says how far it had come.
-        self.phase: dict[Held, Phase] = {}
+        self.phase: dict[ClaimKey, Phase] = {}
 
     async def perform(
-        self, write: Write, context: WorkContext, taken: Taken, spent: VendorError | None = None
+        self, write: Write, context: WorkContext, taken: ClaimedItem, spent: VendorError | None = None
     ) -> Performed:
         """`spent`: it may not be sent again, and fails with this unless it turns out to have been applied."""
         performed = await self._perform(write, context, taken, spent)
         self.phase.pop(taken.held, None)
         return performed
 
-    async def _perform(self, write: Write, context: WorkContext, taken: Taken, spent: VendorError | None) -> Performed:
+    async def _perform(
+        self, write: Write, context: WorkContext, taken: ClaimedItem, spent: VendorError | None
+    ) -> Performed:
         item = taken.item
         name = effect_id(item.tenant_id, item.event_key, item.stage, item.key, item.round)
         if spent is not None or item.executions or item.crashes:
@@ -276,7 +278,7 @@ class Performer:
         return standing
 
     async def _go_on(
-        self, write: Write, context: WorkContext, taken: Taken, standing: Standing, spent: VendorError | None
+        self, write: Write, context: WorkContext, taken: ClaimedItem, standing: Standing, spent: VendorError | None
     ) -> Performed:
         """Somebody was here before."""
         if standing.state == "planned":  # and is still here, in a transaction of their own
@@ -290,7 +292,7 @@ class Performer:
         return await self._ask(write, context, taken, standing, spent)
 
     async def _ask(
-        self, write: Write, context: WorkContext, taken: Taken, standing: Standing, spent: VendorError | None
+        self, write: Write, context: WorkContext, taken: ClaimedItem, standing: Standing, spent: VendorError | None
     ) -> Performed:
         """What became of the last send?"""
         before, doubtful = standing.before, isinstance(write, KeyedWrite)
@@ -298,19 +300,19 @@ class Performer:
             try:
                 before = plain(await write.read(context, taken.item))
             except VendorError as error:
-                return Performed(error, Ended(standing.id, standing.sends, "unknown"))
+                return Performed(error, EffectEnd(standing.id, standing.sends, "unknown"))
             verdict = conclude(before, standing.wanted, standing.before)
             if verdict == "applied":
-                return Performed(Done(standing.wanted), Ended(standing.id, standing.sends, "applied"))
+                return Performed(Done(standing.wanted), EffectEnd(standing.id, standing.sends, "applied"))
             if verdict == "conflict":
                 message = f"found {json.dumps(before)}: not as wanted, nor as before, {json.dumps(standing.before)}"
-                conflict = Ended(standing.id, standing.sends, "conflict", None, message)
+                conflict = EffectEnd(standing.id, standing.sends, "conflict", None, message)
                 return Performed(PermanentError(message, code="CONFLICT"), conflict)
         elif isinstance(write, KeyedWrite) and standing.age is not None and standing.age > KEY_LIFE * write.remembered:
             spent = PermanentError(f"sent {standing.age} ago: the vendor may have forgotten its key", ambiguous=True)
         if spent is not None:
             state: State = "unknown" if doubtful else "not_applied"
-            return Performed(spent, Ended(standing.id, standing.sends, state, None, spent.message))
+            return Performed(spent, EffectEnd(standing.id, standing.sends, state, None, spent.message))
         if isinstance(write, AbsoluteWrite):
             await context.permit(taken.item)
         again = await self._record(
@@ -321,27 +323,29 @@ class Performer:
         return await self._send(write, context, taken, again, doubtful=doubtful)
 
     async def _send(
-        self, write: Write, context: WorkContext, taken: Taken, standing: Standing, *, doubtful: bool
+        self, write: Write, context: WorkContext, taken: ClaimedItem, standing: Standing, *, doubtful: bool
     ) -> Performed:
         item = taken.item
         late = asyncio.get_running_loop().time() - standing.asked_at > SEND_WITHIN
         if late or not self._may_send(item):
             state: State = "unknown" if doubtful else "planned"
-            return Performed(self._now() + LATER, Ended(standing.id, standing.sends, state, None, "not sent: too late"))
+            return Performed(
+                self._now() + LATER, EffectEnd(standing.id, standing.sends, state, None, "not sent: too late")
+            )
         crashpoint("before send")
         self.phase[taken.held] = "sending"
         try:
             result = await write.send(context, item, Order(str(standing.id), standing.wanted, standing.before))
         except VendorError as error:
             state = after_failure(error, doubtful=doubtful)
-            return Performed(error, Ended(standing.id, standing.sends, state, None, error.message))
+            return Performed(error, EffectEnd(standing.id, standing.sends, state, None, error.message))
         crashpoint("after send")
         if isinstance(write, AbsoluteWrite):
             if result is not None and not agrees(plain(result), standing.wanted):
                 message = f"the vendor made it {json.dumps(plain(result))} of the wanted {json.dumps(standing.wanted)}"
                 return Performed(
                     PermanentError(message, code="NOT_AS_WANTED"),
-                    Ended(standing.id, standing.sends, "conflict", None, message),
+                    EffectEnd(standing.id, standing.sends, "conflict", None, message),
                 )
             result = standing.wanted
-        return Performed(Done(result), Ended(standing.id, standing.sends, "applied", result))
+        return Performed(Done(result), EffectEnd(standing.id, standing.sends, "applied", result))

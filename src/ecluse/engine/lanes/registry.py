@@ -33,7 +33,7 @@ from ecluse.engine.model.breaker import (
     is_spared,
     tally,
 )
-from ecluse.engine.model.claimed import Taken
+from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.model.flow import Flow, Item
 
 log = structlog.get_logger(__name__)
@@ -128,7 +128,7 @@ class Lanes:
         spacing = self._spacing[stage.lane.name]
         return stage.weight * spacing.total_seconds() if spacing else 0.0
 
-    def heard(self, taken: Taken, error: Exception | None, *, called: bool = True) -> Spared | None:
+    def heard(self, taken: ClaimedItem, error: Exception | None, *, called: bool = True) -> Spared | None:
         """How an execution has ended. What a vendor asks for holds here at once, and everywhere as soon as it is
         written. `called` False: without a call to the vendor."""
         stage, lane_id, now = self._stages[taken.item.flow, taken.item.stage], taken.lane_id, self._clock.now()

@@ -25,7 +25,7 @@ FIRST_PAUSE = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
-class Look:
+class StageProgress:
     """One look at a stage, from the database only, at the database's own time."""
 
     now: datetime
@@ -56,7 +56,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Passed:
+class GateEnded:
     cause: Literal["done", "timeout"]
 
 
@@ -70,13 +70,13 @@ class Wait:
     seconds: float
 
 
-def decide(look: Look, stage: Stage) -> Passed | Redispatch | Wait:
+def decide(look: StageProgress, stage: Stage) -> GateEnded | Redispatch | Wait:
     rounds_left = look.round < stage.rounds
     may_heal = look.failed - look.failed_for_good if rounds_left else 0
     if look.fanned_out and look.finished == look.expected and not may_heal:
-        return Passed("done")
+        return GateEnded("done")
     if look.now >= look.deadline_at and not look.clock_stopped:
-        return Passed("timeout")
+        return GateEnded("timeout")
     quiet = look.now - look.progress_at
     if may_heal and look.stalled(stage) and look.fanned_out and not look.clock_stopped:
         return Redispatch(look.round + 1)
@@ -88,7 +88,7 @@ def decide(look: Look, stage: Stage) -> Passed | Redispatch | Wait:
     return Wait(max(min(until).total_seconds(), 0.01))
 
 
-def next_round_at(look: Look, stage: Stage) -> datetime | None:
+def next_round_at(look: StageProgress, stage: Stage) -> datetime | None:
     """When another round is opened for what failed, unless something is done before; None: none will be, or it is not
     known when, since the clock stands still."""
     at = look.progress_at + STALL_POLLS * stage.poll
@@ -159,8 +159,8 @@ FROM late JOIN claim c ON c.lane_id = late.lane_id JOIN lanes l ON l.id = late.l
 """
 
 
-async def look(connection: Connection, run: Run, stage: Stage) -> Look:
-    async with connection.cursor(row_factory=class_row(Look)) as cursor:
+async def look(connection: Connection, run: Run, stage: Stage) -> StageProgress:
+    async with connection.cursor(row_factory=class_row(StageProgress)) as cursor:
         await cursor.execute(LOOK, {"run": run.id, "stage": stage.name, "rounds": stage.rounds})
         found = await cursor.fetchone()
     if found is None:
@@ -211,7 +211,7 @@ async def open_units(connection: Connection, run: Run, stage: Stage) -> None:
         raise lifecycle.RunEnded
 
 
-async def look_at_units(connection: Connection, run: Run, stage: Stage, counted: Counted) -> Look:
+async def look_at_units(connection: Connection, run: Run, stage: Stage, counted: Counted) -> StageProgress:
     given = {
         "run": run.id,
         "stage": stage.name,
@@ -221,7 +221,7 @@ async def look_at_units(connection: Connection, run: Run, stage: Stage, counted:
         "failed": counted.failed,
         "for_good": counted.failed_for_good,
     }
-    async with connection.cursor(row_factory=class_row(Look)) as cursor:
+    async with connection.cursor(row_factory=class_row(StageProgress)) as cursor:
         await cursor.execute(LOOK_AT_UNITS, given)
         found = await cursor.fetchone()
     if found is None:

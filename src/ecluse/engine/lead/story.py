@@ -15,7 +15,7 @@ from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine.lead import durable, gate
 from ecluse.engine.model import counters
-from ecluse.engine.model.flow import Flow, Run, Source, Stage, Tell
+from ecluse.engine.model.flow import EmitLive, Flow, Run, Source, Stage
 from ecluse.engine.runs import finalize, lifecycle, run_log, targets
 from ecluse.engine.runs.fan_out import Priority, fan_out
 from ecluse.engine.runs.units import Counted
@@ -25,7 +25,7 @@ R = TypeVar("R")
 DATABASE_AWAY_SECONDS = 0.5
 
 
-Seen = Callable[[Connection, Run, gate.Look, gate.Passed | gate.Redispatch | gate.Wait], Awaitable[None]]
+Seen = Callable[[Connection, Run, gate.StageProgress, gate.GateEnded | gate.Redispatch | gate.Wait], Awaitable[None]]
 
 
 class Units(Protocol):
@@ -42,7 +42,7 @@ def gate_topic(stage: str) -> str:
 
 
 class Story:
-    def __init__(self, pool: Pool, flow: Flow, run: Run, *, chunk: int, tell: Tell = lambda _: None) -> None:
+    def __init__(self, pool: Pool, flow: Flow, run: Run, *, chunk: int, tell: EmitLive = lambda _: None) -> None:
         self._pool = pool
         self._chunk = chunk
         self.tell = tell  # ephemeral: a step that is repeated tells again
@@ -165,7 +165,7 @@ async def _look(
         if await run_log.write_once(connection, run.id, message, **facts):
             run.trace.warn(message, **facts)
     match decision:
-        case gate.Passed(cause):
+        case gate.GateEnded(cause):
             await gate.end(connection, run, stage, cause)
             return cause, 0.0
         case gate.Redispatch(round_):

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from ecluse.engine.model.flow import Item
 
-Held = tuple[int, int]  # an item, under a claim
+ClaimKey = tuple[int, int]  # an item, under a claim
 
 
-class Taken(NamedTuple):
+class ClaimedItem(NamedTuple):
     item: Item
     claim_id: int
     fence: int
@@ -20,5 +20,5 @@ class Taken(NamedTuple):
     solo_deaths: int = 0  # workers that died while it ran alone
 
     @property
-    def held(self) -> Held:
+    def held(self) -> ClaimKey:
         return self.item.id, self.claim_id

@@ -18,7 +18,7 @@ from ecluse.base.trace import Tracer
 from ecluse.db.connect import Connection, Pool
 from ecluse.engine.model.breaker import Breaker
 from ecluse.engine.model.retry import RetryPolicy
-from ecluse.engine.model.states import PLAIN, Words
+from ecluse.engine.model.states import PLAIN, StatusMap
 from ecluse.engine.outbox.events import Event
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Postponed:
 Result = Done | Ignored | Postponed
 
 
-class Live(NamedTuple):
+class EphemeralEvent(NamedTuple):
     """An ephemeral event: for whoever looks on at this moment, kept nowhere, lost without harm."""
 
     tenant_id: str
@@ -139,7 +139,7 @@ class Live(NamedTuple):
     payload: Mapping[str, Any]
 
 
-Tell = Callable[[Sequence[Live]], None]  # never waits, never raises
+EmitLive = Callable[[Sequence[EphemeralEvent]], None]  # never waits, never raises
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Saved:
     kept: Any = None
 
 
-class Over(NamedTuple):
+class FinishedItem(NamedTuple):
     """What `news` gets: an item that is over, as it was committed."""
 
     item: Item
@@ -168,7 +168,7 @@ class WorkContext:
     vendors: Any
     now: Callable[[], datetime]
     reserve: Callable[[Item, int | None], Awaitable[None]] | None = None
-    tell: Tell = lambda _: None  # at once, whatever becomes of the item
+    tell: EmitLive = lambda _: None  # at once, whatever becomes of the item
     payer: Callable[[Item, str | None], Awaitable[None]] | None = None
     pool: Pool | None = None
 
@@ -236,7 +236,7 @@ Work = Callable[[WorkContext, Item], Awaitable[Result]]
 # In the commit's transaction, which is a `together`: what is wanted back is fetched, a rowcount is not known.
 Save = Callable[[Connection, Sequence[Saved]], Awaitable[None]]
 Source = Callable[[Connection, Run], Awaitable[Sequence[NewItem]]]
-News = Callable[[Connection, Sequence[Over]], Awaitable[Sequence[Live]]]
+News = Callable[[Connection, Sequence[FinishedItem]], Awaitable[Sequence[EphemeralEvent]]]
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class Flow:
     stages: tuple[Stage, ...]
     story: Callable[[Story], Awaitable[None]] | None  # None: a run is only items, and closes itself
     input: type[BaseModel]
-    words: Words = PLAIN
+    words: StatusMap = PLAIN
     schema: str = ""  # idempotent DDL of a flow that brings its own tables
     tables: tuple[str, ...] = ()  # tables of its own with a column `run_id`: their rows are deleted with the run
     vendors: Callable[[Clock], AbstractAsyncContextManager[Any]] = lambda _: nullcontext()  # once per process

@@ -31,7 +31,7 @@ ENDED = frozenset(State) - OPEN
 
 
 @dataclass(frozen=True)
-class Words:
+class StatusMap:
     """A flow's own status words: which neutral state each means, and which moves between them exist."""
 
     meaning: Mapping[str, State]
@@ -57,7 +57,7 @@ class Words:
             raise ForbiddenTransition("run", from_word, to_word)
 
 
-PLAIN = Words(
+PLAIN = StatusMap(
     meaning={
         "queued": State.QUEUED,
         "running": State.RUNNING,

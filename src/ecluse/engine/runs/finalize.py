@@ -111,7 +111,7 @@ async def complete(connection: Connection, run_ids: Collection[int]) -> list[Run
 
 
 @dataclass(frozen=True)
-class Cause:
+class RunEnd:
     """Why a run ends before its work does; `by` names who asked for it, or the run that it ends with."""
 
     cause: EndCause
@@ -133,7 +133,7 @@ class Cause:
         return self.code or "RUN_ENDED", storable(f"Run {how}: {why}")
 
 
-NORMAL = Cause("normal")
+NORMAL = RunEnd("normal")
 
 
 async def end(
@@ -149,19 +149,19 @@ async def end(
 ) -> bool:
     """Settle and end, together with what `record` writes. False if it had ended already: whoever comes second changes
     nothing."""
-    return await end_many(connection, flow, [run], Cause(cause, code, reason, by), record) == 1
+    return await end_many(connection, flow, [run], RunEnd(cause, code, reason, by), record) == 1
 
 
 async def end_many(
     connection: Connection,
     flow: Flow,
     ending: Sequence[Run],
-    cause: Cause = NORMAL,
+    cause: RunEnd = NORMAL,
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
     """Those that were still open, all together; returns how many."""
     by_id = {run.id: run for run in ending}
-    ended: list[Ended] = []
+    ended: list[EndedRun] = []
     async with connection.transaction():
         cursor = await connection.execute(LOCK, {"runs": list(by_id)})
         words = {
@@ -182,7 +182,7 @@ async def end_many(
         )
         if cause.cause == "normal" and unselected:
             cursor = await connection.execute(BROKEN, {"runs": unselected})
-            causes |= {run: Cause("catastrophic", code, error) for run, code, error in await cursor.fetchall()}
+            causes |= {run: RunEnd("catastrophic", code, error) for run, code, error in await cursor.fetchall()}
         if flow.units is not None:
             await units.keep_counts(connection, flow.units, [by_id[run_id] for run_id in words])
         await _settle(connection, flow, list(words), cause, sum(selected or 0 for _, selected in words.values()))
@@ -191,7 +191,7 @@ async def end_many(
         cursor = await connection.execute(TALLY, runs_too | asked)
         for run_id, successful, failed, ignored, cancelled, seconds in await cursor.fetchall():
             tally = {"successful": successful, "failed": failed, "ignored": ignored, "cancelled": cancelled}
-            ended.append(Ended(by_id[run_id], words[run_id][0], causes[run_id], tally, seconds))
+            ended.append(EndedRun(by_id[run_id], words[run_id][0], causes[run_id], tally, seconds))
         moves = [lifecycle.Move(one.run, one.from_word, one.state, one.facts, one.shown) for one in ended]
         to_words = await lifecycle.set_status(connection, flow, moves)
         if forced := [one.run.id for one in ended if one.cause.cause != "normal"]:
@@ -215,7 +215,7 @@ async def end_many(
     return len(ended)
 
 
-async def _settle(connection: Connection, flow: Flow, run_ids: list[int], cause: Cause, selected: int) -> None:
+async def _settle(connection: Connection, flow: Flow, run_ids: list[int], cause: RunEnd, selected: int) -> None:
     code, reason = cause.of_targets
     rest = {"code": code, "reason": reason}
     facts = {"runs": run_ids, "normal": cause.cause == "normal", "last": flow.last_stages, **rest}
@@ -231,10 +231,10 @@ async def _settle(connection: Connection, flow: Flow, run_ids: list[int], cause:
         await connection.execute(statement, {"runs": run_ids})
 
 
-class Ended(NamedTuple):
+class EndedRun(NamedTuple):
     run: Run
     from_word: str
-    cause: Cause
+    cause: RunEnd
     tally: dict[str, int]
     seconds: float
 

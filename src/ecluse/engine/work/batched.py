@@ -14,7 +14,7 @@ T = TypeVar("T")
 APART_SECONDS = 0.01  # between two questions; whoever comes first does not wait for others
 
 
-class Looks(Generic[T]):
+class BatchedQuery(Generic[T]):
     """`answer` is asked once for all that have gathered, and says something of each, by the item's id."""
 
     def __init__(self, answer: Callable[[Connection, Sequence[Item]], Awaitable[Mapping[int, T]]]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ecluse.db.connect import Connection
-from ecluse.engine.model.claimed import Taken
+from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.model.flow import Item
 
 # How far ahead of its start an item may be claimed: enough to hide the round trip, short enough for priorities,
@@ -151,20 +151,22 @@ class Claimant(NamedTuple):
     apart: Literal["group", "alone"] | None = None
 
 
-async def claim_free(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[Taken]:
+async def claim_free(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
     """At most `room` items from lanes without any cap."""
     return await _claim(connection, CLAIM_FREE, who, lanes, room)
 
 
-async def claim_capped(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[Taken]:
+async def claim_capped(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
     """The same where caps must hold over all replicas."""
     return await _claim(connection, CLAIM_CAPPED, who, lanes, room)
 
 
-async def _claim(connection: Connection, statement: str, who: Claimant, lanes: list[int], room: int) -> list[Taken]:
+async def _claim(
+    connection: Connection, statement: str, who: Claimant, lanes: list[int], room: int
+) -> list[ClaimedItem]:
     parameters = {**who._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
     cursor = await connection.execute(statement, parameters, prepare=True)  # type: ignore[arg-type, unused-ignore]
-    return [Taken(Item._make(row[:-6]), *row[-6:]) for row in await cursor.fetchall()]
+    return [ClaimedItem(Item._make(row[:-6]), *row[-6:]) for row in await cursor.fetchall()]
 
 
 # What is held by replicas that are gone; or by this one, without its knowledge. A crash is counted if the holder died.

@@ -22,9 +22,9 @@ from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, is_away, together
 from ecluse.engine.effects import protocol
-from ecluse.engine.effects.protocol import Ended, Intent, Standing
+from ecluse.engine.effects.protocol import EffectEnd, Intent, Standing
 from ecluse.engine.model import counters
-from ecluse.engine.model.claimed import Held
+from ecluse.engine.model.claimed import ClaimKey
 from ecluse.engine.model.flow import Item, Postponed, Saved, Stage
 from ecluse.engine.runs import run_log
 from ecluse.engine.runs.lifecycle import LOCK_RUNS
@@ -92,7 +92,7 @@ SELECT id, claim_id FROM stored
 """  # noqa: S608 - our own words
 
 
-class Finish(NamedTuple):
+class ItemResult(NamedTuple):
     """One execution's end, ready to be stored. `open` means: again at `due_at`; it does not count without an error, nor
     for an `outage`. `order_at` is a new place in line."""
 
@@ -108,14 +108,14 @@ class Finish(NamedTuple):
     http_status: int | None = None
     ambiguous: bool = False
     due_at: datetime | None = None
-    effect: Ended | None = None
+    effect: EffectEnd | None = None
     kept: Any = None
     postponed: Postponed | None = None
     outage: bool = False
     order_at: datetime | None = None
 
     @property
-    def held(self) -> Held:
+    def held(self) -> ClaimKey:
         return self.item.id, self.claim_id
 
     def row(self) -> bytes:
@@ -140,7 +140,7 @@ class Finish(NamedTuple):
             stored |= {"postponed_cause": self.postponed.cause, "postponed_why": storable(self.postponed.why)}
         return to_json(stored)
 
-    def unstorable(self, why: str) -> Finish:
+    def unstorable(self, why: str) -> ItemResult:
         return self._replace(
             status="failed",
             result=None,
@@ -162,21 +162,21 @@ class Committer:
         self,
         pool: Pool,
         replica: str,
-        committed: Callable[[Sequence[Finish], Sequence[Finish]], None],
+        committed: Callable[[Sequence[ItemResult], Sequence[ItemResult]], None],
         expecting: Callable[[], int],
         tell: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._pool = pool
         self._replica = replica
         self._committed = committed
-        self._gathered: list[Finish | Intent] = []
-        self._committing: list[Finish | Intent] = []
-        self._over: list[Finish] = []  # of this commit: what its stage has news of
+        self._gathered: list[ItemResult | Intent] = []
+        self._committing: list[ItemResult | Intent] = []
+        self._over: list[ItemResult] = []  # of this commit: what its stage has news of
         self._something = asyncio.Event()
         self._expecting = expecting  # how many calls are in flight: is more about to come?
         self._tell = tell  # what these ends say of their lanes
 
-    def put(self, one: Finish | Intent) -> None:
+    def put(self, one: ItemResult | Intent) -> None:
         self._gathered.append(one)
         self._something.set()
 
@@ -189,7 +189,7 @@ class Committer:
         return len(self._gathered)
 
     @property
-    def uncommitted(self) -> list[Finish | Intent]:
+    def uncommitted(self) -> list[ItemResult | Intent]:
         return self._committing + self._gathered
 
     async def run(self) -> None:
@@ -205,12 +205,12 @@ class Committer:
 
     async def flush(self) -> None:
         """After `run` was cancelled: store what is left. Nobody waits for an intent any more."""
-        batch = [one for one in self.uncommitted if isinstance(one, Finish)]
+        batch = [one for one in self.uncommitted if isinstance(one, ItemResult)]
         self._gathered, self._committing = [], []
         if batch:
             await self.commit(batch)
 
-    async def commit(self, batch: Sequence[Finish | Intent]) -> None:
+    async def commit(self, batch: Sequence[ItemResult | Intent]) -> None:
         crashpoint("before commit")
         while True:
             try:
@@ -226,9 +226,9 @@ class Committer:
                 await asyncio.sleep(RECONNECT_SECONDS)
         crashpoint("after commit")
         over, self._over = self._over, []
-        self._committed([one for one in batch if isinstance(one, Finish)], over)
+        self._committed([one for one in batch if isinstance(one, ItemResult)], over)
 
-    async def _store(self, batch: Sequence[Finish | Intent]) -> None:
+    async def _store(self, batch: Sequence[ItemResult | Intent]) -> None:
         try:
             await self._store_together(batch)
         except Exception as error:  # the edge of the flows' `save`: data refused, or a bug in one of them
@@ -247,8 +247,8 @@ class Committer:
                 log.error("commit: result refused", **one.item.told, error=str(error).strip())
                 await self._store([one.unstorable(_why(error))])
 
-    async def _store_together(self, batch: Sequence[Finish | Intent]) -> None:
-        finishes = [one for one in batch if isinstance(one, Finish)]
+    async def _store_together(self, batch: Sequence[ItemResult | Intent]) -> None:
+        finishes = [one for one in batch if isinstance(one, ItemResult)]
         intents = [one for one in batch if isinstance(one, Intent)] if len(finishes) < len(batch) else []
         ended = [one.effect for one in finishes if one.effect is not None]
         fences = {finish.claim_id: finish.fence for finish in finishes}
@@ -259,8 +259,8 @@ class Committer:
             "fences": list(fences.values()),
             "replica": self._replica,
         }
-        accepted: set[Held] = set()
-        recorded: dict[Held, Standing] = {}
+        accepted: set[ClaimKey] = set()
+        recorded: dict[ClaimKey, Standing] = {}
         async with self._pool.connection() as connection:
             if intents or ended or any(finish.stage.save and finish.status == "succeeded" for finish in finishes):
                 async with together(connection):
@@ -296,12 +296,12 @@ class Committer:
             log.warning("commit: fenced out", items=len(finishes) - len(accepted), replica=self._replica)
 
 
-async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[Held]:
+async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[ClaimKey]:
     cursor = await connection.execute(STORE, parameters, prepare=True)
     return {(item, claim) for item, claim in await cursor.fetchall()}
 
 
-async def _save(connection: Connection, batch: list[Finish], accepted: set[Held]) -> None:
+async def _save(connection: Connection, batch: list[ItemResult], accepted: set[ClaimKey]) -> None:
     by_stage: dict[int, tuple[Stage, list[Saved]]] = {}
     for finish in batch:
         # What was paid for is kept, even if the item is not this worker's any more: its outcome is not touched.

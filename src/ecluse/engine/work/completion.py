@@ -17,7 +17,7 @@ from ecluse.engine.lead import durable, gate
 from ecluse.engine.lead.story import gate_topic
 from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.runs import finalize, lifecycle
-from ecluse.engine.runs.finalize import Cause
+from ecluse.engine.runs.finalize import RunEnd
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +71,9 @@ async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_
         await _hint_parents(connection, mine)
 
 
-async def end_together(connection: Connection, flow: Flow, over: Sequence[Run], cause: Cause = finalize.NORMAL) -> None:
+async def end_together(
+    connection: Connection, flow: Flow, over: Sequence[Run], cause: RunEnd = finalize.NORMAL
+) -> None:
     """If that fails, one by one. A run that cannot be ended is logged: it keeps no other run open, and the sweeps that
     find it again and again go on."""
     if len(over) > 1:

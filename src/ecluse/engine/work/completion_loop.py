@@ -13,22 +13,22 @@ import structlog
 
 from ecluse.base.crash import crashpoint
 from ecluse.db.connect import Pool, is_away
-from ecluse.engine.model.flow import Flow, Tell
+from ecluse.engine.model.flow import EmitLive, Flow
 from ecluse.engine.work import completion, item_news
-from ecluse.engine.work.committer import Finish
+from ecluse.engine.work.committer import ItemResult
 
 log = structlog.get_logger(__name__)
 
 LEAST_REST_SECONDS, LONGEST_REST_SECONDS = 0.1, 2.0
 
 
-class Closer:
-    def __init__(self, pool: Pool, flows: Mapping[str, Flow], tell: Tell) -> None:
+class CompletionLoop:
+    def __init__(self, pool: Pool, flows: Mapping[str, Flow], tell: EmitLive) -> None:
         self._pool = pool
         self._flows = flows
         self._tell = tell
         self._pairs: set[tuple[int, str]] = set()  # run and stage, of which nothing is in hand any more
-        self._over: list[Finish] = []  # items whose stage has news of them
+        self._over: list[ItemResult] = []  # items whose stage has news of them
         self._nothing_left = asyncio.Event()
         self._rounds: asyncio.Task[None] | None = None
         self._leaving = False
@@ -36,7 +36,7 @@ class Closer:
     def add(self, run_id: int, stage: str) -> None:
         self._pairs.add((run_id, stage))
 
-    def committed(self, over: Sequence[Finish], busy: bool) -> None:
+    def committed(self, over: Sequence[ItemResult], busy: bool) -> None:
         self._over += over
         if not busy:
             self._nothing_left.set()

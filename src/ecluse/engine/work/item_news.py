@@ -8,20 +8,20 @@ from collections.abc import Sequence
 import structlog
 
 from ecluse.db.connect import Pool
-from ecluse.engine.model.flow import Over, Stage, Tell
-from ecluse.engine.work.committer import Finish
+from ecluse.engine.model.flow import EmitLive, FinishedItem, Stage
+from ecluse.engine.work.committer import ItemResult
 
 log = structlog.get_logger(__name__)
 
 SECONDS = 2.0
 
 
-async def tell(pool: Pool, finished: Sequence[Finish], told: Tell) -> None:
+async def tell(pool: Pool, finished: Sequence[ItemResult], told: EmitLive) -> None:
     if not finished:
         return
-    by_stage: dict[int, tuple[Stage, list[Over]]] = {}
+    by_stage: dict[int, tuple[Stage, list[FinishedItem]]] = {}
     for one in finished:
-        over = Over(one.item, one.status, one.result, one.error_code, one.error)  # type: ignore[arg-type]
+        over = FinishedItem(one.item, one.status, one.result, one.error_code, one.error)  # type: ignore[arg-type]
         by_stage.setdefault(id(one.stage), (one.stage, []))[1].append(over)
     try:
         async with asyncio.timeout(SECONDS), pool.connection() as connection:

@@ -8,34 +8,34 @@ from datetime import datetime
 import structlog
 
 from ecluse.base.errors import EcluseError, PermanentError, TransientError, VendorError
-from ecluse.engine.effects.protocol import Ended, again_or_never
+from ecluse.engine.effects.protocol import EffectEnd, again_or_never
 from ecluse.engine.model import counters
 from ecluse.engine.model.breaker import Spared
-from ecluse.engine.model.claimed import Taken
+from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.model.flow import Stage, Write
 from ecluse.engine.model.retry import Retry, decide
-from ecluse.engine.work.committer import Finish
+from ecluse.engine.work.committer import ItemResult
 from ecluse.engine.work.suspects import Suspicion
 
 log = structlog.get_logger(__name__)
 
 
-def later(stage: Stage, taken: Taken, at: datetime | None = None, effect: Ended | None = None) -> Finish:
+def later(stage: Stage, taken: ClaimedItem, at: datetime | None = None, effect: EffectEnd | None = None) -> ItemResult:
     """Not counted as an execution, and its place in line is kept. No instant: as soon as its lane lets it."""
-    return Finish(taken.item, stage, taken.claim_id, taken.fence, "open", due_at=at, effect=effect)
+    return ItemResult(taken.item, stage, taken.claim_id, taken.fence, "open", due_at=at, effect=effect)
 
 
 def failed(
     stage: Stage,
-    taken: Taken,
+    taken: ClaimedItem,
     error: Exception,
-    effect: Ended | None,
+    effect: EffectEnd | None,
     *,
     in_doubt: bool,
     now: datetime,
     chance: random.Random,
     spared: Spared | None = None,
-) -> Finish:
+) -> ItemResult:
     """`in_doubt`: it was interrupted while a write of it was under way. `spared`: the failure is the vendor's, and uses
     up nothing; a write in doubt keeps to its budget all the same."""
     item = taken.item
@@ -50,7 +50,7 @@ def failed(
         verdict = again_or_never(stage.work, verdict, now)
         if not isinstance(verdict, Retry):
             code, text = "OUTCOME_UNKNOWN", f"The vendor may have applied it, and cannot be asked: {text}"
-    finish = Finish(
+    finish = ItemResult(
         item,
         stage,
         taken.claim_id,
@@ -74,7 +74,7 @@ def failed(
     return finish._replace(permanent=verdict.permanent)
 
 
-def spent(stage: Stage, taken: Taken) -> VendorError | None:
+def spent(stage: Stage, taken: ClaimedItem) -> VendorError | None:
     """Why this item is not to be done (again), if so."""
     item = taken.item
     if taken.suspicion >= Suspicion.POISON:

@@ -20,16 +20,16 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.connect import Connection, Pool, is_away
-from ecluse.engine.effects.paid import Paying
-from ecluse.engine.effects.protocol import LATER, Ended, Fenced, Performer
+from ecluse.engine.effects.paid import PaidCalls
+from ecluse.engine.effects.protocol import LATER, EffectEnd, Fenced, WriteExecutor
 from ecluse.engine.lanes.registry import Closed, Lanes
 from ecluse.engine.model import counters
-from ecluse.engine.model.claimed import Taken
-from ecluse.engine.model.flow import Done, Flow, Ignored, Item, Postponed, Result, Stage, Tell, WorkContext, Write
+from ecluse.engine.model.claimed import ClaimedItem
+from ecluse.engine.model.flow import Done, EmitLive, Flow, Ignored, Item, Postponed, Result, Stage, WorkContext, Write
 from ecluse.engine.work import claim, suspects, verdict
 from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant
-from ecluse.engine.work.committer import Committer, Finish
-from ecluse.engine.work.completion_loop import Closer
+from ecluse.engine.work.committer import Committer, ItemResult
+from ecluse.engine.work.completion_loop import CompletionLoop
 from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
 from ecluse.engine.work.suspects import Suspicion
 from ecluse.engine.work.verdict import later
@@ -59,8 +59,8 @@ class Worker:
         clock: Clock,
         chance: random.Random,
         alive: Callable[[], bool],
-        tell: Tell,
-        paying: Paying,
+        tell: EmitLive,
+        paying: PaidCalls,
         died: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._work_pool = work_pool
@@ -80,7 +80,7 @@ class Worker:
         self.committer = Committer(
             work_pool, replica, self._committed, lambda: self.hands.busy, partial(lanes.tell, work_pool)
         )
-        self._performer = Performer(self.committer.intend, self._may_send, clock.now)
+        self._performer = WriteExecutor(self.committer.intend, self._may_send, clock.now)
         self._alive = alive  # our heartbeat is recent: nobody can have declared us dead
         self._leaving = False
         self._ended: set[int] = set()  # runs that ended with items of theirs in hand
@@ -92,7 +92,7 @@ class Worker:
         self._in_hand: Counter[tuple[int, str]] = Counter()
         self._waiting: set[int] = set()  # items that wait for a permit
         self._paced_until = 0.0
-        self._closer = Closer(pool, flows, tell)
+        self._closer = CompletionLoop(pool, flows, tell)
 
     def wake(self) -> None:
         """There may be something new."""
@@ -132,7 +132,7 @@ class Worker:
             self.hands.interrupt(lambda taken: taken.item.run_id in ended and not self._worth_its_answer(taken))
             self._paying.run_ended([taken.item for taken in self.hands.taken if taken.item.run_id in ended])
 
-    def _worth_its_answer(self, taken: Taken) -> bool:
+    def _worth_its_answer(self, taken: ClaimedItem) -> bool:
         return taken.item.id in self._paying or self._performer.phase.get(taken.held) == "sending"
 
     async def drain(self, grace: float) -> None:
@@ -154,7 +154,7 @@ class Worker:
                 await self._wake.wait()
 
     async def _claim(self, room: int) -> int:
-        taken: list[Taken] = []
+        taken: list[ClaimedItem] = []
         self._pace.claiming(self._clock.monotonic())
         try:
             async with self._work_pool.connection() as connection:
@@ -192,7 +192,7 @@ class Worker:
         # As many workers as there are suspects to run alone, those with the least in hand; the others go on.
         self._emptying = alone > 0 and await suspects.sooner(connection, self._who) < alone
 
-    async def _choose(self, connection: Connection, room: int) -> list[Taken]:
+    async def _choose(self, connection: Connection, room: int) -> list[ClaimedItem]:
         """Items that nothing points at, and a few suspects. One that is to run alone waits until the hands are empty,
         and then has them for itself."""
         if alone := [kind for kind, most in self._suspects.items() if most == 1]:
@@ -210,11 +210,11 @@ class Worker:
                 taken += await self._claim_from(connection, who, free)
         return taken + await self._claim_from(connection, self._who, room - len(taken))
 
-    async def _claim_from(self, connection: Connection, who: Claimant, room: int) -> list[Taken]:
+    async def _claim_from(self, connection: Connection, who: Claimant, room: int) -> list[ClaimedItem]:
         free, capped = self._lanes.free, self._lanes.capped
         now, clean = self._clock.monotonic(), who == self._who
         free = [] if clean and self._pace.is_dry(now) else free
-        taken: list[Taken] = []
+        taken: list[ClaimedItem] = []
         # Where caps hold, only what there is a hand for right now; and half of it, if others wait as well.
         now_free = min(room, self.hands.count - self.hands.busy - len(self.hands.ready))
         capped_room = (now_free + 1) // 2 if free else now_free
@@ -231,7 +231,7 @@ class Worker:
         uncommitted = self.committer.uncommitted
         return list(
             {taken.claim_id for taken in (*self.hands.ready, *self.hands.taken)}
-            | {one.claim_id for one in uncommitted if isinstance(one, Finish)}
+            | {one.claim_id for one in uncommitted if isinstance(one, ItemResult)}
         )
 
     def _may_send(self, item: Item) -> bool:
@@ -242,7 +242,7 @@ class Worker:
         await self._lanes.reserve(item, weight)
         self._waiting.discard(item.id)
 
-    async def _execute(self, hand: Hand, taken: Taken) -> None:
+    async def _execute(self, hand: Hand, taken: ClaimedItem) -> None:
         stage = self._stages[taken.item.flow, taken.item.stage]
         limit = stage.time_limit.total_seconds()
         try:
@@ -285,7 +285,7 @@ class Worker:
             finish = self._failed(stage, taken, error)
         self.committer.put(finish)
 
-    async def _try(self, stage: Stage, taken: Taken) -> Finish:
+    async def _try(self, stage: Stage, taken: ClaimedItem) -> ItemResult:
         item, claim_id, fence, *_ = taken
         context, effect = self._contexts[item.flow], None
         outcome: Result | VendorError | datetime
@@ -300,9 +300,9 @@ class Worker:
             self._lanes.heard(taken, None, called=self._called(stage, item))
         match outcome:
             case Done(value, kept):
-                return Finish(item, stage, claim_id, fence, "succeeded", result=value, effect=effect, kept=kept)
+                return ItemResult(item, stage, claim_id, fence, "succeeded", result=value, effect=effect, kept=kept)
             case Ignored(reason, code):
-                return Finish(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
+                return ItemResult(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
             case VendorError() as error:
                 return self._failed(stage, taken, error, effect)
             case Postponed(at, _):
@@ -312,7 +312,9 @@ class Worker:
             case other:
                 return self._failed(stage, taken, TypeError(f"work returned {other!r}, not Done or Ignored"))
 
-    def _failed(self, stage: Stage, taken: Taken, error: Exception, effect: Ended | None = None) -> Finish:
+    def _failed(
+        self, stage: Stage, taken: ClaimedItem, error: Exception, effect: EffectEnd | None = None
+    ) -> ItemResult:
         spared = self._lanes.heard(taken, error, called=self._called(stage, taken.item))
         in_doubt = self._performer.phase.get(taken.held) in ("asking", "sending")
         now, chance = self._clock.now(), self._chance
@@ -322,7 +324,7 @@ class Worker:
         """Whether its vendor was asked: work that is paid for says so, other work always asks."""
         return not stage.paid or item.id in self._paying
 
-    def _committed(self, batch: Sequence[Finish], over: Sequence[Finish]) -> None:
+    def _committed(self, batch: Sequence[ItemResult], over: Sequence[ItemResult]) -> None:
         for finish in batch:
             if finish.due_at is not None:
                 self._wake_at(finish.due_at)
@@ -334,7 +336,7 @@ class Worker:
     def _wake_at(self, instant: datetime) -> None:
         self._alarm.set((instant - self._clock.now()).total_seconds())
 
-    def _forget(self, ended: Sequence[Taken | Finish]) -> None:
+    def _forget(self, ended: Sequence[ClaimedItem | ItemResult]) -> None:
         self._pace.ended(len(ended))
         for one in ended:
             if self._performer.phase:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from math import inf
 from typing import Literal
 
-from ecluse.engine.model.claimed import Taken
+from ecluse.engine.model.claimed import ClaimedItem
 
 WATCH_SECONDS = 0.5
 LAST_SECONDS = 1.0  # for work that tidies up after itself, or will not be cancelled
@@ -33,7 +33,7 @@ class Hand:
         self.deadline = inf
         self.why: Why | None = None
         self.rest: asyncio.Future[None] | None = None
-        self.taken: Taken | None = None
+        self.taken: ClaimedItem | None = None
         self.task: asyncio.Task[None] | None = None
 
     def interrupt(self, why: Why) -> None:
@@ -57,7 +57,7 @@ class Hands:
     def __init__(
         self,
         count: int,
-        work: Callable[[Hand, Taken], Awaitable[None]],
+        work: Callable[[Hand, ClaimedItem], Awaitable[None]],
         empty: Callable[[], None],
         died: Callable[[asyncio.Task[None]], None],
     ) -> None:
@@ -68,7 +68,7 @@ class Hands:
         self._idle: list[Hand] = []
         self._drained: asyncio.Event | None = None
         self._watchdog: asyncio.Task[None] | None = None
-        self.ready: deque[Taken] = deque()
+        self.ready: deque[ClaimedItem] = deque()
         self.busy = 0
         self.finished = 0
 
@@ -77,10 +77,10 @@ class Hands:
         return len(self._hands)
 
     @property
-    def taken(self) -> list[Taken]:
+    def taken(self) -> list[ClaimedItem]:
         return [hand.taken for hand in self._hands if hand.taken is not None]
 
-    def interrupt(self, useless: Callable[[Taken], bool]) -> None:
+    def interrupt(self, useless: Callable[[ClaimedItem], bool]) -> None:
         for hand in self._hands:
             if hand.taken is not None and useless(hand.taken):
                 hand.interrupt("dropped")
@@ -91,17 +91,17 @@ class Hands:
             hand.task.add_done_callback(self._died)
         self._watchdog = asyncio.create_task(self._watch())
 
-    def give(self, taken: Iterable[Taken]) -> None:
+    def give(self, taken: Iterable[ClaimedItem]) -> None:
         self.ready.extend(taken)
         for _ in range(min(len(self.ready), len(self._idle))):
             rest = self._idle.pop().rest
             if rest is not None and not rest.done():
                 rest.set_result(None)
 
-    def drop(self, useless: Callable[[Taken], bool]) -> list[Taken]:
+    def drop(self, useless: Callable[[ClaimedItem], bool]) -> list[ClaimedItem]:
         """What has not been started and need not be. Calls that are running are for `interrupt`."""
-        dropped: list[Taken] = []
-        kept: deque[Taken] = deque()
+        dropped: list[ClaimedItem] = []
+        kept: deque[ClaimedItem] = deque()
         for taken in self.ready:  # asked once: the answer may change with the time
             (dropped if useless(taken) else kept).append(taken)
         self.ready = kept

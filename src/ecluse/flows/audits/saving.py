@@ -17,7 +17,7 @@ from pydantic_core import to_json
 
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import Aged, Live, Over, Saved
+from ecluse.engine import Aged, EphemeralEvent, FinishedItem, Saved
 
 STAGE = "audit"
 Row = dict[str, Any]
@@ -86,7 +86,7 @@ async def record_failures(connection: Connection, run_ids: Collection[int]) -> N
             await _finish(connection, found)
 
 
-async def news(connection: Connection, over: Sequence[Over]) -> list[Live]:
+async def news(connection: Connection, over: Sequence[FinishedItem]) -> list[EphemeralEvent]:
     failed = [
         _told(one.item.payload, "failed", error_code=one.error_code or "FAILED", error=storable(one.error or ""))
         for one in over
@@ -112,7 +112,7 @@ def _told(payload: Row, status: str, **facts: Any) -> Row:
     return {"id": payload["audit_id"], "fiche_cache_id": payload["fiche_cache_id"], "status": status, **facts}
 
 
-def _live(one: Over) -> Live:
+def _live(one: FinishedItem) -> EphemeralEvent:
     item = one.item
     about = {
         "fiche_id": item.target,
@@ -121,5 +121,5 @@ def _live(one: Over) -> Live:
         "run_id": str(item.run_id),
     }
     if one.status == "succeeded":
-        return Live(item.tenant_id, "audit.completed", {**about, "score": one.result["score"]})
-    return Live(item.tenant_id, "audit.failed", {**about, "error_code": one.error_code, "error": one.error})
+        return EphemeralEvent(item.tenant_id, "audit.completed", {**about, "score": one.result["score"]})
+    return EphemeralEvent(item.tenant_id, "audit.failed", {**about, "error_code": one.error_code, "error": one.error})

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Item, Looks
+from ecluse.engine import BatchedQuery, Item
 from ecluse.flows.audits.configs import snapshots
 from ecluse.flows.audits.steps import Step
 
@@ -69,7 +69,7 @@ class Standing(NamedTuple):
     done: Decimal | None  # the score, where somebody has paid for it already
 
 
-class Transcripts(Looks[Standing]):
+class Transcripts(BatchedQuery[Standing]):
     def __init__(self) -> None:
         super().__init__(self._look)
         self._versions: OrderedDict[tuple[int, int], Asked] = OrderedDict()

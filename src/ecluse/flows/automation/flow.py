@@ -22,16 +22,16 @@ from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
 from ecluse.engine import (
     VENDOR_DOWN,
+    EmitLive,
     Flow,
     Lane,
-    Look,
     NewItem,
     Redispatch,
     RetryPolicy,
     Run,
     Settled,
     Stage,
-    Tell,
+    StageProgress,
     Wait,
     keep_open,
 )
@@ -285,7 +285,9 @@ async def _time_left(connection: Connection, run: Run) -> float:
     return float(row[0])
 
 
-async def _seen(tell: Tell, phase: str, what: str, connection: Connection, run: Run, look: Look, decision: Any) -> None:
+async def _seen(
+    tell: EmitLive, phase: str, what: str, connection: Connection, run: Run, look: StageProgress, decision: Any
+) -> None:
     """At each look of a gate: how far it is, and that something is tried again."""
     done = look.succeeded + look.ignored
     if phase == "auditing":
@@ -303,7 +305,7 @@ async def _seen(tell: Tell, phase: str, what: str, connection: Connection, run: 
 
 
 async def _seen_transcribing(
-    tell: Tell, transcripts: Transcripts, connection: Connection, run: Run, look: Look, decision: Any
+    tell: EmitLive, transcripts: Transcripts, connection: Connection, run: Run, look: StageProgress, decision: Any
 ) -> None:
     await _seen(tell, "transcribing", "Transcription", connection, run, look, decision)
     if isinstance(decision, Wait):

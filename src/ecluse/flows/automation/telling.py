@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from ecluse.base.errors import EcluseError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, is_away, one_line
-from ecluse.engine import Event, Live, Run, cause_in_words, note_errors, write_events
+from ecluse.engine import EphemeralEvent, Event, Run, cause_in_words, note_errors, write_events
 from ecluse.flows.audits.saving import record_failures
 from ecluse.flows.automation import statistics
 from ecluse.notify.dispatch import Recipient, notify
@@ -134,10 +134,10 @@ async def selected(
     await write_events(connection, [event(run, "automation.run.selection", told)])
 
 
-def progress(run: Run, phase: str, done: int, total: int, failed: int) -> Live:
+def progress(run: Run, phase: str, done: int, total: int, failed: int) -> EphemeralEvent:
     """For whoever looks on."""
     told = {"phase": phase, "done": done, "total": total, "failed": failed}
-    return Live(run.tenant_id, "automation.run.progress", {**about(run), **told})
+    return EphemeralEvent(run.tenant_id, "automation.run.progress", {**about(run), **told})
 
 
 async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:

@@ -10,7 +10,7 @@ from typing import Any
 from psycopg.rows import dict_row
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Event, Live, Over, Run
+from ecluse.engine import EphemeralEvent, Event, FinishedItem, Run
 from ecluse.flows.fiches.fetching import Fetched, save_details
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.planning import event_of
@@ -63,7 +63,7 @@ class Progress:
         return True
 
 
-async def news(progress: Progress, connection: Connection, over: Sequence[Over]) -> list[Live]:
+async def news(progress: Progress, connection: Connection, over: Sequence[FinishedItem]) -> list[EphemeralEvent]:
     began = time.monotonic()
     said = [_recording(one) for one in over]
     for run_id, (fiche_id, counts) in (await counts_of(connection, {one.item.run_id for one in over})).items():
@@ -75,11 +75,11 @@ async def news(progress: Progress, connection: Connection, over: Sequence[Over])
             traces.finalizer(one.item).step("All recordings processed! Finalizing run...", processed=counts.processed)
         if progress.due(run_id, counts):
             told = rules.progress(fiche_id, run_id, counts)
-            said.append(Live(one.item.tenant_id, "transcription.progress", told))
+            said.append(EphemeralEvent(one.item.tenant_id, "transcription.progress", told))
     return said
 
 
-def _recording(one: Over) -> Live:
+def _recording(one: FinishedItem) -> EphemeralEvent:
     item, code = one.item, None if one.status == "succeeded" else one.error_code or one.status
     cached = bool(one.result and one.result.get("cached"))
     told = rules.recording_over(
@@ -88,7 +88,7 @@ def _recording(one: Over) -> Live:
     outcome = {name: told.get(name) for name in ("ok", "cached", "error")}
     traces.finalizer(item).start("finalize-recording", **outcome)
     name = "recording_completed" if code is None else "recording_failed"
-    return Live(item.tenant_id, f"transcription.{name}", told)
+    return EphemeralEvent(item.tenant_id, f"transcription.{name}", told)
 
 
 async def counts_of(connection: Connection, runs: set[int]) -> dict[int, tuple[str, Counts]]:

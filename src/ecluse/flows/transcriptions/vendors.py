@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ecluse.base.clock import Clock
-from ecluse.engine import Looks
+from ecluse.engine import BatchedQuery
 from ecluse.flows.transcriptions.looking import Standing, look
 from ecluse.vendors.audio import AudioSource
 from ecluse.vendors.crm import Crm
@@ -39,7 +39,7 @@ class Vendors(NamedTuple):
     crm: Crm
     speech: ElevenLabs
     audio: AudioSource | None  # None: the provider fetches recordings itself
-    looks: Looks[Standing]
+    looks: BatchedQuery[Standing]
 
 
 @asynccontextmanager
@@ -66,5 +66,5 @@ async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
             open_.push_async_callback(guarded.close)
             audio = AudioSource(guarded, now=clock.now)
         yield Vendors(
-            Crm(crm, access.crm_key), ElevenLabs(speech, access.speech_key, access.speech), audio, Looks(look)
+            Crm(crm, access.crm_key), ElevenLabs(speech, access.speech_key, access.speech), audio, BatchedQuery(look)
         )

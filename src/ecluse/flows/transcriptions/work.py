@@ -12,7 +12,7 @@ import psycopg
 
 from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
 from ecluse.db.connect import is_away
-from ecluse.engine import Done, Item, Live, Postponed, Result, WorkContext
+from ecluse.engine import Done, EphemeralEvent, Item, Postponed, Result, WorkContext
 from ecluse.flows.fiches.fetching import fetch_fiche
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.chunks import derive
@@ -80,7 +80,7 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     if not standing.url.strip():
         raise PermanentError("The CRM has no URL for this recording any more.", code=rules.NO_URL)
     told = {**rules.about(fiche_id, item.run_id), "call_id": item.key, "execution": item.executions + 1}
-    context.tell([Live(item.tenant_id, "transcription.recording_started", told)])
+    context.tell([EphemeralEvent(item.tenant_id, "transcription.recording_started", told)])
     began = time.monotonic()
     tracer.step("speech-to-text")
     speech = await _have_written(context.vendors, standing.url)
