@@ -53,7 +53,7 @@ async def settle_forgotten(
     results = await asyncio.gather(*(settled(*one) for one in due), return_exceptions=True)
     for (item, *_), error in zip(due, results, strict=True):
         if error is not None:
-            log.warning("a write in doubt could not be settled yet", **item.told, error=repr(error))
+            log.warning("a write in doubt could not be settled yet", **item.log_fields, error=repr(error))
 
 
 async def _read_back(

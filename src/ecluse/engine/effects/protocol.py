@@ -243,7 +243,7 @@ class WriteExecutor:
     ) -> Performed:
         """`spent`: it may not be sent again, and fails with this unless it turns out to have been applied."""
         performed = await self._perform(write, context, taken, spent)
-        self.phase.pop(taken.held, None)
+        self.phase.pop(taken.claim_key, None)
         return performed
 
     async def _perform(
@@ -272,9 +272,9 @@ class WriteExecutor:
         return await self._go_on(write, context, taken, standing, spent)
 
     async def _record(self, intent: Intent) -> Standing:
-        self.phase[intent.taken.held] = "recording"
+        self.phase[intent.taken.claim_key] = "recording"
         standing = await self._intend(intent)
-        self.phase[intent.taken.held] = "asking" if standing.state in OPEN else "recording"
+        self.phase[intent.taken.claim_key] = "asking" if standing.state in OPEN else "recording"
         return standing
 
     async def _go_on(
@@ -333,7 +333,7 @@ class WriteExecutor:
                 self._now() + LATER, EffectEnd(standing.id, standing.sends, state, None, "not sent: too late")
             )
         crashpoint("before send")
-        self.phase[taken.held] = "sending"
+        self.phase[taken.claim_key] = "sending"
         try:
             result = await write.send(context, item, Order(str(standing.id), standing.wanted, standing.before))
         except VendorError as error:

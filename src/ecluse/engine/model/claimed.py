@@ -20,5 +20,5 @@ class ClaimedItem(NamedTuple):
     solo_deaths: int = 0  # workers that died while it ran alone
 
     @property
-    def held(self) -> ClaimKey:
+    def claim_key(self) -> ClaimKey:
         return self.item.id, self.claim_id

@@ -89,7 +89,7 @@ class Item(NamedTuple):
         return item_event_id(self.flow, self.run_id, self.stage, self.key, self.round)
 
     @property
-    def told(self) -> dict[str, Any]:
+    def log_fields(self) -> dict[str, Any]:
         """What a log line says of it."""
         return {
             "area": self.flow.upper(),

@@ -115,7 +115,7 @@ class ItemResult(NamedTuple):
     order_at: datetime | None = None
 
     @property
-    def held(self) -> ClaimKey:
+    def claim_key(self) -> ClaimKey:
         return self.item.id, self.claim_id
 
     def row(self) -> bytes:
@@ -244,7 +244,7 @@ class Committer:
             elif one.error_code == "STORE_FAILED":
                 raise
             else:
-                log.error("commit: result refused", **one.item.told, error=str(error).strip())
+                log.error("commit: result refused", **one.item.log_fields, error=str(error).strip())
                 await self._store([one.unstorable(_why(error))])
 
     async def _store_together(self, batch: Sequence[ItemResult | Intent]) -> None:
@@ -282,16 +282,11 @@ class Committer:
             else:
                 accepted = await _execute(connection, parameters)
         for intent in intents:
-            intent.reply(recorded.get(intent.taken.held))
+            intent.reply(recorded.get(intent.taken.claim_key))
         all_in = len(accepted) == len(finishes)
-        self._over += [f for f in finishes if f.stage.news and f.status != "open" and (all_in or f.held in accepted)]
-        counters.items_finished.update(
-            [
-                (f.item.flow, f.item.stage, f.status)
-                for f in finishes
-                if f.status != "open" and (all_in or f.held in accepted)
-            ]
-        )
+        finished = [f for f in finishes if f.status != "open" and (all_in or f.claim_key in accepted)]
+        self._over += [f for f in finished if f.stage.news]
+        counters.items_finished.update([(f.item.flow, f.item.stage, f.status) for f in finished])
         if not all_in:
             log.warning("commit: fenced out", items=len(finishes) - len(accepted), replica=self._replica)
 
@@ -305,7 +300,7 @@ async def _save(connection: Connection, batch: list[ItemResult], accepted: set[C
     by_stage: dict[int, tuple[Stage, list[Saved]]] = {}
     for finish in batch:
         # What was paid for is kept, even if the item is not this worker's any more: its outcome is not touched.
-        if finish.status == "succeeded" and finish.stage.save and (finish.stage.paid or finish.held in accepted):
+        if finish.status == "succeeded" and finish.stage.save and (finish.stage.paid or finish.claim_key in accepted):
             _, saved = by_stage.setdefault(id(finish.stage), (finish.stage, []))
             saved.append(Saved(finish.item, finish.result, finish.kept))
     # Stages in fixed order and rows by key: two committers storing the same records must not deadlock.

@@ -1,27 +1,38 @@
-"""Closing a stage: two replicas that commit the last two items each see the other's as open, so somebody has to look
-once more after the commit. Whoever finds a stage complete sends its gate a hint, or, where no workflow leads the run,
-ends the run itself. A sweep finds what a crash between commit and look left behind."""
+"""After a commit: live events of finished items, and the stages and runs that may now be complete.
+
+Two replicas that commit the last two items of a stage each see the other's item as open, so each replica checks once
+more after its commit. The replica that finds a stage complete wakes its gate or, where no workflow leads the run, ends
+the run. A sweep finds what a crash between the commit and the check left behind.
+
+The checks run in rounds, because many cost little more than one: one round at a time and, while other work is in hand,
+with a rest of twice its length."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 import structlog
 
+from ecluse.base.crash import crashpoint
 from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import workflow_id
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine.lead import durable, gate
 from ecluse.engine.lead.story import gate_topic
-from ecluse.engine.model.flow import Flow, Run
+from ecluse.engine.model.flow import EmitLive, FinishedItem, Flow, Run, Stage
 from ecluse.engine.runs import finalize, lifecycle
 from ecluse.engine.runs.finalize import RunEnd
+from ecluse.engine.work.committer import ItemResult
 
 log = structlog.get_logger(__name__)
 
 TOGETHER = 500
+LEAST_REST_SECONDS, LONGEST_REST_SECONDS = 0.1, 2.0
+NEWS_SECONDS = 2.0
 
 # A few of many, each by its key (OFFSET: whatever the planner believes).
 COMPLETE = """
@@ -161,3 +172,70 @@ async def _hint(connection: Connection, workflow: str, topic: str) -> None:
         await durable.hint(connection, workflow, topic)
     except psycopg.errors.ForeignKeyViolation:
         log.warning("no workflow to hint: its gate will look by itself", workflow=workflow)
+
+
+async def _send_news(pool: Pool, finished: Sequence[ItemResult], told: EmitLive) -> None:
+    """Send what stages say about finished items to realtime subscribers, after the commit. Best effort: an error is
+    logged, and the events are dropped."""
+    if not finished:
+        return
+    by_stage: dict[int, tuple[Stage, list[FinishedItem]]] = {}
+    for one in finished:
+        over = FinishedItem(one.item, one.status, one.result, one.error_code, one.error)  # type: ignore[arg-type]
+        by_stage.setdefault(id(one.stage), (one.stage, []))[1].append(over)
+    try:
+        async with asyncio.timeout(NEWS_SECONDS), pool.connection() as connection:
+            for stage, over_there in by_stage.values():
+                if stage.news is not None:
+                    told(await stage.news(connection, over_there))
+    except Exception as error:  # noqa: BLE001 - ephemeral events may be lost
+        log.warning(
+            "completion: live events of items dropped", items=len(finished), error=f"{type(error).__name__}: {error}"
+        )
+
+
+class CompletionLoop:
+    def __init__(self, pool: Pool, flows: Mapping[str, Flow], tell: EmitLive) -> None:
+        self._pool = pool
+        self._flows = flows
+        self._tell = tell
+        self._pairs: set[tuple[int, str]] = set()  # run and stage, of which nothing is in hand any more
+        self._over: list[ItemResult] = []  # items whose stage has news of them
+        self._nothing_left = asyncio.Event()
+        self._rounds: asyncio.Task[None] | None = None
+        self._leaving = False
+
+    def add(self, run_id: int, stage: str) -> None:
+        self._pairs.add((run_id, stage))
+
+    def committed(self, over: Sequence[ItemResult], busy: bool) -> None:
+        self._over += over
+        if not busy:
+            self._nothing_left.set()
+        if (self._pairs or self._over) and (self._rounds is None or self._rounds.done()):
+            self._rounds = asyncio.create_task(self._close())
+
+    async def finish(self) -> None:
+        self._leaving = True
+        self._nothing_left.set()
+        if self._rounds is not None:
+            await self._rounds
+
+    async def _close(self) -> None:
+        while self._pairs or self._over:
+            pairs, self._pairs, over, self._over = self._pairs, set(), self._over, []
+            self._nothing_left.clear()
+            began = time.monotonic()
+            await _send_news(self._pool, over, self._tell)  # first: of an item before its run
+            try:
+                await close(self._pool, self._flows, pairs)
+                crashpoint("after hint")
+            except psycopg.Error as error:
+                if not is_away(error):
+                    raise
+                log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
+            if not self._leaving:
+                rest = max(LEAST_REST_SECONDS, min(2 * (time.monotonic() - began), LONGEST_REST_SECONDS))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(rest):
+                        await self._nothing_left.wait()

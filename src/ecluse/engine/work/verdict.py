@@ -63,14 +63,14 @@ def failed(
         effect=effect,
     )
     if spared is not None:
-        log.debug("vendor down", **item.told, code=code, error=text)
+        log.debug("vendor down", **item.log_fields, code=code, error=text)
         return finish._replace(status="open", due_at=spared.due_at, order_at=spared.order_at, outage=True)
     if isinstance(verdict, Retry) and executions > stage.retry.executions:
         return later(stage, taken, verdict.at, effect)  # a look at what became of it is no execution
     if isinstance(verdict, Retry):
-        log.debug("retry", **item.told, code=code, error=text, execution=executions, retry_at=verdict.at)
+        log.debug("retry", **item.log_fields, code=code, error=text, execution=executions, retry_at=verdict.at)
         return finish._replace(status="open", due_at=verdict.at)
-    log.warning("execution failed", **item.told, code=code, error=text, execution=executions)
+    log.warning("execution failed", **item.log_fields, code=code, error=text, execution=executions)
     return finish._replace(permanent=verdict.permanent)
 
 

@@ -29,7 +29,7 @@ from ecluse.engine.model.flow import Done, EmitLive, Flow, Ignored, Item, Postpo
 from ecluse.engine.work import claim, suspects, verdict
 from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant
 from ecluse.engine.work.committer import Committer, ItemResult
-from ecluse.engine.work.completion_loop import CompletionLoop
+from ecluse.engine.work.completion import CompletionLoop
 from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
 from ecluse.engine.work.suspects import Suspicion
 from ecluse.engine.work.verdict import later
@@ -133,7 +133,7 @@ class Worker:
             self._paying.run_ended([taken.item for taken in self.hands.taken if taken.item.run_id in ended])
 
     def _worth_its_answer(self, taken: ClaimedItem) -> bool:
-        return taken.item.id in self._paying or self._performer.phase.get(taken.held) == "sending"
+        return taken.item.id in self._paying or self._performer.phase.get(taken.claim_key) == "sending"
 
     async def drain(self, grace: float) -> None:
         """After `run` was cancelled: let what is running finish, for at most `grace` seconds."""
@@ -261,7 +261,7 @@ class Worker:
             match hand.forgive():
                 case "late" if taken.item.id in self._waiting:
                     finish = later(stage, taken)  # our own limit is no attempt
-                case "late" if self._performer.phase.get(taken.held) == "recording":
+                case "late" if self._performer.phase.get(taken.claim_key) == "recording":
                     finish = later(stage, taken, self._clock.now() + LATER)  # our database's fault, not its own
                 case "late":
                     late = TransientError(f"No answer within {limit:g} s", code="TIMEOUT")
@@ -276,12 +276,12 @@ class Worker:
                     cancelled = RuntimeError(f"something inside the work was cancelled: {error!r}")
                     finish = self._failed(stage, taken, cancelled)
         except Fenced:
-            log.warning("fenced out, nothing sent", **taken.item.told)
+            log.warning("fenced out, nothing sent", **taken.item.log_fields)
             self._forget([taken])
             return
         except Exception as error:  # the edge of the work: whatever went wrong in it is this item's error
             if not isinstance(error, EcluseError) and not taken.item.executions:  # once per item will do
-                log.exception("work raised", **taken.item.told)
+                log.exception("work raised", **taken.item.log_fields)
             finish = self._failed(stage, taken, error)
         self.committer.put(finish)
 
@@ -316,7 +316,7 @@ class Worker:
         self, stage: Stage, taken: ClaimedItem, error: Exception, effect: EffectEnd | None = None
     ) -> ItemResult:
         spared = self._lanes.heard(taken, error, called=self._called(stage, taken.item))
-        in_doubt = self._performer.phase.get(taken.held) in ("asking", "sending")
+        in_doubt = self._performer.phase.get(taken.claim_key) in ("asking", "sending")
         now, chance = self._clock.now(), self._chance
         return verdict.failed(stage, taken, error, effect, in_doubt=in_doubt, now=now, chance=chance, spared=spared)
 
@@ -340,7 +340,7 @@ class Worker:
         self._pace.ended(len(ended))
         for one in ended:
             if self._performer.phase:
-                self._performer.phase.pop(one.held, None)
+                self._performer.phase.pop(one.claim_key, None)
             self._waiting.discard(one.item.id)
             self._paying.forget(one.item.id)
             pair = (one.item.run_id, one.item.stage)

@@ -10,9 +10,9 @@ import pytest
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import EphemeralEvent, FinishedItem, Item
-from ecluse.engine.work import completion_loop as closing_rounds
+from ecluse.engine.work import completion
 from ecluse.engine.work.committer import ItemResult
-from ecluse.engine.work.completion_loop import CompletionLoop
+from ecluse.engine.work.completion import CompletionLoop
 from tests.engine.flows import stage
 
 PATIENCE = 30
@@ -27,7 +27,7 @@ async def pool(dsn: str) -> AsyncIterator[Pool]:
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next round is only begun because there is nothing else to do."""
-    monkeypatch.setattr(closing_rounds, "LEAST_REST_SECONDS", 3_600)
+    monkeypatch.setattr(completion, "LEAST_REST_SECONDS", 3_600)
 
 
 class Heard:
