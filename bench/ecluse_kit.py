@@ -15,7 +15,9 @@ from bench.harness import Measured
 from bench.statements import count_in_log
 from ecluse.base import logging
 from ecluse.db.connect import Connection, normalise
-from ecluse.engine import Done, Flow, Item, Kit, Lane, NewItem, Result, Run, Stage, Start, Story, WorkContext
+from ecluse.engine import Done, Flow, Item, Lane, NewItem, Result, Run, Stage, Start, WorkContext
+from ecluse.engine.kit import Kit
+from ecluse.engine.lead.story import Story
 from ecluse.insight import run_queries
 from ecluse.migrations.runner import upgrade
 

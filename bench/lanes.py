@@ -27,7 +27,8 @@ from bench.server import server
 from ecluse.base import logging
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection, normalise
-from ecluse.engine import Done, Flow, Item, Kit, Lane, NewItem, Priority, Result, RetryPolicy, Stage, Start, WorkContext
+from ecluse.engine import Done, Flow, Item, Lane, NewItem, Priority, Result, RetryPolicy, Stage, Start, WorkContext
+from ecluse.engine.kit import Kit
 from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.runs.lifecycle import begin
 from ecluse.engine.runs.start import insert_run

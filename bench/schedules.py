@@ -24,7 +24,8 @@ from ecluse.base import logging
 from ecluse.base.cron import ZONE_RULES
 from ecluse.db.connect import normalise
 from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Kit, Rules
+from ecluse.engine import Rules
+from ecluse.engine.kit import Kit
 from ecluse.engine.schedule.ticks import tick
 from ecluse.migrations.runner import upgrade
 

@@ -16,7 +16,8 @@ import psycopg
 import pytest
 
 from ecluse.db import embedded
-from ecluse.engine import Flow, Kit
+from ecluse.engine import Flow
+from ecluse.engine.kit import Kit
 from ecluse.migrations.runner import upgrade
 from tests.sandbox_process import SandboxProcess, running_sandbox
 from tests.servers import Given, Server, database

@@ -28,11 +28,11 @@ from ecluse.engine import (
     Run,
     Save,
     Stage,
-    Story,
     Work,
     Write,
     open_targets,
 )
+from ecluse.engine.lead.story import Story
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
 

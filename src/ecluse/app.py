@@ -34,7 +34,8 @@ from ecluse.bootstrap import (
     trace_files,
     transcription_config,
 )
-from ecluse.engine import ROLES, Flow, Kit, Role
+from ecluse.engine import ROLES, Flow, Role
+from ecluse.engine.kit import Kit
 from ecluse.flows.automation.diagnostic import Setup
 from ecluse.realtime.hub import Hub
 from ecluse.settings import Settings

@@ -12,7 +12,8 @@ from pydantic_core import to_json
 from ecluse.base import logging
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.db.connect import Connection
-from ecluse.engine import Done, Ignored, Item, Kit, Result, RetryPolicy, Saved, Start, WorkContext
+from ecluse.engine import Done, Ignored, Item, Result, RetryPolicy, Saved, Start, WorkContext
+from ecluse.engine.kit import Kit
 from tests.engine.flows import flow, keys, stage
 from tests.support.runs import wait_for_run
 

@@ -23,7 +23,6 @@ from ecluse.engine import (
     Flow,
     Item,
     KeyedWrite,
-    Kit,
     Lane,
     NewItem,
     Order,
@@ -33,10 +32,11 @@ from ecluse.engine import (
     Run,
     Stage,
     Start,
-    Story,
     WorkContext,
     insert_run,
 )
+from ecluse.engine.kit import Kit
+from ecluse.engine.lead.story import Story
 from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.work.claim import Claimant, claim_capped, claim_free

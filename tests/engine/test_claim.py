@@ -11,8 +11,9 @@ from itertools import pairwise
 import psycopg
 import pytest
 
-from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, Story, WorkContext
+from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, WorkContext
 from ecluse.engine.lanes.pause import pause
+from ecluse.engine.lead.story import Story
 from ecluse.engine.model.flow import Flow
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, open_board, run_to_end, stage, until
 from tests.support.runs import wait_for_run

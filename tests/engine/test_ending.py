@@ -20,24 +20,24 @@ from ecluse.engine import (
     Flow,
     Ignored,
     Item,
-    Kit,
     Lane,
     NewItem,
     Result,
     RetryPolicy,
     Stage,
     Start,
-    Story,
     WorkContext,
-    end_by_operator,
     insert_run,
     load_run,
 )
 from ecluse.engine.cluster import sweeps
 from ecluse.engine.effects.probe import settle_forgotten
+from ecluse.engine.kit import Kit
 from ecluse.engine.lead import durable
 from ecluse.engine.lead.gate import end as end_gate
+from ecluse.engine.lead.story import Story
 from ecluse.engine.work.claim import Claimant, claim_free
+from ecluse.engine.work.completion import end_by_operator
 from tests.engine.flows import (
     PATIENCE,
     TAKE_OVER,

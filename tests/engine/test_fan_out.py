@@ -10,7 +10,8 @@ from datetime import timedelta
 import pytest
 
 from ecluse.base.errors import TransientError
-from ecluse.engine import Done, Item, NewItem, Result, RetryPolicy, Start, Story, WorkContext
+from ecluse.engine import Done, Item, NewItem, Result, RetryPolicy, Start, WorkContext
+from ecluse.engine.lead.story import Story
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.runs.lifecycle import RunEnded

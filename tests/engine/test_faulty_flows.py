@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from ecluse.engine import Done, Flow, Item, Result, RetryPolicy, Start, State, StatusMap, Story, WorkContext
+from ecluse.engine import Done, Flow, Item, Result, RetryPolicy, Start, State, StatusMap, WorkContext
+from ecluse.engine.lead.story import Story
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, open_board, run_to_end, stage
 from tests.support.runs import wait_for_run
 

@@ -17,8 +17,7 @@ from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import (
-    ClaimKey,
-    Kit,
+    Held,
     Lease,
     LeaseLost,
     Start,
@@ -29,6 +28,7 @@ from ecluse.engine import (
     release_lease,
     still_mine,
 )
+from ecluse.engine.kit import Kit
 from ecluse.engine.runs.lifecycle import RunEnded
 from tests.engine.flows import flow, stage, until
 
@@ -78,7 +78,7 @@ async def new_run(connection: Connection, key: str = "run") -> int:
 async def test_whoever_comes_second_is_told_who_holds_it_and_for_how_long(connection, one):
     lease = await take(connection, "first")
     held = await acquire_lease(connection, "t", KEY, owner="second", ttl=TTL)
-    assert isinstance(held, ClaimKey)
+    assert isinstance(held, Held)
     assert (held.owner, held.run_id) == ("first", None)
     assert held.remaining is not None
     assert timedelta(0) < held.remaining <= TTL
@@ -160,7 +160,7 @@ async def test_those_who_ask_for_it_do_not_keep_it_from_being_extended(start_kit
     kit = await start_kit(beat=0.1)
     await take(connection, replica=kit.replica)
     async with pool.connection() as other, other.transaction():
-        assert isinstance(await acquire_lease(other, "t", KEY, owner="other", ttl=TTL), ClaimKey)
+        assert isinstance(await acquire_lease(other, "t", KEY, owner="other", ttl=TTL), Held)
         later(TTL / 2)
         await until(lambda: query("SELECT 1 FROM leases WHERE expires_at > ecluse_now() + ttl * 0.9"))
 
@@ -183,7 +183,7 @@ async def test_a_lease_of_a_run_lasts_until_the_run_ends_however_long_that_takes
     lease = await take(connection, ttl=None, run_id=run.id)
     later(timedelta(days=30))
     held = await acquire_lease(connection, "t", KEY, owner="second", ttl=TTL)
-    assert held == ClaimKey("me", run.id, None)
+    assert held == Held("me", run.id, None)
     assert await take(connection, ttl=None, run_id=run.id) == lease, "a replay has its own back"
     await kit.end_run(run.id, "enough")
     assert one("SELECT end_cause FROM leases") == "run ended"
@@ -205,7 +205,7 @@ async def test_a_run_and_its_lease_are_one_commit(pool, connection, query):
     await take(connection, "holder")
     async with pool.connection() as other, other.transaction() as both:
         run_id = await new_run(other)
-        if isinstance(await acquire_lease(other, "t", KEY, owner="run", run_id=run_id), ClaimKey):
+        if isinstance(await acquire_lease(other, "t", KEY, owner="run", run_id=run_id), Held):
             raise psycopg.Rollback(both)
     assert query("SELECT 1 FROM runs") == []
 
@@ -263,7 +263,7 @@ async def compete(pool: Pool, name: str, chance: random.Random, stop: asyncio.Ev
     while not stop.is_set():
         async with pool.connection() as connection:
             lease = await acquire_lease(connection, "t", KEY, owner=name, ttl=TTL)
-            if isinstance(lease, ClaimKey):
+            if isinstance(lease, Held):
                 await asyncio.sleep(chance.uniform(0, 0.01))
                 continue
             for _ in range(chance.randrange(1, 5)):

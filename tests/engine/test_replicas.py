@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from ecluse.engine import Done, Flow, Item, Kit, NewItem, Result, Start, State, StatusMap, Story, WorkContext, load_run
+from ecluse.engine import Done, Flow, Item, NewItem, Result, Start, State, StatusMap, WorkContext, load_run
 from ecluse.engine.cluster.forced_ends import end_stale
 from ecluse.engine.cluster.heartbeat import RARELY
+from ecluse.engine.kit import Kit
+from ecluse.engine.lead.story import Story
 from ecluse.engine.runs.finalize import end
 from tests.engine.flows import (
     PATIENCE,

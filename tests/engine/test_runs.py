@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 from ecluse.base.errors import InvalidInput, NonRetriableError, PermanentError, TransientError
-from ecluse.engine import Done, Flow, Ignored, Item, NewItem, Result, RetryPolicy, Start, Story, WorkContext
+from ecluse.engine import Done, Flow, Ignored, Item, NewItem, Result, RetryPolicy, Start, WorkContext
+from ecluse.engine.lead.story import Story
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, run_to_end, stage
 from tests.support.runs import wait_for_run
 

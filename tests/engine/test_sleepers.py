@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy
 from dbos._dbos import _get_dbos_instance
 
-from ecluse.engine import Kit
+from ecluse.engine.kit import Kit
 from tests.engine.flows import flow, stage
 
 SHOW = "SHOW idle_in_transaction_session_timeout"

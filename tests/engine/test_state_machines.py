@@ -10,7 +10,8 @@ from datetime import timedelta
 import pytest
 
 from ecluse.base.errors import PermanentError, TransientError
-from ecluse.engine import Done, Flow, Ignored, Item, NewItem, Result, Start, Story, WorkContext
+from ecluse.engine import Done, Flow, Ignored, Item, NewItem, Result, Start, WorkContext
+from ecluse.engine.lead.story import Story
 from tests.engine.flows import PATIENCE, Shop, Targets, given_targets, stage
 from tests.support.runs import wait_for_run
 from tools.state_machines import BEGIN, EFFECTS, ITEMS, LEASES, MACHINES, NEUTRAL, REPLICAS, RUNS, SLOTS, Machine

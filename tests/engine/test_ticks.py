@@ -17,7 +17,8 @@ from pydantic import model_validator
 
 from ecluse.base.crash import POINTS_OF_A_TICK
 from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Flow, Kit, NewSchedule, Rules, Start, insert_run
+from ecluse.engine import Flow, NewSchedule, Rules, Start, insert_run
+from ecluse.engine.kit import Kit
 from ecluse.engine.schedule import schedules as rows
 from ecluse.engine.schedule.slots import event_key
 from ecluse.engine.schedule.ticks import BATCH, Line, renew, tick

@@ -13,8 +13,10 @@ from ecluse.base import trace
 from ecluse.base.clock import Clock
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Done, Item, Kit, Result, Start, Story, WorkContext
+from ecluse.engine import Done, Item, Result, Start, WorkContext
 from ecluse.engine.cluster.trace_rows import TraceRows
+from ecluse.engine.kit import Kit
+from ecluse.engine.lead.story import Story
 from ecluse.insight import run_queries
 from tests.engine.flows import PATIENCE, flow, given_targets, keys, run_to_end, stage
 from tests.support.runs import wait_for_run

@@ -8,8 +8,9 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from ecluse.engine import NewItem, Waiter, end_by_operator, load_run, lock_open, put_waiters, select_targets
+from ecluse.engine import NewItem, Waiter, load_run, lock_open, put_waiters, select_targets
 from ecluse.engine.cluster.forced_ends import end_orphans
+from ecluse.engine.work.completion import end_by_operator
 from ecluse.insight import run_queries
 from ecluse.insight.previews import preview_end
 from tests.engine.flows import flow, keys, open_board, stage, until

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from ecluse.base.errors import TransientError
-from ecluse.engine import Flow, Item, Result, Story, WorkContext
+from ecluse.engine import Flow, Item, Result, WorkContext
+from ecluse.engine.lead.story import Story
 from ecluse.engine.model.retry import RetryPolicy
 from tests.engine.flows import PATIENCE, Targets, flow, given_targets, keys, stage, started, until
 from tests.support.runs import wait_for_run

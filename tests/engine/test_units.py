@@ -25,7 +25,6 @@ from ecluse.engine import (
     Settled,
     Stage,
     Start,
-    Story,
     WorkContext,
     begin_runs,
     create_schedule,
@@ -35,6 +34,7 @@ from ecluse.engine import (
     open_stage,
     settle_targets,
 )
+from ecluse.engine.lead.story import Story
 from ecluse.engine.schedule.ticks import tick
 from tests.engine.flows import PATIENCE, QUICK, Targets, given_targets, stage
 from tests.support.runs import wait_for_run

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import replace
 
 from ecluse.base.errors import TransientError
-from ecluse.engine import Done, Item, Result, RetryPolicy, Story, WorkContext
+from ecluse.engine import Done, Item, Result, RetryPolicy, WorkContext
+from ecluse.engine.lead.story import Story
 from tests.faults import old_flow
 
 

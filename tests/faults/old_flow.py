@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from ecluse.base.errors import TransientError
 from ecluse.db.connect import Connection
-from ecluse.engine import Done, Flow, Item, Lane, NewItem, Result, RetryPolicy, Run, Stage, Story, WorkContext
+from ecluse.engine import Done, Flow, Item, Lane, NewItem, Result, RetryPolicy, Run, Stage, WorkContext
+from ecluse.engine.lead.story import Story
 
 
 class Input(BaseModel):

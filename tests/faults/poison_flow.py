@@ -12,7 +12,8 @@ from datetime import timedelta
 from pydantic import BaseModel
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Done, Flow, Item, Lane, NewItem, Result, Run, Stage, Story, WorkContext
+from ecluse.engine import Done, Flow, Item, Lane, NewItem, Result, Run, Stage, WorkContext
+from ecluse.engine.lead.story import Story
 
 KILLS_AFTER = 0.05
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ecluse.engine import EphemeralEvent, Flow, Kit, Run, Stage, Start, Story, insert_run
+from ecluse.engine import EphemeralEvent, Flow, Run, Stage, Start, insert_run
+from ecluse.engine.kit import Kit
+from ecluse.engine.lead.story import Story
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.configs import ConfigVersion
 from ecluse.flows.audits.flow import Audit, Config, audit_stage, connected

@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ecluse.base.clock import Clock
-from ecluse.engine import EphemeralEvent, Flow, Kit
+from ecluse.engine import EphemeralEvent, Flow
+from ecluse.engine.kit import Kit
 from tests.flows.automation_world import World, automation
 from tests.sandbox_process import SandboxProcess
 

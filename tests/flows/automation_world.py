@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from ecluse.engine import EphemeralEvent, Flow, Kit, Start
+from ecluse.engine import EphemeralEvent, Flow, Start
+from ecluse.engine.kit import Kit
 from ecluse.engine.schedule.slots import event_key
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig

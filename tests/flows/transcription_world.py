@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from ecluse.base.clock import Clock
-from ecluse.engine import EphemeralEvent, Kit, pause_lane, resume_lane
+from ecluse.engine import EphemeralEvent, pause_lane, resume_lane
+from ecluse.engine.kit import Kit
 from ecluse.flows.transcriptions import reading
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.flow import Transcription

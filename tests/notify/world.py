@@ -18,7 +18,8 @@ from aiohttp import web
 from aiosmtpd.smtp import SMTP
 
 from ecluse.access.secrets import Secrets
-from ecluse.engine import Event, Kit, write_events
+from ecluse.engine import Event, write_events
+from ecluse.engine.kit import Kit
 from ecluse.notify import endpoints
 from ecluse.notify.rules import RETRY, new_secret
 from ecluse.notify.work import Setup, Smtp

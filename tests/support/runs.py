@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from ecluse.engine import Kit
+from ecluse.engine.kit import Kit
 from ecluse.insight import run_queries
 
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
 from ecluse.db.reads import Reads
-from ecluse.engine import Kit
+from ecluse.engine.kit import Kit
 
 Row = dict[str, Any]
 LARGEST_ID = 2**63 - 1

@@ -15,7 +15,7 @@ from ecluse.api import events, leases, me, notifications, outcomes, pusher, real
 from ecluse.db.connect import pool
 from ecluse.db.pools import READING
 from ecluse.db.reads import READ_SETTINGS, Reads
-from ecluse.engine import Kit
+from ecluse.engine.kit import Kit
 from ecluse.flows.audits import routes as audits
 from ecluse.flows.automation import routes as automation
 from ecluse.flows.fiches import routes as fiches

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from ecluse.base.version import version
 from ecluse.db.connect import one_line
-from ecluse.engine import Kit
+from ecluse.engine.kit import Kit
 
 log = structlog.get_logger(__name__)
 routes = APIRouter(include_in_schema=False)

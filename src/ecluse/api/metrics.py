@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecluse.base.version import commit, release
-from ecluse.engine import Kit
+from ecluse.engine.kit import Kit
 from ecluse.engine.model import counters
 from ecluse.insight import run_queries
 from ecluse.realtime.hub import Hub

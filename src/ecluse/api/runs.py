@@ -19,7 +19,8 @@ from ecluse.access.wire import Filter, Limit, Offset, Order, kit_of, number, rea
 from ecluse.api import shapes
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Run, Start, announce, end_by_operator, insert_run, load_run
+from ecluse.engine import Flow, Run, Start, announce, insert_run, load_run
+from ecluse.engine.work.completion import end_by_operator
 from ecluse.insight import run_queries
 from ecluse.insight.previews import preview_end
 from ecluse.insight.waiting import RunWaits, Waiting, why, why_run

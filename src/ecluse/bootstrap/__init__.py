@@ -30,7 +30,7 @@ from ecluse.settings import Settings
 
 if TYPE_CHECKING:
     from ecluse.access.secrets import Secrets
-    from ecluse.engine import Kit
+    from ecluse.engine.kit import Kit
     from ecluse.notify.work import Setup
     from ecluse.realtime.room import Realtime
 
@@ -169,7 +169,7 @@ def bootstrap(
     live: EmitLive = lambda _: None,
     sinks: Sequence[Sink] = (),
 ) -> Kit:
-    from ecluse.engine import Kit  # here, because commands that start no engine should not wait for it
+    from ecluse.engine.kit import Kit
     from ecluse.notify.dispatch import dispatch
     from ecluse.notify.flow import working
 

@@ -70,7 +70,7 @@ def end(
 ) -> None:
     """End a run now: it is cancelled, and so are the runs that only it waits for. What will happen is said first. Exit
     code 1 if it had ended already, 2 if it was not ended."""
-    from ecluse.engine import end_by_operator
+    from ecluse.engine.work.completion import end_by_operator
 
     known = {f.name: f for f in bootstrap.load_flows(settings.load(), [flow] if flow else [])}
     if not reason.strip():

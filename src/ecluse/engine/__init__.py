@@ -1,10 +1,9 @@
 """The kit: runs, items, claims, group commit, gates, outcomes. It knows no flow, no vendor, no HTTP.
 
-These names are the whole of what a flow, a face or the composition root may use of it.
+These names are what flows, faces and the composition root use of it. Four more are imported from their modules, because
+they import DBOS, which takes longer than all the rest, and a command that only reads the database need not wait for it:
+`kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and `work.completion.end_by_operator`.
 """
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from ecluse.engine.lanes.pause import Moved
 from ecluse.engine.lanes.pause import needing as needing_lane
@@ -82,23 +81,3 @@ from ecluse.engine.schedule.schedules import (
 )
 from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.work.batched import BatchedQuery
-
-if TYPE_CHECKING:
-    from ecluse.engine.kit import Kit
-    from ecluse.engine.lead.durable import migrate
-    from ecluse.engine.lead.story import Story
-    from ecluse.engine.work.completion import end_by_operator
-
-# They import DBOS, which takes longer than all the rest: a command that only reads the database need not wait for it.
-HEAVY = {
-    "Kit": "ecluse.engine.kit",
-    "Story": "ecluse.engine.lead.story",
-    "end_by_operator": "ecluse.engine.work.completion",
-    "migrate": "ecluse.engine.lead.durable",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in HEAVY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(HEAVY[name]), name)

@@ -18,7 +18,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from ecluse.base.errors import SetUpError
-from ecluse.engine import Flow, migrate
+from ecluse.engine import Flow
+from ecluse.engine.lead.durable import migrate
 
 LOCK = 0x6563_6C75_7365  # "ecluse"
 LOOK_AGAIN_SECONDS = 0.1

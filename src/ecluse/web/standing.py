@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ecluse.db.connect import Connection
-from ecluse.engine import is_quiet
 from ecluse.insight.run_queries import Row
+from ecluse.insight.stalls import is_quiet
 from ecluse.insight.waiting import RunWaits
 
 

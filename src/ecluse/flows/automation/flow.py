@@ -46,7 +46,7 @@ from ecluse.flows.automation.selecting import REVALIDATE
 from ecluse.flows.automation.transcribing import TRANSCRIBE, Transcripts
 
 if TYPE_CHECKING:
-    from ecluse.engine import Story
+    from ecluse.engine.lead.story import Story
 
 NAME = "automation"
 # CRM reads: three, a second and four seconds apart.

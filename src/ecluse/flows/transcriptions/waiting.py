@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Kit
+from ecluse.engine.kit import Kit
 from ecluse.flows.fiches.cache import states
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.flow import FicheTranscribe
