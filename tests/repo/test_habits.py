@@ -14,7 +14,7 @@ BROAD_HANDLERS = {
     "src/ecluse/engine/cluster/heartbeat.py": 1,
     "src/ecluse/engine/lead/story.py": 1,
     "src/ecluse/engine/schedule/ticks.py": 1,
-    "src/ecluse/engine/work/worker.py": 1,
+    "src/ecluse/engine/work/execution.py": 1,
     "src/ecluse/realtime/room.py": 1,
 }
 BROAD = {"Exception", "BaseException"}

@@ -20,7 +20,9 @@ from ecluse.engine.work.suspects import Suspicion
 log = structlog.get_logger(__name__)
 
 
-def later(stage: Stage, taken: ClaimedItem, at: datetime | None = None, effect: EffectEnd | None = None) -> ItemResult:
+def release(
+    stage: Stage, taken: ClaimedItem, at: datetime | None = None, effect: EffectEnd | None = None
+) -> ItemResult:
     """Not counted as an execution, and its place in line is kept. No instant: as soon as its lane lets it."""
     return ItemResult(taken.item, stage, taken.claim_id, taken.fence, "open", due_at=at, effect=effect)
 
@@ -66,7 +68,7 @@ def failed(
         log.debug("vendor down", **item.log_fields, code=code, error=text)
         return finish._replace(status="open", due_at=spared.due_at, order_at=spared.order_at, outage=True)
     if isinstance(verdict, Retry) and executions > stage.retry.executions:
-        return later(stage, taken, verdict.at, effect)  # a look at what became of it is no execution
+        return release(stage, taken, verdict.at, effect)  # a look at what became of it is no execution
     if isinstance(verdict, Retry):
         log.debug("retry", **item.log_fields, code=code, error=text, execution=executions, retry_at=verdict.at)
         return finish._replace(status="open", due_at=verdict.at)
@@ -74,7 +76,7 @@ def failed(
     return finish._replace(permanent=verdict.permanent)
 
 
-def spent(stage: Stage, taken: ClaimedItem) -> VendorError | None:
+def give_up_reason(stage: Stage, taken: ClaimedItem) -> VendorError | None:
     """Why this item is not to be done (again), if so."""
     item = taken.item
     if taken.suspicion >= Suspicion.POISON:

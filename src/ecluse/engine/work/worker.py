@@ -1,5 +1,6 @@
-"""The work loop: claim what there are hands for, call with no transaction open, decide, hand the result to the
-committer. NOTIFY wakes it, a slow poll is the fallback; `pace.py` says when to claim how much."""
+"""The claim loop: claim as many items as there are free worker slots. Each slot executes one item (`execution.py`) and
+hands the result to the committer. NOTIFY wakes the loop, a slow poll is the fallback; `pace.py` says when to claim how
+much."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -18,21 +18,20 @@ import structlog
 from ecluse.base.alarm import Alarm
 from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
-from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine.effects.paid import PaidCalls
-from ecluse.engine.effects.protocol import LATER, EffectEnd, Fenced, WriteExecutor
-from ecluse.engine.lanes.registry import Closed, Lanes
-from ecluse.engine.model import counters
+from ecluse.engine.effects.protocol import WriteExecutor
+from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model.claimed import ClaimedItem
-from ecluse.engine.model.flow import Done, EmitLive, Flow, Ignored, Item, Postponed, Result, Stage, WorkContext, Write
-from ecluse.engine.work import claim, suspects, verdict
+from ecluse.engine.model.flow import EmitLive, Flow, Item, WorkContext
+from ecluse.engine.work import claim, suspects
 from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant
 from ecluse.engine.work.committer import Committer, ItemResult
 from ecluse.engine.work.completion import CompletionLoop
+from ecluse.engine.work.execution import Executor
 from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
 from ecluse.engine.work.suspects import Suspicion
-from ecluse.engine.work.verdict import later
+from ecluse.engine.work.verdict import release
 from ecluse.engine.work.worker_slots import Hand, Hands
 
 log = structlog.get_logger(__name__)
@@ -42,7 +41,6 @@ FLUSH_SECONDS = 3.0  # at a stop: a database that is away must not keep us
 # next permit at an instant that we know.
 PACED_SECONDS = 2.0
 SUSPECTS_SECONDS = 1.0  # so often suspects are looked for
-IN_DOUBT = "what became of its last write is found out first"
 
 
 class Worker:
@@ -65,22 +63,28 @@ class Worker:
     ) -> None:
         self._work_pool = work_pool
         self._paying = paying
-        self._contexts = {name: replace(context, reserve=self._reserve) for name, context in contexts.items()}
         self._stages = {(flow.name, stage.name): stage for flow in flows.values() for stage in flow.stages}
         weights = [stage.weight for stage in self._stages.values()]
         self._who = Claimant(replica, [f"{flow}/{stage}" for flow, stage in self._stages], weights)
         self._lanes = lanes
         lanes.changed = self._lanes_changed
         self._clock = clock
-        self._chance = chance
         self._wake = asyncio.Event()
         self._pace = Pace(hands)
         self._alarm = Alarm(self.wake)
-        self.hands = Hands(hands, self._execute, empty=self._wake.set, died=died)
+        self.hands = Hands(hands, self._run_one, empty=self._wake.set, died=died)
         self.committer = Committer(
             work_pool, replica, self._committed, lambda: self.hands.busy, partial(lanes.tell, work_pool)
         )
-        self._performer = WriteExecutor(self.committer.intend, self._may_send, clock.now)
+        self._executor = Executor(
+            stages=self._stages,
+            contexts=contexts,
+            lanes=lanes,
+            writes=WriteExecutor(self.committer.intend, self._may_send, clock.now),
+            paid=paying,
+            clock=clock,
+            chance=chance,
+        )
         self._alive = alive  # our heartbeat is recent: nobody can have declared us dead
         self._leaving = False
         self._ended: set[int] = set()  # runs that ended with items of theirs in hand
@@ -90,7 +94,6 @@ class Worker:
         self._alone = False
         self._unsure = False  # a claim failed: it may have been committed all the same
         self._in_hand: Counter[tuple[int, str]] = Counter()
-        self._waiting: set[int] = set()  # items that wait for a permit
         self._paced_until = 0.0
         self._closer = CompletionLoop(pool, flows, tell)
 
@@ -102,7 +105,7 @@ class Worker:
     def _lanes_changed(self) -> None:
         """What is not started in a lane that is closed now is given back."""
         for taken in self.hands.drop(lambda taken: self._lanes.is_closed(taken.lane_id)):
-            self.committer.put(later(self._stages[taken.item.flow, taken.item.stage], taken))
+            self.committer.put(release(self._stages[taken.item.flow, taken.item.stage], taken))
         self.wake()
 
     async def run(self) -> None:
@@ -129,11 +132,10 @@ class Worker:
         if ended:
             for taken in self.hands.drop(lambda taken: taken.item.run_id in ended):
                 self._forget([taken])
-            self.hands.interrupt(lambda taken: taken.item.run_id in ended and not self._worth_its_answer(taken))
+            self.hands.interrupt(
+                lambda taken: taken.item.run_id in ended and not self._executor.is_worth_its_answer(taken)
+            )
             self._paying.run_ended([taken.item for taken in self.hands.taken if taken.item.run_id in ended])
-
-    def _worth_its_answer(self, taken: ClaimedItem) -> bool:
-        return taken.item.id in self._paying or self._performer.phase.get(taken.claim_key) == "sending"
 
     async def drain(self, grace: float) -> None:
         """After `run` was cancelled: let what is running finish, for at most `grace` seconds."""
@@ -237,92 +239,12 @@ class Worker:
     def _may_send(self, item: Item) -> bool:
         return self._alive() and not self._leaving and item.run_id not in self._ended
 
-    async def _reserve(self, item: Item, weight: int | None) -> None:
-        self._waiting.add(item.id)  # and stays in it when interrupted: that was our own limit, then
-        await self._lanes.reserve(item, weight)
-        self._waiting.discard(item.id)
-
-    async def _execute(self, hand: Hand, taken: ClaimedItem) -> None:
-        stage = self._stages[taken.item.flow, taken.item.stage]
-        limit = stage.time_limit.total_seconds()
-        try:
-            if taken.start_at is not None:
-                await asyncio.sleep((taken.start_at - self._clock.now()).total_seconds())
-            if self._lanes.is_closed(taken.lane_id):
-                self._lanes.stir()  # still? whoever opened it may not have been heard
-                finish = later(stage, taken)
-            else:
-                hand.deadline = asyncio.get_running_loop().time() + limit
-                with counters.timed(taken.item.flow, stage.name):
-                    finish = await self._try(stage, taken)
-        except Closed:
-            finish = later(stage, taken)
-        except asyncio.CancelledError as error:
-            match hand.forgive():
-                case "late" if taken.item.id in self._waiting:
-                    finish = later(stage, taken)  # our own limit is no attempt
-                case "late" if self._performer.phase.get(taken.claim_key) == "recording":
-                    finish = later(stage, taken, self._clock.now() + LATER)  # our database's fault, not its own
-                case "late":
-                    late = TransientError(f"No answer within {limit:g} s", code="TIMEOUT")
-                    finish = self._failed(stage, taken, late)
-                case "dropped":
-                    self._forget([taken])
-                    return
-                case _ if hand.told_to_go:
-                    self._paying.cut_off(taken.item)
-                    raise
-                case _:
-                    cancelled = RuntimeError(f"something inside the work was cancelled: {error!r}")
-                    finish = self._failed(stage, taken, cancelled)
-        except Fenced:
-            log.warning("fenced out, nothing sent", **taken.item.log_fields)
-            self._forget([taken])
-            return
-        except Exception as error:  # the edge of the work: whatever went wrong in it is this item's error
-            if not isinstance(error, EcluseError) and not taken.item.executions:  # once per item will do
-                log.exception("work raised", **taken.item.log_fields)
-            finish = self._failed(stage, taken, error)
-        self.committer.put(finish)
-
-    async def _try(self, stage: Stage, taken: ClaimedItem) -> ItemResult:
-        item, claim_id, fence, *_ = taken
-        context, effect = self._contexts[item.flow], None
-        outcome: Result | VendorError | datetime
-        spent = verdict.spent(stage, taken) if item.crashes or item.executions else None
-        if spent is not None and (taken.suspicion == Suspicion.DEADLY or not isinstance(stage.work, Write)):
-            outcome = spent
-        elif isinstance(stage.work, Write):
-            outcome, effect = await self._performer.perform(stage.work, context, taken, spent)
+    async def _run_one(self, slot: Hand, claimed: ClaimedItem) -> None:
+        result = await self._executor.execute(slot, claimed)
+        if result is None:
+            self._forget([claimed])
         else:
-            outcome = await stage.work(context, item)
-        if self._lanes.counting and isinstance(outcome, Done | Ignored):
-            self._lanes.heard(taken, None, called=self._called(stage, item))
-        match outcome:
-            case Done(value, kept):
-                return ItemResult(item, stage, claim_id, fence, "succeeded", result=value, effect=effect, kept=kept)
-            case Ignored(reason, code):
-                return ItemResult(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
-            case VendorError() as error:
-                return self._failed(stage, taken, error, effect)
-            case Postponed(at, _):
-                return later(stage, taken, at, effect)._replace(postponed=outcome)
-            case datetime() as at:
-                return later(stage, taken, at, effect)._replace(postponed=Postponed(at, IN_DOUBT))
-            case other:
-                return self._failed(stage, taken, TypeError(f"work returned {other!r}, not Done or Ignored"))
-
-    def _failed(
-        self, stage: Stage, taken: ClaimedItem, error: Exception, effect: EffectEnd | None = None
-    ) -> ItemResult:
-        spared = self._lanes.heard(taken, error, called=self._called(stage, taken.item))
-        in_doubt = self._performer.phase.get(taken.claim_key) in ("asking", "sending")
-        now, chance = self._clock.now(), self._chance
-        return verdict.failed(stage, taken, error, effect, in_doubt=in_doubt, now=now, chance=chance, spared=spared)
-
-    def _called(self, stage: Stage, item: Item) -> bool:
-        """Whether its vendor was asked: work that is paid for says so, other work always asks."""
-        return not stage.paid or item.id in self._paying
+            self.committer.put(result)
 
     def _committed(self, batch: Sequence[ItemResult], over: Sequence[ItemResult]) -> None:
         for finish in batch:
@@ -339,10 +261,7 @@ class Worker:
     def _forget(self, ended: Sequence[ClaimedItem | ItemResult]) -> None:
         self._pace.ended(len(ended))
         for one in ended:
-            if self._performer.phase:
-                self._performer.phase.pop(one.claim_key, None)
-            self._waiting.discard(one.item.id)
-            self._paying.forget(one.item.id)
+            self._executor.forget(one)
             pair = (one.item.run_id, one.item.stage)
             self._in_hand[pair] -= 1
             if self._in_hand[pair] == 0:

@@ -1,0 +1,155 @@
+"""One execution of a claimed item, step by step:
+
+wait for its start → call, with no transaction open → judge the answer → what the committer stores
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+import structlog
+
+from ecluse.base.clock import Clock
+from ecluse.base.errors import EcluseError, TransientError, VendorError
+from ecluse.engine.effects.paid import PaidCalls
+from ecluse.engine.effects.protocol import LATER, EffectEnd, Fenced, WriteExecutor
+from ecluse.engine.lanes.registry import Closed, Lanes
+from ecluse.engine.model import counters
+from ecluse.engine.model.claimed import ClaimedItem
+from ecluse.engine.model.flow import Done, Ignored, Item, Postponed, Result, Stage, WorkContext, Write
+from ecluse.engine.work import verdict
+from ecluse.engine.work.committer import ItemResult
+from ecluse.engine.work.suspects import Suspicion
+from ecluse.engine.work.verdict import release
+from ecluse.engine.work.worker_slots import Hand
+
+log = structlog.get_logger(__name__)
+
+IN_DOUBT = "what became of its last write is found out first"
+
+Answer = Result | VendorError | datetime
+
+
+class Executor:
+    def __init__(
+        self,
+        *,
+        stages: Mapping[tuple[str, str], Stage],
+        contexts: Mapping[str, WorkContext],
+        lanes: Lanes,
+        writes: WriteExecutor,
+        paid: PaidCalls,
+        clock: Clock,
+        chance: random.Random,
+    ) -> None:
+        self._stages = stages
+        self._contexts = {name: replace(context, reserve=self._reserve) for name, context in contexts.items()}
+        self._lanes = lanes
+        self._writes = writes
+        self._paid = paid
+        self._clock = clock
+        self._chance = chance
+        self._awaiting_permit: set[int] = set()  # items
+
+    async def execute(self, slot: Hand, claimed: ClaimedItem) -> ItemResult | None:
+        """Return what is to be stored; None: nothing, because the item is no longer this worker's."""
+        stage = self._stages[claimed.item.flow, claimed.item.stage]
+        try:
+            if claimed.start_at is not None:
+                await asyncio.sleep((claimed.start_at - self._clock.now()).total_seconds())
+            if self._lanes.is_closed(claimed.lane_id):
+                self._lanes.stir()  # the notification that it was opened may have been lost
+                return release(stage, claimed)
+            slot.deadline = asyncio.get_running_loop().time() + stage.time_limit.total_seconds()
+            with counters.timed(claimed.item.flow, stage.name):
+                answer, effect = await self._call(stage, claimed)
+            return self._judge(stage, claimed, answer, effect)
+        except Closed:
+            return release(stage, claimed)
+        except asyncio.CancelledError as error:
+            return self._interrupted(slot, stage, claimed, error)
+        except Fenced:
+            log.warning("fenced out, nothing sent", **claimed.item.log_fields)
+            return None
+        except Exception as error:  # the edge of the work: any error in it is this item's error
+            if not isinstance(error, EcluseError) and not claimed.item.executions:  # once per item is enough
+                log.exception("work raised", **claimed.item.log_fields)
+            return self._failed(stage, claimed, error)
+
+    async def _call(self, stage: Stage, claimed: ClaimedItem) -> tuple[Answer, EffectEnd | None]:
+        item, context = claimed.item, self._contexts[claimed.item.flow]
+        spent = verdict.give_up_reason(stage, claimed) if item.crashes or item.executions else None
+        if spent is not None and (claimed.suspicion == Suspicion.DEADLY or not isinstance(stage.work, Write)):
+            return spent, None
+        if isinstance(stage.work, Write):
+            return await self._writes.perform(stage.work, context, claimed, spent)
+        return await stage.work(context, item), None
+
+    def _judge(self, stage: Stage, claimed: ClaimedItem, answer: Answer, effect: EffectEnd | None) -> ItemResult:
+        if self._lanes.counting and isinstance(answer, Done | Ignored):
+            self._lanes.heard(claimed, None, called=self._called(stage, claimed.item))
+        item, claim_id, fence, *_ = claimed
+        match answer:
+            case Done(value, kept):
+                return ItemResult(item, stage, claim_id, fence, "succeeded", result=value, effect=effect, kept=kept)
+            case Ignored(reason, code):
+                return ItemResult(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
+            case VendorError() as error:
+                return self._failed(stage, claimed, error, effect)
+            case Postponed(at, _):
+                return release(stage, claimed, at, effect)._replace(postponed=answer)
+            case datetime() as at:
+                return release(stage, claimed, at, effect)._replace(postponed=Postponed(at, IN_DOUBT))
+            case other:
+                return self._failed(stage, claimed, TypeError(f"work returned {other!r}, not Done or Ignored"))
+
+    def _interrupted(
+        self, slot: Hand, stage: Stage, claimed: ClaimedItem, error: asyncio.CancelledError
+    ) -> ItemResult | None:
+        match slot.forgive():
+            case "late" if claimed.item.id in self._awaiting_permit:
+                return release(stage, claimed)  # the lane's own limit is no attempt
+            case "late" if self._writes.phase.get(claimed.claim_key) == "recording":
+                return release(stage, claimed, self._clock.now() + LATER)  # the database was slow, not the vendor
+            case "late":
+                limit = f"{stage.time_limit.total_seconds():g} s"
+                return self._failed(stage, claimed, TransientError(f"No answer within {limit}", code="TIMEOUT"))
+            case "dropped":
+                return None
+            case _ if slot.told_to_go:
+                self._paid.cut_off(claimed.item)
+                raise error
+            case _:
+                cancelled = RuntimeError(f"something inside the work was cancelled: {error!r}")
+                return self._failed(stage, claimed, cancelled)
+
+    def _failed(
+        self, stage: Stage, claimed: ClaimedItem, error: Exception, effect: EffectEnd | None = None
+    ) -> ItemResult:
+        spared = self._lanes.heard(claimed, error, called=self._called(stage, claimed.item))
+        in_doubt = self._writes.phase.get(claimed.claim_key) in ("asking", "sending")
+        now, chance = self._clock.now(), self._chance
+        return verdict.failed(stage, claimed, error, effect, in_doubt=in_doubt, now=now, chance=chance, spared=spared)
+
+    def _called(self, stage: Stage, item: Item) -> bool:
+        """Whether its vendor was asked: work that is paid for says so, other work always asks."""
+        return not stage.paid or item.id in self._paid
+
+    async def _reserve(self, item: Item, weight: int | None) -> None:
+        self._awaiting_permit.add(item.id)  # and stays in it when interrupted, so that the cause is known
+        await self._lanes.reserve(item, weight)
+        self._awaiting_permit.discard(item.id)
+
+    def is_worth_its_answer(self, claimed: ClaimedItem) -> bool:
+        """A write or a paid call is let finish although its run has ended."""
+        return claimed.item.id in self._paid or self._writes.phase.get(claimed.claim_key) == "sending"
+
+    def forget(self, one: ClaimedItem | ItemResult) -> None:
+        if self._writes.phase:
+            self._writes.phase.pop(one.claim_key, None)
+        self._awaiting_permit.discard(one.item.id)
+        self._paid.forget(one.item.id)
