@@ -1,1 +1,1 @@
-"""What a flow is made of, and the pure decisions about states and retries."""
+"""The parts of a flow, and the pure decisions about states and retries."""

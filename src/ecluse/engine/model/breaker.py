@@ -1,5 +1,5 @@
-"""When a vendor counts as down: calls that fail one after the other, the pauses that follow, and whose fault a failure
-is. Pure decisions; `lanes/breaker.py` stores them."""
+"""Circuit breaker rules: when consecutive failures mean that a vendor is down, how long its lane pauses, and whether a
+failure is the vendor's or the item's. Pure decisions; `lanes/breaker.py` stores them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ecluse.base.errors import TransientError, VendorError
 from ecluse.engine.model.retry import LONGEST_RETRY_AFTER
 
-# As vendors/http.py words them: no connection, no answer, or an answer that is about the vendor and not about the item.
+# Error codes of vendors/http.py: no connection, no answer, or an answer about the vendor and not about the item.
 OUTAGES = frozenset(
     {
         "TIMEOUT",
@@ -27,13 +27,13 @@ TRIGGERED = "Circuit breaker triggered"
 
 @dataclass(frozen=True)
 class Breaker:
-    """More than `failures` calls in a row that end with one of these codes, over all replicas, pause the lane; then one
-    call at a time probes the vendor, after pauses that double up to `longest`. Any other answer ends the row; a code in
-    `silent` is no answer of this vendor.
+    """The breaker of a lane. More than `failures` calls in a row that end with one of `codes`, counted over all
+    replicas, pause the lane; then one call at a time probes the vendor, after pauses that double up to `longest`. Any
+    other answer ends the row; a code in `silent` is no answer of this vendor.
 
-    An execution that ends with one of OUTAGES is not used up once more than `failures` different items have failed in
-    the row. While fewer have, it may be the item's own fault: it is used up, but an item is given up on only after the
-    row has lasted for `doubt`."""
+    An execution that ends with one of OUTAGES is not counted against its item once more than `failures` different items
+    have failed in the row. While fewer have, the item itself may be the cause: the execution is counted, but the item
+    is given up on only after the row has lasted for `doubt`."""
 
     failures: int = 5
     pause: timedelta = timedelta(seconds=60)
@@ -49,57 +49,59 @@ class Breaker:
             )
 
     def pause_after(self, trips: int) -> timedelta:
-        """The pause of a breaker that has opened so often before in this row."""
+        """Return the pause of a breaker that has opened `trips` times before in this row."""
         longest = self.longest or self.pause
         return longest if trips > 30 else min(self.pause * 2**trips, longest)
 
 
-# For a lane to one vendor. A run of few items outlives an outage of a minute, a run of many any outage that its stage's
-# time allows; a vendor that is back is noticed half a minute later at most.
+# For a lane to one vendor. A run of few items survives an outage of a minute, a run of many items any outage within its
+# stage's time; a vendor that is back is noticed half a minute later at most.
 VENDOR_DOWN = Breaker(
     pause=timedelta(seconds=2), longest=timedelta(seconds=30), codes=OUTAGES, doubt=timedelta(seconds=90)
 )
 
 
 class Row(NamedTuple):
-    """Calls of a lane that failed one after the other. `trips`: how often its breaker has opened since."""
+    """Consecutive failed calls of a lane. `trips`: how often its breaker has opened since the first of them."""
 
     failures: int = 0
     trips: int = 0
     since: datetime | None = None
-    items: frozenset[int] = frozenset()  # different ones, up to one more than the breaker needs
+    items: frozenset[int] = frozenset()  # distinct, at most one more than the breaker's `failures`
 
 
 NONE = Row()
 
 
 class Heard(NamedTuple):
-    """What the end of a call says about its lane."""
+    """The end of a call, as its lane needs it."""
 
     lane_id: int
     item_id: int
     error: str
     at: datetime
-    until: datetime | None  # the vendor wants no calls before
-    counts: bool | None  # towards its breaker; False ends the row
+    until: datetime | None  # the vendor asked for no calls before this instant
+    counts: bool | None  # True adds to the breaker's row, False ends the row, None does neither
     outage: bool = False
 
 
 class Spared(NamedTuple):
-    """A failure that is the vendor's: the item is opened again, and no execution is counted."""
+    """A failure that is the vendor's: the item is retried, and no execution is counted."""
 
     due_at: datetime
-    order_at: datetime | None  # of a probe: behind those that have not been tried, or it would be the next one, too
+    order_at: datetime | None  # set for a probe: behind items not tried yet, or it would be the next probe, too
 
 
 def asked_for(error: Exception, now: datetime) -> datetime | None:
-    """A vendor that asks for more patience than can be given has only refused this attempt."""
+    """Return the instant until which the vendor asked for no calls. None if it asked for nothing, or for longer than
+    LONGEST_RETRY_AFTER: that is only a refusal of this attempt."""
     asked = error.retry_after if isinstance(error, TransientError) else None
     return now + timedelta(seconds=asked) if asked and asked <= LONGEST_RETRY_AFTER.total_seconds() else None
 
 
 def counts(breaker: Breaker | None, error: Exception | None) -> bool | None:
-    """None: this end is no answer of the vendor's, and says nothing."""
+    """Return whether this end counts as a failure (True) or ends the row of failures (False). None: it is no answer of
+    the vendor, or there is no breaker."""
     code = error.code if isinstance(error, VendorError) else None
     if breaker is None or (error is not None and code is None):
         return None
@@ -111,8 +113,9 @@ def is_outage(breaker: Breaker | None, error: Exception | None) -> bool:
 
 
 def tally(row: Row, ends: Iterable[Heard], most: int) -> tuple[Row, bool]:
-    """The row after these ends, and whether it got too long. If so it stays one short of that: the first call after the
-    pause decides, and of what ended beside the last one only the failures matter."""
+    """Return the row after these ends, and whether it got too long. If so its count stays one short of that, so that
+    the first call after the pause decides; of calls that were in flight together with the last one, only failures
+    matter."""
     too_long = False
     for end in ends:
         if end.counts:
@@ -125,8 +128,8 @@ def tally(row: Row, ends: Iterable[Heard], most: int) -> tuple[Row, bool]:
 
 
 def is_spared(breaker: Breaker, row: Row, now: datetime, *, executions: int, budget: int) -> bool:
-    """Of an outage's failure, the row with it: is it the vendor's? `executions` counts this one, too. An item that has
-    used up its budget is given up on at once where the vendor has answered somebody in between."""
+    """Return whether an outage failure, which `row` includes, is the vendor's. `executions` counts this one, too. An
+    item that has used up its budget is given up on at once if the vendor has answered another call in between."""
     if len(row.items) > breaker.failures:
         return True
     alone = executions >= budget and row.failures >= min(budget, breaker.failures)

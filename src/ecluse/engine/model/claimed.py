@@ -1,4 +1,4 @@
-"""An item in the hands of a worker, under the claim that fences it."""
+"""An item claimed by a worker, with the claim that fences it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ecluse.engine.model.flow import Item
 
-ClaimKey = tuple[int, int]  # an item, under a claim
+ClaimKey = tuple[int, int]  # item id, claim id
 
 
 class ClaimedItem(NamedTuple):

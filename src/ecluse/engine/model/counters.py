@@ -1,4 +1,4 @@
-"""What this process has done since it started, for its metrics: plain counters, added to once per batch or failure."""
+"""Metrics of this process since its start: plain counters, incremented once per batch or failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ runs_ended: Counter[tuple[str, str]] = Counter()  # flow, state
 items_finished: Counter[tuple[str, str, str]] = Counter()  # flow, stage, status
 vendor_errors: Counter[tuple[str, str, str]] = Counter()  # flow, stage, code
 calls: Counter[tuple[str, str]] = Counter()  # flow, stage
-call_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)  # of those calls together
+call_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)  # sum over those calls
 gate_looks: Counter[tuple[str, str]] = Counter()  # flow, stage
 
 

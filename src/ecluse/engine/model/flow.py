@@ -1,4 +1,4 @@
-"""What a flow is made of. A flow is data plus functions: its status words, its stages, and a story that takes a run
+"""The parts of a flow. A flow is data plus functions: its status words, its stages, and a story that takes a run
 through them; the engine supplies durability, concurrency, retries and the count."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def trace(self) -> Tracer:
-        """Says what happens in this run, under its ids."""
+        """The tracer that logs what happens in this run, under its ids."""
         return Tracer(
             area=self.flow.upper(),
             workflow=self.flow,
@@ -56,9 +56,9 @@ class Run:
 
 
 class NewItem(NamedTuple):
-    """A unit of work to be fanned out. `target` is the record the run answers for: the key, unless said otherwise; an
-    empty one is for work that only prepares the run. The key is unique in its stage. Items of one `group` share the
-    lane's cap per key."""
+    """A unit of work to be fanned out. `target` is the record the run answers for: by default the key; an empty target
+    is for work that only prepares the run. The key is unique in its stage. Items of one `group` share the lane's cap
+    per key."""
 
     key: str
     target: str | None = None
@@ -67,8 +67,8 @@ class NewItem(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A unit of work in hand (a tuple: thousands a second are made). `executions` counts the finished ones before,
-    `crashes` how many workers have died with it in hand."""
+    """A claimed unit of work (a tuple: thousands a second are created). `executions` counts the finished executions
+    before this one, `crashes` the workers that died while they held it."""
 
     id: int
     run_id: int
@@ -90,7 +90,7 @@ class Item(NamedTuple):
 
     @property
     def log_fields(self) -> dict[str, Any]:
-        """What a log line says of it."""
+        """The fields of a log line about this item."""
         return {
             "area": self.flow.upper(),
             "run_id": self.run_id,
@@ -103,8 +103,8 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The item did what it should. `result` is stored with it (jsonb) and handed to the stage's `save`; so is `kept`,
-    which is not stored with the item: what is large and has a table of its own."""
+    """The item succeeded. `result` is stored with it (jsonb) and passed to the stage's `save`. `kept` is passed to
+    `save` only, not stored with the item: for large data that has a table of its own."""
 
     result: Any = None
     kept: Any = None
@@ -112,7 +112,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The item can never finish and nobody is to blame (a record that is gone upstream): out of the denominator."""
+    """The item can never finish through no fault of run or vendor (a record that is gone upstream): its target is not
+    part of the denominator."""
 
     reason: str
     code: str = "IGNORED"
@@ -120,8 +121,8 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """Not now, through no fault of its own: it begins anew then, and no execution is counted. `why` is shown while it
-    waits; the cause is `lease` where another run or process has the record in hand."""
+    """The item cannot be done now through no fault of its own: it begins anew at `until`, and no execution is counted.
+    `why` is shown while it waits; the cause is `lease` where another run or process is working on the record."""
 
     until: datetime
     why: str
@@ -132,7 +133,7 @@ Result = Done | Ignored | Postponed
 
 
 class EphemeralEvent(NamedTuple):
-    """An ephemeral event: for whoever looks on at this moment, kept nowhere, lost without harm."""
+    """An event for the realtime subscribers of this moment: not persisted, and harmless to lose."""
 
     tenant_id: str
     event: str
@@ -144,7 +145,7 @@ EmitLive = Callable[[Sequence[EphemeralEvent]], None]  # never waits, never rais
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What `save` gets: one per item whose result is being stored in this commit."""
+    """Argument of `save`: one per item whose result is being stored in this commit."""
 
     item: Item
     result: Any
@@ -152,7 +153,7 @@ class Saved:
 
 
 class FinishedItem(NamedTuple):
-    """What `news` gets: an item that is over, as it was committed."""
+    """Argument of `news`: a finished item, as it was committed."""
 
     item: Item
     status: Literal["succeeded", "failed", "ignored"]
@@ -163,40 +164,40 @@ class FinishedItem(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkContext:
-    """What work may use besides its item. No transaction is open while a vendor is called."""
+    """What a stage's work may use besides its item. No transaction is open while a vendor is called."""
 
     vendors: Any
     now: Callable[[], datetime]
     reserve: Callable[[Item, int | None], Awaitable[None]] | None = None
-    tell: EmitLive = lambda _: None  # at once, whatever becomes of the item
+    tell: EmitLive = lambda _: None  # emits at once, whatever becomes of the item
     payer: Callable[[Item, str | None], Awaitable[None]] | None = None
     pool: Pool | None = None
 
     async def pay(self, item: Item, lock: str | None = None) -> None:
-        """Said right before a call that costs money (`Stage.paid`): from here on it is let finish, whatever becomes of
-        its run, and `lock`, a lease of that run, is then held by this process until the call is over. If it may have
-        been paid for before, that is noted."""
+        """Announce a call that costs money (`Stage.paid`), right before it. From here on the call may finish even if
+        its run ends; in that case this process holds `lock`, a lease of that run, until the call is over. If the call
+        may have been paid for before, this is recorded."""
         if self.payer is not None:
             await self.payer(item, lock)
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[Connection]:
-        """For a brief look before the vendor is called; given back before the call."""
+        """Borrow a connection for a brief query before the vendor is called; leave the block before the call."""
         assert self.pool is not None  # noqa: S101 - the kit gives it
         async with self.pool.connection() as connection:
             yield connection
 
     async def permit(self, item: Item, weight: int | None = None) -> None:
-        """An item's first call has its permit already; each further one of the same item awaits its own, for as long as
-        the lane's rate wants. None weighs what its stage says. If the lane is closed meanwhile, the item is given back
-        and begins anew later."""
+        """Wait until the lane's rate permits a further call of this item; its first call has its permit already.
+        `weight` None is the stage's weight. If the lane is closed meanwhile, the item is released and begins anew
+        later."""
         if self.reserve is not None:
             await self.reserve(item, weight)
 
 
 class Order(NamedTuple):
-    """What a write is to do. `key` names it at the vendor, the same however often it is sent; `before` is what was read
-    there just before."""
+    """What to write at the vendor. `key` is the idempotency key, the same for every send; `before` is the state read
+    from the vendor just before."""
 
     key: str
     wanted: Any
@@ -205,10 +206,10 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True)
 class Write:
-    """A write at a vendor, instead of plain work: the engine records it before it sends it, and finds out what became
-    of it when the answer got lost. `wanted` and what is read are JSON. `quiet` is counted from the last send: at least
-    the call's own deadline, plus two seconds, plus the longest time in which the vendor may still apply what it has
-    received."""
+    """A write at a vendor, instead of plain work: the engine records the write before each send, and finds out whether
+    it was applied if the answer is lost. `wanted` and the state that is read are JSON. `quiet` is counted from the last
+    send: at least the call's own deadline, plus two seconds, plus the longest time in which the vendor may still apply
+    a request that it has received."""
 
     wanted: Callable[[Item], Any]
     send: Callable[[WorkContext, Item, Order], Awaitable[Any]]
@@ -217,23 +218,23 @@ class Write:
 
 @dataclass(frozen=True)
 class KeyedWrite(Write):
-    """Class C1: the vendor remembers the key and does the same thing once. The answer is the item's result."""
+    """Class C1: the vendor deduplicates by the key, for as long as `remembered`. Its answer is the item's result."""
 
     remembered: timedelta = timedelta(hours=24)
 
 
 @dataclass(frozen=True)
 class AbsoluteWrite(Write):
-    """Class C2: sets a state that can be read back. What is read must have the wanted fields, spelled alike ("12.5" is
-    not "12.50"); a state that is neither the wanted one nor the former is somebody else's, and is not overwritten.
-    `send` may return the state that the vendor answered: one that is not as wanted is found at once then. The item's
-    result is what was wanted."""
+    """Class C2: sets a state that can be read back. The state read must have the wanted fields, spelled alike ("12.5"
+    is not "12.50"); a state that is neither the wanted nor the former one was written by another party, and is not
+    overwritten. `send` may return the state that the vendor answered, so that a state that is not as wanted is found at
+    once. The item's result is `wanted`."""
 
     read: Callable[[WorkContext, Item], Awaitable[Any]] = field(kw_only=True)
 
 
 Work = Callable[[WorkContext, Item], Awaitable[Result]]
-# In the commit's transaction, which is a `together`: what is wanted back is fetched, a rowcount is not known.
+# Runs in the commit's transaction, a pipelined `together`: results must be fetched, and rowcount is not known.
 Save = Callable[[Connection, Sequence[Saved]], Awaitable[None]]
 Source = Callable[[Connection, Run], Awaitable[Sequence[NewItem]]]
 News = Callable[[Connection, Sequence[FinishedItem]], Awaitable[Sequence[EphemeralEvent]]]
@@ -242,8 +243,8 @@ News = Callable[[Connection, Sequence[FinishedItem]], Awaitable[Sequence[Ephemer
 @dataclass(frozen=True)
 class Lane:
     """Where a stage's items wait. Caps hold over all replicas; None is no cap. Calls are spaced evenly; `burst` is how
-    many an idle lane may start at once, and is to be raised only where the vendor says so. Where not one vendor is
-    behind it but many, what one of them asks for (Retry-After) holds for its own item only."""
+    many calls an idle lane may start at once, and is to be raised only where the vendor says so. `one_vendor` False is
+    for a lane to many vendors: a Retry-After then holds for its own item only."""
 
     name: str
     max_in_flight: int | None = None
@@ -279,19 +280,19 @@ class Stage:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     time_limit: timedelta = timedelta(minutes=5)  # of one execution
     max_wait: timedelta = timedelta(minutes=10)  # of the gate
-    poll: timedelta = timedelta(seconds=20)  # of the gate: the longest pause between looks, a third of a stall
-    rounds: int = 0  # deliberate repetitions of what failed, on stall
+    poll: timedelta = timedelta(seconds=20)  # of the gate: the longest pause between polls; three of them are a stall
+    rounds: int = 0  # deliberate repetitions of failed items, on stall
     incomplete: str = "Not finished in time (timeout/stall)"
     weight: int = 1  # permits that one call takes of its lane's rate
-    last: bool = False  # a target that has been through it is done; unless one says so, it is the last one of the flow
+    last: bool = False  # a target that has passed this stage is done; if no stage sets it, the flow's last stage counts
     opens: bool = False  # its `save` opens the next stage of its run, in the same commit
-    # A call costs money, and changes nothing outside: one in flight is let finish although its run has ended, and its
-    # result goes to `save` whatever becomes of the item; a repetition that may have been paid twice is noted.
+    # A call costs money and changes nothing at the vendor: a call in flight may finish although its run has ended, and
+    # its result goes to `save` whatever becomes of the item; a retry that may have been paid for twice is recorded.
     paid: bool = False
-    news: News | None = None  # what to tell, after the commit, of items that are over
-    event: str = ""  # what its fan-out is called in logs; by default flow/stage
-    gate: str = ""  # what its gate is called there; by default the stage's name
-    signal: str = ""  # what its gate looks for there
+    news: News | None = None  # the ephemeral events of finished items, emitted after the commit
+    event: str = ""  # name of its fan-out in logs; by default flow/stage
+    gate: str = ""  # name of its gate in logs; by default the stage's name
+    signal: str = ""  # what its gate polls for, in logs
 
     def __post_init__(self) -> None:
         if self.weight < 1:
@@ -304,28 +305,29 @@ class Stage:
 class Flow:
     name: str
     stages: tuple[Stage, ...]
-    story: Callable[[Story], Awaitable[None]] | None  # None: a run is only items, and closes itself
+    story: Callable[[Story], Awaitable[None]] | None  # None: a run is only items, and ends with its last item
     input: type[BaseModel]
     words: StatusMap = PLAIN
     schema: str = ""  # idempotent DDL of a flow that brings its own tables
-    tables: tuple[str, ...] = ()  # tables of its own with a column `run_id`: their rows are deleted with the run
+    tables: tuple[str, ...] = ()  # its own tables with a column `run_id`: their rows are deleted with the run
     vendors: Callable[[Clock], AbstractAsyncContextManager[Any]] = lambda _: nullcontext()  # once per process
-    longest: timedelta | None = None  # what a run may take; by default all its stages may, and a grace
-    # Names what a schedule starts: taken twice, the decision is one run. `due` is in milliseconds.
+    longest: timedelta | None = None  # time limit of a run; by default the `max_wait` of all its stages, plus GRACE
+    # Event key of the runs that a schedule starts, so that firing an instant twice gives one run. `due` is in ms.
     slot_key: str = "schedule:{schedule}:{due}"
-    not_by_hand: str = ""  # of a flow whose runs nobody asks for one by one: what to use instead
-    about: Callable[[Run], Mapping[str, Any]] = lambda _: {}  # what a run's first log line says of it
-    # Of a flow without a story: opens the first stage of runs that have just been inserted, in the same transaction.
+    not_by_hand: str = ""  # if its runs cannot be started one by one by API or command line: what to use instead
+    about: Callable[[Run], Mapping[str, Any]] = lambda _: {}  # extra fields of a run's first log line
+    # For a flow without a story: opens the first stage of runs that have just been inserted, in the same transaction.
     begin: Callable[[Connection, Sequence[Run]], Awaitable[None]] | None = None
-    # Of every replica that works, now and then: what the engine cannot know to be wrong. Twice must be harmless.
+    # Called periodically on every worker replica, for faults that the engine cannot detect. Must be idempotent.
     watch: Callable[[Connection], Awaitable[None]] | None = None
-    units: CountUnits | None = None  # of a flow with a stage whose work is done by other runs
-    # In the transaction that ends these runs, however they end: the flow's own rows, and what is to be told.
+    units: CountUnits | None = None  # for a flow with a stage whose work is done by other runs
+    # Called in the transaction that ends these runs, however they end: updates the flow's own rows, returns events.
     ended: Callable[[Connection, Sequence[Run]], Awaitable[Sequence[Event]]] | None = None
 
     @property
     def stale_after(self) -> timedelta:
-        """A gate ends at its `max_wait`: a run that takes longer than all of them together is not one any more."""
+        """The age at which a run counts as stale: every gate ends at its `max_wait`, so that a run that takes longer
+        than all of them together is stuck."""
         return self.longest or sum((stage.max_wait for stage in self.stages), GRACE)
 
     @property

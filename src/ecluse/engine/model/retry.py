@@ -1,5 +1,5 @@
-"""Whether and when to try again: a pure decision. Doing it is the committer's job, which stores the count, the error
-and the next due instant before anybody waits, so that a restart neither loses nor repeats an attempt."""
+"""Whether and when to retry: a pure decision. The committer carries it out: it stores the count, the error and the next
+due instant before the backoff begins, so that a restart neither loses nor repeats an attempt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Literal
 
 from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
 
-# A vendor that asks for more patience than this has not answered, it has refused this attempt.
+# A vendor that asks for a longer wait has only refused this attempt: the policy's own backoff applies.
 LONGEST_RETRY_AFTER = timedelta(minutes=15)
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """`executions` is the total budget, first try included: 1 means no retry at all. Delays are in seconds."""
+    """Retry budget and backoff of a stage. `executions` is the total budget, first try included: 1 means no retry at
+    all. Delays are in seconds."""
 
     executions: int = 3
     base: float = 1.0
@@ -44,7 +45,7 @@ class GiveUp:
 
 
 def backoff(policy: RetryPolicy, retry: int, chance: random.Random) -> float:
-    """Seconds before the n-th retry (n from 1): capped, then jittered symmetrically, capped again, whole ms."""
+    """Return the seconds before the n-th retry (n from 1): capped, jittered symmetrically, capped again, whole ms."""
     try:
         delay = policy.base if policy.kind == "fixed" else policy.base * policy.multiplier ** (retry - 1)
     except OverflowError:
@@ -58,8 +59,8 @@ def backoff(policy: RetryPolicy, retry: int, chance: random.Random) -> float:
 def decide(
     error: Exception, *, executions: int, policy: RetryPolicy, now: datetime, chance: random.Random
 ) -> Retry | GiveUp:
-    """`executions` counts the one that just failed. An error nobody classified is a bug of ours: it is retried like any
-    transient one (a race may heal), within the same budget."""
+    """Return whether to retry after `error`, and when. `executions` counts the one that just failed. An unclassified
+    error is a bug of ours: it is retried like a transient one (a race may heal), within the same budget."""
     if isinstance(error, PermanentError | NonRetriableError):
         return GiveUp(permanent=True)
     if executions >= policy.executions:

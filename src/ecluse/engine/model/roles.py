@@ -1,4 +1,5 @@
-"""What a process does: answers requests; does the work and leads the runs; fires the schedules. Unasked, all of it."""
+"""The roles of a process: `api` answers requests, `worker` executes items and leads runs, `scheduler` fires schedules.
+By default a process has all of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Statuses: one neutral vocabulary for the engine, each flow's own words on the wire, and the table of moves that a
-flow allows. Decisions here are pure; `lifecycle.set_status` is the only place that writes a run's status."""
+"""Run statuses: the engine's neutral states, each flow's own status words on the wire, and the transitions that a flow
+allows. Decisions here are pure; `lifecycle.set_status` is the only place that writes a run's status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENDED = frozenset(State) - OPEN
 
 @dataclass(frozen=True)
 class StatusMap:
-    """A flow's own status words: which neutral state each means, and which moves between them exist."""
+    """A flow's own status words: the neutral state that each means, and the allowed transitions between them."""
 
     meaning: Mapping[str, State]
     moves: Mapping[str, frozenset[str]]
@@ -46,7 +46,7 @@ class StatusMap:
             raise ValueError(f"status words without a meaning: {sorted(unknown)}")
 
     def word(self, state: State, *, after: str) -> str:
-        """The flow's word for a neutral state, as it can be reached from `after`."""
+        """Return the flow's word for a neutral state that can be reached from the word `after`."""
         for word in sorted(self.moves.get(after, frozenset())):
             if self.meaning[word] is state:
                 return word
@@ -74,15 +74,15 @@ PLAIN = StatusMap(
 
 
 def terminal_state(successful: int, failed: int) -> State:
-    """What a run came to. Ignored targets do not count; nothing to do is a success, not a failure."""
+    """Return the state of a run that ends normally. Ignored targets do not count; a run with nothing to do succeeds."""
     if failed == 0:
         return State.SUCCEEDED
     return State.PARTIAL if successful > 0 else State.FAILED
 
 
 def ended_as(cause: EndCause, successful: int, failed: int) -> tuple[State, State]:
-    """The neutral state of a run that ends, and the state whose word the flow shows for it. They differ for a run that
-    is cancelled: the flow has no word for that, and shows what came of the targets."""
+    """Return the neutral state of a run that ends, and the state whose word the flow shows for it. They differ for a
+    cancelled run: flows have no word for that state, and show the outcome of the targets."""
     if cause == "normal":
         state = terminal_state(successful, failed)
         return state, state
@@ -95,5 +95,5 @@ STOPPED = "stopped by an error"
 
 
 def cause_in_words(cause: str | None) -> str | None:
-    """Why a run ended, as people read it; `end_cause` on the wire stays what it is."""
+    """Return the end cause of a run as people read it; `end_cause` on the wire is unchanged."""
     return STOPPED if cause == "catastrophic" else cause
