@@ -1,1 +1,1 @@
-"""Leading a run: its story, the gates it waits at, the durable workflow under it."""
+"""Leading a run: its story, the gates where it waits, the durable workflow under it."""

@@ -1,8 +1,8 @@
-"""The one adapter to DBOS: everything we know about it, and everything that depends on its version, is here.
+"""The only adapter to DBOS: all knowledge of it, and everything that depends on its version, is in this file.
 
-One workflow function leads every run; its argument is the run's id, its facts are in our tables. The application
-version is pinned (the default is a hash of the source, so that any edit would strand what is in flight) and patching is
-on. Launched inside the running loop, DBOS runs started, dequeued and recovered workflows all on that loop.
+One workflow function leads every run; its argument is the run's id, the facts are in our tables. The application
+version is pinned (the default is a hash of the source, so that any edit would strand the workflows in flight) and
+patching is on. Launched inside the running loop, DBOS runs started, dequeued and recovered workflows all on that loop.
 """
 
 from __future__ import annotations
@@ -32,33 +32,34 @@ APPLICATION = "ecluse"
 VERSION = "1"
 WORKFLOW = "ecluse.run"
 QUEUE = "ecluse-runs"
-# Runs that wait at gates hold their place in the queue.
+# Per process. A run that waits at a gate keeps its place in the queue.
 RUNS_AT_ONCE = 2_000
 QUEUE_POLL_SECONDS = 1.0
-# A run that has just ended still has its workflow's result to record.
+# How long `stop` waits for the workflows of runs that have just ended to record their result.
 LAST_WORDS_SECONDS = 0.1
 GIVE_BACK_SECONDS = 2.0
 IDLE_SECONDS = 10.0
 
-DATABASE_ERRORS = (psycopg.Error, exc.SQLAlchemyError)  # `away` says of which kind
+DATABASE_ERRORS = (psycopg.Error, exc.SQLAlchemyError)  # `away` tells an outage from other errors
 
 R = TypeVar("R")
 Lead = Callable[[int], Awaitable[None]]
 
 
 class NotHere(Exception):
-    """This program cannot lead that run; another version of it may."""
+    """This program cannot lead the run; another version of it may."""
 
 
 def away(error: BaseException) -> bool:
-    """The database went away, under us or under DBOS, which wraps what the driver raises."""
+    """Return whether the error says "database unavailable", raised by the driver or wrapped by DBOS."""
     if isinstance(error, exc.DBAPIError):
         return error.orig is not None and is_away(error.orig)
     return isinstance(error, exc.TimeoutError) or is_away(error)
 
 
 def not_the_storys(error: Exception) -> bool:
-    """DBOS's own signals, and a database that went away under it. (What else it raises is a fault of the story.)"""
+    """Return whether the error is a signal of DBOS itself, or a database outage under DBOS. (Any other error is the
+    story's.)"""
     return isinstance(error, DBOSException) or (isinstance(error, exc.SQLAlchemyError) and away(error))
 
 
@@ -81,23 +82,23 @@ _leading: dict[str, asyncio.Task[Any]] = {}
 @DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)
 async def _workflow(run_id: int) -> None:
     task, name = asyncio.current_task(), DBOS.workflow_id
-    if _lead is None or task is None or name is None:  # we are leaving: it stays pending, and is handed over
+    if _lead is None or task is None or name is None:  # this replica is stopping: the workflow stays pending
         raise asyncio.CancelledError
     _leading[name] = task
     try:
         await _lead(run_id)
     except (NotHere, DBOSUnexpectedStepError) as error:
-        # Another version of this program knows its flow, or has led it further than the story goes here.
+        # Another version of this program knows the run's flow, or has led it further than this version's story goes.
         log.error("a run that cannot be led here is given back", workflow=name, error=str(error))
         await asyncio.sleep(GIVE_BACK_SECONDS)
-        with suppress(psycopg.Error):  # then we keep it, and try again when it is resumed
+        with suppress(psycopg.Error):  # then it stays with this replica, which tries again when it is resumed
             await asyncio.to_thread(_give_back, name)
         raise asyncio.CancelledError from error
     except DATABASE_ERRORS as error:
         if not away(error):
             raise
-        # Not the story's doing: the database went away under it. Only a cancelled workflow stays pending, to be
-        # resumed; anything else would be recorded as the run's end as soon as the database is back.
+        # A database outage is not the story's fault. Only a cancelled workflow stays pending, to be resumed; any other
+        # error would be recorded as the workflow's end as soon as the database is back.
         log.warning("workflow interrupted, to be resumed", workflow=name, error=one_line(error))
         raise asyncio.CancelledError from error
     finally:
@@ -120,7 +121,7 @@ async def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> No
         "enable_patching": True,
         "executor_id": executor_id,
         "sys_db_pool_size": connections,
-        # As ours: a replica that sleeps in the middle of a step keeps others from taking over its runs for so long.
+        # As for our own sessions: a replica frozen inside a step delays failover of its runs by at most this long.
         "sys_db_idle_transaction_timeout_sec": IDLE_SECONDS,
         "log_level": "WARNING",
         "run_migrations": False,
@@ -134,7 +135,8 @@ async def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> No
 
 
 def _connection(dsn: str) -> psycopg.Connection[Any]:
-    """For its engine, which begins transactions by itself. JIT would cost more than any of its statements."""
+    """Connect for DBOS's SQLAlchemy engine, which begins transactions itself. JIT would cost more than any of its
+    statements."""
     connection = psycopg.connect(dsn, autocommit=True)
     connection.execute("SET jit = off")
     connection.autocommit = False
@@ -142,11 +144,11 @@ def _connection(dsn: str) -> psycopg.Connection[Any]:
 
 
 async def stop() -> None:
-    """Hand over: a cancelled workflow stays pending and goes on elsewhere."""
+    """Cancel the workflows led here and stop DBOS: a cancelled workflow stays pending, and another replica goes on."""
     global _lead
     dbos_log = logging.getLogger("dbos")
     level = dbos_log.level
-    dbos_log.setLevel(logging.ERROR)  # that its tasks are cancelled is no news here
+    dbos_log.setLevel(logging.ERROR)  # it warns about cancelled tasks, which are intended here
     _lead = None
     tasks = list(_leading.values())
     if tasks:
@@ -159,7 +161,7 @@ async def stop() -> None:
 
 
 async def start(run: Run) -> None:
-    """At once, on this replica. A workflow id that exists already is not started again."""
+    """Start the run's workflow at once, on this replica. A workflow id that exists already is not started again."""
     with _as_the_driver_says(), SetWorkflowID(workflow_id(run.tenant_id, run.event_key)):
         await DBOS.start_workflow_async(_workflow, run.id)
 
@@ -172,22 +174,25 @@ FROM runs r WHERE r.id = ANY(%s) AND r.orchestrated ORDER BY r.id
 
 
 async def enqueue(connection: Connection, run_ids: Sequence[int]) -> None:
-    """In the caller's transaction: run rows and their workflows are one commit. An id enqueued before is a no-op."""
+    """Enqueue the runs' workflows in the caller's transaction, so that run rows and workflows are one commit. An id
+    enqueued before is a no-op."""
     await connection.execute(ENQUEUE, (WORKFLOW, QUEUE, VERSION, APPLICATION, list(run_ids)))
 
 
 async def step(name: str, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
-    """A finished step's result is stored; a replay returns it without running the function again."""
+    """Run `function` and store its result; a replay returns the stored result without running it again."""
     return await DBOS.run_step_async({"name": name}, function)
 
 
 async def patched(name: str) -> bool:
-    """Is this a run that began with the change called `name`? Those in flight when it was deployed go on without it."""
+    """Return whether this run began with the change called `name`. Runs in flight when it was deployed go on without
+    it."""
     return await DBOS.patch_async(name)
 
 
 async def receive(topic: str, seconds: float) -> None:
-    """Wait for a hint, durably: the wake-up instant is stored, a replica that takes over waits for the rest of it."""
+    """Wait for a hint, durably: the wake-up instant is stored, so that a replica that takes over waits for the rest of
+    the time only."""
     await DBOS.recv_async(topic, timeout_seconds=seconds)
 
 
@@ -202,7 +207,7 @@ PENDING = "SELECT workflow_uuid FROM dbos.workflow_status WHERE status = 'PENDIN
 
 
 async def interrupted(connection: Connection, executor_id: str) -> set[str]:
-    """Workflows that count as ours and running, which nobody here is running."""
+    """Return the workflows that DBOS has as pending on this replica, but that no task of this process runs."""
     cursor = await connection.execute(PENDING, (executor_id,))
     return {row[0] for row in await cursor.fetchall()} - _leading.keys()
 
@@ -212,7 +217,7 @@ async def resume(workflows: Collection[str]) -> None:
         await DBOS.resume_workflows_async(list(workflows))
 
 
-# What DBOS itself does to a dead executor's workflows; whoever leaves need not be found dead first.
+# The statement that DBOS uses for a dead executor's workflows: a replica that stops need not be declared dead first.
 HAND_OVER = f"""
 UPDATE dbos.workflow_status SET status = 'ENQUEUED', owner_xid = NULL, started_at_epoch_ms = NULL,
     updated_at = extract(epoch FROM clock_timestamp()) * 1000,
@@ -233,5 +238,5 @@ WHERE w.status = 'PENDING' AND NOT EXISTS (SELECT 1 FROM replicas r WHERE r.id =
 
 
 def recover(executor_ids: Sequence[str]) -> None:
-    """Blocking, for the reaper's thread. Puts the pending workflows of dead executors back into their queues."""
+    """Put the pending workflows of dead executors back into their queues. Blocking: for the reaper's thread."""
     DBOS._recover_pending_workflows(list(executor_ids))  # noqa: SLF001 - the call its own coordinator makes

@@ -1,8 +1,9 @@
-"""The gate of a stage: waiting until its items are finished, bounded in every direction.
+"""The gate of a stage: wait until its items are finished, bounded in every direction.
 
 The message is a hint, the table is the truth: on every wake-up the gate reads the counts and decides from them alone,
-so a lost, doubled or early message cannot lie, and any replica can go on where another died. A stall (no progress for
-three poll intervals) opens a further round for what failed while rounds remain; it never ends a gate, nor extends it.
+so that a lost, doubled or early message does no harm, and any replica can go on where another died. A stall (no
+progress for three poll intervals) opens a further round for failed items while rounds remain; it never ends a gate, nor
+extends it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FIRST_PAUSE = timedelta(seconds=1)
 
 @dataclass(frozen=True)
 class StageProgress:
-    """One look at a stage, from the database only, at the database's own time."""
+    """One poll of a stage: counts from the database only, at the database's own time."""
 
     now: datetime
     started_at: datetime
@@ -41,7 +42,7 @@ class StageProgress:
     failed_for_good: int
     in_flight: int
     run_ended: bool = False
-    clock_stopped: bool = False  # a lane that it needs is paused, and its time with it
+    clock_stopped: bool = False  # a lane that the stage needs is paused, and the stage's time with it
 
     @property
     def finished(self) -> int:
@@ -80,7 +81,7 @@ def decide(look: StageProgress, stage: Stage) -> GateEnded | Redispatch | Wait:
     quiet = look.now - look.progress_at
     if may_heal and look.stalled(stage) and look.fanned_out and not look.clock_stopped:
         return Redispatch(look.round + 1)
-    # Pauses grow with the age of the gate from one second to the poll interval; a hint ends any of them early.
+    # Pauses grow with the age of the gate from one second to the poll interval; a hint ends a pause early.
     pause = min(max(FIRST_PAUSE, (look.now - look.started_at) / 10), stage.poll)
     until = [pause] if look.clock_stopped else [pause, look.deadline_at - look.now]
     if may_heal and look.fanned_out and not look.clock_stopped:
@@ -89,8 +90,8 @@ def decide(look: StageProgress, stage: Stage) -> GateEnded | Redispatch | Wait:
 
 
 def next_round_at(look: StageProgress, stage: Stage) -> datetime | None:
-    """When another round is opened for what failed, unless something is done before; None: none will be, or it is not
-    known when, since the clock stands still."""
+    """Return when the gate opens another round for failed items, unless there is progress before. None: it opens none,
+    or the instant is unknown because the stage's clock is stopped."""
     at = look.progress_at + STALL_POLLS * stage.poll
     may_heal = look.fanned_out and look.round < stage.rounds and look.failed > look.failed_for_good
     return at if may_heal and not look.clock_stopped and at < look.deadline_at else None
@@ -116,11 +117,11 @@ SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM
 FROM stages s JOIN runs r ON r.id = s.run_id, counts c, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
 """
 
-# Claims before items: the one lock order.
+# Lock order: claims before items.
 LOCK_CLAIMS = "SELECT 1 FROM claims WHERE run_id = %s AND stage = %s ORDER BY id FOR NO KEY UPDATE"
 
-# What failed and may heal is opened again: out of its claim's `failed`, into its `released`. Not while a write of it is
-# in doubt: a round is a new wish, and the vendor would do both.
+# Reopen failed items that are not permanent, and move them from `failed` to `released` in the counts of their claims.
+# Not while a write of the item is in doubt: a new round sends under a new key, and the vendor would apply both.
 REOPEN = """
 WITH again AS (
     SELECT id, claim_id FROM items i WHERE run_id = %(run)s AND stage = %(stage)s AND status = 'failed'
@@ -137,13 +138,13 @@ opened AS (
 SELECT count(*), (array_agg(key ORDER BY key))[1:3], pg_notify('ecluse_work', '') FROM opened
 """
 
-# What somebody has in hand may still come to its end, but is not tried again.
+# Items in flight at the deadline may finish, but are not retried.
 LAST_CHANCE = """
 UPDATE items SET permanent = true, error_code = %(code)s, error = %(error)s || coalesce(': ' || error, '')
 WHERE run_id = %(run)s AND stage = %(stage)s AND status = 'open'
 """
 
-# At the deadline what nobody has in hand is closed, so that no worker starts it after the gate has given up on it.
+# At the deadline, close unclaimed items, so that no worker starts them after the gate has given up on them.
 CLOSE_WAITING = """
 WITH late AS (
     SELECT id, lane_id FROM items WHERE run_id = %(run)s AND stage = %(stage)s AND claim_id IS NULL
@@ -168,7 +169,7 @@ async def look(connection: Connection, run: Run, stage: Stage) -> StageProgress:
     return found
 
 
-# What waits for its next attempt is not due.
+# Items in backoff are not due, and not counted.
 UNCLAIMED = """
 SELECT count(*) FROM items WHERE run_id = %s AND stage = %s AND claim_id IS NULL AND due_at <= ecluse_now()
 """
@@ -179,7 +180,7 @@ async def unclaimed(connection: Connection, run: Run, stage: Stage) -> int:
     return int(row[0]) if row else 0
 
 
-# Beside whatever else the run has to do: it waits for the runs that do the work, and has no items of its own.
+# A stage beside the run's other stages, without items of its own: it waits for the runs that do its work.
 OPEN_UNITS = """
 INSERT INTO stages (run_id, stage, budget, rounds, started_at, fanned_out_at, deadline_at, progress_at, units)
 SELECT id, %(stage)s, %(budget)s, %(rounds)s, now, now, now + %(max_wait)s, now, 0
@@ -230,7 +231,8 @@ async def look_at_units(connection: Connection, run: Run, stage: Stage, counted:
 
 
 async def announce_round(connection: Connection, run: Run, stage: Stage, at: datetime | None) -> None:
-    """To those who ask why the run waits. None: none will be opened as things stand."""
+    """Store when the next round opens, for `insight/waiting.py`, which explains why a run waits. None: as things stand,
+    no further round."""
     await connection.execute(
         "UPDATE stages SET next_round_at = %(at)s::timestamptz"
         " WHERE run_id = %(run)s AND stage = %(stage)s AND next_round_at IS DISTINCT FROM %(at)s::timestamptz",
@@ -239,7 +241,7 @@ async def announce_round(connection: Connection, run: Run, stage: Stage, at: dat
 
 
 async def next_round(connection: Connection, run: Run, stage: Stage, round_: int) -> bool:
-    """False if that round was opened already, by a replay, or the run has ended."""
+    """Mark the round as opened. Return False if it was opened before (this is a replay) or the run has ended."""
     alive = await connection.execute("SELECT 1 FROM runs WHERE id = %s AND ended_at IS NULL FOR SHARE", (run.id,))
     if await alive.fetchone() is None:
         return False

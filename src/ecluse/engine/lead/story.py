@@ -1,5 +1,5 @@
-"""What a flow's story talks to: durable steps, selection, fan-out, gates. The story itself is ordinary code that is
-replayed after a crash, so everything it does to the world goes through a step here; results are ids and counts."""
+"""The interface of a flow's story: durable steps, selection, fan-out, gates. The story itself is ordinary code that is
+replayed after a crash, so all its side effects go through a step here; results are ids and counts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Seen = Callable[[Connection, Run, gate.StageProgress, gate.GateEnded | gate.Redi
 
 
 class Units(Protocol):
-    """Of a stage whose work is done by other runs: how far they are, and how to repeat what failed, before the round
-    counts as opened: twice must be harmless."""
+    """The units of a stage whose work is done by other runs: `count` reads their progress, `again` repeats the failed
+    ones. `again` runs before the round is marked as opened, so it may run twice and must be idempotent."""
 
     async def count(self, connection: Connection, run: Run) -> Counted: ...
 
@@ -45,7 +45,7 @@ class Story:
     def __init__(self, pool: Pool, flow: Flow, run: Run, *, chunk: int, tell: EmitLive = lambda _: None) -> None:
         self._pool = pool
         self._chunk = chunk
-        self.tell = tell  # ephemeral: a step that is repeated tells again
+        self.tell = tell  # ephemeral events: a repeated step emits them again
         self.flow = flow
         self.run = run
 
@@ -60,7 +60,8 @@ class Story:
         *args: P.args,
         **kw: P.kwargs,
     ) -> R:
-        """Run `function(connection, run, …)` once; its small result is stored under this place in the story."""
+        """Run `function(connection, run, …)` once and log it; its small result is stored under this place in the
+        story."""
 
         async def told(connection: Connection, run: Run) -> R:
             began = time.monotonic()
@@ -78,7 +79,7 @@ class Story:
         *args: P.args,
         **kw: P.kwargs,
     ) -> R:
-        """A step that says nothing of itself."""
+        """Run a step without logging it. It is retried while the database is unavailable."""
 
         async def patiently() -> R:
             while True:
@@ -96,15 +97,15 @@ class Story:
         return await durable.step(name, patiently)
 
     async def patched(self, change: str) -> bool:
-        """False for runs that began before this change to the story was deployed: they go on as they began."""
+        """Return False for runs that began before this change to the story was deployed: they go on as they began."""
         return await durable.patched(change)
 
     async def phase(self, name: str) -> None:
         await self.once(f"phase-{name}", lifecycle.set_phase, name)
 
     async def select(self, source: Source) -> int:
-        """Fix the targets this run answers for. Returns how many. Only targets: what an item is to know of them (its
-        payload) is for `fan_out`."""
+        """Fix the targets that this run answers for; return how many. Payloads are not kept: `fan_out` gives items
+        theirs."""
 
         async def chosen(connection: Connection, run: Run) -> int:
             await targets.select(connection, {run.id: await source(connection, run)})
@@ -115,7 +116,7 @@ class Story:
         return count
 
     async def fan_out(self, stage: Stage, source: Source = targets.open_targets, priority: Priority = "normal") -> int:
-        """Dispatch the stage's items: those of `source`, or one without a payload for every target still open."""
+        """Dispatch the stage's items: those of `source`, or one without a payload for every open target."""
 
         async def dispatched(connection: Connection, run: Run) -> int:
             items = await source(connection, run)
@@ -126,12 +127,12 @@ class Story:
         return count
 
     async def open(self, stage: Stage) -> None:
-        """A stage whose work is done by other runs: its time begins here."""
+        """Open a stage whose work is done by other runs; its time begins here."""
         await self.once(f"open-{stage.name}", gate.open_units, stage)
 
     async def gate(self, stage: Stage, *, seen: Seen | None = None, units: Units | None = None) -> str:
-        """Wait for the stage's items, or for its `units`. Returns how it ended: done or timeout. `seen` is called with
-        every look, before it is acted on."""
+        """Wait for the stage's items, or for its `units`. Return how the gate ended: done or timeout. `seen` is called
+        with the progress and the decision of every poll, before the decision is carried out."""
         looks = 0
         while True:
             verdict, seconds = await self.once(f"poll-{stage.name}-{looks}", _look, stage, looks == 0, seen, units)
@@ -186,7 +187,7 @@ async def _look(
 
 
 async def lead(story: Story) -> None:
-    """A run from its first step to its end, whatever the story does."""
+    """Lead a run from its first step to its end, whatever error the story raises."""
     flow, run = story.flow, story.run
     try:
         try:
@@ -201,7 +202,7 @@ async def lead(story: Story) -> None:
         crashpoint("after finalize")
     except lifecycle.RunEnded:
         run.trace.warn("the run was ended from outside")
-    except Exception as error:  # the edge of the story: whatever went wrong in it, the run must say so
+    except Exception as error:  # the edge of the story: whatever went wrong in it, the run must record it
         if durable.not_the_storys(error):
             raise
         run.trace.error("run failed", exc_info=True)
