@@ -1,1 +1,1 @@
-"""A run from its start to its end: rows, targets, stages, leases, log, end."""
+"""Runs from start to end: rows, targets, stages, leases, log, finalize."""

@@ -1,5 +1,5 @@
-"""Fan-out: a stage's items inserted set-based, a bounded number of rows per statement, so that the first ones are
-worked on while the rest is still being inserted and a failing statement hits few. Twice inserts nothing twice."""
+"""Fan-out: insert a stage's items set-based, a bounded number of rows per statement, so that the first items are
+worked on while the rest is still being inserted and a failing statement affects few. Idempotent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 WORK_CHANNEL = "ecluse_work"
 SAMPLE = 3
 Priority = Literal["high", "normal", "low"]
-# A head start, not a rank: whoever waits long enough has his turn, whatever comes after him.
+# Priority shifts the place in line by an hour; it does not rank, so that low-priority items cannot starve.
 HEAD_START = {"high": timedelta(hours=1), "normal": timedelta(0), "low": -timedelta(hours=1)}
 STATEMENTS_AHEAD = 10
 
@@ -34,7 +34,7 @@ FROM (SELECT id, ecluse_now() AS now FROM runs WHERE id = %(run)s AND ended_at I
 ON CONFLICT DO NOTHING
 """
 
-# The run's row is shared for the length of the statement: nothing is dispatched into a run that has ended.
+# The run's row is locked FOR SHARE during the statement: nothing is dispatched into a run that has ended.
 INSERT = """
 WITH inp AS (SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb)
              AS t(key text, target text, payload jsonb, "group" text)),
@@ -50,10 +50,10 @@ put AS (
     RETURNING 1)
 SELECT count(*), pg_notify('ecluse_work', '') FROM put
 """
-# Where the stage is new there is nothing to conflict with, and not asking saves a third of the work.
+# A new stage has no items to conflict with, and leaving out ON CONFLICT saves a third of the work.
 INSERT_NEW = INSERT.replace("ON CONFLICT ON CONSTRAINT items_key DO NOTHING", "")
 
-# What cannot be stored is still accounted for: a failed item under a closed claim, like one that ran and failed.
+# An item that cannot be stored still counts: as a failed item under a closed claim, like one that ran and failed.
 INSERT_REFUSED = """
 WITH lane AS (SELECT id FROM lanes WHERE name = %(lane)s),
 claim AS (
@@ -88,7 +88,7 @@ async def fan_out(
     chunk: int,
     priority: Priority = "normal",
 ) -> int:
-    """Returns how many items the stage now has."""
+    """Open the stage and insert its items; return how many items it now has."""
     names: dict[str, Any] = {
         "run": run.id,
         "flow": run.flow,
@@ -124,8 +124,8 @@ async def fan_out(
 async def _insert(
     connection: Connection, names: dict[str, Any], items: Sequence[NewItem], chunk: int, insert: str
 ) -> int:
-    """Statements of at most `chunk` rows, sent without waiting for each other. If the data of one is refused, nothing
-    of these is stored, and halves are tried until the culprit is alone. Returns how many were refused."""
+    """Insert items in pipelined statements of at most `chunk` rows. If the data of one is refused, none of these items
+    is stored, and halves are tried until the culprit is alone. Return how many items were refused."""
     try:
         async with together(connection):
             for start in range(0, len(items), chunk):

@@ -1,5 +1,5 @@
-"""How runs end, in one transaction: outcomes settled, work closed, counts, status. Whoever comes second changes
-nothing; the database counts once more."""
+"""End runs in one transaction: settle outcomes, close open work, tally, set the status. A second end of the same run
+changes nothing; a constraint trigger of the database counts the outcomes again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from ecluse.engine.runs import leases, lifecycle, units
 from ecluse.engine.runs.waiters import MARK_ABANDONED
 
 FEW = 500  # targets
-CANCELLED = "CANCELLED"  # the code of a target that was never finished, of a run that was ended on request
+CANCELLED = "CANCELLED"  # error code of an unfinished target of a run that was ended on request
 
-# In three strokes, the common one cheap: all items succeeded; something did not (failed before ignored, the first one
-# names the reason, an item nobody finished is incomplete, in the words of the gate that gave up on it); the rest. When
-# a run is ended by force, only those count as finished that have failed, are out, or have been through a last stage.
+# Three statements, so that the common case is cheap:
+# 1. Targets whose items all succeeded.
+# 2. Targets with an item that did not: failed goes before unfinished before ignored, and the first one gives the
+#    reason. An unfinished item is INCOMPLETE, with the error of the gate that gave up on it.
+# 3. All other targets.
+# When a run is ended by force, only targets that failed, are ignored or have passed a last stage count as finished.
 SETTLE = (
     """
 UPDATE outcomes o SET outcome = 'successful'
@@ -48,14 +51,14 @@ WHERE run_id = ANY(%(runs)s) AND outcome IS NULL
 """,
 )
 
-# A failure that has, or may have, left something at the vendor says so; `effects` knows what, or will.
+# Mark failed targets whose write was, or may have been, applied at the vendor; `effects` knows which, or will.
 MAY_EXIST = """
 UPDATE outcomes o SET effect_may_exist = true FROM effects e
 WHERE o.run_id = ANY(%(runs)s) AND e.run_id = o.run_id AND e.target = o.target AND o.outcome = 'failed'
   AND e.sends > 0 AND e.state IN ('sending', 'unknown', 'applied', 'conflict')
 """
 
-# Nothing of an ended run is started or stored any more: open items go under a closed claim, fences move on.
+# Nothing of an ended run is started or stored any more: open items get a closed claim, and fences are incremented.
 END_OF_RUN = "end of run"
 CLOSE_WORK = f"""
 WITH late AS (
@@ -79,7 +82,7 @@ UPDATE stages SET ended_at = ecluse_now(), end_cause = 'run ended' WHERE run_id 
 LOCK = """
 SELECT id, status, selected FROM runs WHERE id = ANY(%(runs)s) ORDER BY id FOR NO KEY UPDATE
 """
-# Before there was anything to answer for: the run itself has failed, for the reason of that item.
+# The first failed item of runs that never selected targets: the run itself has failed, for that item's reason.
 BROKEN = """
 SELECT DISTINCT ON (run_id) run_id, error_code, error FROM items
 WHERE run_id = ANY(%(runs)s) AND status = 'failed' ORDER BY run_id, finished_at, id
@@ -105,14 +108,15 @@ ORDER BY r.id
 
 
 async def complete(connection: Connection, run_ids: Collection[int]) -> list[Run]:
-    """Of runs that nobody leads: those of which nothing is open any more."""
+    """Return the open runs among `run_ids` whose stages are all complete. For runs without a story, which no workflow
+    ends."""
     async with connection.cursor(row_factory=class_row(Run)) as rows:
         return await (await rows.execute(ALL_COMPLETE, (list(run_ids),))).fetchall()
 
 
 @dataclass(frozen=True)
 class RunEnd:
-    """Why a run ends before its work does; `by` names who asked for it, or the run that it ends with."""
+    """Why a run ends; `by` names the operator who asked for it, or the run whose end ends this one."""
 
     cause: EndCause
     code: str | None = None
@@ -121,7 +125,7 @@ class RunEnd:
 
     @property
     def of_targets(self) -> tuple[str, str]:
-        """The code and the words of targets that were not finished."""
+        """The error code and the reason of unfinished targets."""
         if self.cause == "normal":
             return "NOT_PROCESSED", "No work was done for this target"
         if self.cause == "operator":
@@ -147,8 +151,8 @@ async def end(
     by: str | None = None,
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """Settle and end, together with what `record` writes. False if it had ended already: whoever comes second changes
-    nothing."""
+    """Settle and end one run; `record` writes in the same transaction. Return False if the run had ended already: then
+    nothing is changed."""
     return await end_many(connection, flow, [run], RunEnd(cause, code, reason, by), record) == 1
 
 
@@ -159,7 +163,7 @@ async def end_many(
     cause: RunEnd = NORMAL,
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
-    """Those that were still open, all together; returns how many."""
+    """End those of the runs that are still open, in one transaction; return how many."""
     by_id = {run.id: run for run in ending}
     ended: list[EndedRun] = []
     async with connection.transaction():
@@ -176,7 +180,7 @@ async def end_many(
         unselected = [run for run, (_, selected) in words.items() if selected is None]
         if unselected:
             await connection.execute("UPDATE runs SET selected = 0 WHERE id = ANY(%s)", (unselected,))
-        # Claims before items before outcomes: the one lock order.
+        # Lock order: claims before items before outcomes.
         await connection.execute(
             "SELECT 1 FROM claims WHERE run_id = ANY(%(runs)s) ORDER BY id FOR NO KEY UPDATE", runs_too
         )
@@ -219,7 +223,7 @@ async def _settle(connection: Connection, flow: Flow, run_ids: list[int], cause:
     code, reason = cause.of_targets
     rest = {"code": code, "reason": reason}
     facts = {"runs": run_ids, "normal": cause.cause == "normal", "last": flow.last_stages, **rest}
-    # Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
+    # Freshly filled tables have no statistics: a planner that expects one row would run a nested loop over thousands.
     if many := selected > FEW:
         await connection.execute("SET LOCAL enable_nestloop = off")
     all_good = (await connection.execute(SETTLE[0], facts)).rowcount == selected

@@ -1,6 +1,7 @@
-"""Leases: one holder per (tenant, key). A process holds for its ttl, which its heartbeat extends (the ttl is only the
-bound after a crash); a run holds for as long as it is open. Each holding is a row with a number of its own, higher than
-every former one of the key: whoever writes under a lease locks that row first, and finds out if it has been lost."""
+"""Leases: one holder per (tenant, key). A process holds a lease for its ttl, which its heartbeat extends (the ttl is
+only the bound after a crash); a run holds it for as long as the run is open. Each holding is a row with its own fence
+number, higher than all former ones of the key: a write under a lease locks that row first, and fails if the lease was
+lost."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class LeaseLost(EcluseError):
-    """Somebody else holds it, or may: nothing of this holder is stored any more."""
+    """Another holder has the lease, or may have: nothing of this holder is stored any more."""
 
     code = "LEASE_LOST"
 
@@ -37,11 +38,11 @@ class Lease:
     token: UUID = field(repr=False)
     owner: str
     run_id: int | None
-    attempt: int  # 1, or one more than the former holder's if that one expired without releasing
-    remaining: timedelta | None  # when it was read; None: held by a run
+    attempt: int  # 1, or one more than the former holder's if that lease expired without a release
+    remaining: timedelta | None  # at the time of reading; None: held by a run
 
     def facts(self) -> dict[str, Any]:
-        """For the log: never the whole token."""
+        """Return the fields of a log line: never the whole token."""
         lock = {"lock_key": self.key, "lock_token": str(self.token)[:8], "fence": self.fence, "attempt": self.attempt}
         left = self.remaining and round(self.remaining.total_seconds(), 1)
         return {**lock, "tenant_id": self.tenant_id, "owner": self.owner, "run_id": self.run_id, "lock_ttl": left}
@@ -49,15 +50,15 @@ class Lease:
 
 @dataclass(frozen=True)
 class Held:
-    """Somebody has it: wait for that one, or for its run, instead of starting a second."""
+    """The lease is taken: wait for its owner, or for its run, instead of starting a second one."""
 
     owner: str
     run_id: int | None
-    remaining: timedelta | None  # None: for as long as the run is open
+    remaining: timedelta | None  # None: held for as long as the run is open
 
 
 OPEN_RUN = "SELECT 1 FROM runs WHERE id = %(run)s AND tenant_id = %(tenant)s AND ended_at IS NULL FOR NO KEY UPDATE"
-# One at a time per key, so that numbers grow in the order of the holdings.
+# One `acquire` at a time per key, so that fence numbers grow in the order of the holdings.
 TURN = "SELECT pg_advisory_xact_lock(hashtextextended(%(tenant)s || '/' || %(key)s, 10))"
 COLUMNS = "tenant_id, key, fence, token, owner, run_id, attempt, expires_at - ecluse_now()"
 HOLDER = f"""
@@ -67,7 +68,7 @@ WHERE tenant_id = %(tenant)s AND key = %(key)s AND ended_at IS NULL
 END = "UPDATE leases SET ended_at = ecluse_now(), end_cause = "
 MINE = "tenant_id = %s AND key = %s AND fence = %s AND token = %s AND ended_at IS NULL"
 EXPIRE = f"{END} 'expired' WHERE {MINE} AND expires_at <= ecluse_now()"
-# After the last row of a key was deleted by retention, its numbers go on above all that were deleted.
+# If retention has deleted the last row of a key, its fence numbers continue above all deleted ones.
 FORMER = "coalesce(last.fence, (SELECT highest FROM pruned WHERE kind = 'leases'), 0)"
 TAKE = f"""
 INSERT INTO leases (tenant_id, key, fence, owner, run_id, replica_id, attempt, ttl, acquired_at, expires_at)
@@ -79,7 +80,8 @@ LATERAL (SELECT greatest(ecluse_now(), last.ended_at) AS at) AS instant
 RETURNING {COLUMNS}
 """  # noqa: S608 - our own names
 
-# A row that a write is being made under is skipped: nobody can take it meanwhile, and the next beat comes soon.
+# Skip rows that are locked by a write under the lease: no other holder can take them meanwhile, and the next heartbeat
+# comes soon.
 RENEW = """
 UPDATE leases SET expires_at = ecluse_now() + ttl WHERE (tenant_id, key, fence) IN (
     SELECT tenant_id, key, fence FROM leases WHERE replica_id = %s AND ended_at IS NULL AND run_id IS NULL
@@ -91,8 +93,8 @@ END_EXPIRED = f"""
     WHERE ended_at IS NULL AND run_id IS NULL AND expires_at <= ecluse_now() FOR UPDATE SKIP LOCKED)
 """  # noqa: S608 - our own names
 END_OF_RUNS = f"{END} 'run ended' WHERE run_id = ANY(%(runs)s) AND ended_at IS NULL"
-# For many runs and keys at once, without a turn: whoever comes second waits for the first one's commit at the index,
-# and does without. In one order for everybody.
+# For many runs and keys at once, without the lock of TURN: the second of two transactions waits at the unique index for
+# the first one's commit, and gets no lease. Keys are inserted in one order, against deadlocks.
 HOLD = f"""
 INSERT INTO leases (tenant_id, key, fence, owner, run_id, attempt, acquired_at)
 SELECT w.tenant, w.key, {FORMER} + 1, 'run ' || w.run, w.run,
@@ -125,8 +127,9 @@ async def acquire(
     replica: str | None = None,
     run_id: int | None = None,
 ) -> Lease | Held:
-    """By a process, for `ttl`, extended by the heartbeat of `replica`; or by a run, which has its own lease back when
-    it asks again. Part of the caller's transaction, if there is one: a run and its lease may be one commit."""
+    """Take the lease for a process, for `ttl`, which the heartbeat of `replica` extends; or for a run, which gets its
+    own lease back when it asks again. Part of the caller's transaction, if there is one: a run and its lease may be one
+    commit."""
     given = {"tenant": tenant, "key": key, "owner": owner, "ttl": ttl, "replica": replica, "run": run_id}
     async with connection.transaction():
         if run_id is not None and await (await connection.execute(OPEN_RUN, given)).fetchone() is None:
@@ -136,7 +139,7 @@ async def acquire(
         if lease is not None and run_id is not None and lease.run_id == run_id:
             return lease
         if lease is not None and lease.remaining is not None and lease.remaining <= timedelta(0):
-            # Asked again under the row's lock: its holder may be extending it, writing under it, or releasing it.
+            # EXPIRE checks again under the row's lock: the holder may be extending, writing under or releasing it.
             expired = (await connection.execute(EXPIRE, _mine(lease))).rowcount
             lease = None if expired else await _holder(connection, given)
         if lease is not None:
@@ -154,21 +157,21 @@ async def acquire(
 async def hold_for_runs(
     connection: Connection, wanted: Sequence[tuple[int, str, str]]
 ) -> dict[tuple[str, str], int | None]:
-    """Leases (run, tenant, key) that runs hold until they end: of open runs whose rows the caller's transaction has
-    locked or inserted. Returns who holds each (tenant, key) now: that run, another one, or (none) a process."""
+    """Take leases (run, tenant, key) that runs hold until they end. The runs must be open, their rows locked or
+    inserted by the caller's transaction. Return the run that now holds each (tenant, key); None: a process holds it."""
     first = {(tenant, key): run for run, tenant, key in reversed(wanted)}
     held: dict[tuple[str, str], int | None] = {}
     while left := {pair: run for pair, run in first.items() if pair not in held}:
         rows = [{"run": run, "tenant": tenant, "key": key} for (tenant, key), run in left.items()]
         had = {(tenant, key) for tenant, key in await (await connection.execute(HOLD, (_json(rows),))).fetchall()}
         held |= {pair: left[pair] for pair in had}
-        # One that was freed in between is free again: once more.
+        # A lease that was released between the two statements is in neither result: try again.
         held |= await _holders(connection, left.keys() - had)
     return held
 
 
 async def holders(connection: Connection, tenant: str, keys: Collection[str]) -> dict[str, int | None]:
-    """Which of these are held, and by which run (none: a process)."""
+    """Return those of the keys that are held, and by which run (None: by a process)."""
     held = await _holders(connection, {(tenant, key) for key in keys})
     return {key: run for (_, key), run in held.items()}
 
@@ -182,8 +185,8 @@ async def _holders(connection: Connection, pairs: Collection[tuple[str, str]]) -
 
 
 async def still_mine(connection: Connection, lease: Lease) -> None:
-    """In the transaction of a write under the lease, before it: until the commit nobody can take the lease away. Locks
-    runs → leases, as whoever ends the run does."""
+    """Lock the lease, or raise LeaseLost. Called before a write under the lease, in its transaction: no other holder
+    can take the lease before the commit. Lock order: runs → leases, like the end of a run."""
     if lease.run_id is not None:
         await connection.execute("SELECT 1 FROM runs WHERE id = %s FOR SHARE", (lease.run_id,))
     cursor = await connection.execute(f"SELECT 1 FROM leases WHERE {MINE} FOR UPDATE", _mine(lease))  # noqa: S608
@@ -192,14 +195,14 @@ async def still_mine(connection: Connection, lease: Lease) -> None:
 
 
 async def release(connection: Connection, lease: Lease) -> bool:
-    """By whoever has its token. False if it had been lost before."""
+    """Release the lease, identified by its token. Return False if it had been lost before."""
     cursor = await connection.execute(f"{END} 'released' WHERE {MINE}", _mine(lease))
     log.info("lease released" if cursor.rowcount else "lease to be released was lost before", **lease.facts())
     return cursor.rowcount == 1
 
 
 async def force_release(connection: Connection, tenant: str, key: str, *, reason: str, by: str) -> bool:
-    """By an operator: the holder cannot write under it any more. False if nobody holds it."""
+    """Release a lease for an operator: its holder cannot write under it any more. Return False if it is not held."""
     if not reason.strip():
         raise InvalidInput("say why the lease is released by force: the reason stays with it")
     async with connection.transaction():
@@ -220,13 +223,13 @@ async def force_release(connection: Connection, tenant: str, key: str, *, reason
 
 
 async def end_expired(pool: Pool) -> None:
-    """Of those who died and whose lease nobody has wanted since."""
+    """End expired leases of processes that died, if no one has acquired them since."""
     async with pool.connection() as connection:
         await connection.execute(END_EXPIRED)
 
 
 async def list_leases(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[dict[str, Any]]:
-    """Those that are held; the token shortened. No remaining time: for as long as its run is open."""
+    """List the held leases, with shortened tokens. No remaining time: held for as long as its run is open."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(LIST, (tenant, limit, offset))
         return await cursor.fetchall()

@@ -1,5 +1,5 @@
-"""The life of a run row: started once per event key, begun, selected (`finalize.py` ends it). `set_status` is the
-only writer of a run's status, by compare-and-set on the word it had."""
+"""Run rows: load, lock, begin, phase and status (`start.py` inserts them, `finalize.py` ends them). `set_status` is the
+only writer of a run's status, by compare-and-set on the former status word."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ecluse.engine.model.states import State, cause_in_words
 RUNS_CHANNEL = "ecluse_runs"
 ENDED_CHANNEL = "ecluse_ended"
 
-# Runs before claims: the one lock order. Only where a `save` will change its run.
+# Lock order: runs before claims. A commit takes this lock only if a `save` in it will change its run.
 LOCK_RUNS = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 
 
 class RunEnded(Exception):
-    """Somebody ended the run: its story is over, too."""
+    """The run was ended from outside: its story stops, too."""
 
 
 async def load_runs(connection: Connection, run_ids: Collection[int]) -> list[Run]:
-    """Those there are, by id."""
+    """Return the runs that exist, ordered by id."""
     async with connection.cursor(row_factory=class_row(Run)) as cursor:
         await cursor.execute(
             "SELECT id, tenant_id, flow, event_key, input, correlation_id, schedule_id FROM runs"
@@ -50,8 +50,8 @@ async def has_ended(connection: Connection, run_id: int) -> bool:
 
 
 async def keep_open(connection: Connection, run: Run) -> None:
-    """For what a story starts outside its own items: nobody ends the run before the caller's transaction is over. One
-    that has ended ends the story instead."""
+    """Lock the run, so that it cannot end before the caller's transaction does; raise RunEnded if it has ended. For
+    work that a story starts outside its own items."""
     cursor = await connection.execute(
         "SELECT 1 FROM runs WHERE id = %s AND ended_at IS NULL FOR NO KEY UPDATE", (run.id,)
     )
@@ -60,8 +60,8 @@ async def keep_open(connection: Connection, run: Run) -> None:
 
 
 async def lock_open(connection: Connection, run_ids: Collection[int]) -> set[int]:
-    """Those of them that are open, and stay so until the caller's transaction is over: for a caller that begins to wait
-    for them."""
+    """Lock and return the open runs of `run_ids`, which stay open until the caller's transaction ends. For a caller
+    that begins to wait for them."""
     cursor = await connection.execute(
         "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NULL ORDER BY id FOR SHARE", (list(run_ids),)
     )
@@ -69,7 +69,7 @@ async def lock_open(connection: Connection, run_ids: Collection[int]) -> set[int
 
 
 async def begin(connection: Connection, flow: Flow, run: Run) -> bool:
-    """Queued to running. False if it was running already (a replay); an ended run refuses."""
+    """Move the run from queued to running. Return False if it was running already (a replay); raise if it has ended."""
     async with connection.transaction():
         word = await lock(connection, run.id)
         if flow.words.meaning[word] is State.RUNNING:
@@ -80,7 +80,7 @@ async def begin(connection: Connection, flow: Flow, run: Run) -> bool:
 
 
 async def begin_runs(connection: Connection, flow: Flow, queued: Sequence[Run]) -> None:
-    """Of runs that this transaction has inserted, hence nobody else has seen."""
+    """Move runs inserted by the current transaction to running. No lock needed: they are not visible to others."""
     await set_status(connection, flow, [Move(run, flow.words.initial, State.RUNNING) for run in queued])
     for run in queued:
         run.trace.start(f"run-{flow.name}", event_key=run.event_key)
@@ -94,7 +94,7 @@ async def set_phase(connection: Connection, run: Run, phase: str) -> None:
 
 
 async def note_errors(connection: Connection, run: Run, details: Mapping[str, Any]) -> None:
-    """What went wrong and did not end the run: kept beside whatever ends it."""
+    """Merge errors that did not end the run into its `error_details`; the end of the run keeps them."""
     await connection.execute(
         "UPDATE runs SET error_details = coalesce(error_details, '{}') || %s::jsonb WHERE id = %s",
         (to_json(details).decode(), run.id),
@@ -111,8 +111,8 @@ async def lock(connection: Connection, run_id: int) -> str:
 
 
 class Move(NamedTuple):
-    """A run's status, from the word it had to the flow's word for a state; `shown` is that state where the run's own is
-    another (`states.ended_as`). `facts` are columns set with it."""
+    """A status change of a run, from `from_word` to the flow's word for `state`, or for `shown` where the flow shows
+    another state than the run's own (`states.ended_as`). `facts` are columns set with it."""
 
     run: Run
     from_word: str
@@ -124,8 +124,8 @@ class Move(NamedTuple):
 FACTS = dict.fromkeys(("successful", "failed", "ignored"), "integer") | dict.fromkeys(
     ("end_cause", "ended_by", "reason", "error_code", "error_message"), "text"
 )
-# A run that has ended is in no phase; one that was ended by force says in which it was, and a sweep ends the runs that
-# only it waited for.
+# An ended run has no phase. A run ended by force keeps its phase in `error_details`, and with `ends_waited_for` set, a
+# sweep ends the runs that only it waited for.
 SET_STATUS = f"""
 WITH m AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(moves)s::jsonb)
@@ -156,7 +156,7 @@ def _noted(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 async def set_status(connection: Connection, flow: Flow, moves: Sequence[Move]) -> list[str]:
-    """Returns the flow's words for them."""
+    """Change the status of these runs, each only if it still has `from_word`; return the new status words."""
     words, rows = [], []
     for run, from_word, state, facts, shown in moves:
         to_word = flow.words.word(shown or state, after=from_word)

@@ -1,4 +1,4 @@
-"""A run's own account: dispatches, progress, stalls, moves and failures; never a row per succeeded item."""
+"""The log of a run: dispatches, progress, stalls, status changes and failures; never a row per succeeded item."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psycopg.types.json import Jsonb
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 
-# Equal failures of a run are one line: beside `stage`, `code` and `said`.
+# Equal failures of a run are one row. The columns `stage`, `code` and `said` must be in scope.
 FOLD = "sha256(convert_to(concat_ws(chr(10), stage, code, said), 'UTF8'))"
 ADD_UP = """
 ON CONFLICT (run_id, fold) WHERE fold IS NOT NULL DO UPDATE SET count = l.count + excluded.count,
@@ -41,7 +41,7 @@ async def write(
 
 
 async def write_once(connection: Connection, run_id: int, message: str, **data: Any) -> bool:
-    """A warning that stays true: said once, however often somebody notices. Was it this time?"""
+    """Write the warning unless this run already has one with the same message. Return whether it was written."""
     said = await connection.execute("SELECT 1 FROM run_log WHERE run_id = %s AND message = %s", (run_id, message))
     if await said.fetchone() is not None:
         return False
@@ -52,5 +52,5 @@ async def write_once(connection: Connection, run_id: int, message: str, **data: 
 async def write_failure(
     connection: Connection, run_id: int, stage: str, code: str, message: str, target: str, event_id: str
 ) -> None:
-    """A line about one item, or one more of the line that says the same."""
+    """Write a failure of one item, or count it in the run's row of equal failures."""
     await connection.execute(FAILURE, (run_id, stage, code, storable(message), target, event_id))

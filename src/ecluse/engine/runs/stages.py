@@ -1,5 +1,5 @@
-"""Opening a stage of many runs at once: of runs that are only items, in the transaction that inserts them, or in the
-commit of the stage before. A handful of statements, however many runs; twice opens nothing twice."""
+"""Open a stage of many runs at once, for runs that are only items: in the transaction that inserts them, or in the
+commit of the stage before. A handful of statements, however many runs. Idempotent."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ecluse.engine.runs.fan_out import HEAD_START, SAMPLE, Priority
 from ecluse.engine.runs.lifecycle import LOCK_RUNS
 from ecluse.engine.runs.start import announce
 
-# Nothing is dispatched into a run that has ended. Where no worker has ever been there is no lane yet: the first one to
-# come gives it its caps.
+# Nothing is dispatched into a run that has ended. The lane is created if no worker has registered it yet; the first
+# worker to start sets its caps.
 OPEN = """
 WITH lane AS (
     INSERT INTO lanes (name) SELECT %(lane)s WHERE NOT EXISTS (SELECT 1 FROM lanes WHERE name = %(lane)s)
@@ -47,7 +47,7 @@ FROM jsonb_to_recordset(%(rows)s::jsonb)
 """
 
 
-# Under a closed claim, like those that ran and failed: counted, and never run.
+# Fail items under a closed claim, like items that ran and failed: counted, and never run.
 GIVE_UP = """
 WITH late AS (
     SELECT id, run_id, lane_id FROM items
@@ -73,7 +73,7 @@ async def give_up(
     *,
     due_before: datetime | None = None,
 ) -> int:
-    """Fail what waits in a stage of these runs, in nobody's hands; a sweep then ends the runs. Returns how many."""
+    """Fail the unclaimed items in a stage of these runs; a sweep then ends the runs. Return how many items."""
     async with connection.transaction():
         await connection.execute(LOCK_RUNS, (list(run_ids),))
         facts = {"runs": list(run_ids), "stage": stage, "code": code, "error": error, "due_before": due_before}
@@ -96,7 +96,8 @@ async def open_stage(
     max_wait: timedelta | None = None,
     chunk: int = 200,
 ) -> None:
-    """Of runs of one flow, in the caller's transaction. `select`: the items' targets are what these runs answer for."""
+    """Open the stage for runs of one flow, in the caller's transaction. `select`: the runs answer for the items'
+    targets."""
     if not wanted:
         return
     wanted = sorted(wanted, key=lambda one: one[0].id)

@@ -1,5 +1,5 @@
-"""Starting runs: rows inserted once per event key, in the caller's transaction. Runs of a flow without a story have
-their first stage opened in the same transaction."""
+"""Start runs: insert one row per event key, in the caller's transaction. Runs of a flow without a story have their
+first stage opened in the same transaction."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ecluse.engine.outbox import events
 from ecluse.engine.runs import finalize
 from ecluse.engine.runs.lifecycle import RUNS_CHANNEL
 
-# No slash: a workflow id is tenant/event key, and must say which is which.
+# No slash: a workflow id is tenant/event key, and must be unambiguous.
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True)
 class Started:
     run: Run
-    deduplicated: bool  # the key was known: this is the run it started then, and nothing new was started
+    deduplicated: bool  # the key existed: this is the run that it started then, and no new run was started
 
 
 @dataclass(frozen=True)
 class Start:
-    """What it takes to start a run. The event key names the decision to run, so that taking it twice is harmless."""
+    """A request to start a run. The event key names the decision to run, which makes a second start idempotent."""
 
     flow: Flow
     event_key: str
@@ -43,12 +43,12 @@ class Start:
     parent_run_id: int | None = None
     correlation_id: str | None = None
     schedule_id: int | None = None
-    redrive_of: int | None = None  # the run whose targets it takes once more; its parent, too
-    # A run that ended does not block its key: a deliberate repetition is a new run, under the key's next name.
+    redrive_of: int | None = None  # the run whose targets it repeats; also its parent
+    # An ended run does not block its key: a deliberate repetition is a new run, under the key's next `retry_id`.
     again: bool = False
 
 
-# In one order for everybody: two callers with the same keys must not wait for each other in a circle.
+# Insert in one order: two callers with the same keys must not deadlock.
 INSERT = f"""
 WITH r AS (
     INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, orchestrated, status, state, input, correlation_id,
@@ -69,7 +69,7 @@ FROM runs r JOIN unnest(%s::text[], %s::text[]) AS k(tenant, key) ON r.tenant_id
 """
 
 
-# The keys, then their names as `retry_id` makes them, for as long as their runs have ended.
+# Count the ended runs of each key: the key itself, then its `retry_id` names up to the first without an ended run.
 REPETITIONS = """
 WITH RECURSIVE ended AS (
     SELECT k.tenant, k.key, 0 AS times FROM unnest(%(tenants)s::text[], %(keys)s::text[]) AS k(tenant, key)
@@ -87,8 +87,8 @@ async def insert_run(connection: Connection, start: Start) -> Started:
 
 
 async def insert_runs(connection: Connection, starts: Sequence[Start]) -> list[Started]:
-    """In few statements and the caller's transaction, if there is one; one that is wrong fails them all. Runs of a flow
-    without a story have their first stage opened here, too."""
+    """Insert runs in few statements, in the caller's transaction if there is one; one invalid start fails them all.
+    Runs of a flow without a story have their first stage opened here, too."""
     rows = {(start.tenant_id, start.event_key): _row(start) for start in starts}
     again = {(start.tenant_id, start.event_key) for start in starts if start.again}
     names = {key: key[1] for key in rows}
@@ -113,7 +113,7 @@ async def insert_runs(connection: Connection, starts: Sequence[Start]) -> list[S
 
 
 async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run]) -> None:
-    """Those for which there is nothing to do end here, too: no item of theirs will ever be finished."""
+    """Open the first stage of these runs, and end those with nothing to do: no finished item would ever end them."""
     await flow.begin(connection, begun)  # type: ignore[misc]
     if idle := await finalize.complete(connection, [run.id for run in begun]):
         await finalize.end_many(connection, flow, idle)
@@ -128,7 +128,7 @@ async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]
 
 
 async def _insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[tuple[Started, bool]]:
-    """The runs of these keys, new or known; and whether they have ended."""
+    """Insert or find the runs of these keys; return each with whether it has ended."""
     async with connection.cursor(row_factory=class_row(Run)) as cursor:
         try:
             await cursor.execute(INSERT, _rows(rows))
@@ -137,7 +137,7 @@ async def _insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> lis
         new = await cursor.fetchall()
     keys = {(row["tenant"], row["key"]) for row in rows} - {(run.tenant_id, run.event_key) for run in new}
     started = [(Started(run, deduplicated=False), False) for run in new]
-    if keys:  # committed by somebody else, hence visible to this second statement
+    if keys:  # committed by another transaction, hence visible to this second statement
         known = await connection.execute(KNOWN, [list(column) for column in zip(*keys, strict=True)])
         started += [(Started(Run(*run), deduplicated=True), ended) for ended, *run in await known.fetchall()]
     return started
@@ -165,12 +165,12 @@ def _row(start: Start) -> dict[str, Any]:
 
 
 def _rows(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
-    # Half a character is escaped here, and refused by the database like everything else that it cannot hold.
+    # A lone surrogate is escaped here; the database refuses it, like everything else that it cannot store.
     return {"rows": json.dumps(list(rows)), "what": "started"}
 
 
 def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """As the flow's own model reads it, defaults filled in."""
+    """Return the input as validated by the flow's model, with defaults filled in; raise InvalidInput if it is wrong."""
     try:
         return flow.input.model_validate(given or {}).model_dump(mode="json")
     except ValidationError as error:
@@ -178,5 +178,5 @@ def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 async def announce(connection: Connection) -> None:
-    """Somebody else leads: a server that hears this takes up the runs whose workflow has not been started."""
+    """Wake the replicas that lead runs: their sweeps start the runs whose workflow has not been started."""
     await connection.execute("SELECT pg_notify(%s, '')", (RUNS_CHANNEL,))

@@ -1,4 +1,4 @@
-"""The targets of runs: which they answer for, which are still open, and those whose outcome is known before the end."""
+"""The targets of runs: select them, list the open ones, and settle outcomes that are known before the run ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ SELECT id FROM chosen
 
 
 async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]]) -> None:
-    """The targets that runs answer for, each with an open outcome. Decided once: a replay keeps the first answer."""
+    """Store the targets that runs answer for, each with an open outcome. Decided once: a replay keeps the first
+    selection."""
     rows = [
         {"run": run_id, "target": storable(item.target or item.key, LONGEST_KEY)}
         for run_id, items in targets.items()
@@ -48,7 +49,8 @@ async def how_many_selected(connection: Connection, run_id: int) -> int:
 
 
 async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
-    """Every target without an outcome of which nothing has failed or is unfinished: what the next stage works on."""
+    """Return the targets without an outcome and without a failed, ignored or unfinished item: what the next stage works
+    on."""
     cursor = await connection.execute(
         "SELECT target FROM outcomes o WHERE run_id = %s AND outcome IS NULL AND NOT EXISTS (SELECT 1 FROM items i"
         " WHERE i.run_id = o.run_id AND i.target = o.target AND i.status <> 'succeeded') ORDER BY target",
@@ -58,7 +60,7 @@ async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
 
 
 class Settled(NamedTuple):
-    """What became of a target before its run has ended. `reason` says why it failed, or does not count."""
+    """The outcome of a target before its run has ended. `reason` says why it failed or is ignored."""
 
     target: str
     outcome: Literal["successful", "failed", "ignored"]
@@ -74,7 +76,7 @@ WHERE o.run_id = %s AND o.target = t.target AND o.outcome IS NULL AND r.id = o.r
 
 
 async def settle_targets(connection: Connection, run: Run, settled: Sequence[Settled]) -> int:
-    """For good: the first word on a target is the last. Returns of how many this was the first."""
+    """Settle targets for good: an outcome that is set is not changed. Return how many targets were settled here."""
     rows = [one._replace(reason=storable(one.reason))._asdict() if one.reason else one._asdict() for one in settled]
     async with connection.transaction():
         await connection.execute("SELECT 1 FROM runs WHERE id = %s FOR NO KEY UPDATE", (run.id,))

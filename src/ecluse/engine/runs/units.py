@@ -1,4 +1,4 @@
-"""Units: what a stage counts whose work is done by other runs."""
+"""Units: the counts of a stage whose work is done by other runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ecluse.engine.model.flow import Run
 
 @dataclass(frozen=True)
 class Counted:
-    """The units of a stage: what a gate's look says of items."""
+    """The units of a stage, counted like the items of a stage that has items."""
 
     expected: int
     succeeded: int
@@ -26,7 +26,8 @@ KEEP = "UPDATE stages SET units = %s, progress = %s, units_failed = %s WHERE run
 
 
 async def keep_counts(connection: Connection, count: CountUnits, ending: Sequence[Run]) -> None:
-    """In the transaction that ends these runs, before their targets are settled: the figures that stay."""
+    """Store the final unit counts of the runs' open stages. In the transaction that ends the runs, before their targets
+    are settled."""
     by_id = {run.id: run for run in ending}
     for run_id, stage in await (await connection.execute(OPEN_STAGES, (list(by_id),))).fetchall():
         found = await count(connection, by_id[run_id])

@@ -1,5 +1,5 @@
-"""Which run is waited for, by which run and for which of its targets, or by a person. The rows of a run are its tree:
-what a parent says about its work includes the runs it waits for."""
+"""Which run is waited for, by which run and for which of its targets, or by a person. These rows are the tree of a run:
+what a parent reports about its work includes the runs it waits for."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FROM jsonb_to_recordset(%s::jsonb) AS w(run_id bigint, waiter_run_id bigint, tar
 ORDER BY run_id, waiter_run_id ON CONFLICT DO NOTHING
 """
 
-# The open runs that `run` waits for, whatever is between them, and itself.
+# The open runs that `run` waits for, directly or through other open runs, and itself.
 TREE = """
 tree AS MATERIALIZED (
     SELECT %(run)s::bigint AS id
     UNION
     SELECT r.id FROM tree t JOIN run_waiters w ON w.waiter_run_id = t.id
     JOIN runs r ON r.id = w.run_id AND r.ended_at IS NULL)"""
-# Calls in flight by run, and `above` each of these runs those that wait for it. Read from below: few calls are in
-# flight, however many runs there are.
+# Calls in flight by run, and `above` each of these runs the runs that wait for it. Read from the busy runs upwards: few
+# calls are in flight, however many runs there are.
 IN_FLIGHT = """
 busy AS MATERIALIZED (
     SELECT run_id, sum(in_flight)::int AS calls, min(taken_at) AS since FROM claims WHERE in_flight > 0
@@ -37,12 +37,12 @@ above AS MATERIALIZED (
     WHERE w.waiter_run_id IS NOT NULL)"""
 
 
-# Of a run `c`: no person and no open run waits for it.
+# Condition on a run `c`: no person and no open run waits for it.
 ABANDONED = """
 NOT EXISTS (
     SELECT 1 FROM run_waiters o LEFT JOIN runs r ON r.id = o.waiter_run_id WHERE o.run_id = c.id
     AND (o.waiter_run_id IS NULL OR (r.id IS NOT NULL AND r.ended_at IS NULL)))"""
-# In the transaction that ends `runs` by force: from its commit on, nothing more of these runs is claimed.
+# In the transaction that ends the waiting runs by force: after its commit, nothing more of the marked runs is claimed.
 MARK_ABANDONED = f"""
 UPDATE runs SET ending = true WHERE id IN (
     SELECT c.id FROM runs c WHERE c.id IN (SELECT w.run_id FROM run_waiters w WHERE w.waiter_run_id = ANY(%s))
@@ -51,7 +51,7 @@ UPDATE runs SET ending = true WHERE id IN (
 
 
 class Waiter(NamedTuple):
-    """`waiter_run_id` None is a person; `target` is the waiting run's own."""
+    """A run that is waited for and its waiter. `waiter_run_id` None is a person; `target` is the waiting run's own."""
 
     run_id: int
     waiter_run_id: int | None
@@ -59,6 +59,7 @@ class Waiter(NamedTuple):
 
 
 async def put_waiters(connection: Connection, waiters: Sequence[Waiter]) -> None:
-    """In the transaction that starts these runs, or finds them running. A row that exists stays as it is."""
+    """Insert waiters, in the transaction that starts the awaited runs or finds them running. Existing rows stay as they
+    are."""
     if waiters:
         await connection.execute(PUT, (to_json([one._asdict() for one in waiters]).decode(),))
