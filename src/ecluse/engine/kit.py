@@ -1,4 +1,4 @@
-"""The engine put together: pools, lanes, worker, committer, heart, listener, orchestration. One per process."""
+"""The engine, assembled: pools, lanes, worker, committer, heartbeat, listener, workflows. One kit per process."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ log = structlog.get_logger(__name__)
 CLOCK_CHANNEL = "ecluse_clock"
 WAIT_POLL_SECONDS = 1.0
 
+COMMIT_SECONDS = 10  # limit of a commit or claim: after that, the locks of a frozen replica are released
 # Claim and commit are a handful of known statements over tables whose statistics are always stale: the big tables are
-# reached by index, whatever the planner believes about their sizes.
-COMMIT_SECONDS = 10  # of a claim, too: what a replica that sleeps has locked is free again after that
+# read by index, whatever the planner estimates about their sizes.
 PINNED_PLANS = {"enable_seqscan": "off", "enable_mergejoin": "off", "plan_cache_mode": "force_generic_plan"}
 
 PUT_BUDGETS = """
@@ -85,7 +85,7 @@ class Kit:
         )
         self._heart = Heartbeat(self.dsn, self.replica, beat=self.beat, dead_after=self.dead_after)
         self._background: list[asyncio.Task[None]] = []
-        self._run_ended = asyncio.Event()  # of any run; replaced each time it is set
+        self._run_ended = asyncio.Event()  # set at the end of any run, and then replaced
         self.running = False
         self.broken = asyncio.Event()
         self._vendors = AsyncExitStack()
@@ -95,7 +95,7 @@ class Kit:
         self._forced = ForcedEnds(self.pool, self.by_name)
 
     async def start(self) -> None:
-        # Items live for milliseconds and hold no cycles: the collector would look at thousands of them for nothing.
+        # Items live for milliseconds and hold no cycles: the collector would traverse thousands of them for nothing.
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
         await self.pool.open(wait=True)
@@ -174,8 +174,8 @@ class Kit:
         self._committing.add_done_callback(self._loop_ended)
 
     async def stop(self, grace: float = 1.0) -> None:
-        """Hand over: finish or give back what is in hand, leave the runs to the other replicas. One part that cannot be
-        stopped properly (its database is away, say) does not keep the others."""
+        """Stop and hand over: finish or release claimed items, leave the runs to the other replicas. A part that cannot
+        be stopped properly (its database is unavailable, say) does not keep the others from stopping."""
         self.running = False
         await stopped(self._background)
         async with AsyncExitStack() as parts:
@@ -192,7 +192,7 @@ class Kit:
                 parts.push_async_callback(self._hand_over, self.worker, grace)
 
     async def _hand_over(self, worker: Worker, grace: float) -> None:
-        """Others lead our runs from now on, while the calls in hand come to their end."""
+        """Hand the workflows of this replica over to others, while the calls in flight finish."""
         ending = asyncio.create_task(worker.drain(grace))
         try:
             await durable.stop()
@@ -201,13 +201,15 @@ class Kit:
             await ending
 
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
-        """A loop that ends by itself is a bug; a server without it would look alive and do nothing."""
+        """Mark the kit as broken if a loop failed: that is a bug, and a server without the loop would look alive and do
+        nothing."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("engine loop died", loop=task.get_name(), exc_info=error)
             self.broken.set()
 
     async def start_run(self, start: Start) -> Started:
-        """Commit the run, then lead it from here, if we lead runs; what a crash in between leaves, a sweep starts."""
+        """Commit the run, then start its workflow here if this replica leads runs, or wake one that does. After a crash
+        in between, a sweep starts it."""
         async with self.pool.connection() as connection:
             started = await insert_run(connection, start)
             if self.worker is None:
@@ -218,7 +220,8 @@ class Kit:
         return started
 
     async def start_items(self, start: Start, stage: Stage, items: Sequence[NewItem]) -> Started:
-        """A run that is only items, in one commit: nobody leads it, and it ends when its last item is finished."""
+        """Start a run that is only items, in one commit: no workflow leads it, and it ends when its last item is
+        finished."""
         async with self.pool.connection() as connection, connection.transaction():
             started = await insert_run(connection, start)
             if not started.deduplicated:
@@ -228,14 +231,14 @@ class Kit:
         return started
 
     async def end_run(self, run_id: int, reason: str, by: str = "operator") -> bool:
-        """At once: nothing more of it is started, nor of the runs that only it waits for. False if it had ended
-        already."""
+        """End the run at once: no more items start, neither its own nor those of runs that only it waits for. Return
+        False if it had ended already."""
         async with self.pool.connection() as connection:
             run = await lifecycle.load_run(connection, run_id)
             return await completion.end_by_operator(connection, self.flow(run.flow), run, reason, by=by)
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> bool:
-        """Wait until the run has ended, at most `max_wait`; returns whether it has. The signal only wakes; the row is
+        """Wait until the run has ended, at most `max_wait`; return whether it has. The signal only wakes; the row is
         read first and after every wake-up, so that an end just before the wait, or a lost signal, is not missed."""
         deadline = self.clock.monotonic() + max_wait.total_seconds()
         while True:
@@ -263,7 +266,7 @@ class Kit:
         await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, tell=self.live))
 
     async def _put_budgets(self) -> None:
-        """Of runs in flight, which another version of this program may have dispatched."""
+        """Raise the retry budgets of open runs, which another version of this program may have dispatched."""
         stages = [(flow.name, stage.name, stage.retry.executions) for flow in self.flows for stage in flow.stages]
         async with self.pool.connection() as connection:
             await connection.execute(
@@ -271,9 +274,8 @@ class Kit:
             )
 
     def _hear_end(self, run_id: str) -> None:
-        if (
-            run_id and self.worker is not None
-        ):  # nothing: the listener is back and may have missed some; a sweep finds them
+        # Without an id, the listener has reconnected and may have missed ends; a sweep finds those.
+        if run_id and self.worker is not None:
             self.worker.drop([int(run_id)])
         self._forced.a_run_has_ended()
         self._run_ended.set()
