@@ -1,1 +1,1 @@
-"""Events that are written with the fact they announce, and their publisher."""
+"""The outbox: events written in the transaction of the fact that they announce, and their publisher."""

@@ -1,7 +1,8 @@
-"""The outbox: what must be told is a row, written in the transaction that makes it true; `publisher.py` tells it.
+"""The outbox: an event is a row, written in the transaction that makes it true; `publisher.py` publishes it.
 
 Ids of one aggregate are drawn under its lock, which lasts until the commit: they follow the order of the commits, and a
-reader that sees one of them has seen all before it. Write at the end of a transaction, where the lock is held briefly.
+reader that sees one of them has seen all before it. Write events at the end of a transaction, so that the lock is held
+briefly.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ EVENTS_CHANNEL = "ecluse_events"  # something was published
 
 @dataclass(frozen=True)
 class Event:
-    """The key names what happened: written a second time, it is not told again. Events of one aggregate are told in the
-    order in which they happened."""
+    """An event to be published. Its key deduplicates: a second event with the same key is not written. Events of one
+    aggregate are published in the order in which they happened."""
 
     tenant_id: str
     event_key: str
@@ -34,7 +35,7 @@ class Event:
     producer: str = "ecluse"
 
 
-# Follows a WITH that has rows called `events`. An id is drawn for a row that comes out of the join: after the locks.
+# Follows a WITH that has rows called `events`. An id is drawn for each row that leaves the join, hence after the locks.
 WRITTEN = f"""
 locked AS MATERIALIZED (
     SELECT pg_advisory_xact_lock(h) AS lock
@@ -47,7 +48,8 @@ written AS (
     ON CONFLICT ON CONSTRAINT events_outbox_key DO NOTHING RETURNING pg_notify('{OUTBOX_CHANNEL}', ''))
 """  # noqa: S608 - our own names
 
-# Of aggregates that this statement makes: nobody else can know them, and thousands of locks exhaust the server.
+# Without locks, for aggregates that this statement creates: no other transaction can know them, and thousands of locks
+# would exhaust the server.
 WRITTEN_FIRST = WRITTEN[WRITTEN.index("written AS (") :].replace(
     "FROM events, (SELECT count(lock) FROM locked) AS all_locked ORDER BY place", "FROM events ORDER BY place"
 )
@@ -59,8 +61,8 @@ WITH events AS (
 {WRITTEN} SELECT count(*) FROM written
 """  # noqa: S608 - our own names
 
-# The engine's own events, from the rows of the runs themselves: follows a WITH that has runs called `r`. Ids are text
-# on the wire; of the input, which may be anything, nothing is told.
+# The engine's own events, made from run rows: follows a WITH that has runs called `r`. Ids are text on the wire; the
+# input, which may be anything, is not part of the payload.
 OF_RUNS = """
 events AS (
     SELECT r.id AS place, r.tenant_id, r.event_key || ':' || %(what)s::text AS event_key,
@@ -77,7 +79,7 @@ TELL = f"WITH r AS (SELECT * FROM runs WHERE id = ANY(%(runs)s)), {OF_RUNS}{WRIT
 
 
 async def write(connection: Connection, events: Sequence[Event]) -> None:
-    """In the caller's transaction."""
+    """Write events to the outbox, in the caller's transaction."""
     if events:
         rows = [{"place": place, **vars(event)} for place, event in enumerate(events)]
         await connection.execute(WRITE, (to_json(rows).decode(),))
@@ -86,7 +88,7 @@ async def write(connection: Connection, events: Sequence[Event]) -> None:
 async def tell(
     connection: Connection, run_ids: Sequence[int], what: Literal["started", "selected", "completed", "failed"]
 ) -> None:
-    """Of runs, as they stand now in the caller's transaction."""
+    """Write one event per run, with the state of its row in the caller's transaction."""
     await connection.execute(TELL, {"runs": list(run_ids), "what": what})
 
 
@@ -101,10 +103,10 @@ class PublishedEvent:
     producer: str
     occurred_at: datetime
     payload: dict[str, Any]
-    seq: int | None  # None while it is being told
+    seq: int | None  # None while it is being published
 
 
-# Raises if it could not take them all; then they are offered again, one by one.
+# A sink raises if it could not accept all events; then they are offered again, one by one.
 Sink = Callable[[Sequence[PublishedEvent]], Awaitable[None]]
 
 
@@ -120,7 +122,7 @@ WHERE published_seq > %(after)s {{whose}} ORDER BY published_seq LIMIT %(limit)s
 async def read_published(
     connection: Connection, after_seq: int, tenant: str | None = None, limit: int = 500
 ) -> list[PublishedEvent]:
-    """What was published after that place, in the order of publishing."""
+    """Return the events published after `after_seq`, in the order of publishing."""
     whose = "" if tenant is None else "AND tenant_id = %(tenant)s"
     async with connection.cursor(row_factory=class_row(PublishedEvent)) as cursor:
         await cursor.execute(PUBLISHED.format(whose=whose), {"after": after_seq, "tenant": tenant, "limit": limit})

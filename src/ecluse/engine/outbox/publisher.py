@@ -1,8 +1,9 @@
-"""Tells what is in the outbox: at least once, in order per aggregate, by one replica at a time.
+"""Publish the outbox: at least once, in order per aggregate, by one replica at a time.
 
-The publisher is whoever holds a session lock. It marks what it has told on the very connection that holds the lock, so
-that one who has lost it (frozen, cut off) cannot mark; the server ends a session that says nothing for a few seconds.
-Readers keep their place by `published_seq`, drawn when a row is marked: rows become visible in its order.
+The publisher is the replica that holds a session lock. It marks published events on the same connection that holds the
+lock, so that a replica that has lost it (frozen, disconnected) cannot mark; the server ends a session that is idle for
+a few seconds. Readers keep their place by `published_seq`, drawn when a row is marked: rows become visible in its
+order.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ log = structlog.get_logger(__name__)
 
 TRY_SECONDS = 0.2
 POLL_SECONDS = 0.25  # the hint may be lost
-SILENT_SECONDS = 2.5  # after which the server takes the lock away, and we give up on the server
-BEAT_SECONDS = 0.5  # while a sink takes its time
+SILENT_SECONDS = 2.5  # after which the server ends an idle session and its lock, and we give up on a silent server
+BEAT_SECONDS = 0.5  # between keepalive queries while a sink is slow
 SINK_SECONDS = 30.0
 BATCH = 500
 
-# Where these do not apply (a socket of the same host), a peer that is gone is seen at once.
+# Where the TCP settings do not apply (a Unix socket), a lost peer is noticed at once.
 SETTINGS = {
     "idle_session_timeout": f"{SILENT_SECONDS * 1000:.0f}ms",
     "tcp_keepalives_idle": "1",
@@ -63,10 +64,10 @@ class Publisher:
     def __init__(self, dsn: str, sinks: Sequence[Sink]) -> None:
         self._dsn = dsn
         self._sinks = sinks
-        self.hint = asyncio.Event()  # something was written
+        self.hint = asyncio.Event()  # an event was written
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Compete for the lock and publish while holding it, until cancelled."""
         while True:
             with ignoring_outage("publisher"):
                 async with await open_session(self._dsn, SETTINGS) as own:
@@ -85,7 +86,7 @@ class Publisher:
         events = [PublishedEvent(*row) for row in await _ask(own, READ)]
         if events:
             await self._publish_all(own, events)
-        if len(events) < BATCH:  # whatever was written since then has said so
+        if len(events) < BATCH:  # an event written since then has set the hint
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
                     await self.hint.wait()
@@ -94,7 +95,7 @@ class Publisher:
         telling = asyncio.create_task(self._tell(events))
         try:
             while not (await asyncio.wait([telling], timeout=BEAT_SECONDS))[0]:
-                await _ask(own, "SELECT")  # a slow sink is no reason to lose the lock
+                await _ask(own, "SELECT")  # keepalive: a slow sink must not cost the lock
         finally:
             await stopped([telling])
         failed = telling.result()
@@ -106,7 +107,8 @@ class Publisher:
             await _ask(own, DELAY, list(failed), list(failed.values()))
 
     async def _tell(self, events: Sequence[PublishedEvent]) -> dict[int, str]:
-        """Which failed, and why: the first of an aggregate that does, for which those after it wait."""
+        """Offer events to the sinks. Return the failed ones with their errors: the first failure of each aggregate, for
+        which the aggregate's later events wait."""
         if await self._offer(events) is None:
             return {}
         by_aggregate = groupby(sorted(events, key=_aggregate), key=_aggregate)
@@ -125,7 +127,7 @@ class Publisher:
             async with asyncio.timeout(SINK_SECONDS):
                 for sink in self._sinks:
                     await sink(events)
-        except Exception as error:  # noqa: BLE001 - a sink may be anything; what went wrong stays with the event
+        except Exception as error:  # noqa: BLE001 - a sink may raise anything; the error is stored with the event
             return storable(f"{type(error).__name__}: {error}")
         return None
 

@@ -1,1 +1,1 @@
-"""Schedules, their due instants, and the tick that fires them."""
+"""Schedules, their slots, and the tick that fires them."""

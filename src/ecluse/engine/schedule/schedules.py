@@ -1,5 +1,5 @@
-"""Schedules as people make and change them. A schedule is due only for instants after it was made, switched on or given
-another timetable; what was due just before that, and is not fired any more, becomes a slot that says why."""
+"""Create, change, list and fire schedules. A schedule is due only for instants after it was created, enabled or given
+another timetable; an instant that was due just before such a change and was not fired becomes a slot that says why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class NewSchedule:
-    """Without a cron it is started by hand only."""
+    """The columns of a schedule that people set. Without a cron it is started by hand only."""
 
     flow: Flow
     name: str
@@ -42,7 +42,7 @@ class NewSchedule:
     tenant_id: str = "default"
 
     def columns(self) -> dict[str, Any]:
-        """As they are stored; or InvalidInput, saying what is wrong."""
+        """Return the columns as they are stored; raise InvalidInput if one is wrong."""
         if self.flow.story is None:
             raise InvalidInput(f"runs of flow {self.flow.name} are only items: they cannot be scheduled")
         if not 1 <= len(self.name.strip()) <= LONGEST_NAME or "\x00" in self.name:
@@ -95,7 +95,7 @@ async def create_schedule(connection: Connection, new: NewSchedule) -> int:
 
 
 async def update_schedule(connection: Connection, tenant_id: str, schedule_id: int, new: NewSchedule) -> None:
-    """Everything about it, but whose it is."""
+    """Replace everything about a schedule except its tenant."""
     await _change(connection, tenant_id, schedule_id, new.columns(), "the schedule was changed before it was fired")
 
 
@@ -105,7 +105,7 @@ async def enable_schedule(connection: Connection, tenant_id: str, schedule_id: i
 
 
 async def delete_schedule(connection: Connection, tenant_id: str, schedule_id: int) -> None:
-    """Its runs and slots stay, its name is free again."""
+    """Delete a schedule. Its runs and slots stay, its name is free again."""
     gone = {"enabled": False, "deleted_at": await _now(connection)}
     await _change(connection, tenant_id, schedule_id, gone, "the schedule was deleted before it was fired")
 
@@ -122,7 +122,7 @@ async def load_schedule(
 
 
 async def show_schedule(connection: Connection, tenant_id: str, schedule_id: int) -> dict[str, Any]:
-    """With its latest slots, newest first."""
+    """Return a schedule with its latest slots, newest first."""
     row = await load_schedule(connection, tenant_id, schedule_id)
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(SLOTS, (schedule_id,))
@@ -132,7 +132,7 @@ async def show_schedule(connection: Connection, tenant_id: str, schedule_id: int
 async def list_schedules(
     connection: Connection, tenant_id: str | None, *, limit: int, offset: int
 ) -> list[dict[str, Any]]:
-    """Of anybody, if no tenant is given."""
+    """List the schedules of a tenant, or of all tenants if none is given."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(LIST, {"tenant": tenant_id, "limit": limit, "offset": offset})
         return await cursor.fetchall()
@@ -144,11 +144,12 @@ async def fire_by_hand(
     schedule_id: int,
     flow: Flow,
     *,
-    input: dict[str, Any] | None = None,  # noqa: A002 - what a run's is called everywhere
+    input: dict[str, Any] | None = None,  # noqa: A002 - the name of a run's input everywhere
     start: Callable[[Start], Start] = lambda start: start,
 ) -> Started:
-    """Now, whatever else is running; no due instant is used up. It holds the schedule if nothing else does. `input`
-    takes the place of the schedule's own; `start` may name the decision otherwise, or link the run to another."""
+    """Start a run of the schedule now, whatever else is running; no due instant is used up. The run holds the schedule
+    if no other open run does. `input` replaces the schedule's own; `start` may change the event key, or link the run to
+    another."""
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
         if flow.name != row["flow"]:
@@ -159,7 +160,7 @@ async def fire_by_hand(
         started = await insert_run(connection, wanted)
         if started.deduplicated:
             return started
-        # A redrive belongs to its run: it is not the schedule's last one.
+        # A redrive belongs to the run that it repeats: it does not become the schedule's last run.
         await connection.execute(
             "UPDATE schedules s SET last_run_id = CASE WHEN %(redrive)s THEN s.last_run_id ELSE %(run)s END,"
             " last_fired_at = ecluse_now(), holding_run_id = CASE WHEN"
@@ -178,7 +179,7 @@ async def _change(connection: Connection, tenant_id: str, schedule_id: int, colu
         columns = {**columns, "tenant_id": tenant_id, "updated_at": now}
         if any(name in columns and columns[name] != row[name] for name in TIMING):
             await _drop(connection, row, now, why)
-            since = max(now, row["handled_until"])  # a clock that was set back decides nothing again
+            since = max(now, row["handled_until"])  # if the clock was set back, no instant is decided again
             columns |= {"handled_until": since, "next_due_at": _next({**row, **columns}, since)}
             columns |= {"failures": 0, "error": None, "zone_rules": ZONE_RULES}
         sets = ", ".join(f"{name} = %({name})s" for name in columns)
@@ -198,7 +199,7 @@ def _taken(name: str) -> Conflict:
 async def _drop(connection: Connection, row: dict[str, Any], now: datetime, why: str) -> None:
     await connection.execute(DROP_WAITING, (why, now, row["id"]))
     if row["next_due_at"] is not None:
-        with suppress(InvalidInput):  # one that cannot be read any more may still be repaired
+        with suppress(InvalidInput):  # a timetable that is no longer valid may still be replaced
             due, _ = _timetable(row).latest(row["handled_until"], now, MOST_SLOTS)
             await connection.execute(DROP_DUE, (row["id"], row["tenant_id"], why, now, due))
 

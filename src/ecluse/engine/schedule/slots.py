@@ -1,7 +1,7 @@
-"""What becomes of due instants: one pure decision per schedule, given what time it is.
+"""What becomes of due instants: one pure decision per schedule and point in time.
 
-An instant is fired, waits for the run before it, is skipped or was missed; whichever it is, it becomes a row that says
-so. Of several instants the latest counts: a schedule never makes up for more than one.
+An instant is fired, waits for the run before it, is skipped or was missed; in each case it becomes a row that says so.
+Of several due instants only the latest may fire: a schedule never catches up on more than one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from ecluse.base.timetable import Timetable, timetable
 
-# Rows per decision; what is beyond them is only counted.
+# Rows per decision; earlier instants are only counted.
 MOST_SLOTS = 100
 SUPERSEDED = "superseded: a later instant was due"
 OVERLAP = "overlap: the run before it was still going"
@@ -26,7 +26,8 @@ SlotState = Literal["fired", "waiting", "skipped", "missed"]
 
 @dataclass(frozen=True)
 class Rules:
-    """An instant is in time for as long as `look_back`. A later one may be caught up on within `catch_up_within`."""
+    """Time limits of firing. An instant is on time for as long as `look_back`; after that it may be caught up on within
+    `catch_up_within`."""
 
     look_back: timedelta = timedelta(minutes=20)
     catch_up_within: timedelta = timedelta(hours=24)
@@ -34,7 +35,8 @@ class Rules:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A row as a tick needs it. `held`: the run that holds it is open; `waiting`: the instant that waits for that."""
+    """A schedule as a tick reads it. `held`: the run that holds it is open; `waiting`: the instant that waits for that
+    run."""
 
     id: int
     tenant_id: str
@@ -65,7 +67,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """Of everything due until now; the last slot is of the latest instant, the only one that may be fired."""
+    """The decision on all instants due until now; the last slot is the latest instant, the only one that may fire."""
 
     slots: Sequence[Slot]
     uncounted: int

@@ -1,6 +1,6 @@
-"""The scheduler: a look every second for schedules that are due, by one replica at a time.
+"""The scheduler: polls for due schedules every second, one replica at a time.
 
-A batch is one transaction: runs, slots, schedules, events and workflows are there together or not at all, so that a
+A batch is one transaction: runs, slots, schedules, events and workflows are committed together or not at all, so that a
 crash neither loses nor doubles an instant. Lock order: schedules before everything else.
 """
 
@@ -28,11 +28,11 @@ log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 1.0
 BATCH = 200
-LOCK = 0x7EC1_05E5  # any number that nobody else uses
+LOCK = 0x7EC1_05E5  # an arbitrary number, used by no other advisory lock
 BACK_OFF = timedelta(seconds=5)
 LONGEST_BACK_OFF = timedelta(minutes=1)
 
-# The time is asked once: as a volatile function in the condition it would keep the index from being used.
+# The time is read in a subquery, once: as a volatile function in the condition it would prevent the use of the index.
 WHICH = f"""
 (SELECT s.id FROM schedules s WHERE s.next_due_at <= (SELECT ecluse_now()) AND s.flow = ANY(%(flows)s)
  ORDER BY s.next_due_at LIMIT {BATCH})
@@ -44,7 +44,7 @@ LIMIT {BATCH}
 """  # noqa: S608 - a number of ours
 ANY_DUE = f"SELECT EXISTS ({WHICH})"
 LOCK_DUE = f"SELECT id FROM schedules WHERE id IN ({WHICH}) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED"  # noqa: S608
-# In a statement after the lock: whoever has just changed one of them is heard.
+# In a statement after the lock, so that it sees changes committed just before.
 READ = """
 SELECT s.id, s.tenant_id, s.flow, s.cron, s.timezone, s.window_start, s.window_end, s.input, s.overlap, s.catch_up,
 s.handled_until, s.failures, r.id IS NOT NULL AS held, w.due_at AS waiting, t.disabled_at IS NOT NULL AS tenant_disabled
@@ -62,7 +62,7 @@ FROM jsonb_to_recordset(%s::jsonb) AS n(schedule_id bigint, due_at timestamptz, 
 ON CONFLICT (schedule_id, due_at) DO UPDATE SET state = excluded.state, reason = excluded.reason,
     run_id = excluded.run_id, decided_at = excluded.decided_at WHERE schedule_slots.state = 'waiting'
 """
-# A run whose schedule was free holds it from now on.
+# A run holds its schedule from now on if no open run held it.
 PUT_SCHEDULES = """
 UPDATE schedules s SET handled_until = n.handled_until, next_due_at = n.next_due_at, zone_rules = %(rules)s,
     missed_uncounted = missed_uncounted + n.uncounted, failures = 0, error = NULL,
@@ -74,7 +74,7 @@ FROM jsonb_to_recordset(%(rows)s::jsonb) AS n(id bigint, handled_until timestamp
 WHERE s.id = n.id
 """
 PUT_FAILURE = "UPDATE schedules SET failures = failures + 1, error = %s, next_due_at = %s WHERE id = %s"
-# Computed with other rules of time zones: looked at again, as if they were due.
+# Schedules computed with other time zone rules are computed again, as if they were due.
 RENEW = """
 UPDATE schedules SET next_due_at = ecluse_now() WHERE next_due_at > (SELECT ecluse_now()) AND zone_rules <> %s
 """
@@ -106,7 +106,7 @@ async def renew(pool: Pool) -> bool:
 
 
 async def tick(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> list[Line]:
-    """Everything that is due, in batches; nothing if another replica is at it."""
+    """Handle all due schedules, in batches; stop if another replica holds the lock."""
     done: list[Line] = []
     orchestrated = {"flows": [name for name, flow in flows.items() if flow.story is not None]}
     async with pool.connection() as connection:
@@ -131,14 +131,14 @@ async def tick(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> list[Line
 async def _handle(
     connection: Connection, flows: Mapping[str, Flow], due: Sequence[Schedule], now: datetime, rules: Rules
 ) -> list[Line]:
-    """In one piece; if that fails on data, in halves, until the culprit is alone: it keeps its instants, and the next
-    ticks try again."""
+    """Handle a batch as a whole; if that fails on data, in halves, until the culprit is alone: it keeps its instants,
+    and later ticks retry with backoff."""
     if not due:
         return []
     try:
         async with connection.transaction():
             return await _store(connection, flows, [(one, decide(one, now, rules)) for one in due])
-    except Exception as error:  # the edge of what was stored and of the flows' models: data refused, or a bug there
+    except Exception as error:  # the edge of stored data and of the flows' models: data refused, or a bug in a model
         if is_away(error):
             raise
         if len(due) > 1:
@@ -179,7 +179,7 @@ async def _store(
 
 
 def _start(flow: Flow, schedule: Schedule, due_at: datetime) -> Start:
-    """A flow whose input has `due_at` is told the instant that it was due."""
+    """Return the start of a due run. A flow whose input has the field `due_at` gets the due instant in it."""
     due = {"due_at": due_at.isoformat()} if "due_at" in flow.input.model_fields else {}
     key = event_key(flow.slot_key, schedule.id, due_at)
     return Start(flow, key, schedule.tenant_id, {**schedule.input, **due}, schedule_id=schedule.id)
