@@ -223,7 +223,7 @@ async def force_release(connection: Connection, tenant: str, key: str, *, reason
 
 
 async def end_expired(pool: Pool) -> None:
-    """End expired leases of processes that died, if no one has acquired them since."""
+    """End expired leases of dead processes that no other holder has acquired since."""
     async with pool.connection() as connection:
         await connection.execute(END_EXPIRED)
 
