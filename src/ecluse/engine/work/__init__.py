@@ -1,1 +1,1 @@
-"""One claimed item after the other: claim, execute, decide, commit."""
+"""The work loop of a replica: claim items, execute them, judge their results, commit in groups."""

@@ -1,5 +1,5 @@
-"""Items that ask the database about the same thing at about the same moment share one question: those that start
-together, and those that come while it is too early for the next."""
+"""Batched queries: items that need the same query at about the same time share one execution of it, whether they start
+together or arrive before the next query may be sent."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import Item, WorkContext
 
 T = TypeVar("T")
-APART_SECONDS = 0.01  # between two questions; whoever comes first does not wait for others
+APART_SECONDS = 0.01  # between two queries; the first item does not wait for others
 
 
 class BatchedQuery(Generic[T]):
-    """`answer` is asked once for all that have gathered, and says something of each, by the item's id."""
+    """Calls `answer` once for all items that have gathered; it returns a value for each, by the item's id."""
 
     def __init__(self, answer: Callable[[Connection, Sequence[Item]], Awaitable[Mapping[int, T]]]) -> None:
         self._ask = answer
@@ -28,7 +28,7 @@ class BatchedQuery(Generic[T]):
             self._gathering = []
             self._asking = asyncio.create_task(self._answer(context, self._gathering))
         self._gathering.append(item)
-        answers = await asyncio.shield(self._asking)  # whoever is interrupted does not interrupt the others
+        answers = await asyncio.shield(self._asking)  # the cancellation of one item must not cancel the shared query
         return answers[item.id]
 
     async def _answer(self, context: WorkContext, gathered: list[Item]) -> Mapping[int, T]:

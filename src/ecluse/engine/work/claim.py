@@ -1,8 +1,8 @@
-"""Taking work: one statement picks waiting items fairly, writes one `claims` row per (run, stage) and points the items
+"""The claim: one statement picks waiting items fairly, writes one `claims` row per (run, stage) and points the items
 at it. Fencing, counting and ending a run then touch those rows, not every item.
 
-Lanes share the free hands, tenants take turns within a lane, and within a tenant the order is `order_at`, then id.
-Items of a run that is being ended are left alone (its row is not to be had). Nothing here waits for anybody's lock.
+Lanes share the free worker slots, tenants take turns within a lane, and within a tenant the order is `order_at`, then
+id. Items of a run that is being ended are skipped (its row is locked). The claim never waits for a lock.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ecluse.db.connect import Connection
 from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.model.flow import Item
 
-# How far ahead of its start an item may be claimed: enough to hide the round trip, short enough for priorities,
-# holds and endings to keep their effect.
+# How far ahead of its start an item may be claimed: enough to hide the round trip, short enough for priorities, holds
+# and ends of runs to take effect.
 AHEAD_SECONDS = 0.1
 
-# Where caps must hold over all replicas, what is in flight must have been seen when the lane is ours. A statement sees
-# what was there when it began: if somebody has taken a turn since, the row we lock says so, and nothing is taken. A
-# lane that somebody else is claiming from is left to them.
+# Caps hold over all replicas only if the claim sees every call in flight in the lanes that it locks. Its snapshot is as
+# old as the statement: if another claim has taken a turn since, the locked row has a higher `turn` than the snapshot,
+# and nothing is claimed from that lane. A lane that another replica is claiming from is skipped.
 OURS = """
 ours AS MATERIALIZED (
     SELECT held.* FROM (SELECT * FROM lanes WHERE id = ANY(%(lanes)s) FOR NO KEY UPDATE SKIP LOCKED) held
@@ -140,8 +140,8 @@ CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ANYBODYS, turn=""), CLAIM.format(ou
 
 
 class Claimant(NamedTuple):
-    """Who claims, and what it can work on ("flow/stage", and the weight of a call): an older program leaves the items
-    of newer stages alone. Suspects (`suspects.py`) are claimed apart from other items, by their suspicion."""
+    """The replica that claims, and what it can work on ("flow/stage", and the weight of a call): an older program does
+    not claim items of newer stages. Suspects (`suspects.py`) are claimed apart from other items, by their suspicion."""
 
     replica: str
     work: list[str]
@@ -152,12 +152,12 @@ class Claimant(NamedTuple):
 
 
 async def claim_free(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
-    """At most `room` items from lanes without any cap."""
+    """Claim at most `room` items from lanes without any cap."""
     return await _claim(connection, CLAIM_FREE, who, lanes, room)
 
 
 async def claim_capped(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
-    """The same where caps must hold over all replicas."""
+    """Claim at most `room` items from lanes whose caps must hold over all replicas."""
     return await _claim(connection, CLAIM_CAPPED, who, lanes, room)
 
 
@@ -169,7 +169,8 @@ async def _claim(
     return [ClaimedItem(Item._make(row[:-6]), *row[-6:]) for row in await cursor.fetchall()]
 
 
-# What is held by replicas that are gone; or by this one, without its knowledge. A crash is counted if the holder died.
+# Reopens the items claimed by replicas that are no longer live (`replica` NULL), or by this replica under claims that
+# it does not know. A crash is counted if the holder died.
 RELEASE = """
 WITH orphan AS (
     SELECT c.id, c.run_id, c.stage, c.apart, CASE r.state WHEN 'dead' THEN r.ended_at END AS died_at
@@ -195,5 +196,6 @@ FROM opened HAVING count(*) > 0
 
 
 async def release_unknown(connection: Connection, *, replica: str, known: Sequence[int]) -> None:
-    """A claim whose answer was lost with the connection is ours, but we do not know it: give it back."""
+    """Release this replica's claims that are not in `known`: the response to such a claim was lost with its
+    connection."""
     await connection.execute(RELEASE, {"replica": replica, "known": known, "least": 0})

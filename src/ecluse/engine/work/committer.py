@@ -1,9 +1,9 @@
-"""Group commit: whatever results have gathered are stored in one transaction, together with their effect; intents of
-writes at vendors go with them, and an intent whose commit does not come back is not sent.
+"""Group commit: the results that have gathered are stored in one transaction, together with their effect. Intents of
+writes at vendors are committed with them; a write whose intent is not confirmed as committed is not sent.
 
-An item is done exactly when its effect is stored. Ids that do not come back from the compare-and-set were fenced out
+An item is done exactly when its effect is stored. Ids missing from the result of the compare-and-set were fenced out
 (their claim was taken over, or their run has ended) and are dropped. A batch that fails on data is split until the
-culprit is alone; that one fails STORE_FAILED, the rest commit.
+culprit is alone; that item fails STORE_FAILED, the rest commit.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ SELECT id, claim_id FROM stored
 
 
 class ItemResult(NamedTuple):
-    """One execution's end, ready to be stored. `open` means: again at `due_at`; it does not count without an error, nor
-    for an `outage`. `order_at` is a new place in line."""
+    """The result of one execution, ready to be stored. `open`: the item is to be executed again, at `due_at`; this one
+    counts as an execution only if it has an error, and not for an `outage`. `order_at` is a new position in the
+    queue."""
 
     item: Item
     stage: Stage
@@ -171,10 +172,10 @@ class Committer:
         self._committed = committed
         self._gathered: list[ItemResult | Intent] = []
         self._committing: list[ItemResult | Intent] = []
-        self._over: list[ItemResult] = []  # of this commit: what its stage has news of
+        self._over: list[ItemResult] = []  # items finished in this commit whose stage emits live events
         self._something = asyncio.Event()
-        self._expecting = expecting  # how many calls are in flight: is more about to come?
-        self._tell = tell  # what these ends say of their lanes
+        self._expecting = expecting  # busy worker slots: if any, more results are about to come
+        self._tell = tell  # writes what these results mean for their lanes
 
     def put(self, one: ItemResult | Intent) -> None:
         self._gathered.append(one)
@@ -204,7 +205,7 @@ class Committer:
             self._committing = []
 
     async def flush(self) -> None:
-        """After `run` was cancelled: store what is left. Nobody waits for an intent any more."""
+        """Store the remaining results after `run` was cancelled. Intents are dropped: no call waits for them."""
         batch = [one for one in self.uncommitted if isinstance(one, ItemResult)]
         self._gathered, self._committing = [], []
         if batch:
@@ -221,7 +222,7 @@ class Committer:
             except psycopg.Error as error:
                 if not is_away(error):
                     raise
-                # The commit may have happened: the compare-and-set makes the repetition harmless.
+                # The commit may have succeeded: the compare-and-set makes the retry idempotent.
                 log.warning("commit: database away, trying again", items=len(batch), error=str(error).strip())
                 await asyncio.sleep(RECONNECT_SECONDS)
         crashpoint("after commit")
@@ -231,7 +232,7 @@ class Committer:
     async def _store(self, batch: Sequence[ItemResult | Intent]) -> None:
         try:
             await self._store_together(batch)
-        except Exception as error:  # the edge of the flows' `save`: data refused, or a bug in one of them
+        except Exception as error:  # a flow's `save` may raise anything: data refused, or a bug
             too_long = isinstance(error, psycopg.errors.TransactionTimeout) and len(batch) > 1
             if is_away(error) and not too_long:
                 raise
@@ -267,7 +268,8 @@ class Committer:
                     if opening := {f.item.run_id for f in finishes if f.stage.opens and f.status == "succeeded"}:
                         await connection.execute(LOCK_RUNS, (list(opening),))
                     if intents:
-                        # Before any look: whoever ends the run, or takes over, waits for us, or we see it.
+                        # Lock the claims before reading them: ending the run or taking over either waits for this
+                        # commit or is visible to it.
                         await connection.execute(LOCK_CLAIMS, (list(fences),), prepare=True)
                     if finishes:
                         accepted = await _execute(connection, parameters)
@@ -299,11 +301,11 @@ async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[Cl
 async def _save(connection: Connection, batch: list[ItemResult], accepted: set[ClaimKey]) -> None:
     by_stage: dict[int, tuple[Stage, list[Saved]]] = {}
     for finish in batch:
-        # What was paid for is kept, even if the item is not this worker's any more: its outcome is not touched.
+        # A paid result is saved even if the item is no longer this worker's; its outcome is not touched.
         if finish.status == "succeeded" and finish.stage.save and (finish.stage.paid or finish.claim_key in accepted):
             _, saved = by_stage.setdefault(id(finish.stage), (finish.stage, []))
             saved.append(Saved(finish.item, finish.result, finish.kept))
-    # Stages in fixed order and rows by key: two committers storing the same records must not deadlock.
+    # Stages in a fixed order and rows by key: two committers that store the same records must not deadlock.
     for stage, saved in sorted(by_stage.values(), key=lambda pair: pair[0].name):
         if stage.save is not None:
             await stage.save(connection, sorted(saved, key=lambda one: one.item.key))

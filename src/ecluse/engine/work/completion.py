@@ -4,8 +4,8 @@ Two replicas that commit the last two items of a stage each see the other's item
 more after its commit. The replica that finds a stage complete wakes its gate or, where no workflow leads the run, ends
 the run. A sweep finds what a crash between the commit and the check left behind.
 
-The checks run in rounds, because many cost little more than one: one round at a time and, while other work is in hand,
-with a rest of twice its length."""
+The checks run in rounds, because many cost little more than one: one round at a time and, while the worker holds other
+items, followed by a pause of twice its length."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOGETHER = 500
 LEAST_REST_SECONDS, LONGEST_REST_SECONDS = 0.1, 2.0
 NEWS_SECONDS = 2.0
 
-# A few of many, each by its key (OFFSET: whatever the planner believes).
+# OFFSET 0 is an optimization fence: the few rows are looked up by key, whatever the planner estimates.
 COMPLETE = """
 SELECT s.run_id, s.stage, r.orchestrated, r.flow, r.tenant_id || '/' || r.event_key
 FROM unnest(%s::bigint[], %s::text[]) AS t(run_id, stage)
@@ -45,20 +45,20 @@ WHERE s.fanned_out_at IS NOT NULL AND s.ended_at IS NULL AND r.ended_at IS NULL
                     WHERE c.run_id = s.run_id AND c.stage = s.stage)
 """
 
-# Some at a time: there may be a hundred thousand of them behind a vendor's cap.
+# Self-closing runs are swept page by page: a hundred thousand of them may wait behind a vendor's cap.
 PAGE = 2_000
 SELF_CLOSING = f"""
 SELECT id FROM runs WHERE ended_at IS NULL AND NOT orchestrated AND flow = ANY(%s) AND id > %s ORDER BY id LIMIT {PAGE}
 """  # noqa: S608 - our own number
 
-# Nobody waits at their gate; its time is up all the same.
+# No workflow waits at the gates of these runs; their deadlines hold all the same.
 OVERDUE = """
 SELECT run_id, stage FROM stages WHERE run_id = ANY(%s) AND ended_at IS NULL AND deadline_at <= ecluse_now()
 """
 
 
 async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple[int, str]]) -> None:
-    """Look at the (run, stage) pairs that may just have become complete."""
+    """Check the (run, stage) pairs in `touched`: of each complete stage, wake the gate or end the run."""
     if not touched:
         return
     async with pool.connection() as connection:
@@ -72,7 +72,7 @@ async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple
 
 
 async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_ids: Collection[int]) -> None:
-    """Those of these self-closing runs of which nothing is open any more."""
+    """End the self-closing runs among `run_ids` whose stages are all complete, and wake the gates of their parents."""
     if not run_ids:
         return
     over = await finalize.complete(connection, run_ids)
@@ -85,13 +85,13 @@ async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_
 async def end_together(
     connection: Connection, flow: Flow, over: Sequence[Run], cause: RunEnd = finalize.NORMAL
 ) -> None:
-    """If that fails, one by one. A run that cannot be ended is logged: it keeps no other run open, and the sweeps that
-    find it again and again go on."""
+    """End runs of one flow in batches; if a batch fails, one by one. A run that cannot be ended is logged: it does not
+    keep other runs open, and the sweeps that find it again each time go on."""
     if len(over) > 1:
         try:
             for start in range(0, len(over), TOGETHER):
                 await finalize.end_many(connection, flow, over[start : start + TOGETHER], cause)
-        except Exception as error:  # the edge of the flow's own ending
+        except Exception as error:  # the flow's `ended` may raise anything
             if is_away(error):
                 raise
             log.warning("closing runs together failed: one by one", runs=len(over), error=str(error).strip())
@@ -102,7 +102,7 @@ async def end_together(
             await finalize.end_many(connection, flow, [run], cause)
 
 
-# After the commit, so that of two who end the last two children, at least one sees that there is none left.
+# Runs after the commit: of two replicas that end the last two children, at least one sees that none is open.
 CHILDLESS = """
 WITH parents AS MATERIALIZED (
     SELECT DISTINCT parent_run_id AS id FROM runs WHERE id = ANY(%s) AND parent_run_id IS NOT NULL)
@@ -114,7 +114,7 @@ WHERE r.ended_at IS NULL AND s.units IS NOT NULL AND s.ended_at IS NULL AND NOT 
 
 
 async def _hint_parents(connection: Connection, ended: Sequence[Run]) -> None:
-    """Whoever waits for runs of these, and has none left."""
+    """Wake the gate of each parent run whose last open child is in `ended`."""
     cursor = await connection.execute(CHILDLESS, ([run.id for run in ended],))
     for workflow, stage in await cursor.fetchall():
         await _hint(connection, workflow, gate_topic(stage))
@@ -122,10 +122,11 @@ async def _hint_parents(connection: Connection, ended: Sequence[Run]) -> None:
 
 @contextmanager
 def apart(run_id: int) -> Iterator[None]:
-    """One run that cannot be closed must not keep the others open."""
+    """Log an error in the body: a run that cannot be closed must not keep the others open. An unavailable database is
+    raised."""
     try:
         yield
-    except Exception as error:  # whatever it is: the others go on
+    except Exception as error:  # any error: the other runs go on
         if is_away(error):
             raise
         log.exception("closing failed", run_id=run_id)
@@ -143,8 +144,8 @@ async def end_by_operator(
     by: str,
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """At once, together with what `record` writes. The workflow that waits at a gate is told to look; a sweep ends the
-    runs that only this one waited for. False if the run had ended already."""
+    """End the run at once, in one transaction with what `record` writes, and wake the workflow that waits at a gate. A
+    sweep ends the runs that only this one waited for. Return False if the run had already ended."""
     if not reason.strip():
         raise InvalidInput("say why the run is ended: the reason stays with it")
     gates = await (await connection.execute(WAITING, (run.id,))).fetchall()
@@ -155,7 +156,7 @@ async def end_by_operator(
 
 
 async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
-    """The runs that close themselves, some at a time; returns where to go on."""
+    """Close the complete and overdue self-closing runs of one page; return the id after which the next page starts."""
     async with pool.connection() as connection:
         page = [row[0] for row in await (await connection.execute(SELF_CLOSING, (list(flows), after))).fetchall()]
         for run_id, stage in await (await connection.execute(OVERDUE, (page,))).fetchall() if page else ():
@@ -175,7 +176,7 @@ async def _hint(connection: Connection, workflow: str, topic: str) -> None:
 
 
 async def _send_news(pool: Pool, finished: Sequence[ItemResult], told: EmitLive) -> None:
-    """Send what stages say about finished items to realtime subscribers, after the commit. Best effort: an error is
+    """Send the live events of finished items to realtime subscribers, after the commit. Best effort: an error is
     logged, and the events are dropped."""
     if not finished:
         return
@@ -199,8 +200,8 @@ class CompletionLoop:
         self._pool = pool
         self._flows = flows
         self._tell = tell
-        self._pairs: set[tuple[int, str]] = set()  # run and stage, of which nothing is in hand any more
-        self._over: list[ItemResult] = []  # items whose stage has news of them
+        self._pairs: set[tuple[int, str]] = set()  # (run, stage) of which this worker holds no item any more
+        self._over: list[ItemResult] = []  # finished items whose stage emits live events
         self._nothing_left = asyncio.Event()
         self._rounds: asyncio.Task[None] | None = None
         self._leaving = False
@@ -226,7 +227,7 @@ class CompletionLoop:
             pairs, self._pairs, over, self._over = self._pairs, set(), self._over, []
             self._nothing_left.clear()
             began = time.monotonic()
-            await _send_news(self._pool, over, self._tell)  # first: of an item before its run
+            await _send_news(self._pool, over, self._tell)  # first: events of an item come before those of its run
             try:
                 await close(self._pool, self._flows, pairs)
                 crashpoint("after hint")

@@ -1,6 +1,6 @@
 """One execution of a claimed item, step by step:
 
-wait for its start → call, with no transaction open → judge the answer → what the committer stores
+wait for its start → call, with no transaction open → judge the answer → return the result for the committer
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Executor:
         self._awaiting_permit: set[int] = set()  # items
 
     async def execute(self, slot: Hand, claimed: ClaimedItem) -> ItemResult | None:
-        """Return what is to be stored; None: nothing, because the item is no longer this worker's."""
+        """Execute the item; return the result to be stored, or None if the item is no longer this worker's."""
         stage = self._stages[claimed.item.flow, claimed.item.stage]
         try:
             if claimed.start_at is not None:
                 await asyncio.sleep((claimed.start_at - self._clock.now()).total_seconds())
             if self._lanes.is_closed(claimed.lane_id):
-                self._lanes.stir()  # the notification that it was opened may have been lost
+                self._lanes.stir()  # the NOTIFY that it was opened may have been lost
                 return release(stage, claimed)
             slot.deadline = asyncio.get_running_loop().time() + stage.time_limit.total_seconds()
             with counters.timed(claimed.item.flow, stage.name):
@@ -75,8 +75,8 @@ class Executor:
         except Fenced:
             log.warning("fenced out, nothing sent", **claimed.item.log_fields)
             return None
-        except Exception as error:  # the edge of the work: any error in it is this item's error
-            if not isinstance(error, EcluseError) and not claimed.item.executions:  # once per item is enough
+        except Exception as error:  # work may raise anything: it is this item's error
+            if not isinstance(error, EcluseError) and not claimed.item.executions:  # log it once per item
                 log.exception("work raised", **claimed.item.log_fields)
             return self._failed(stage, claimed, error)
 
@@ -112,7 +112,7 @@ class Executor:
     ) -> ItemResult | None:
         match slot.forgive():
             case "late" if claimed.item.id in self._awaiting_permit:
-                return release(stage, claimed)  # the lane's own limit is no attempt
+                return release(stage, claimed)  # waiting for the lane's rate is no execution
             case "late" if self._writes.phase.get(claimed.claim_key) == "recording":
                 return release(stage, claimed, self._clock.now() + LATER)  # the database was slow, not the vendor
             case "late":
@@ -136,16 +136,16 @@ class Executor:
         return verdict.failed(stage, claimed, error, effect, in_doubt=in_doubt, now=now, chance=chance, spared=spared)
 
     def _called(self, stage: Stage, item: Item) -> bool:
-        """Whether its vendor was asked: work that is paid for says so, other work always asks."""
+        """Return whether the vendor was called: paid work announces its call (`pay`), other work always calls."""
         return not stage.paid or item.id in self._paid
 
     async def _reserve(self, item: Item, weight: int | None) -> None:
-        self._awaiting_permit.add(item.id)  # and stays in it when interrupted, so that the cause is known
+        self._awaiting_permit.add(item.id)  # stays in it when interrupted: `_interrupted` reads the cause
         await self._lanes.reserve(item, weight)
         self._awaiting_permit.discard(item.id)
 
     def is_worth_its_answer(self, claimed: ClaimedItem) -> bool:
-        """A write or a paid call is let finish although its run has ended."""
+        """Return True for a write or a paid call in flight: it may finish although its run has ended."""
         return claimed.item.id in self._paid or self._writes.phase.get(claimed.claim_key) == "sending"
 
     def forget(self, one: ClaimedItem | ItemResult) -> None:

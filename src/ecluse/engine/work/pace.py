@@ -1,9 +1,9 @@
-"""When is a claim worth its round trips, and for how many items? Work is claimed a tenth of a second ahead, by the pace
-measured, so that fast items come in large batches while slow ones stay available to other replicas until there is a
-hand for them.
+"""When to claim, and how many items: a claim must be worth its round trips. Items are claimed a tenth of a second
+ahead, by the measured pace, so that fast items come in large batches while slow ones stay available to other replicas
+until a worker slot is free for them.
 
-The clock is an argument. What is heard from outside (new work, a lane that opens, an item that is due) is claimed at
-once; what our own ends make room for, in helpings.
+The clock is an argument. After a wake-up from outside (new work, a lane that opens, an item that becomes due) the next
+claim follows at once; slots freed by finished items are refilled several at a time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Pace:
         self._measured_at = 0.0
         self._per_second = 0.0
         self._claimed_at = 0.0
-        self._ended = 0  # since the last claim
-        self._heard = True  # of more, since then
-        self._short = False  # it got less than there was room for: only ends, or news, make more
+        self._ended = 0  # items, since the last claim
+        self._heard = True  # a wake-up has arrived since the last claim
+        self._short = False  # the last claim left room: only finished items or a wake-up make more claimable
         self._dry_until = 0.0
 
     def measure(self, now: float, finished: int) -> None:
@@ -38,11 +38,11 @@ class Pace:
         return min(self._hands + int(self._per_second * AHEAD_SECONDS), LARGEST_BATCH)
 
     def pause(self, now: float, room: int, in_hand: bool) -> float:
-        """How long to wait before the next look; 0: claim. What is finished is `in_hand` until it is stored: until then
-        it counts against the caps of its lane."""
+        """Return the seconds to wait before the next check; 0: claim now. `in_hand`: the worker holds items. A finished
+        item is held until it is stored: until then it counts against the caps of its lane."""
         if room > 0 and not in_hand:
             return 0.0
-        # What would come free anyway until the next look, and at most a quarter of what we can hold.
+        # Room that is worth a claim: the slots that become free within one poll, at most a quarter of the capacity.
         helping = max(1, min(self.capacity // 4, int(self._per_second * BUSY_POLL_SECONDS)))
         if room < helping:
             return BUSY_POLL_SECONDS
@@ -63,7 +63,8 @@ class Pace:
         self._heard, self._dry_until = True, 0.0
 
     def is_dry(self, now: float) -> bool:
-        """A moment ago nothing waited in the lanes without caps, and nobody has said since that there is more."""
+        """Return True if a claim within the last POLL_SECONDS found the uncapped lanes empty and no wake-up has arrived
+        since."""
         return now < self._dry_until
 
     def found_dry(self, now: float) -> None:

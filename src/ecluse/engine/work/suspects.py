@@ -1,8 +1,9 @@
-"""Which item kills its workers? Being in hand at a death is no evidence: most deaths have another cause, and a worker
-has hundreds of items in hand. An item is pointed at when it was there at nearly every death since its first one; it is
-then run in small groups, at last alone, and only deaths while it ran alone convict it.
+"""Suspects: items that may crash the worker that executes them. One death of a worker that held an item is no evidence:
+most deaths have another cause, and a worker holds hundreds of items. An item becomes a suspect when it was held at
+nearly every death since its first one; it is then run in small groups, at last alone, and only deaths of workers that
+ran it alone make it poison.
 
-SQL counts, `judge` decides, at each take-over from a dead worker; what it decides is stored with the item.
+At each take-over from a dead worker SQL counts and `judge` decides; the decision is stored with the item.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ log = structlog.get_logger(__name__)
 
 POINTED_CRASHES = 3  # fewer are a coincidence
 POINTED_SHARE = 0.8  # of the workers that died since its first crash
-# Of several culprits, each explains only a part of the deaths.
+# In any case a suspect: where there are several culprits, each explains only a part of the deaths.
 POINTED_ANYHOW = 8
-SOLO_DEATHS = 3  # and one more for each worker that died without it, up to:
+SOLO_DEATHS = 3  # make it poison; one more for each worker that died without it, up to:
 MOST_SOLO_DEATHS = 6
-FEW = 3  # so few suspects are run alone at once
+FEW = 3  # if no more suspects wait, each is run alone at once
 
 
 class Suspicion(IntEnum):
     NONE = 0
-    TENTH = 1  # a worker holds suspects of this kind for a tenth of its hands, beside other work
+    TENTH = 1  # a worker holds suspects of this kind in a tenth of its slots, beside other work
     HUNDREDTH = 2
     ALONE = 3
-    POISON = 4  # it is not run again; what became of a write of it is asked, alone
-    DEADLY = 5  # that question killed another worker: it is not asked either
+    POISON = 4  # not executed again; a write of it in doubt is read back, alone
+    DEADLY = 5  # the read-back killed another worker: not read back either
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Workers that died since the first one with this item in hand, as far as they could have had it. Those that died
-    while another item ran alone are left out: they tell nothing of this one."""
+    """Deaths, since the first worker died that held this item, of workers that could have claimed it. Workers that died
+    while another item ran alone are left out: their deaths say nothing about this one."""
 
-    crashes: int  # with it in hand
-    deaths: int  # with it in hand or not, without those that ran it alone
-    group_deaths: int = 0  # with it in hand, in a small group
-    solo_deaths: int = 0  # with it alone in hand
+    crashes: int  # of workers that held it
+    deaths: int  # of workers that held it or not, without those that ran it alone
+    group_deaths: int = 0  # of workers that held it in a small group
+    solo_deaths: int = 0  # of workers that ran it alone
 
     @property
     def without_it(self) -> int:
@@ -66,13 +67,13 @@ def judge(seen: Evidence) -> Suspicion:
 
 
 def company(waiting: Mapping[int, int], hands: int) -> dict[int, int]:
-    """Of each kind of suspects that wait, how many a worker may hold at once; 1 is alone, with nothing else in hand."""
+    """Return, per kind of waiting suspects, how many a worker may hold at once; 1: alone, without any other item."""
     few = sum(waiting.values()) <= FEW
     sizes = {Suspicion.TENTH: hands // 10, Suspicion.HUNDREDTH: hands // 100}
     return {kind: 1 if few else max(1, sizes.get(Suspicion(kind), 1)) for kind in sorted(waiting)}
 
 
-# ── Suspects that wait ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── Waiting suspects ───────────────────────────────────────────────────────────────────────────────────────────────
 
 WAITING = """
 SELECT i.suspicion, count(*) FROM items i JOIN lanes l ON l.id = i.lane_id
@@ -84,7 +85,8 @@ WHERE i.claim_id IS NULL AND i.suspicion > 0 AND i.due_at <= ecluse_now() AND NO
                                                      WHERE c.lane_id = l.id AND c.in_flight > 0))
 GROUP BY 1
 """
-# Workers that could sooner run a suspect alone than this one: with less in hand, and neither silent nor busy with one.
+# Workers that could run a suspect alone sooner than this one: they hold fewer items, and are neither silent nor running
+# one already.
 SOONER = """
 WITH crew AS (
     SELECT r.id, (SELECT coalesce(sum(c.in_flight), 0) FROM claims c WHERE c.replica_id = r.id AND c.in_flight > 0) AS n
@@ -97,20 +99,20 @@ SELECT count(*) FROM crew o JOIN crew me ON me.id = %(replica)s WHERE (o.n, o.id
 
 
 async def waiting(connection: Connection, who: Claimant, lanes: list[int]) -> dict[int, int]:
-    """How many suspects of each kind wait that this worker could take."""
+    """Count the waiting suspects that this worker could claim, by kind."""
     parameters = {"work": who.work, "lanes": lanes, "ahead": AHEAD_SECONDS}
     cursor = await connection.execute(WAITING, parameters, prepare=True)
     return dict(await cursor.fetchall())
 
 
 async def sooner(connection: Connection, who: Claimant) -> int:
-    """How many other workers have less to finish before they can run a suspect alone."""
+    """Count the other workers that have fewer items to finish before they can run a suspect alone."""
     cursor = await connection.execute(SOONER, {"replica": who.replica, "work": who.work}, prepare=True)
     row = await cursor.fetchone()
     return int(row[0]) if row else 0
 
 
-# ── Taking over from the dead ──────────────────────────────────────────────────────────────────────────────────────
+# ── Take-over from dead workers ────────────────────────────────────────────────────────────────────────────────────
 
 EVIDENCE = """
 SELECT i.id, i.crashes, count(r.id), i.group_deaths, i.solo_deaths
@@ -126,8 +128,8 @@ WHERE i.id = t.id AND i.suspicion <> t.suspicion
 
 
 def take_over(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
-    """Open again what workers held that are gone, and judge it, in one transaction: no suspect is claimed unmarked.
-    Returns the number of items."""
+    """Reopen the items of workers that are no longer live and judge them, in one transaction: no suspect is claimed
+    before it is marked. Return the number of items."""
     with connection.transaction():
         gone = {"replica": None, "known": None, "least": POINTED_CRASHES}
         released = connection.execute(RELEASE, gone).fetchone()

@@ -1,4 +1,4 @@
-"""How an execution ends: a result, or an error and what is to follow from it, as the committer will store it."""
+"""Build what the committer stores of an execution without a result: a release, a retry or a failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ log = structlog.get_logger(__name__)
 def release(
     stage: Stage, taken: ClaimedItem, at: datetime | None = None, effect: EffectEnd | None = None
 ) -> ItemResult:
-    """Not counted as an execution, and its place in line is kept. No instant: as soon as its lane lets it."""
+    """Return the item to the queue in its old position, without counting an execution. `at` None: it is claimable as
+    soon as its lane permits."""
     return ItemResult(taken.item, stage, taken.claim_id, taken.fence, "open", due_at=at, effect=effect)
 
 
@@ -38,8 +39,9 @@ def failed(
     chance: random.Random,
     spared: Spared | None = None,
 ) -> ItemResult:
-    """`in_doubt`: it was interrupted while a write of it was under way. `spared`: the failure is the vendor's, and uses
-    up nothing; a write in doubt keeps to its budget all the same."""
+    """Decide what follows from an error: retry or failure. `in_doubt`: the execution was interrupted while a write was
+    in flight. `spared`: the failure is the vendor's and uses up no execution; a write in doubt uses one all the
+    same."""
     item = taken.item
     executions = item.executions + 1
     verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=chance)
@@ -68,7 +70,7 @@ def failed(
         log.debug("vendor down", **item.log_fields, code=code, error=text)
         return finish._replace(status="open", due_at=spared.due_at, order_at=spared.order_at, outage=True)
     if isinstance(verdict, Retry) and executions > stage.retry.executions:
-        return release(stage, taken, verdict.at, effect)  # a look at what became of it is no execution
+        return release(stage, taken, verdict.at, effect)  # it only asked about the last send, which is no execution
     if isinstance(verdict, Retry):
         log.debug("retry", **item.log_fields, code=code, error=text, execution=executions, retry_at=verdict.at)
         return finish._replace(status="open", due_at=verdict.at)
@@ -77,12 +79,12 @@ def failed(
 
 
 def give_up_reason(stage: Stage, taken: ClaimedItem) -> VendorError | None:
-    """Why this item is not to be done (again), if so."""
+    """Return the error with which the item is given up on, or None if it may be executed (again)."""
     item = taken.item
     if taken.suspicion >= Suspicion.POISON:
         died = f"{item.crashes} workers died with this item in hand, {taken.solo_deaths} of them while it ran alone"
         return PermanentError(died, code="WORKER_CRASHED")
-    # It is only here to find out what became of its last send.
+    # Its executions are used up: it was claimed only to find out what became of its last send.
     if isinstance(stage.work, Write) and item.executions >= stage.retry.executions:
         return TransientError(
             "Sent, not answered for certain, and found not applied", code="NOT_APPLIED", ambiguous=False

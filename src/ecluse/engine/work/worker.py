@@ -36,11 +36,11 @@ from ecluse.engine.work.worker_slots import Hand, Hands
 
 log = structlog.get_logger(__name__)
 
-FLUSH_SECONDS = 3.0  # at a stop: a database that is away must not keep us
-# A lane with a rate gives permits for a tenth of a second at a time: while it does, ask more often; a slow one has its
-# next permit at an instant that we know.
+FLUSH_SECONDS = 3.0  # at a stop: an unavailable database must not delay the exit
+# A lane with a rate gives permits for a tenth of a second at a time: for so long after a permit, poll more often. The
+# next permit of a slow lane is at a known instant, so an alarm is set instead.
 PACED_SECONDS = 2.0
-SUSPECTS_SECONDS = 1.0  # so often suspects are looked for
+SUSPECTS_SECONDS = 1.0  # between two queries for waiting suspects
 
 
 class Worker:
@@ -85,31 +85,31 @@ class Worker:
             clock=clock,
             chance=chance,
         )
-        self._alive = alive  # our heartbeat is recent: nobody can have declared us dead
+        self._alive = alive  # the heartbeat is recent: no replica can have declared this one dead
         self._leaving = False
-        self._ended: set[int] = set()  # runs that ended with items of theirs in hand
-        self._suspects: dict[int, int] = {}  # of each kind that waits, how many may be in hand at once
+        self._ended: set[int] = set()  # runs that ended while this worker held items of them
+        self._suspects: dict[int, int] = {}  # per kind of waiting suspects, how many this worker may hold
         self._suspects_at = 0.0
-        self._emptying = False  # to run one of them alone
+        self._emptying = False  # claim nothing until all slots are empty, to run a suspect alone
         self._alone = False
-        self._unsure = False  # a claim failed: it may have been committed all the same
+        self._unsure = False  # a claim failed, but may have been committed
         self._in_hand: Counter[tuple[int, str]] = Counter()
         self._paced_until = 0.0
         self._closer = CompletionLoop(pool, flows, tell)
 
     def wake(self) -> None:
-        """There may be something new."""
+        """Claim soon: there may be new work."""
         self._pace.heard()
         self._wake.set()
 
     def _lanes_changed(self) -> None:
-        """What is not started in a lane that is closed now is given back."""
+        """Release the items that have not started and whose lane is closed now."""
         for taken in self.hands.drop(lambda taken: self._lanes.is_closed(taken.lane_id)):
             self.committer.put(release(self._stages[taken.item.flow, taken.item.stage], taken))
         self.wake()
 
     async def run(self) -> None:
-        """Until cancelled. What is in hand then is finished or handed back by `drain`."""
+        """Claim and execute until cancelled; `drain` then lets running calls finish."""
         self.hands.start()
         while True:
             now = self._clock.monotonic()
@@ -126,7 +126,8 @@ class Worker:
         return {run for run, _ in self._in_hand}
 
     def drop(self, run_ids: Iterable[int]) -> None:
-        """Runs that have ended: what is not started is forgotten, reads are cancelled; not so writes and paid calls."""
+        """Drop the items of runs that have ended: those not started are forgotten, reads are cancelled, writes and paid
+        calls finish."""
         ended = self.runs_in_hand.intersection(run_ids)
         self._ended = self._ended & self.runs_in_hand | ended
         if ended:
@@ -138,12 +139,12 @@ class Worker:
             self._paying.run_ended([taken.item for taken in self.hands.taken if taken.item.run_id in ended])
 
     async def drain(self, grace: float) -> None:
-        """After `run` was cancelled: let what is running finish, for at most `grace` seconds."""
+        """Let running calls finish for at most `grace` seconds, after `run` was cancelled."""
         self._leaving = True
         await self.hands.drain(grace)
 
     async def flush(self, grace: float) -> None:
-        """After `drain`, the committer stopped: store what there is."""
+        """Store the remaining results, after `drain` and after the committer was stopped."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(grace, FLUSH_SECONDS)):
                 await self.committer.flush()
@@ -191,12 +192,13 @@ class Worker:
         waiting = await suspects.waiting(connection, self._who, self._lanes.free + self._lanes.capped)
         self._suspects = suspects.company(waiting, self.hands.count)
         alone = sum(waiting[kind] for kind, most in self._suspects.items() if most == 1)
-        # As many workers as there are suspects to run alone, those with the least in hand; the others go on.
+        # As many workers empty their slots as there are suspects to run alone: those that hold the fewest items. The
+        # others go on.
         self._emptying = alone > 0 and await suspects.sooner(connection, self._who) < alone
 
     async def _choose(self, connection: Connection, room: int) -> list[ClaimedItem]:
-        """Items that nothing points at, and a few suspects. One that is to run alone waits until the hands are empty,
-        and then has them for itself."""
+        """Claim items that are no suspects, and a few suspects. A suspect that must run alone is claimed only when the
+        worker holds no item, and nothing else is claimed while it runs."""
         if alone := [kind for kind, most in self._suspects.items() if most == 1]:
             if self._in_hand and self._emptying:
                 return []
@@ -217,7 +219,8 @@ class Worker:
         now, clean = self._clock.monotonic(), who == self._who
         free = [] if clean and self._pace.is_dry(now) else free
         taken: list[ClaimedItem] = []
-        # Where caps hold, only what there is a hand for right now; and half of it, if others wait as well.
+        # From capped lanes, only as many items as slots are free right now; half as many, if uncapped lanes may have
+        # items as well.
         now_free = min(room, self.hands.count - self.hands.busy - len(self.hands.ready))
         capped_room = (now_free + 1) // 2 if free else now_free
         if capped and capped_room > 0:

@@ -1,7 +1,7 @@
-"""The hands of a worker: a fixed number of coroutines, each with at most one call in flight, that take what is ready.
+"""Worker slots: a fixed number of coroutines, each with at most one call in flight, that execute the items in `ready`.
 
-Long-lived, because a task and a timer per item cost more than the engine's own work on it; one watchdog looks after
-everybody's time limit, to half a second.
+They are long-lived, because a task and a timer per item cost more than the engine's own work on it; one watchdog
+enforces the time limits of all slots, to half a second.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Literal
 from ecluse.engine.model.claimed import ClaimedItem
 
 WATCH_SECONDS = 0.5
-LAST_SECONDS = 1.0  # for work that tidies up after itself, or will not be cancelled
-# Items that never wait would otherwise keep the loop to themselves.
+LAST_SECONDS = 1.0  # for work that cleans up when cancelled, or ignores it
+# A slot yields after so many items: items that never wait would otherwise block the event loop.
 IN_A_ROW = 64
 
 
@@ -25,7 +25,8 @@ Why = Literal["late", "dropped"]
 
 
 class Hand:
-    """A call that outlives its deadline, or is of no use any more, is cancelled; `forgive` then says which."""
+    """One worker slot. A call that exceeds its deadline, or is no longer needed, is cancelled; `forgive` then returns
+    which of the two."""
 
     __slots__ = ("deadline", "rest", "taken", "task", "why")
 
@@ -46,7 +47,7 @@ class Hand:
         return self.task is not None and self.task.cancelling() > 0
 
     def forgive(self) -> Why | None:
-        """After a CancelledError: was it ours?"""
+        """Return why `interrupt` cancelled the call, and undo the cancellation; None: it was cancelled elsewhere."""
         why, self.why = self.why, None
         if why is not None and self.task is not None:
             self.task.uncancel()
@@ -99,16 +100,16 @@ class Hands:
                 rest.set_result(None)
 
     def drop(self, useless: Callable[[ClaimedItem], bool]) -> list[ClaimedItem]:
-        """What has not been started and need not be. Calls that are running are for `interrupt`."""
+        """Remove the `useless` items that have not started, and return them. Running calls are for `interrupt`."""
         dropped: list[ClaimedItem] = []
         kept: deque[ClaimedItem] = deque()
-        for taken in self.ready:  # asked once: the answer may change with the time
+        for taken in self.ready:  # ask once per item: the answer may change with time
             (dropped if useless(taken) else kept).append(taken)
         self.ready = kept
         return dropped
 
     async def drain(self, grace: float) -> None:
-        """Start nothing more; let what is running finish for at most `grace` seconds."""
+        """Start no more items; let running calls finish for at most `grace` seconds."""
         self.ready.clear()
         if self.busy:
             self._drained = asyncio.Event()
@@ -119,7 +120,7 @@ class Hands:
         tasks += [self._watchdog] if self._watchdog is not None else []
         for task in tasks:
             task.cancel()
-        if tasks:  # none, if the worker was stopped before it began
+        if tasks:  # none if the worker was stopped before it started
             await asyncio.wait(tasks, timeout=max(grace, LAST_SECONDS))
 
     async def _take(self, hand: Hand) -> None:
@@ -140,12 +141,12 @@ class Hands:
             finally:
                 hand.deadline = inf
                 hand.taken = None
-                hand.forgive()  # work that swallowed our cancel has had its way, once
+                hand.forgive()  # discard an interruption that the work swallowed
                 self.busy -= 1
                 self.finished += 1
                 if self._drained is not None and not self.busy:
                     self._drained.set()
-            if hand.told_to_go:  # together with an interruption that the work took for the only one
+            if hand.told_to_go:  # stopped at the same time as interrupted; the work saw one cancellation
                 raise asyncio.CancelledError
             in_a_row += 1
             if in_a_row % IN_A_ROW == 0:
