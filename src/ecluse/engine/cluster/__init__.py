@@ -1,1 +1,1 @@
-"""What the processes of a cluster do for each other: heartbeat, take-over, sweeps."""
+"""What the replicas of a cluster do for each other: heartbeat, take-over, sweeps. Also trace rows."""

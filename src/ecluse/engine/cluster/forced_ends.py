@@ -1,5 +1,5 @@
-"""Ends that no person asks for and no story comes to: of the runs that only a run that was ended by force waited for,
-and of runs that take longer than they may."""
+"""Forced ends that neither an operator nor a story decides: of runs that only a forcibly ended run waited for, and of
+runs that take longer than they may."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ecluse.engine.work import completion
 
 TOGETHER = 200
 
-# One replica at a time ends what a run leaves behind. The run itself is not locked meanwhile: it may have a higher id
-# than the runs that it waited for, and runs are locked by id.
+# One replica at a time ends the runs that a forcibly ended run leaves behind. That run itself is not locked meanwhile:
+# it may have a higher id than the runs that it waited for, and runs are locked by id.
 FORCED = """
 SELECT id, why, pg_try_advisory_xact_lock(hashtextextended('ecluse forced end ' || id, 50))
 FROM (SELECT id, coalesce(reason, error_code, end_cause) AS why FROM runs
       WHERE ends_waited_for AND id > %s ORDER BY id LIMIT 1) AS forced
 """
-# Runs that only it waited for when it was ended (`waiters.MARK_ABANDONED`).
+# Runs that only this run waited for when it was ended (`waiters.MARK_ABANDONED`).
 MARKED = """
 SELECT c.id FROM run_waiters w JOIN runs c ON c.id = w.run_id
 WHERE w.waiter_run_id = %(run)s AND c.ending AND c.ended_at IS NULL
@@ -35,8 +35,8 @@ NONE_LEFT = f"""
 UPDATE runs SET ends_waited_for = false WHERE id = %(run)s AND ends_waited_for AND NOT EXISTS ({MARKED})
 """  # noqa: S608 - our own words
 
-# Nobody leads them, or they have had twice their time. `only_overdue`: a live replica leads it. Time in which the clock
-# of a stage stood still does not count.
+# Runs that have exceeded their time. `only_overdue`: a live replica leads the run, and it has not had twice its time.
+# Time in which the clock of a stage was stopped does not count.
 STALE = """
 SELECT r.id, r.started_at IS NULL, date_trunc('second', ecluse_now() - b.began), s.most,
        led AND b.began >= ecluse_now() - 2 * s.most AS only_overdue
@@ -51,7 +51,8 @@ WHERE r.ended_at IS NULL AND r.orchestrated AND b.began < ecluse_now() - f.given
 
 
 async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
-    """Some at a time, each time in a transaction of its own. What those waited for follows in a later pass."""
+    """End the runs that only forcibly ended runs waited for, in batches, each in a transaction of its own. The runs
+    that those waited for follow in a later pass."""
     place, tried = 0, list[int]()
     async with pool.connection() as connection:
         while True:
@@ -76,7 +77,8 @@ async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
 async def _end_those_left(
     connection: Connection, flows: Mapping[str, Flow], run_id: int, why: str, some: Collection[int]
 ) -> None:
-    """Under their locks, which a run or person that begins to wait for one of them takes first: those go on."""
+    """End those of `some` that no run or person waits for, under their locks. A waiter that is added takes the lock of
+    its run first, so it is seen here, and that run goes on."""
     await connection.execute(LOCK, (list(some),))
     still: dict[int, bool] = dict(await (await connection.execute(STILL, (list(some),))).fetchall())
     await connection.execute(GO_ON, ([one for one, abandoned in still.items() if not abandoned],))
@@ -87,8 +89,8 @@ async def _end_those_left(
 
 
 async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
-    """Longer than its stages may take, or not taken up for as long: a bug, a story that hangs, or no worker. One that
-    is being led gets twice the time."""
+    """End runs that take longer than their stages may, or that no worker takes up for as long: a bug, a story that
+    hangs, or no worker. A run that a live replica leads gets twice the time."""
     limits = [flow.stale_after for flow in flows.values()]
     async with pool.connection() as connection:
         cursor = await connection.execute(STALE, {"flows": list(flows), "limits": limits})
@@ -104,7 +106,7 @@ async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
 async def end_one(
     connection: Connection, flows: Mapping[str, Flow], run_id: int, cause: EndCause, code: str, why: str
 ) -> None:
-    """One that cannot be ended does not keep the others."""
+    """End one run; an error is logged, so that the others are ended all the same."""
     run = await lifecycle.load_run(connection, run_id)
     with completion.apart(run_id):
         await finalize.end(connection, flows[run.flow], run, cause=cause, code=code, reason=why)

@@ -1,7 +1,7 @@
-"""Who is alive. Each process keeps a heartbeat row from a thread of its own (a busy loop must not look like a death)
-and reaps the rows of others that stopped beating: their items are opened again, their workflows recovered.
+"""Liveness of replicas. Each process keeps a heartbeat row from a thread of its own (a busy event loop must not look
+like a death) and reaps replicas whose heartbeat has stopped: their items are reopened, their workflows recovered.
 
-Whoever was declared dead must not go on: a heartbeat that finds its row gone or dead ends the process at once.
+A replica that was declared dead must not go on: a heartbeat that finds its row gone or dead exits the process at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 ENTER = "INSERT INTO replicas (id, host, pid, roles, work, hands) VALUES (%s, %s, %s, %s, %s, %s)"
 BEAT = "UPDATE replicas SET beat_at = clock_timestamp() WHERE id = %s AND state = 'live'"
 LEAVE = "UPDATE replicas SET state = 'left', ended_at = clock_timestamp() WHERE id = %s AND state = 'live'"
-# After a restart of the database, or the loss of our own connection, everybody gets a full period to beat again.
+# After a restart of the database, or a reconnect of the reaper, every replica gets a full period to beat again.
 REAP = """
 UPDATE replicas SET state = 'dead', ended_at = clock_timestamp() WHERE id IN (
     SELECT id FROM replicas WHERE state = 'live' AND id <> %(replica)s AND
@@ -35,7 +35,7 @@ UPDATE replicas SET state = 'dead', ended_at = clock_timestamp() WHERE id IN (
 RETURNING id
 """
 RARELY = 600  # ticks of the reaper
-# Kept for as long as they are evidence for or against an item (`suspects.py`).
+# Rows of ended replicas are kept for as long as they are evidence for or against an item (`suspects.py`).
 TOMBSTONES = """
 DELETE FROM replicas WHERE state <> 'live' AND ended_at < least(clock_timestamp() - interval '1 hour', (
     SELECT min(first_crash_at) FROM items WHERE first_crash_at IS NOT NULL AND status = 'open'))
@@ -52,12 +52,12 @@ class Heartbeat:
         self._dead_after = dead_after
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._since: dict[str, object] = {}  # when a thread had to connect again
+        self._since: dict[str, object] = {}  # by thread: when it last reconnected
         self._ticks = 0
         self._beaten_at = 0.0
 
     def start(self, roles: list[str], work: list[str], hands: int) -> None:
-        """`work` is what our worker can do, as "flow/stage"."""
+        """Insert the row of this replica and start its heartbeat. `work`: what its worker can do, as "flow/stage"."""
         with self._connect() as connection:
             self._beaten_at = time.monotonic()
             connection.execute(ENTER, (self._replica, socket.gethostname(), os.getpid(), roles, work, hands))
@@ -65,11 +65,11 @@ class Heartbeat:
 
     @property
     def beats(self) -> bool:
-        """Nobody can have declared us dead yet, nor will they in the next moment."""
+        """Return True while no replica can have declared this one dead, nor can in the next moment."""
         return time.monotonic() - self._beaten_at < self._dead_after - self._beat
 
     def start_reaping(self) -> None:
-        """Once workflows can be recovered here."""
+        """Start the reaper, once workflows can be recovered in this process."""
         self._start("reaper", self._reap, min(1.0, self._beat))
 
     def _start(self, name: str, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
@@ -78,7 +78,7 @@ class Heartbeat:
         self._threads.append(thread)
 
     def stop(self) -> None:
-        """Leave for good: what this process still held is opened again at once."""
+        """Leave the cluster; the items that this replica still held are reopened at once."""
         self._stop.set()
         with self._connect() as connection:
             connection.execute(LEAVE, (self._replica,))
@@ -87,7 +87,7 @@ class Heartbeat:
             thread.join(timeout=5)
 
     def hand_over(self) -> None:
-        """Our workflows, once nobody here leads them any more."""
+        """Put the pending workflows of this replica back into their queues, once no task here leads them any more."""
         with self._connect() as connection:
             connection.execute(durable.HAND_OVER, (self._replica,))
 
@@ -104,7 +104,7 @@ class Heartbeat:
                     act(connection)
                     while not self._stop.wait(every):
                         act(connection)
-            except Exception as error:  # a heart that stopped for whatever reason would be a death nobody notices
+            except Exception as error:  # any error: the end of this thread would go unnoticed
                 if is_away(error):
                     log.warning("heart: database away", error=one_line(error))
                 else:

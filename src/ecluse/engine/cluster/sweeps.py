@@ -1,4 +1,4 @@
-"""What a crash, a lost signal or a restart of the database has left lying, and the loops that find it."""
+"""Sweeps: loops that find and continue what a crash, a lost signal or a restart of the database has left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ecluse.engine.work.worker import Worker
 
 log = structlog.get_logger(__name__)
 
-SWEEP_SECONDS = 5.0  # and at once after a lost connection: the listener says so
+SWEEP_SECONDS = 5.0  # and at once when the listener has reconnected
 SUSPECT_SECONDS = 1.0
 DROP_SECONDS = 0.5
 WATCH_SECONDS = 15.0
@@ -31,7 +31,8 @@ REST_SECONDS = 0.1
 
 ENDED = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NOT NULL"
 
-# Orchestrated runs whose workflow was never started: the starter died in between, or is not this program.
+# Orchestrated runs whose workflow was never started: the process that inserted the run died before, or is another
+# program.
 UNSTARTED = """
 SELECT r.id FROM runs r WHERE r.ended_at IS NULL AND r.orchestrated AND r.state = 'queued' AND r.flow = ANY(%s)
 AND NOT EXISTS (SELECT 1 FROM dbos.workflow_status w WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key)
@@ -47,7 +48,7 @@ WHERE r.ended_at IS NULL AND r.orchestrated AND r.flow = ANY(%s)
 
 
 class ForcedEnds:
-    """Of every replica that works or keeps schedules."""
+    """The loop that ends orphaned and stale runs, on every replica that works or keeps schedules."""
 
     def __init__(self, pool: Pool, flows: Mapping[str, Flow]) -> None:
         self._pool = pool
@@ -58,7 +59,7 @@ class ForcedEnds:
         self._hint.set()
 
     async def run(self) -> None:
-        stale_at = 0.0  # when to look for stale runs again
+        stale_at = 0.0  # when to query stale runs again
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FORCED_SECONDS):
@@ -88,10 +89,10 @@ class Sweeps:
         self._clock = clock
         self._worker = worker
         self._contexts = contexts
-        self.hint = asyncio.Event()  # somebody has started a run, or the listener is back
+        self.hint = asyncio.Event()  # a run was started elsewhere, or the listener has reconnected
 
     async def drop_ended(self) -> None:
-        """The signal may be lost; what an ended run has in hand is dropped within a second all the same."""
+        """Drop the items of ended runs that the worker holds, within a second even if the NOTIFY was lost."""
         while True:
             await asyncio.sleep(DROP_SECONDS)
             if in_hand := self._worker.runs_in_hand:
@@ -101,14 +102,14 @@ class Sweeps:
                         self._worker.drop(row[0] for row in await cursor.fetchall())
 
     async def settle_forgotten(self) -> None:
-        """On its own: it asks vendors, and nobody else should wait for them."""
+        """Settle writes in doubt, in a loop of its own: it calls vendors, and no other sweep should wait for them."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             with ignoring_outage("settling writes in doubt"):
                 await probe.settle_forgotten(self._pool, self._flows, self._contexts, self._replica)
 
     async def watch(self) -> None:
-        """What the flows themselves look after."""
+        """Call the `watch` functions of the flows."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             for flow in self._flows.values():
@@ -118,9 +119,10 @@ class Sweeps:
                             await flow.watch(connection)
 
     async def sweep(self) -> None:
-        """What a crash, a lost connection or a restart of the database has left lying."""
-        suspects: dict[str, float] = {}  # since when
-        place = 0  # among the runs that close themselves
+        """Start runs without a workflow, end runs whose workflow is over, resume interrupted workflows, close
+        self-closing runs and end expired leases."""
+        suspects: dict[str, float] = {}  # interrupted workflows, and since when
+        place = 0  # among the self-closing runs
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SUSPECT_SECONDS if suspects else SWEEP_SECONDS):
@@ -142,7 +144,7 @@ class Sweeps:
             await durable.start(run)
 
     async def _end_unled(self) -> None:
-        """A run whose workflow is over though it is not: nobody will ever lead it, and it must not look alive."""
+        """End open runs whose workflow is over: no replica will ever lead them again, and they must not look alive."""
         async with self._pool.connection() as connection:
             cursor = await connection.execute(UNLED, (list(self._flows),))
             for run_id, state in await cursor.fetchall():
@@ -153,7 +155,7 @@ class Sweeps:
         now = self._clock.monotonic()
         async with self._pool.connection() as connection:
             seen = {name: suspects.get(name, now) for name in await durable.interrupted(connection, self._replica)}
-        # For a while already: one that has just been dequeued is about to run.
+        # Only those interrupted for a while: a workflow that has just been dequeued is about to run.
         if overdue := sorted(name for name, since in seen.items() if now - since >= 2 * SUSPECT_SECONDS):
             log.warning("resuming interrupted workflows", workflows=overdue)
             await durable.resume(overdue)
@@ -164,5 +166,5 @@ async def set_clock(pool: Pool, clock: Clock) -> None:
     async with pool.connection() as connection:
         asked = datetime.now(UTC)
         row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
-    if row:  # the database's clock is everybody's: a host that is fast or slow must not retry early or late
+    if row:  # the database's clock counts: a host whose clock is fast or slow must not retry early or late
         clock.offset = row[0] - (asked + (datetime.now(UTC) - asked) / 2)

@@ -1,5 +1,5 @@
-"""Traces as rows of `workflow_logs`, for those who switch them on. Best effort: whoever traces only appends to a
-bounded list, a loop of the kit stores what has gathered; what does not fit or cannot be stored is counted, and said."""
+"""Traces as rows of `workflow_logs`, where a setting enables them. Best effort: a trace call only appends to a bounded
+list, and a loop of the kit stores the list; records that do not fit or cannot be stored are counted and logged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ecluse.db.connect import Pool, ignoring_outage, is_away
 log = structlog.get_logger(__name__)
 
 EVERY_SECONDS = 0.5
-LAST_SECONDS = 2.0  # at a stop: a database that is away must not keep us
+LAST_SECONDS = 2.0  # at a stop: an unavailable database must not delay the exit
 MOST = 10_000
 BATCH = 500
 
@@ -70,7 +70,7 @@ class TraceRows:
         while True:
             await asyncio.sleep(EVERY_SECONDS)
             with ignoring_outage("storing traces"):
-                await asyncio.shield(self._store())  # what a stop interrupts half-way would be stored twice
+                await asyncio.shield(self._store())  # a batch that a stop interrupts half-way would be stored twice
 
     async def stop(self) -> None:
         if self.put in trace.listeners:
@@ -88,7 +88,7 @@ class TraceRows:
     async def _store_waiting(self) -> None:
         while self._waiting:
             batch = [self._waiting[n] for n in range(min(BATCH, len(self._waiting)))]
-            # jsonb refuses NUL and lone surrogates, and data is anybody's.
+            # jsonb refuses NUL and lone surrogates, and `data` may contain anything.
             rows = json.dumps(batch, ensure_ascii=False, default=str).replace("\\u0000", "\\ufffd")
             try:
                 async with self._pool.connection() as connection:

@@ -1,4 +1,5 @@
-"""Calls that cost money: which of them are under way, and a note of each that may have been paid for in vain."""
+"""Calls that cost money: which of them are in flight, and an `attempts` row for each that may have been paid for in
+vain."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from ecluse.db.connect import Pool
 from ecluse.engine.model.flow import Item
 from ecluse.engine.runs.leases import Held, Lease, acquire, release
 
-# At most so many notes of a kind: one per crash, however often it is tried afterwards.
+# At most `most` notes of an item and code: one per crash, however often the call is retried afterwards.
 NOTE = """
 INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous,
                       maybe_paid)
@@ -28,7 +29,7 @@ class PaidCalls:
     def __init__(self, pool: Pool, replica: str) -> None:
         self._pool = pool
         self._replica = replica
-        self._under_way: dict[int, str | None] = {}  # with the lock that keeps others from paying, too
+        self._under_way: dict[int, str | None] = {}  # by item: the lease that keeps other runs from paying for the same
         self._kept: dict[int, asyncio.Task[Lease | Held]] = {}
         self._releasing: set[asyncio.Task[None]] = set()
         self._cut_off: list[Item] = []
@@ -42,7 +43,7 @@ class PaidCalls:
         self._under_way[item.id] = lock
 
     def run_ended(self, items: Sequence[Item]) -> None:
-        """Its leases went with it: what is being paid for is held by this process from now on."""
+        """Acquire the leases of paid calls in flight for this process: those of the run ended with it."""
         for item in items:
             if (lock := self._under_way.get(item.id)) is not None and item.id not in self._kept:
                 self._kept[item.id] = asyncio.create_task(self._hold(item.tenant_id, lock))
@@ -65,7 +66,8 @@ class PaidCalls:
                 await release(connection, lease)
 
     def cut_off(self, item: Item) -> None:
-        """By a stop of this process, which waits for nobody long."""
+        """Remember, for `note_cut_off`, a paid call interrupted by the stop of this process, which waits only
+        briefly."""
         if item.id in self._under_way:
             self._cut_off.append(item)
 

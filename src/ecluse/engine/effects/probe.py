@@ -1,5 +1,5 @@
-"""Writes whose item was given up on, or whose run ended, while nobody knew what had become of them: somebody goes on
-asking, so that `effects` ends up telling the truth."""
+"""Settle writes that were in doubt when their item was given up on or their run ended: a sweep keeps reading them back,
+so that `effects` ends up correct."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ log = structlog.get_logger(__name__)
 
 AT_ONCE = 20
 
-# Only what can be read: to send a key again would be a write, and nothing is written for a run that is over. For a day.
+# Only writes that can be read back: sending a key again would be a write, and nothing is written for a run that has
+# ended. For a day after the last send.
 DUE = """
 WITH due AS (
     SELECT e.id FROM effects e JOIN items i ON i.id = e.item_id

@@ -1,15 +1,15 @@
-"""Writes at vendors. Between the vendor's acceptance and our record there is a gap in which a crash leaves the truth
-only over there; no order of operations closes it. So the intent is committed before every send, an answer that is not
-definite leaves the write *unknown*, and nobody looks or sends again before the quiet period since the last send is
-over: a request of somebody who has died may still be on its way.
+"""The protocol of writes at vendors. A crash between the vendor's acceptance and our commit leaves the truth only at
+the vendor, and no order of operations closes that gap. So the intent is committed before every send, an answer that is
+not definite leaves the write *unknown*, and no worker reads back or sends again before the quiet period since the last
+send is over: a request of a worker that has died may still be on its way.
 
     (none) ─┬─> sending ─┬─> applied | rejected               a definite answer
     planned ┘            ├─> planned                          not sent for sure, or refused for now: nothing was done
                          └─> unknown ── quiet, then ask ─┬─> applied | conflict | not_applied     (C2: read back)
                                                          └─> sending                              (same key again)
 
-A crash leaves `sending`, which is asked about like `unknown`. An item that is given up on while its effect is open says
-so (`effect_may_exist`), and a sweep goes on asking.
+A crash leaves `sending`, which is treated like `unknown`. The outcome of an item that is given up on while its effect
+is open is marked `effect_may_exist`, and a sweep (`probe.py`) keeps reading the effect back.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from ecluse.engine.model.claimed import ClaimedItem, ClaimKey
 from ecluse.engine.model.flow import AbsoluteWrite, Done, Item, KeyedWrite, Order, WorkContext, Write
 from ecluse.engine.model.retry import GiveUp, Retry
 
-SEND_WITHIN = 1.0  # seconds of the intent, and as many again if its commit had to be repeated
+SEND_WITHIN = 1.0  # seconds from the intent to its send; up to twice as long if its commit had to be repeated
 LATER = timedelta(seconds=1)
-KEY_LIFE = 0.8  # of the time for which a vendor says to remember a key
+KEY_LIFE = 0.8  # the share of the vendor's promised memory of a key that is relied on
 State = Literal["planned", "sending", "unknown", "applied", "rejected", "not_applied", "conflict"]
 OPEN = ("sending", "unknown")
 
 
 class Fenced(Exception):
-    """The claim is not ours any more: somebody took it over, or the run has ended."""
+    """The claim is no longer this worker's: it was taken over, or the run has ended."""
 
 
 class Standing(NamedTuple):
-    """How an effect stands in the database, and whether this intent was recorded (`went`: now send)."""
+    """The state of an effect in the database, and whether this intent was recorded (`went`: send now)."""
 
     id: UUID
     went: bool
@@ -63,8 +63,8 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """To be committed before a send. `again_after` is the number of sends so far, when it is another one; `send` False
-    records that nothing need be done, None only looks."""
+    """An intent, to be committed before a send. `again_after`: the number of sends so far, if this is a further one.
+    `send` False records that the vendor already has what is wanted; None only reads the effect."""
 
     taken: ClaimedItem
     id: UUID
@@ -89,7 +89,7 @@ class Intent:
         }
 
     def reply(self, standing: Standing | None) -> None:
-        if self.answer.done():  # who asked was told to go
+        if self.answer.done():  # the caller was cancelled
             return
         if standing is None:
             self.answer.set_exception(Fenced())
@@ -102,7 +102,7 @@ class Intent:
 
 
 class EffectEnd(NamedTuple):
-    """How an effect stands after an execution, stored with the item. It is believed only about the last send."""
+    """The state of an effect after an execution, stored with the item; ignored if there was a send after `sends`."""
 
     id: UUID
     sends: int
@@ -112,11 +112,11 @@ class EffectEnd(NamedTuple):
 
 
 class Performed(NamedTuple):
-    outcome: Done | VendorError | datetime  # an instant: not now, come back then
+    outcome: Done | VendorError | datetime  # an instant: execute again then
     effect: EffectEnd | None = None
 
 
-# The claims have been locked before, in the same transaction.
+# The caller has locked the claims, in the same transaction.
 INTEND = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 mine AS MATERIALIZED (
@@ -155,8 +155,8 @@ FROM clock, mine m LEFT JOIN LATERAL (
     WHERE e.id = m.id AND NOT EXISTS (SELECT 1 FROM put WHERE put.id = m.id)) s ON true
 """
 
-# With the items accepted just before; but not bound to the claim: what is known for sure about the last send stays true
-# when the run has ended meanwhile. Only, whoever was declared dead says nothing any more.
+# Not bound to the claim: what is certain about the last send stays true when the run has ended meanwhile. A replica
+# that was declared dead settles only the effects of items accepted before in the same transaction.
 SETTLE = """
 UPDATE effects e SET state = t.state, result = t.result, error = t.error,
     settled_at = CASE WHEN t.state NOT IN ('planned', 'unknown') THEN ecluse_now() END
@@ -167,12 +167,12 @@ WHERE e.id = t.id AND e.sends = t.sends AND e.state IN ('sending', 'unknown')
 
 
 def plain(value: Any) -> Any:
-    """As the database will give it back, so that values can be compared."""
+    """Return the value as the database will return it, so that values can be compared."""
     return from_json(to_json(value))
 
 
 def conclude(found: Any, wanted: Any, before: Any) -> Literal["applied", "not_applied", "conflict"]:
-    """What a read-back after the quiet period says about a write."""
+    """Judge a write by what a read-back after the quiet period has found."""
     if agrees(found, wanted):
         return "applied"
     return "not_applied" if found == before else "conflict"
@@ -185,7 +185,8 @@ def agrees(found: Any, wanted: Any) -> bool:
 
 
 def after_failure(error: VendorError, *, doubtful: bool) -> State:
-    """`doubtful`: an earlier send of the same write is unresolved, so that this refusal says nothing about that one."""
+    """Return the state of an effect after a send failed. `doubtful`: an earlier send of the same write is unresolved,
+    and this refusal says nothing about that one."""
     if doubtful or error.ambiguous:
         return "unknown"
     return "rejected" if isinstance(error, PermanentError) else "planned"
@@ -194,7 +195,7 @@ def after_failure(error: VendorError, *, doubtful: bool) -> State:
 async def record(
     connection: Connection, intents: list[Intent], fences: dict[int, int], replica: str
 ) -> dict[ClaimKey, Standing]:
-    """Whoever is missing was fenced out."""
+    """Record the intents and read their effects. Intents missing from the result lost their claim (fenced)."""
     parameters = {
         "rows": to_json([intent.row() for intent in intents]).decode(),
         "claims": list(fences),
@@ -214,7 +215,8 @@ async def settle(connection: Connection, ended: list[EffectEnd], replica: str, a
 
 
 def again_or_never(write: Write, verdict: Retry | GiveUp, now: datetime) -> Retry | GiveUp:
-    """An unknown write is not given up on for as long as it can be asked about."""
+    """Adapt the verdict on a write in doubt: retry after the quiet period at the earliest, and do not give up on a
+    write that can be read back."""
     if isinstance(verdict, Retry):
         return Retry(max(verdict.at, now + write.quiet))
     return Retry(now + write.quiet) if isinstance(write, AbsoluteWrite) else GiveUp(permanent=True)
@@ -224,7 +226,7 @@ Phase = Literal["recording", "asking", "sending"]
 
 
 class WriteExecutor:
-    """Takes one write through the protocol, as far as it goes in one execution."""
+    """Takes a write through the protocol, as far as one execution can."""
 
     def __init__(
         self,
@@ -235,13 +237,14 @@ class WriteExecutor:
         self._intend = intend
         self._may_send = may_send
         self._now = now
-        # For as long as it is in hand; what is left when it was interrupted says how far it had come.
+        # Kept while the worker holds the item: after an interruption it says how far the write had come.
         self.phase: dict[ClaimKey, Phase] = {}
 
     async def perform(
         self, write: Write, context: WorkContext, taken: ClaimedItem, spent: VendorError | None = None
     ) -> Performed:
-        """`spent`: it may not be sent again, and fails with this unless it turns out to have been applied."""
+        """Start or continue the write. `spent`: it may not be sent again, and fails with this error unless it turns out
+        to have been applied."""
         performed = await self._perform(write, context, taken, spent)
         self.phase.pop(taken.claim_key, None)
         return performed
@@ -265,7 +268,7 @@ class WriteExecutor:
                 return Performed(error)
         need = not isinstance(write, AbsoluteWrite) or not agrees(before, wanted)
         if need and isinstance(write, AbsoluteWrite):
-            await context.permit(item)  # the read had the first one; and not between the intent and its send
+            await context.permit(item)  # the read used the first one; not awaited between the intent and its send
         standing = await self._record(Intent(taken, name, write, wanted, before, send=need))
         if standing.went and standing.state == "sending":
             return await self._send(write, context, taken, standing, doubtful=False)
@@ -280,8 +283,8 @@ class WriteExecutor:
     async def _go_on(
         self, write: Write, context: WorkContext, taken: ClaimedItem, standing: Standing, spent: VendorError | None
     ) -> Performed:
-        """Somebody was here before."""
-        if standing.state == "planned":  # and is still here, in a transaction of their own
+        """Continue a write whose effect another execution has recorded."""
+        if standing.state == "planned":  # by a concurrent transaction: its row is not visible yet
             return Performed(self._now() + LATER)
         if standing.state == "applied":
             return Performed(Done(standing.result if isinstance(write, KeyedWrite) else standing.wanted))
@@ -294,7 +297,7 @@ class WriteExecutor:
     async def _ask(
         self, write: Write, context: WorkContext, taken: ClaimedItem, standing: Standing, spent: VendorError | None
     ) -> Performed:
-        """What became of the last send?"""
+        """Find out what became of the last send, and send again unless it was applied or may not be repeated."""
         before, doubtful = standing.before, isinstance(write, KeyedWrite)
         if isinstance(write, AbsoluteWrite):
             try:

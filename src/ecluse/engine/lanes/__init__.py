@@ -1,1 +1,1 @@
-"""Lanes to vendors: caps, rates, holds, breakers, pauses."""
+"""Lanes to vendors: caps, rates, holds, breakers and pauses."""

@@ -1,4 +1,4 @@
-"""The breakers of the lanes: what the ends of calls mean for a lane's row, written here and nowhere else."""
+"""The breakers of the lanes: the only statements by which the ends of calls change a lane's row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SELECT pg_notify('ecluse_lanes', id::text) FROM held
 
 
 class Change(NamedTuple):
-    """A breaker that has opened, for the first time in its row, or closed."""
+    """A breaker that has opened, for the first time in its row of failures, or closed."""
 
     lane: str
     level: Literal["info", "error"]
@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 
 async def record_ends(connection: Connection, heard: Sequence[Heard], breakers: Mapping[int, Breaker]) -> list[Change]:
-    """Add these ends to the rows of their lanes, and hold the lanes whose row got too long."""
+    """Add these ends to the failures in a row of their lanes, and hold the lanes whose row got too long."""
     changes = []
     async with connection.transaction():
         cursor = await connection.execute(STANDING, ([one.lane_id for one in heard],))
@@ -50,7 +50,7 @@ async def record_ends(connection: Connection, heard: Sequence[Heard], breakers: 
             mine = [one for one in heard if one.lane_id == lane_id]
             before = Row(failures, trips, since, frozenset(failing)) if failures else NONE
             row, too_long = tally(before, mine, most)
-            if broken or row == before:  # by calls that were under way together with the last one
+            if broken or row == before:  # open already: these calls were in flight together with the last one
                 continue
             last = next((one for one in reversed(mine) if one.counts), None)
             facts = {"lane": lane_id, **row._asdict(), "items": list(row.items)}

@@ -1,4 +1,4 @@
-"""What happens to a lane, in the log of every open run that needs it, itself or by a run that it waits for."""
+"""Log lines about a lane in every open run that needs it, directly or through a run that it waits for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 
-# Every waiting item of the lane is looked at, and there may be a million: no commit may wait for it.
+# Reads every waiting item of the lane, possibly a million: no commit of results may wait for it.
 TELL = """
 WITH RECURSIVE concerned AS (
     SELECT n.run_id AS id FROM lanes l CROSS JOIN LATERAL (
@@ -25,5 +25,5 @@ FROM concerned c JOIN runs r ON r.id = c.id AND r.ended_at IS NULL ORDER BY r.id
 async def tell_runs(
     connection: Connection, lane: str, level: Literal["info", "warning", "error"], message: str
 ) -> None:
-    """Tenants read it: no operator is named."""
+    """Write the message to the log of each of these runs. Tenants read it: it must not name an operator."""
     await connection.execute(TELL, {"lane": lane, "level": level, "message": storable(message)})

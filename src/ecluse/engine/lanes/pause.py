@@ -1,5 +1,5 @@
-"""An operator's pause of a lane. The time of the stages that need it runs on, or stands still until it is resumed: then
-their deadlines move by as much."""
+"""An operator's pause of a lane. The clock of the stages that need the lane runs on, or is stopped until the lane is
+resumed: then their deadlines move by the length of the stop."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ecluse.engine.lanes.lane_log import tell_runs
 
 log = structlog.get_logger(__name__)
 
-# Runs that no workflow leads have no gate: their stages end when their items do.
+# Runs without a workflow have no gate and are left out: their stages end when their items do.
 NEEDING = """
 SELECT n.run_id, r.tenant_id, r.flow, n.stage, count(*)::int AS waiting, s.deadline_at
 FROM lanes l JOIN stage_lanes n ON n.lane_id = l.id JOIN stages s ON s.run_id = n.run_id AND s.stage = n.stage
 JOIN runs r ON r.id = n.run_id AND r.ended_at IS NULL AND r.orchestrated
 WHERE l.name = %s GROUP BY 1, 2, 3, 4, 6 ORDER BY s.deadline_at, n.run_id
 """
-# Pauses and resumes of a lane follow one another.
+# The row lock serializes pauses and resumes of a lane.
 PAUSED_FOR = "SELECT paused_reason FROM lanes WHERE name = %(name)s FOR NO KEY UPDATE"
-# A pause for the reason that it has already goes on.
+# Pausing a lane again for the same reason keeps the start of its pause.
 PAUSE = """
 UPDATE lanes SET paused_at = CASE WHEN paused_reason = %(reason)s THEN paused_at ELSE ecluse_now() END,
     paused_by = %(by)s, paused_reason = %(reason)s,
     clock_stopped_at = coalesce(clock_stopped_at, CASE WHEN %(stop_clock)s THEN ecluse_now() END)
 WHERE name = %(name)s RETURNING pg_notify('ecluse_lanes', id::text)
 """
-# A stage may need two lanes whose pauses overlap: no instant is given back twice.
+# A stage may need two lanes whose pauses overlap: the overlap moves its deadline only once.
 MOVE = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 stood AS MATERIALIZED (
@@ -55,7 +55,7 @@ WHERE name = %(name)s RETURNING pg_notify('ecluse_lanes', id::text)
 
 
 class Needing(NamedTuple):
-    """A stage of an open run, and the instant at which what still waits in the lane fails with it."""
+    """A stage of an open run, and the instant at which its items that still wait in the lane fail with it."""
 
     run_id: int
     tenant_id: str
@@ -66,7 +66,7 @@ class Needing(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A stage whose clock stood still, with its new deadline."""
+    """A stage whose clock was stopped, with its new deadline."""
 
     run_id: int
     tenant_id: str
@@ -77,7 +77,8 @@ class Moved(NamedTuple):
 
 
 async def needing(connection: Connection, name: str) -> list[Needing]:
-    """Stages that have items waiting in the lane, or wait for runs that have; the first deadline first."""
+    """Return the stages that have items waiting in the lane, or wait for runs that have; the earliest deadline
+    first."""
     await _known(connection, name)
     async with connection.cursor(row_factory=class_row(Needing)) as cursor:
         await cursor.execute(NEEDING, (name,))
@@ -85,8 +86,8 @@ async def needing(connection: Connection, name: str) -> list[Needing]:
 
 
 async def pause(connection: Connection, name: str, *, reason: str, by: str, stop_clock: bool = False) -> None:
-    """Nothing more of it starts, anywhere, until somebody resumes it. `stop_clock`: no stage that needs it times out
-    until then. A clock that was stopped stays so."""
+    """Pause the lane: no replica starts an item of it until an operator resumes it. `stop_clock`: no stage that needs
+    it times out until then. A clock that is already stopped stays stopped."""
     await _known(connection, name)
     given = {"name": name, "reason": storable(reason), "by": by, "stop_clock": stop_clock}
     async with connection.transaction():
@@ -98,7 +99,8 @@ async def pause(connection: Connection, name: str, *, reason: str, by: str, stop
 
 
 async def resume(connection: Connection, name: str, *, reason: str, by: str) -> list[Moved] | None:
-    """None if it was not paused. What a vendor asked for, or a breaker, still holds."""
+    """Resume the lane and return the stages whose deadlines moved; None if it was not paused. A hold by the vendor
+    (Retry-After) or by a breaker stays."""
     await _known(connection, name)
     given = {"name": name}
     async with connection.transaction():

@@ -1,8 +1,8 @@
-"""Lanes as one process knows them: their ids, which of them are closed just now, and what our own calls say of them.
+"""The lanes as one process knows them: their ids, which are closed at the moment, and the results of its own calls.
 
-The table is the truth, and the claim reads it; but what has been claimed a moment before a lane closes must not start
-either. So whoever closes or opens a lane says so on a channel, and everybody reads the few rows again. While all is
-well, nothing is written.
+The table is the truth, and the claim reads it; but items claimed a moment before a lane closes must not start either.
+So every change that closes or opens a lane sends a NOTIFY, and all replicas read the few rows again. While no call
+fails, nothing is written.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ LANES_CHANNEL = "ecluse_lanes"
 RECONNECT_SECONDS = 0.5
 A_MOMENT = 0.02  # seconds by which our clock may be ahead of the database's
 
-# A heavy call may start as soon as there is one permit; for the vendor's bucket not to run dry, the lane saves up less.
+# A call of any weight may start as soon as one permit is free. So that the vendor's bucket is not overdrawn, the lane's
+# burst is lowered by the weight of its heaviest call (`put`).
 PUT_LANE = """
 INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst, break_after)
 VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (name) DO NOTHING
 """
-# Only if something has changed: whoever is claiming just now, and sleeps, must not keep others from starting.
+# Only if a value has changed: a replica that hangs in a claim holds the row's lock, and must not block the start of
+# others.
 CHANGE_LANE = """
 UPDATE lanes l SET max_in_flight = n.max_in_flight, max_per_key = n.max_per_key, per_second = n.per_second,
     burst = n.burst, break_after = n.break_after
@@ -66,7 +68,7 @@ SELECT id, paused_at IS NOT NULL AS paused, CASE WHEN held_until > ecluse_now() 
 FROM lanes WHERE id = ANY(%s)
 """
 
-# Everything from the row itself: whoever had to wait for it reads it as it is then.
+# Computed from the row alone: a statement that had to wait for the row's lock reads its current values.
 RESERVE = """
 UPDATE lanes SET next_free_at = greatest(next_free_at, ecluse_now() - (burst - 1) * spacing) + %(weight)s * spacing
 WHERE id = %(lane)s RETURNING next_free_at - %(weight)s * spacing
@@ -74,7 +76,7 @@ WHERE id = %(lane)s RETURNING next_free_at - %(weight)s * spacing
 
 
 class Closed(Exception):
-    """The lane was closed before the item's next call: the item is given back."""
+    """The lane was closed before the item's next call: the item is released."""
 
 
 class Lanes:
@@ -86,9 +88,9 @@ class Lanes:
         self._spacing: dict[str, timedelta | None] = {}
         self.free: list[int] = []
         self.capped: list[int] = []
-        self.counting: dict[int, Row] = {}  # lanes whose breaker has begun to count, and how far it is
+        self.counting: dict[int, Row] = {}  # lanes whose breaker has counted failures, and its counts
         self._breakers: dict[int, Breaker] = {}
-        self._closed: dict[int, datetime | None] = {}  # until when; None: until somebody resumes it
+        self._closed: dict[int, datetime | None] = {}  # until when; None: until an operator resumes it
         self._opens: dict[int, asyncio.TimerHandle] = {}
         self._heard: list[Heard] = []
         self._untold: asyncio.Queue[Change] = asyncio.Queue()
@@ -113,7 +115,7 @@ class Lanes:
             await self._read(connection)
 
     def stir(self) -> None:
-        """Somebody has said something about a lane."""
+        """Have `run` read the lanes again: one of them may have changed."""
         self._stir.set()
 
     def is_closed(self, lane_id: int) -> bool:
@@ -123,14 +125,15 @@ class Lanes:
         return until is None or until > self._clock.now()
 
     def spacing(self, item: Item) -> float:
-        """Seconds until the lane's next permit after a call for this item."""
+        """Return the seconds until the lane's next permit after a call for this item."""
         stage = self._stages[item.flow, item.stage]
         spacing = self._spacing[stage.lane.name]
         return stage.weight * spacing.total_seconds() if spacing else 0.0
 
     def heard(self, taken: ClaimedItem, error: Exception | None, *, called: bool = True) -> Spared | None:
-        """How an execution has ended. What a vendor asks for holds here at once, and everywhere as soon as it is
-        written. `called` False: without a call to the vendor."""
+        """Record how an execution has ended; return a `Spared` if the failure is the vendor's. A hold that the vendor
+        asks for applies in this process at once, and everywhere as soon as it is written. `called` False: the vendor
+        was not called."""
         stage, lane_id, now = self._stages[taken.item.flow, taken.item.stage], taken.lane_id, self._clock.now()
         lane = stage.lane
         until = asked_for(error, now) if error and lane.one_vendor else None
@@ -150,7 +153,8 @@ class Lanes:
         return Spared(now + lane.breaker.pause, now if before.trips and not closed else None)
 
     def _count(self, end: Heard) -> None:
-        """As the database will, which every read of it puts right: while the lane is closed only failures matter."""
+        """Count the end towards the breaker as the database will; every read of the table corrects it. While the lane
+        is closed, only failures count."""
         breaker, before = self._breakers.get(end.lane_id), self.counting.get(end.lane_id, NONE)
         if breaker is None or end.counts is None or (self.is_closed(end.lane_id) and not end.counts):
             return
@@ -165,7 +169,8 @@ class Lanes:
             self.counting.pop(end.lane_id, None)
 
     async def reserve(self, item: Item, weight: int | None) -> None:
-        """Its own instant at once, however far ahead: who is at work goes before those who wait to begin."""
+        """Wait for a permit for the item's next call. Its instant is reserved at once, however far ahead: an item that
+        is being executed goes before items that wait to start. Raises Closed if the lane is closed."""
         stage = self._stages[item.flow, item.stage]
         lane_id = self._ids[stage.lane.name]
         if stage.lane.per_second is not None and not self.is_closed(lane_id):
@@ -192,11 +197,12 @@ class Lanes:
         await asyncio.sleep(RECONNECT_SECONDS)
 
     async def tell(self, pool: Pool) -> None:
-        """Before the items' ends are stored: whoever is claimed after them finds the lane as they left it."""
+        """Write the recorded ends to the lanes, before the results of the items are stored: a claim after that commit
+        finds the lanes as these calls left them."""
         if heard := list(self._heard):
             async with pool.connection() as connection:
                 if counted := [one for one in heard if one.counts is not None]:
-                    # Not again if the answer is lost: a count too few is harmless, one too many is not.
+                    # Not retried if the response is lost: a count too few is harmless, one too many is not.
                     self._heard[: len(heard)] = [one._replace(counts=None) for one in heard]
                     for change in await record_ends(connection, counted, self._breakers):
                         self._untold.put_nowait(change)
@@ -208,7 +214,7 @@ class Lanes:
             del self._heard[: len(heard)]
 
     async def run(self) -> None:
-        """Until cancelled: reads what was said, here or elsewhere."""
+        """Read the lanes again after every change, by this replica or another, until cancelled."""
         while True:
             await self._stir.wait()
             self._stir.clear()
@@ -220,7 +226,7 @@ class Lanes:
                 self.stir()
 
     async def tell_runs(self) -> None:
-        """Until cancelled: breakers that have opened or closed here, to the runs that need their lanes."""
+        """Log the breakers that this replica opened or closed to the runs that need their lanes, until cancelled."""
         while True:
             change = await self._untold.get()
             while True:
@@ -269,7 +275,7 @@ FROM lanes l ORDER BY l.name
 
 
 async def list_lanes(connection: Connection) -> list[dict[str, Any]]:
-    """By name. `down_since`: its breaker has opened, and no call has been answered since."""
+    """Return the lanes by name. `down_since` is set if the breaker has opened and no call has been answered since."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(LIST)
         return await cursor.fetchall()
