@@ -43,7 +43,8 @@ class PaidCalls:
         self._under_way[item.id] = lock
 
     def run_ended(self, items: Sequence[Item]) -> None:
-        """Acquire the leases of paid calls in flight for this process: those of the run ended with it."""
+        """Acquire, for this process, the leases that protect paid calls in flight: the run's own leases ended with
+        it."""
         for item in items:
             if (lock := self._under_way.get(item.id)) is not None and item.id not in self._kept:
                 self._kept[item.id] = asyncio.create_task(self._hold(item.tenant_id, lock))

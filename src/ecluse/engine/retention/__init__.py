@@ -1,1 +1,1 @@
-"""Deleting what is old, and erasing what must go."""
+"""Deletion of old rows, and erasure of personal data and tenants."""

@@ -1,7 +1,8 @@
-"""Erasure of content, for personal data. The bare facts of a run stay: ids, counts, outcomes and their codes, instants.
+"""Erasure of personal data, and deletion of tenants. The bare facts of a run stay: ids, counts, outcomes and their
+codes, instants.
 
-`runs` are about the erased record alone and lose all their words; `shared` are runs of which it is one target and lose
-what is about that target. The deletion of a whole tenant leaves nothing but its audit trail.
+`runs` are about the erased record alone and lose all their text; `shared` are runs of which it is one target and lose
+the text about that target. The deletion of a whole tenant leaves nothing but its audit trail.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ ERASED = "[erased]"
 
 @dataclass(frozen=True)
 class Erasure:
-    """Content of one table: a condition on its rows `t`, and how they are changed; without that, they are deleted."""
+    """Content of one table: a condition on its rows `t`, and how they are changed. Without `changes` the rows are
+    deleted."""
 
-    what: str  # for people
+    what: str  # label of the content, in reports to people
     table: str
     where: str
     changes: str = ""
@@ -41,18 +43,18 @@ class Erasure:
         return f"DELETE FROM {self.table} t WHERE {self.where}"  # noqa: S608 - our own words
 
 
-# The auditor follows the moves of a run through its log: they stay, without what was said beside them.
+# The auditor follows the status changes of a run through its log: these lines stay, without their data.
 MOVE = "(t.event_id IS NULL AND t.message ~ '^[^:>]{1,40} -> [^:>]{1,40}$')"
 ITEM = "(t.run_id = ANY(%(runs)s) OR t.run_id = ANY(%(shared)s) AND %(target)s IN (t.target, t.key))"
-# Lines about the target: by the computed id of its work, by its field, or named in words.
+# Lines about the target: they have the computed id of its work, its id in a field, or its name in the text.
 NAMED = "(t.{event_id} ~ %(in_id)s OR t.data ->> %(field)s = %(target)s OR t.message ~ %(in_words)s)"
 WORDS = """(SELECT coalesce(jsonb_object_agg(e.key, e.value), '{{}}') FROM jsonb_each({payload}) e
     WHERE jsonb_typeof(e.value) IN ('number', 'boolean', 'null') OR e.key = ANY(%(facts)s))"""
-# Examples that a line of a shared run gives, as `<target>: <why>`; those that are about others stay.
+# Examples in a log line of a shared run, as `<target>: <why>`; examples about other targets stay.
 SAMPLE = """jsonb_array_elements_text(
     CASE jsonb_typeof(t.data -> 'sample') WHEN 'array' THEN t.data -> 'sample' ELSE '[]' END)"""
 IN_SAMPLE = f"(starts_with(e.said, %(target)s || ': ') AND e.said <> %(target)s || ': {ERASED}')"
-# Strings and objects of an event that are facts, not words.
+# Fields of an event that stay although they are strings or objects: they hold facts, not text.
 FACTS = (
     "run_id", "job_id", "schedule_id", "status", "end_cause", "error_code", "priority", "counts", "due_at",
 )  # fmt: skip
@@ -94,7 +96,7 @@ OF_RUNS = (
         f"""(t.run_id = ANY(%(runs)s) OR t.run_id = ANY(%(shared)s) AND t.count = 1
             AND ({NAMED.format(event_id="event_id")} OR %(target)s = ANY(t.targets))) AND NOT {MOVE}""",
     ),
-    # A line that many targets share stays, without this one.
+    # A line about many targets stays, without this one.
     Erasure(
         "log lines of runs",
         "run_log",
@@ -149,7 +151,7 @@ OF_RUNS = (
 
 
 def parameters(tenant: str, kind: str, target: str, runs: Sequence[int], shared: Sequence[int]) -> dict[str, Any]:
-    """`kind` is what logs and events call such a record."""
+    """Build the parameters of the statements. `kind` is the name of such a record in logs and events."""
     name = re.escape(target)
     return {
         "tenant": tenant,
@@ -167,7 +169,7 @@ def parameters(tenant: str, kind: str, target: str, runs: Sequence[int], shared:
 
 
 async def count(connection: Connection, erasures: Sequence[Erasure], given: Mapping[str, Any]) -> Counter[str]:
-    """Rows that have content, by what it is."""
+    """Count the rows that have content to erase, by its label."""
     found: Counter[str] = Counter()
     for one in erasures:
         row = await (await connection.execute(one.count, given)).fetchone()  # type: ignore[arg-type, unused-ignore]
@@ -176,7 +178,7 @@ async def count(connection: Connection, erasures: Sequence[Erasure], given: Mapp
 
 
 async def erase(connection: Connection, erasures: Sequence[Erasure], given: Mapping[str, Any]) -> Counter[str]:
-    """In the caller's transaction."""
+    """Erase the content in the caller's transaction; return the number of rows by label."""
     done: Counter[str] = Counter()
     await connection.execute("SET LOCAL ecluse.erasing = 'on'")  # see outcomes_guard()
     for one in erasures:
@@ -185,7 +187,7 @@ async def erase(connection: Connection, erasures: Sequence[Erasure], given: Mapp
 
 
 class Stuck(EcluseError):
-    """Runs that are open, or that another session holds; the message says which."""
+    """Runs are open, or locked by another session; the message says which of the two and names a run."""
 
     code = "RUNS_LOCKED"
 
@@ -202,7 +204,7 @@ async def delete_tenant(
     tell: sweep.Tell,
     pace: sweep.Pace,
 ) -> Counter[str]:
-    """Deletes all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches; after a crash the
+    """Delete all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches. After a crash the
     next call continues."""
     done: Counter[str] = Counter()
     own = sweep.own_tables(flows)

@@ -1,4 +1,4 @@
-"""Deletes runs: selects those that are no longer needed, removes each run in one commit and its rows in batches.
+"""Deletion of runs: select those that are no longer needed, delete each run in one commit and its rows in batches.
 
 Related runs form a family and are deleted together: a run, the runs it started and its redrives. A family is kept while
 one of its runs is open, too young or has something unsettled, or while a run that waited for one of them is open or too
@@ -20,11 +20,11 @@ from ecluse.base.crash import crashpoint
 from ecluse.db.connect import Connection
 from ecluse.engine.retention import workflows
 
-SEEDS = 50  # families looked at together
+SEEDS = 50  # families read in one statement
 
 LIMITS = "unnest(%(flows)s::text[], %(befores)s::timestamptz[])"
-# Why run `r` is kept, given the limit `k` of its flow; NULL: it may be deleted. Of a family, the first in the alphabet
-# is given: the one that only repeats what keeps another run is the last.
+# Why run `r` is kept, given the limit `k` of its flow; NULL: it may be deleted. A family gets its alphabetically first
+# reason: the last branch, which only repeats that another run is kept, sorts last.
 REASON = f"""CASE
     WHEN r.ended_at IS NULL THEN 'open'
     WHEN k.before IS NULL OR r.ended_at >= k.before THEN 'not old enough'
@@ -64,7 +64,7 @@ SELECT f.seed, array_agg(r.id), min({REASON})
 FROM family f CROSS JOIN LATERAL (SELECT * FROM runs r WHERE r.id = f.id OFFSET 0) r
 LEFT JOIN {LIMITS} AS k(flow, before) ON k.flow = r.flow GROUP BY f.seed
 """  # noqa: S608 - the fragments above
-# Decided again under the lock: a redrive or a waiter may have been added since the family was read.
+# The reason is evaluated again under the lock: a redrive or a waiter may have been added since the family was read.
 LOCK = f"""
 SELECT r.id FROM runs r LEFT JOIN {LIMITS} AS k(flow, before) ON k.flow = r.flow
 WHERE r.id = ANY(%(runs)s) AND r.ended_at IS NOT NULL AND (%(anyhow)s OR {REASON} IS NULL)
@@ -127,7 +127,8 @@ class Place(NamedTuple):
 async def families(
     connection: Connection, flow: str, limits: Limits, after: Place | None
 ) -> tuple[list[Family], Place | None]:
-    """The next families, ordered by the end of their root run, and the place to continue from (None: no more)."""
+    """Return the next families, ordered by the end of their root run, and the place to continue from (None: no
+    more)."""
     given = {"flow": flow, "before": limits.before[flow], "limit": SEEDS}
     place = {"after": "-infinity", "id": 0} if after is None else {"after": after.ended_at, "id": after.run_id}
     roots = await (await connection.execute(ROOTS, given | place)).fetchall()
@@ -141,8 +142,8 @@ async def families(
 async def delete_runs(
     connection: Connection, run_ids: Collection[int], limits: Limits, *, anyhow: bool = False
 ) -> tuple[list[int], Counter[str]]:
-    """Deletes, in one commit, those runs that still may be deleted; returns them, and rows deleted by table. `anyhow`:
-    every run that has ended, needed or not."""
+    """Delete, in one commit, those runs that still may be deleted; return them, and the rows deleted by table.
+    `anyhow`: every run that has ended, needed or not."""
     async with connection.transaction():
         given = {"runs": list(run_ids), "anyhow": anyhow, **limits.given()}
         locked = {row[0] for row in await (await connection.execute(LOCK, given)).fetchall()}
@@ -161,12 +162,12 @@ async def delete_runs(
 
 
 async def noted(connection: Connection, limit: int) -> list[int]:
-    """Deleted runs whose rows remain to be deleted."""
+    """Return deleted runs whose rows remain to be deleted."""
     return [row[0] for row in await (await connection.execute(NOTED, (limit,))).fetchall()]
 
 
 def left_behind(tables: Sequence[str]) -> list[tuple[str, str]]:
-    """Table and column, in order of deletion; `tables` are those of the flows."""
+    """Return tables and their run columns, in order of deletion; `tables` are those of the flows."""
     return [*((table, "run_id") for table in (*LEFT_BEHIND, *tables)), ("run_waiters", "waiter_run_id")]
 
 

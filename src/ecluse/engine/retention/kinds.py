@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from ecluse.db.connect import Connection
 
-# Reads a page in index order and deletes the old rows of it. Rows that must stay are passed over, not read again.
+# Reads a page in index order and deletes its old rows. Rows that must stay are skipped, and not read again.
 DELETE = """
 WITH page AS MATERIALIZED (
     SELECT t.ctid AS place, t.{order} AS number, {at} < %(before)s AS old, {since} < %(before)s AS early FROM {table} t
@@ -22,7 +22,7 @@ FIRST = {"bigint": "-1", "timestamptz": "-infinity"}
 
 
 class Page(NamedTuple):
-    """The effect of one statement; `more`: further old rows may follow."""
+    """The result of one statement; `more`: further old rows may follow."""
 
     deleted: int
     more: bool

@@ -1,8 +1,8 @@
-"""Retention: deletes old rows, kind by kind, in small batches, on one replica at a time.
+"""Retention: deletion of old rows, kind by kind, in small batches, on one replica at a time.
 
 A batch is one transaction of about a tenth of a second, followed by a pause of the same length. A sweep stops when the
-database is busy or away; a statement that is refused or cancelled ends its kind only. A `Rule` per kind says how long
-its rows are kept; the composition root derives the rules from the settings. The table `pruned` records up to which
+database is busy or unavailable; a statement that is refused or cancelled ends its kind only. A `Rule` per kind says how
+long its rows are kept; the composition root derives the rules from the settings. The table `pruned` records up to which
 instant rows were deleted, for the auditor.
 """
 
@@ -29,10 +29,10 @@ from ecluse.engine.retention.kinds import Aged, Old
 log = structlog.get_logger(__name__)
 
 EVERY_SECONDS = 300.0
-FIRST_SECONDS = 60.0  # a server that restarts often should do its work first
+FIRST_SECONDS = 60.0  # after a start: a server that restarts often should do its work first
 RUNS_TOGETHER = 200
 ROWS_OF_A_RUN = 10  # deleted in the same transaction as the run: stages, slot, events, workflow
-# The database is there, and this statement took or waited too long: the next sweep tries fewer rows.
+# The database is available, but the statement took or waited too long: the next sweep tries fewer rows.
 TOO_SLOW = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
 
 LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ecluse retention', 40))"
@@ -112,9 +112,9 @@ class Pace:
 
 
 async def keep_pruning(pool: Pool, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> None:
-    """Runs until cancelled."""
+    """Sweep every EVERY_SECONDS, until cancelled."""
     await asyncio.sleep(FIRST_SECONDS)
-    pace = Pace()  # of all sweeps: a size that was too large is not tried again
+    pace = Pace()  # shared by all sweeps: a batch size that was too large is not tried again
     while True:
         with ignoring_outage("retention"):
             async with pool.connection() as connection, alone(connection) as mine:
@@ -135,7 +135,8 @@ async def _sweep(connection: Connection, flows: Mapping[str, Flow], rules: Seque
 
 @asynccontextmanager
 async def alone(connection: Connection) -> AsyncIterator[bool]:
-    """Whether this session is the only one that prunes. A session lock: it ends with the connection at the latest."""
+    """Try to take the lock that lets only one session prune; yield whether this session has it. A session lock ends
+    with the connection at the latest."""
     row = await (await connection.execute(LOCK)).fetchone()
     mine = bool(row and row[0])
     try:
@@ -153,7 +154,7 @@ async def prune(
     pace: Pace | None = None,
     tell: Tell = lambda _, __: None,
 ) -> list[Pruned]:
-    """Deletes all rows that are old enough. A kind that the database refuses to delete does not stop the others."""
+    """Delete all rows that are old enough. A kind that the database refuses to delete does not stop the others."""
     pace = pace or Pace()
     now = await _now(connection)
     tables = own_tables(flows)
@@ -175,7 +176,8 @@ async def prune(
 
 @contextmanager
 def _apart(kind: str, pace: Pace) -> Iterator[None]:
-    """A statement that the database refuses, or cancels for its time, ends this kind only."""
+    """Log an error of the body: a statement that the database refuses, or cancels for its time, ends this kind only. An
+    unavailable database is raised."""
     try:
         yield
     except psycopg.Error as error:
@@ -187,8 +189,8 @@ def _apart(kind: str, pace: Pace) -> Iterator[None]:
 
 
 def limits(flows: Mapping[str, Flow], rules: Iterable[Rule], now: datetime) -> Limits:
-    """Runs whose writes a vendor recognises by key are kept at least as long as the vendor remembers the key: a deleted
-    run frees its name, and a new run of that name would use the same keys."""
+    """Return the limits of the flows. Runs whose writes a vendor recognises by key are kept at least as long as the
+    vendor remembers the key: a deleted run frees its name, and a new run of that name would use the same keys."""
     before = {}
     for kind, keep, _ in rules:
         if isinstance(kind, Aged) or keep is None:
@@ -239,7 +241,7 @@ async def delete(
     *,
     anyhow: bool = False,
 ) -> Counter[str]:
-    """Deletes these runs and their rows in chunks, the youngest runs first: children before their parents."""
+    """Delete these runs and their rows in chunks, the youngest runs first: children before their parents."""
     rows: Counter[str] = Counter()
     latest_first, place = sorted(runs, reverse=True), 0
     while place < len(latest_first):
@@ -256,7 +258,7 @@ async def delete(
 async def _finish(
     connection: Connection, tables: Sequence[str], pace: Pace, tell: Callable[[int], None]
 ) -> Counter[str]:
-    """Deletes what a crashed sweep left behind."""
+    """Delete the rows of deleted runs that a crashed sweep left behind."""
     rows: Counter[str] = Counter()
     while runs := await families.noted(connection, RUNS_TOGETHER):
         rows += await _delete_left_behind(connection, runs, tables, pace, tell)
@@ -282,7 +284,7 @@ async def _delete_left_behind(
 
 
 async def foresee(connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> list[Pruned]:
-    """Counts the rows that `prune` would delete, without deleting any."""
+    """Count the rows that `prune` would delete, without deleting any."""
     now = await _now(connection)
     found = []
     for rule in rules:
@@ -297,7 +299,7 @@ async def foresee(connection: Connection, flows: Mapping[str, Flow], rules: Sequ
 
 
 async def _foresee_runs(connection: Connection, rule: Rule, limits: Limits, tables: Sequence[str]) -> Pruned:
-    assert isinstance(rule.kind, OldRuns)  # noqa: S101 - asked before
+    assert isinstance(rule.kind, OldRuns)  # noqa: S101 - the caller has checked it
     going: set[int] = set()
     kept: Counter[str] = Counter()
     for flow in rule.kind.flows:
