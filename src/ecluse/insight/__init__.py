@@ -1,1 +1,1 @@
-"""What people read about runs: lists, details, causes of waiting. Reads only."""
+"""The read side of runs: lists, details, causes of waiting. Nothing is written here."""

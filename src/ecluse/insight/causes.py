@@ -1,5 +1,5 @@
-"""Why a waiting item has not started, and when it will; what waits for the same cause, and a sentence for all of it:
-pure decisions on the facts of one instant."""
+"""Why a waiting item has not started, and when it will; groups of items with the same cause, and a sentence for all of
+them. Pure decisions on the facts of one instant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Cause = Literal[
     "paused", "held", "breaker", "no worker", "lease", "postponed", "retry", "window", "suspect", "in flight",
     "per key", "throttled", "queued", "gate",
 ]  # fmt: skip
-# Nothing of these starts by itself, or not for a while: a run of which nothing else goes on makes no progress.
+# Items with these causes do not start by themselves, or not for a while: a run whose items all have one of them, with
+# no call in flight, makes no progress.
 BLOCKING: frozenset[Cause] = frozenset({"paused", "held", "breaker", "no worker", "lease", "postponed"})
 
 SAMPLE = 3
@@ -31,7 +32,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Group:
-    """What waits for the same cause in one stage and lane; without a lane it is the run itself that waits."""
+    """Items that wait for the same cause in one stage and lane; without a lane the run itself waits."""
 
     cause: Cause
     flow: str
@@ -41,13 +42,13 @@ class Group:
     detail: str
     since: datetime | None = None
     first_at: datetime | None = None
-    last_at: datetime | None = None  # at the earliest, where too many wait for each place to be counted
+    last_at: datetime | None = None  # a lower bound, where too many items wait to count each position
     sample: Sequence[Example] = ()
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that bears upon one item's start, at one instant."""
+    """All facts that decide when one item starts, at one instant."""
 
     now: datetime
     id: int
@@ -65,14 +66,14 @@ class Facts:
     postponed_cause: Literal["lease", "postponed"] | None
     postponed_why: str | None
     position: int | None
-    counted: int  # of those in line, how many were looked at
+    counted: int  # due items in the queue of its lane, as far as they were counted
     lane: str
     paused_at: datetime | None
     paused_reason: str | None
     paused_by: str | None
     held_until: datetime | None
     held_reason: str | None
-    down_since: datetime | None  # its breaker has opened, and no call has been answered since
+    down_since: datetime | None  # the lane's breaker has opened, and no call has been answered since
     last_failure: str | None
     clock_stopped: bool
     spacing: timedelta | None
@@ -85,18 +86,18 @@ class Facts:
     workers: int
     hands: int
     busy: int
-    pace: float | None  # calls of its lane per second, of late
+    pace: float | None  # recent calls per second of its lane
 
 
 def cause_of(item: Facts) -> Cause:
-    """The one thing without which it could start sooner; of several, the one that lasts."""
+    """Return the cause without which the item could start sooner; of several, the one that lasts."""
     if item.paused_reason is not None:
         return "paused"
     if item.held_until is not None and item.held_until >= item.due_at:
         return "breaker" if (item.held_reason or "").startswith(TRIGGERED) else "held"
     if item.workers == 0:
         return "no worker"
-    if item.postponed_cause == "lease":  # also once it is due: the lease is looked at first
+    if item.postponed_cause == "lease":  # also once it is due: the lease is checked first
         return "lease"
     if item.due_at > item.now:
         return item.postponed_cause or ("window" if item.error_code is None else "retry")
@@ -112,8 +113,8 @@ def cause_of(item: Facts) -> Cause:
 
 
 def detail_of(item: Facts, *, shared: bool = False) -> str:
-    """The same for people, without the item's place in line. A lane is everybody's: where the answer is `shared` with
-    one tenant, it names no operator and quotes no vendor on another one's call."""
+    """Describe the cause for people, without the item's position in the queue. All tenants use the same lanes: an
+    answer that is `shared` with a tenant names no operator and quotes no vendor's response to another tenant's call."""
     match cause_of(item):
         case "paused":
             by = "an operator" if shared else item.paused_by
@@ -156,7 +157,7 @@ def detail_of(item: Facts, *, shared: bool = False) -> str:
 
 
 def detail_in_line(item: Facts, *, shared: bool = False) -> str:
-    """The detail, and how many go before it where that is what it waits for."""
+    """Return the detail and, where the item waits for its turn, how many items are before it."""
     detail = detail_of(item, shared=shared)
     if cause_of(item) not in ("in flight", "throttled", "queued") and not (item.probing and item.held_until is None):
         return detail
@@ -165,7 +166,7 @@ def detail_in_line(item: Facts, *, shared: bool = False) -> str:
 
 
 def expected(item: Facts) -> datetime | None:
-    """None: it cannot be predicted."""
+    """Predict when the item starts; None: it cannot be predicted."""
     if cause_of(item) in ("paused", "no worker", "lease") or item.suspicion or item.probing:
         return None
     if item.position is None and item.due_at <= item.now:
@@ -180,7 +181,8 @@ def expected(item: Facts) -> datetime | None:
 
 
 def grouped(items: Sequence[Facts], count: int, *, shared: bool) -> Group:
-    """`count` items with the same cause, of which these are known: the first of them, some, and the last."""
+    """Build the group of `count` items with the same cause, of which `items` are known: the first, some, and the
+    last."""
     first, last = items[0], items[-1]
     if last.position is None and first.position is not None:
         last = replace(last, position=first.position + count - 1)  # at least
@@ -204,7 +206,7 @@ def grouped(items: Sequence[Facts], count: int, *, shared: bool) -> Group:
 
 
 def merged(groups: Sequence[Group]) -> list[Group]:
-    """What differs in something else than its cause, flow, stage and lane is one group all the same."""
+    """Merge the groups that have the same cause, flow, stage and lane, whatever else differs."""
     found: dict[tuple[str | None, ...], Group] = {}
     for one in groups:
         key = (one.cause, one.flow, one.stage, one.lane)
@@ -225,7 +227,7 @@ def merged(groups: Sequence[Group]) -> list[Group]:
 
 
 def summary(groups: Sequence[Group], waiting: int, calls: int) -> str:
-    """One sentence for all of it."""
+    """Summarize all groups in one sentence."""
     if not waiting:
         return f"nothing of it waits in a lane: {groups[0].detail}"
     if len(groups) == 1:

@@ -1,4 +1,4 @@
-"""What an end on request would do, for the person who is about to ask for it."""
+"""Preview of what ending a run would do, for the person who is about to end it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from psycopg.rows import dict_row
 from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import Flow, Run
 
-# A target is finished as `finalize.SETTLE` will find it: it has its outcome, has failed or is out, or has been through
-# a last stage. One that another run works on is in flight where that run has it in hand.
+# A target is finished if `finalize.SETTLE` will find it so: it has its outcome, an item of it has failed or is ignored,
+# or it has been through a last stage. A target that another run works on is in flight if that run has calls in flight.
 PREVIEW = """
 WITH children AS MATERIALIZED (
     SELECT c.id, w.target, EXISTS (
@@ -44,10 +44,10 @@ FROM runs r WHERE r.id = %(run)s
 
 
 async def preview_end(connection: Connection, flow: Flow, run: Run) -> dict[str, Any]:
-    """Targets that keep their outcome (`finished`) and those that are cancelled, in flight or waiting; the runs that
-    end with it and those that other runs or people wait for; the calls that are under way."""
+    """Count the targets that keep their outcome (`finished`) and those that would be cancelled, in flight or waiting;
+    the runs that would end with this one and those that other runs or people wait for; the calls in flight."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(PREVIEW, {"run": run.id, "last": flow.last_stages})
         row = await cursor.fetchone()
-    assert row is not None  # noqa: S101 - the caller has it from the table
+    assert row is not None  # noqa: S101 - the caller has read the run from the table
     return {"run_id": str(run.id), "flow": run.flow, **row}

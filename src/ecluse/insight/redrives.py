@@ -1,4 +1,4 @@
-"""Redrives: runs that take targets of an ended run once more, and where its targets stand after them. A redrive may be
+"""Redrives: runs that repeat targets of an ended run, and the outcomes of its targets after them. A redrive may be
 redriven, too: all of them belong to the first run of their chain."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WITH RECURSIVE chain AS (
     UNION ALL SELECT c.root, r.id FROM chain c JOIN runs r ON r.redrive_of = c.id)
 """
 REDRIVES = f"{CHAIN} SELECT root, id FROM chain WHERE id <> root ORDER BY root, id"  # noqa: S608
-# What was cancelled says nothing new of a target that was finished before.
+# The latest outcome of a target counts, but a cancelled one does not replace any other.
 STANDING = f"""
 {CHAIN}
 SELECT root, count(*)::int AS selected, (count(*) FILTER (WHERE outcome = 'successful'))::int AS successful,
@@ -39,7 +39,7 @@ SELECT start, id FROM up WHERE redrive_of IS NULL
 
 
 async def redrives_of(connection: Connection, run_ids: Collection[int]) -> dict[int, list[int]]:
-    """The redrives of each of these that has any, and theirs, the oldest first."""
+    """Return the redrives of each of these runs that has any, including redrives of redrives, the oldest first."""
     found: dict[int, list[int]] = {}
     if run_ids:
         for root, run_id in await (await connection.execute(REDRIVES, {"runs": list(run_ids)})).fetchall():
@@ -48,7 +48,7 @@ async def redrives_of(connection: Connection, run_ids: Collection[int]) -> dict[
 
 
 async def standing(connection: Connection, run_ids: Collection[int]) -> dict[int, dict[str, Any]]:
-    """Where the targets of these runs stand: of each the latest outcome, over the run and its redrives."""
+    """Count the targets of each of these runs by their latest outcome, over the run and its redrives."""
     if not run_ids:
         return {}
     async with connection.cursor(row_factory=dict_row) as cursor:
@@ -57,5 +57,5 @@ async def standing(connection: Connection, run_ids: Collection[int]) -> dict[int
 
 
 async def first_of(connection: Connection, run_ids: Collection[int]) -> dict[int, int]:
-    """The run at the beginning of the chain of each: itself, if it is no redrive."""
+    """Return the first run in the chain of each run: the run itself, if it is no redrive."""
     return dict(await (await connection.execute(FIRST, (list(run_ids),))).fetchall())

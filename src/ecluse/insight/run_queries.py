@@ -1,7 +1,7 @@
 """The one read side: what API, pages, command line and metrics say about runs is computed here and nowhere else.
 
-Counts of work come from the counters of `claims`, never from counting items. `tenant` None is anybody's run, which only
-the command line may ask for; a run of somebody else does not exist.
+Counts of work come from the counters of `claims`, never from counting items. `tenant` None means runs of any tenant,
+which only the command line may read; otherwise a run of another tenant is not found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ecluse.engine.runs.waiters import IN_FLIGHT
 from ecluse.insight.redrives import redrives_of, standing
 
 Row = dict[str, Any]
-WILL_FAIL = "will fail"  # of a target without an outcome: what became of it is known all the same
+WILL_FAIL = "will fail"  # standing of a target that has no outcome yet, but is known to fail
 
 LIST = """
 SELECT id, tenant_id, flow, event_key, parent_run_id, redrive_of, schedule_id, correlation_id, status, state, phase,
@@ -28,7 +28,7 @@ SELECT id, tenant_id, flow, event_key, parent_run_id, redrive_of, schedule_id, c
 FROM runs WHERE id IN (SELECT id FROM runs {where} ORDER BY id DESC LIMIT %(limit)s OFFSET %(offset)s) ORDER BY id DESC
 """
 
-# Most outcomes are settled at the end, in one commit: until then, those of the largest runs are not counted.
+# Most outcomes are settled at the end, in one commit: until then, the outcomes of the largest runs are not counted.
 SHOW = """
 SELECT r.*, CASE WHEN r.ended_at IS NOT NULL OR r.selected <= 20000 THEN (
     SELECT coalesce(jsonb_object_agg(code, n), '{}') FROM (
@@ -39,7 +39,7 @@ SELECT r.*, CASE WHEN r.ended_at IS NOT NULL OR r.selected <= 20000 THEN (
 FROM runs r WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = %(tenant)s)
 """
 
-# The calls of a stage whose work is done by other runs are those of the runs that this one waits for.
+# If the work of a stage is done by other runs, its calls in flight are those of the runs that this one waits for.
 STAGES = f"""
 WITH RECURSIVE {IN_FLIGHT}
 SELECT s.run_id, s.stage, coalesce(s.units, s.expected) AS expected, c.done, c.failed, c.ignored, c.unfinished,
@@ -62,7 +62,7 @@ FROM stages s, LATERAL (
 WHERE s.run_id = ANY(%(runs)s) ORDER BY s.started_at, s.stage
 """  # noqa: S608 - our own names
 
-# By (stage, key): the order of the index that finds them, so that any page costs what it shows.
+# Ordered by (stage, key) like the index that finds the items: a page needs no sort.
 ITEMS = """
 SELECT i.id, i.flow, i.stage, i.key, i.target, l.name AS lane, i.status,
        i.status = 'open' AND i.claim_id IS NOT NULL AS in_flight, i.permanent, i.round, i.executions, i.crashes,
@@ -82,7 +82,7 @@ SELECT created_at, level, message, data, workflow, entity_type, entity_id, trace
 FROM workflow_logs WHERE run_id = %(run)s ORDER BY created_at {order}, id {order} LIMIT %(limit)s OFFSET %(offset)s
 """
 
-# Of what is open or waiting, each by an index that holds nothing else: what is finished costs nothing here.
+# Reads what is open or waiting, each through an index that holds nothing else: finished rows cost nothing here.
 VITALS = """
 SELECT 'runs_open' AS what, ARRAY[flow, state] AS labels, count(*)::float8 AS value
 FROM runs WHERE ended_at IS NULL GROUP BY flow, state
@@ -109,13 +109,13 @@ SELECT 'schedules_overdue', '{}', count(*) FROM schedules
     WHERE next_due_at < (SELECT ecluse_now()) - interval '1 minute'
 """
 
-# What is known of open targets. Of a run that has ended nothing is left to be known: the view is not read.
+# Open targets that are known to fail. Once the run has ended it has no open target, and the view is not read.
 IS_OPEN = "(SELECT ended_at IS NULL FROM runs WHERE id = %(run)s)"
 EXPECTED = f"SELECT target, error_code, error FROM expected_failures WHERE run_id = %(run)s AND {IS_OPEN}"  # noqa: S608
 WILL_FAIL_WHY = "CASE WHEN e.target IS NOT NULL THEN jsonb_build_object('code', e.error_code, 'reason', e.error) END"
 CODES = f"SELECT error_code, count(*)::int AS count FROM ({EXPECTED}) e GROUP BY 1 ORDER BY 2 DESC, 1"  # noqa: S608
 
-# The page first: what is known to fail is asked for its targets.
+# The page is read first, so that expected failures are read for its targets only.
 OUTCOMES = f"""
 WITH page AS MATERIALIZED (
     SELECT * FROM outcomes WHERE run_id = %(run)s {{where}} ORDER BY target LIMIT %(limit)s),
@@ -125,8 +125,8 @@ SELECT o.target, o.outcome, o.error_code, o.reason, o.effect_may_exist, {WILL_FA
 FROM page o LEFT JOIN expected e ON e.target = o.target ORDER BY o.target
 """  # noqa: S608 - our own words
 
-# All of a run's page, so that what is known to fail is asked for once. What people call the reason is its code, or else
-# its words; with an example of the words behind a code. While nothing is settled, there is no list to be sorted.
+# All results on a run's page in one statement, so that expected failures are read once. The reason shown to people is
+# the code, or else the text; a code comes with an example of its texts. While nothing is settled, no list is sorted.
 RESULTS = f"""
 WITH expected AS MATERIALIZED ({EXPECTED}),
 known AS NOT MATERIALIZED (
@@ -171,9 +171,9 @@ async def list_runs(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """The newest first. `state` is a neutral state or a flow's own word for it, which does not find cancelled runs;
-    flows in `but` are shown only to who asks for them by name. `top`: only what people or the clock started, not what
-    other runs did; `folded`: nor redrives, which belong to their run."""
+    """Return runs, the newest first. `state` is a neutral state or a flow's own status label, which does not find
+    cancelled runs; flows in `but` are left out unless `flow` names one. `top`: only runs started by people or
+    schedules, not by other runs; `folded`: without redrives, which belong to their run."""
     filters = {
         "tenant": "tenant_id = %(tenant)s",
         "flow": "flow = %(flow)s",
@@ -205,20 +205,20 @@ async def list_runs(
 
 
 async def show_run(connection: Connection, tenant: str | None, run_id: int) -> Row:
-    """In full: also `will_fail`, how many of its open targets."""
+    """Return `run_itself` and `will_fail`: how many of the run's open targets are known to fail."""
     run = await run_itself(connection, tenant, run_id)
     return {**run, "will_fail": await will_fail(connection, run_id)}
 
 
 async def run_itself(connection: Connection, tenant: str | None, run_id: int) -> Row:
-    """The run's columns, `stages` (what each expects, has done and still waits for), `outcomes` (how many by reason,
-    successes under their own name), `selection_incomplete` (what its selection lacks, in words), `redrives` and where
-    its targets stand after those that have ended."""
+    """Return the run's columns, `stages` (what each expects, has done and still waits for), `outcomes` (counts by error
+    code, or by outcome where there is no code), `selection_incomplete` (what its selection lacks, as text), `redrives`
+    and the counts of its targets after those that have ended."""
     rows = await _rows(connection, SHOW, {"run": run_id, "tenant": tenant})
     if not rows:
         raise _unknown(run_id)
     (run,) = rows
-    del run["ends_waited_for"], run["ending"]  # of the engine's own
+    del run["ends_waited_for"], run["ending"]  # internal to the engine
     run["stages"] = (await stages_of(connection, [run_id])).get(run_id, [])
     run["redrives"] = (await redrives_of(connection, [run_id])).get(run_id, [])
     run["after_redrives"] = (await standing(connection, [run_id] if run["redrives"] else [])).get(run_id)
@@ -226,14 +226,14 @@ async def run_itself(connection: Connection, tenant: str | None, run_id: int) ->
 
 
 async def will_fail(connection: Connection, run_id: int) -> Row:
-    """How many targets have no outcome yet and are known to fail, in all and by code. Whose run it is was asked
-    before."""
+    """Count the targets that have no outcome yet and are known to fail, in all and by code. The caller has checked the
+    tenant."""
     codes = {row["error_code"]: row["count"] for row in await _rows(connection, CODES, {"run": run_id})}
     return {"count": sum(codes.values()), "codes": codes}
 
 
 async def stages_of(connection: Connection, run_ids: Collection[int]) -> dict[int, list[Row]]:
-    """By run, in the order in which they began. Whose runs these are was asked before."""
+    """Return the stages by run, in the order in which they began. The caller has checked the tenant."""
     found: dict[int, list[Row]] = {}
     given = {"runs": list(run_ids), "end_of_run": END_OF_RUN}
     for row in await _rows(connection, STAGES, given) if run_ids else []:
@@ -242,7 +242,7 @@ async def stages_of(connection: Connection, run_ids: Collection[int]) -> dict[in
 
 
 async def schedules_of(connection: Connection, tenant: str, ids: Collection[int]) -> dict[int, Row]:
-    """Their names, also of those that are deleted."""
+    """Return the names of schedules by id, deleted ones included."""
     rows = await _rows(connection, SCHEDULES_OF_RUNS, {"tenant": tenant, "ids": list(ids)}) if ids else []
     return {row["id"]: row for row in rows}
 
@@ -271,7 +271,7 @@ async def list_items(
 async def list_log(
     connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
 ) -> list[Row]:
-    """The run's own account."""
+    """Return the run's log (`run_log`)."""
     await _allowed(connection, tenant, run_id)
     statement = LOG.format(order="DESC" if newest_first else "ASC")
     return await _rows(connection, statement, {"run": run_id, "limit": limit, "offset": offset})
@@ -285,7 +285,7 @@ async def count_log(connection: Connection, run_id: int) -> int:
 async def list_trace(
     connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
 ) -> list[Row]:
-    """Its log lines, where WORKFLOW_LOG_DB_ENABLED keeps them."""
+    """Return the run's trace lines, which are stored if WORKFLOW_LOG_DB_ENABLED is set."""
     await _allowed(connection, tenant, run_id)
     statement = TRACE.format(order="DESC" if newest_first else "ASC")
     return await _rows(connection, statement, {"run": run_id, "limit": limit, "offset": offset})
@@ -294,8 +294,8 @@ async def list_trace(
 async def list_outcomes(
     connection: Connection, tenant: str | None, run_id: int, *, after: str | None = None, limit: int
 ) -> list[Row]:
-    """What became of its targets, by target. Whoever reads all of them asks for those `after` the last one seen, and
-    holds no connection between the pages."""
+    """Return the outcomes of the run's targets, by target. A caller that reads all of them passes the last target seen
+    as `after`, and holds no connection between the pages."""
     await _allowed(connection, tenant, run_id)
     statement = OUTCOMES.format(where="" if after is None else "AND target > %(after)s")
     return await _rows(connection, statement, {"run": run_id, "after": after, "limit": limit})
@@ -311,17 +311,17 @@ async def results(
     limit: int,
     offset: int = 0,
 ) -> Row:
-    """For a run's page: `reasons` (how many of its targets came to what, and why; the most frequent first), a page of
-    `outcomes`, those that failed before all others, and how many `will_fail`. `outcome` may be `open`, or `will fail`
-    for those that are open and known to fail; `why` is a reason's code, or else its words. `unsettled`: nothing is
-    known of any target yet. Whose run it is was asked before."""
+    """Return the results on a run's page: `reasons` (counts of its targets by outcome and reason, the most frequent
+    first), a page of `outcomes`, failed ones before all others, and how many targets `will_fail`. `outcome` may be
+    `open`, or `will fail` for open targets that are known to fail; `why` is a reason's code, or else its text.
+    `unsettled`: nothing is known of any target yet. The caller has checked the tenant."""
     given = {"run": run_id, "outcome": outcome, "why": why, "reasons": reasons, "limit": limit, "offset": offset}
     (row,) = await _rows(connection, RESULTS, given)
     return row
 
 
 async def vitals(connection: Connection) -> list[Row]:
-    """How it goes, in figures: what, labels, value. One statement, cheap enough to be asked every few seconds."""
+    """Return the gauges of the system as (what, labels, value). One statement, cheap enough for every few seconds."""
     return await _rows(connection, VITALS, {})
 
 

@@ -1,4 +1,4 @@
-"""Which open runs make no progress, for lists of runs: cheap, and less exact than `waiting.why_run`."""
+"""Open runs that make no progress, for lists of runs: cheap, and less exact than `waiting.why_run`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import NamedTuple
 
 from ecluse.db.connect import Connection
 
-# A run that has done nothing for so long makes no progress, in lists as on its page. Gates look once a minute at least,
-# and write down then what other runs did for theirs.
+# A run that has done nothing for so long makes no progress, in lists as on its page. Gates poll once a minute at least,
+# and then store the progress that other runs have made for their run.
 QUIET = timedelta(minutes=2)
-LOOKED_AT = 10_000  # waiting items of a closed lane
+LOOKED_AT = 10_000  # waiting items that are read of a closed lane
 
-# When a run `r` last did something itself.
+# When run `r` itself last made progress.
 PROGRESS = """
 greatest(r.created_at, r.started_at, (SELECT greatest(max(p.progress_at), max(p.ended_at)) FROM stages p
                                       WHERE p.run_id = r.id),
          (SELECT max(p.done_at) FROM claims p WHERE p.run_id = r.id))"""
-# Runs that are only items have no gate, and what waits in line in a lane that moves does not stand still.
+# Only runs with a workflow: runs that are only items have no gate, and an item queued in a lane that moves is not
+# stalled.
 LATEST = f"""
 SELECT r.id, {PROGRESS}, ecluse_now() FROM runs r WHERE r.id = ANY(%(runs)s) AND r.ended_at IS NULL AND r.orchestrated
 """  # noqa: S608 - the fragment above
-# From the lanes that are closed, of which there are few or none, up to the runs asked about.
+# Starts from the closed lanes, of which there are few or none, and goes up to the runs in question.
 CLOSED = """
 WITH RECURSIVE lane AS MATERIALIZED (
     SELECT id, name, paused_reason, held_until FROM lanes, (SELECT ecluse_now() AS now) clock
@@ -40,7 +41,8 @@ WHERE w.id = ANY(%(runs)s) ORDER BY w.id, l.paused_reason IS NULL, l.name
 
 
 class Stall(NamedTuple):
-    """`quiet_since`: nothing was done for a while. `lane`: something of it waits there, and it is closed."""
+    """A run that makes no progress. `quiet_since`: its last progress, if that is long ago. `lane`: a closed lane in
+    which items wait, of the run or of a run that it waits for."""
 
     quiet_since: datetime | None
     lane: str | None
@@ -53,7 +55,7 @@ def is_quiet(progress_at: datetime, now: datetime) -> bool:
 
 
 async def stalls(connection: Connection, tenant: str, run_ids: Collection[int]) -> dict[int, Stall]:
-    """Of these runs those that are open and stand still, or partly do."""
+    """Return those of these runs that are open and make no progress, or of which a part makes none."""
     if not run_ids:
         return {}
     given = {"runs": list(run_ids), "tenant": tenant, "most": LOOKED_AT}

@@ -1,9 +1,10 @@
-"""Why is it waiting? For a run and every run that it waits for: the causes, how many items have each, and when they
-start, where that can be predicted; or the same item by item.
+"""Why a run waits. For a run and every run that it waits for: the causes, how many items have each, and when these
+items start, where that can be predicted; or the same item by item.
 
 Computed on read, from the items, their lanes and the live replicas; nothing is written while an item waits. Items are
-grouped in one statement, by all that decides their cause, and only the first and the last of a group are explained. A
-position counts what is due and goes before, as the claim would take it: tenants in turn, each in its own order.
+grouped in one statement, by everything that decides their cause, and only the first and the last of a group are
+explained. A position counts the due items before this one in the order of the claim: tenants in turn, each in its own
+order.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ecluse.insight.causes import (
 )
 from ecluse.insight.stalls import PROGRESS
 
-MOST_COUNTED = 20_000  # of those in line in a lane
+MOST_COUNTED = 20_000  # queued items of a lane
 
 RUN = f"""
 WITH RECURSIVE {IN_FLIGHT}
@@ -56,16 +57,17 @@ FULL_KEYS = """
 ARRAY(SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
       WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
       GROUP BY 1 HAVING count(*) >= l.max_per_key)"""
-# (OFFSET: each run's by the index of what waits, whatever the planner believes.)
+# OFFSET 0 is an optimization fence: the items of each run are found by the index of waiting items, whatever the planner
+# estimates.
 ITEMS = """
 items_of_tree AS (
     SELECT i.* FROM tree t CROSS JOIN LATERAL (
         SELECT id, lane_id, flow, stage, group_key, due_at, order_at, suspicion, error_code IS NOT NULL AS failed,
                postponed_cause
         FROM items i WHERE i.run_id = t.id AND i.claim_id IS NULL OFFSET 0) i)"""
-# By all that decides the cause of an item, so that those of a group have the same. The key of its order is a float, for
-# then the first and the last come of one pass: an array of key and id has a minimum. Two more examples come of the same
-# pass, the latest even and the latest odd id: an array of all of them would be built to take two.
+# Grouped by everything that decides the cause of an item, so that all items of a group have the same. The sort key is a
+# float, so that one pass finds the first and the last: an array of key and id has a minimum. The same pass finds two
+# more examples, the latest even and the latest odd id: array_agg would build an array of all ids to take two.
 GROUPS = f"""
 WITH RECURSIVE clock AS MATERIALIZED (SELECT ecluse_now() AS now), {TREE}, {ITEMS},
 lane AS MATERIALIZED (
@@ -82,7 +84,7 @@ FROM (
 GROUP BY i.lane_id, i.flow, i.stage, i.later, i.failed, i.suspect, i.postponed_cause, i.held, i.key_full
 """  # noqa: S608 - our own names
 
-# What the runs it waits for have done is not in its own rows until its gate looks.
+# The progress of the runs that it waits for is not in its own rows until its gate polls.
 DONE = f"""
 WITH RECURSIVE {TREE}
 SELECT max(c.done_at) FROM tree t CROSS JOIN LATERAL (SELECT done_at FROM claims WHERE run_id = t.id OFFSET 0) c
@@ -143,7 +145,7 @@ FROM clock, mine m JOIN lane l ON l.id = m.lane_id JOIN crew w ON w.flow = m.flo
 LEFT JOIN due d ON d.id = m.id ORDER BY m.order_at, m.id
 """  # noqa: S608 - our own names
 
-# Where no server has ever led a run there is no such table.
+# The table does not exist before the first server has led a run.
 LEADING = "SELECT to_regclass('dbos.workflow_status') IS NOT NULL"
 LED = """
 SELECT EXISTS (SELECT 1 FROM dbos.workflow_status w JOIN replicas p ON p.id = w.executor_id AND p.state = 'live'
@@ -153,7 +155,7 @@ SELECT EXISTS (SELECT 1 FROM dbos.workflow_status w JOIN replicas p ON p.id = w.
 
 @dataclass(frozen=True)
 class Waiting:
-    """An item that waits, in the run asked about or in one that it waits for."""
+    """A waiting item of the run in question, or of a run that it waits for."""
 
     item_id: int
     run_id: int
@@ -163,7 +165,7 @@ class Waiting:
     lane: str
     cause: Cause
     detail: str
-    position: int | None  # how many go before it; None: it is not in line yet, or too far behind to be counted
+    position: int | None  # items before it; None: it is not due yet, or too far behind to be counted
     expected_at: datetime | None
 
 
@@ -173,14 +175,14 @@ class RunWaits:
     waiting: int
     in_flight: int
     in_flight_since: datetime | None  # the oldest of these calls
-    progress_at: datetime | None  # when something was last done; None: it has ended
-    blocked: bool  # nothing is in flight, and nothing starts before its cause is gone
+    progress_at: datetime | None  # the last progress; None: the run has ended
+    blocked: bool  # no call is in flight, and no item starts before its cause is gone
     groups: Sequence[Group]
 
 
 async def why(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
-    """The waiting items of a run and of the runs it waits for, in their order. `tenant` None is any, and is told all
-    there is to know of a lane."""
+    """Return the waiting items of a run and of the runs it waits for, in queue order. `tenant` None: any tenant's run,
+    with all details of the lanes."""
     given = {"run": run_id, "tenant": tenant}
     if await (await connection.execute(KNOWN, given)).fetchone() is None:
         raise _unknown(run_id)
@@ -204,7 +206,7 @@ async def why(connection: Connection, tenant: str | None, run_id: int, *, limit:
 
 
 async def why_run(connection: Connection, tenant: str | None, run_id: int) -> RunWaits:
-    """Why a run and the runs it waits for do not go on, by cause; the most frequent first."""
+    """Explain why a run and the runs it waits for do not go on, by cause; the most frequent first."""
     run = await _run(connection, tenant, run_id)
     if run["ended_at"] is not None:
         end = "cancelled" if run["state"] == "cancelled" else run["status"]
@@ -218,7 +220,7 @@ async def why_run(connection: Connection, tenant: str | None, run_id: int) -> Ru
     facts = {one.id: one for one in await _facts(connection, wanted)}
     groups = []
     for row in rows:
-        # One that was taken up between the two statements waits no more.
+        # An item that was claimed between the two statements no longer waits.
         ids = [item for item in (row["first"], *row["some"], row["last"]) if item in facts]
         if ids:
             groups.append(grouped([facts[item] for item in ids], row["count"], shared=tenant is not None))
@@ -230,7 +232,7 @@ async def why_run(connection: Connection, tenant: str | None, run_id: int) -> Ru
 
 
 async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
-    """Of a run that has no waiting item, nor has any run that it waits for: what it waits for as a whole."""
+    """Explain what a run waits for as a whole, if neither it nor any run that it waits for has a waiting item."""
 
     def waits(cause: Cause, detail: str) -> Group:
         return Group(cause, run["flow"], run["stage"], None, run["calls"], detail, run["since"])
