@@ -1,1 +1,1 @@
-"""Automation: schedules that pick fiches, have them fetched, transcribed and audited, and account for each of them."""
+"""Automation: schedules select fiches, have them fetched, transcribed and audited, and record the outcome of each."""

@@ -1,4 +1,4 @@
-"""What the knobs say about automation."""
+"""Knobs of automation."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class Config:
 
     @property
     def longest(self) -> timedelta:
-        """What takes longer is stale, whoever is at it."""
+        """Longest time a run may take. A run that takes longer is stale, even if a replica still works on it."""
         return self.details_wait + self.transcription_wait + self.audit_wait + self.grace

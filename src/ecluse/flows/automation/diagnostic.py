@@ -1,5 +1,5 @@
-"""Is everything there that automation needs? What is set (never what secrets are), what fits into the waits, who is at
-work, and which schedules are in trouble."""
+"""Diagnostic of automation: which settings are present (never the values of secrets), what fits into the waits, which
+replicas are live, and which schedules are in trouble."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ WHERE tenant_id = %s AND deleted_at IS NULL
 
 @dataclass(frozen=True)
 class Setup:
-    """From the composition root. `present` says of a knob whether it is set; `knobs` has those that are no secrets, as
-    they are in force; `unset` are those without which runs fail."""
+    """Settings from the composition root. `present` says of each knob whether it is set; `knobs` has the values in
+    force of those that are not secret; `unset` names the knobs without which runs fail."""
 
     config: Config = field(default_factory=Config)
     present: Mapping[str, bool] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Setup:
 
 
 def budgets(config: Config) -> Row:
-    """What fits into the waits, before any backoff."""
+    """Return the waits, and how many recordings fit into them before any backoff."""
     minute = timedelta(minutes=1)
     return {
         "details_wait_seconds": config.details_wait.total_seconds(),
@@ -69,7 +69,7 @@ def budgets(config: Config) -> Row:
 
 
 async def look(connection: Connection, setup: Setup, tenant: str, lanes: Collection[str]) -> Row:
-    """`lanes` are those that automation uses."""
+    """Return the diagnostic for a tenant. `lanes` names the lanes that automation uses."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(REPLICAS)
         replicas = await cursor.fetchall()
@@ -95,7 +95,7 @@ async def look(connection: Connection, setup: Setup, tenant: str, lanes: Collect
 
 
 def hints(setup: Setup, lanes: Collection[Row], replicas: Collection[Row], troubled: Collection[Row]) -> list[str]:
-    """What to do about it, the most urgent first."""
+    """Return what to do about each problem, the most urgent first."""
     found = []
     if setup.unset:
         found.append(f"Set {', '.join(setup.unset)}: runs fail until then.")

@@ -1,10 +1,10 @@
-"""The path of an automation run, led by a story.
+"""The automation flow: its stages and the story that leads a run through them.
 
     load-schedule ─▶ revalidate (the days at the CRM) ─▶ select ─▶ fetch ═▶ filter ─▶ transcribe ═▶ audit ═▶ finalize
 
-Each ═▶ is a gate. The days and the fetches only prepare: whether a fiche goes on is decided by what is in the tables
-afterwards. Transcripts are made by runs of their own, one per fiche. What is settled is settled for good: a fiche that
-has failed, or does not count, is left out of what follows.
+Each ═▶ is a gate. The days and the fetches only prepare: whether a fiche goes on is decided by the state of the tables
+afterwards. Transcripts are made by runs of their own, one per fiche. A settled outcome is final: a fiche that has
+failed or is ignored is left out of the stages that follow.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ecluse.engine.lead.story import Story
 
 NAME = "automation"
-# CRM reads: three, a second and four seconds apart.
+# CRM reads: three attempts, with pauses of one and four seconds.
 CRM_READS = RetryPolicy(executions=3, base=1.0, multiplier=4.0)
 NOT_BY_HAND = (
     "Runs of automation are started by a schedule: use `ecluse automation trigger SCHEDULE`, or POST "
@@ -59,7 +59,7 @@ NO_CONFIGS = "No audit configs resolved"
 
 
 class AutomationRun(BaseModel):
-    """The event `automation/run`; its schedule is the run's own."""
+    """Input of the event `automation/run`; the schedule is a column of the run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -100,7 +100,7 @@ class Automation:
             gate="fiche-details",
             signal="full details",
         )
-        # Nobody works on it: it is the time in which other runs do.
+        # No worker claims items of this stage: it is the time in which the transcription runs work.
         self.transcribe = replace(
             self.fetch,
             name=TRANSCRIBE,
@@ -184,7 +184,7 @@ class Automation:
             return
         stage = replace(self.audit, rounds=wanted.rounds)
         if not wanted.run_transcription:
-            # Whoever audits needs transcripts: they come out of the same time.
+            # Audits need transcripts: they are made within the time of the audit stage.
             first = replace(self.transcribe, max_wait=stage.max_wait, rounds=wanted.rounds)
             left = await self._transcribe(story, first)
             if not await self._goes_on(story, wanted, left):
@@ -198,7 +198,7 @@ class Automation:
 
 
 class _Wanted(BaseModel):
-    """What the story has to know of the plan."""
+    """The part of the plan that the story branches on."""
 
     dated: bool
     rounds: int
@@ -228,7 +228,8 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 async def _fetches(connection: Connection, run: Run) -> list[NewItem]:
-    """Of every candidate, whatever is cached. None of them is a target's last word."""
+    """Return a fetch item per open fiche, even if it is cached. The items have no target: a failed fetch does not
+    settle its fiche."""
     wanted = await snapshot.load(connection, run)
     open_ = await filtering.open_fiches(connection, run)
     sample = [f"{run.flow}-{run.id}-{FETCH}-{fiche_id}" for fiche_id in open_[:3]]
@@ -237,7 +238,7 @@ async def _fetches(connection: Connection, run: Run) -> list[NewItem]:
 
 
 async def _resolve(connection: Connection, run: Run) -> int:
-    """How many configs there are; without any, no fiche can be audited."""
+    """Resolve the audit configs and return how many there are. Without any, all open fiches fail."""
     wanted = await snapshot.load(connection, run)
     found = await configs.resolve_configs(
         connection, run.tenant_id, wanted.specific_audit_configs, wanted.use_automatic_audits
@@ -288,7 +289,7 @@ async def _time_left(connection: Connection, run: Run) -> float:
 async def _seen(
     tell: EmitLive, phase: str, what: str, connection: Connection, run: Run, look: StageProgress, decision: Any
 ) -> None:
-    """At each look of a gate: how far it is, and that something is tried again."""
+    """Log and emit the progress of a gate at each poll, and log when missing items are sent again."""
     done = look.succeeded + look.ignored
     if phase == "auditing":
         told = f"{look.finished}/{look.expected} (completed={look.succeeded}, failed={look.failed})"

@@ -1,5 +1,6 @@
-"""Which fiches of an ended run a redrive takes: those that failed, and on request those that were cancelled before they
-were finished. What is known not to succeed is said beforehand, and may be left out."""
+"""Choice of the fiches that a redrive of an ended run takes: those that failed and, on request, those that were
+cancelled before they were finished. Fiches that are known not to succeed are reported beforehand, and may be left
+out."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ from ecluse.flows.automation.filtering import FETCH
 from ecluse.flows.automation.selection import MOST_FICHES
 from ecluse.flows.fiches.ids import is_fiche_id
 
-# Failed for good, but not because of the record: a setting, a key, a death of workers or the end of the run.
+# Codes of permanent failures that are not the record's fault, but that of a setting, a key, a crash of workers or the
+# end of the run.
 MAY_HEAL = (
     *("INCOMPLETE", "RUN_ENDED", "STALLED", "WORKER_CRASHED", "STORE_FAILED", "DISPATCH_FAILED", "BUG"),
     *("NOT_CONFIGURED", "UNAUTHORIZED", "FORBIDDEN", "FORBIDDEN_URL", "QUOTA_EXCEEDED", "SEALED", "NO_KEY"),
 )
-# The first item of a fiche that failed for good: of the run itself, or of the run that transcribed it. A transcript
-# that has come since, and a fiche whose recordings have no transcript yet, are no reason to give up.
+# Per failed fiche, the first item that failed permanently, of the run itself or of the run that transcribed it. A
+# failed recording that has its transcript by now does not make the fiche hopeless, nor does NO_TRANSCRIPT if the fiche
+# has recordings: they may be transcribed yet.
 FAILED = f"""
 WITH for_good AS (
     SELECT CASE i.stage WHEN '{FETCH}' THEN i.key ELSE i.target END AS fiche_id, i.stage, i.error_code, i.error
@@ -45,7 +48,8 @@ WHERE o.run_id = %(run)s AND o.outcome = 'failed' ORDER BY o.target
 
 
 class Failed(NamedTuple):
-    """A fiche that failed, or was cancelled; `cause` and `why` say what makes another try hopeless, if so."""
+    """A fiche that failed or was cancelled. `cause` and `why` are set if another try is hopeless, and say what makes it
+    so."""
 
     fiche_id: str
     error_code: str | None
@@ -64,7 +68,7 @@ async def failed_in(connection: Connection, run_id: int) -> list[Failed]:
 
 
 def chosen(run_id: int, failed: Sequence[Failed], *, include_cancelled: bool, leave_out_hopeless: bool) -> list[str]:
-    """The fiches to take; or a refusal that says why there are none."""
+    """Return the fiches to redrive; refuse and say why if there are none."""
     wanted = [one for one in failed if include_cancelled or not one.cancelled]
     taken = [one.fiche_id for one in wanted if not (leave_out_hopeless and one.cause)]
     if taken:
@@ -84,7 +88,7 @@ def _causes(failed: Sequence[Failed]) -> str:
 
 
 def hopeless(failed: Sequence[Failed]) -> list[dict[str, Any]]:
-    """By cause, the most frequent first."""
+    """Group the hopeless fiches by cause, the most frequent first."""
     by_cause: dict[str, list[Failed]] = {}
     for one in failed:
         if one.cause:
@@ -97,7 +101,7 @@ def hopeless(failed: Sequence[Failed]) -> list[dict[str, Any]]:
 
 
 def preview(run_id: int, failed: Sequence[Failed], *, include_cancelled: bool) -> dict[str, Any]:
-    """What a redrive would take, and which of it cannot succeed."""
+    """Count the fiches that a redrive would take, and those among them that cannot succeed."""
     wanted = [one for one in failed if include_cancelled or not one.cancelled]
     cancelled, causes = sum(one.cancelled for one in failed), hopeless(wanted)
     return {

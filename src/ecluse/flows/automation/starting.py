@@ -1,6 +1,6 @@
-"""Runs that people ask for: of a schedule, now and perhaps over other fiches; or once more over those that failed.
+"""Runs started on request: a trigger of a schedule, perhaps over other fiches, or a redrive of failed fiches.
 
-Everything is checked before there is a run: a schedule that is unknown or off starts nothing.
+Everything is checked before a run is inserted: a schedule that is unknown or switched off starts nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SELECT r.schedule_id, r.ended_at IS NOT NULL, r.status, r.input -> 'override_fic
 FROM runs r LEFT JOIN schedules s ON s.id = r.schedule_id AND s.tenant_id = r.tenant_id
 WHERE r.id = %s AND r.tenant_id = %s AND r.flow = 'automation'
 """
-# Of fiches that are not known yet, nobody can say how many recordings they have.
+# Only cached fiches are counted: the number of recordings of other fiches is not known yet.
 LEFT = """
 SELECT count(*) FROM fiche_cache f
 JOIN recordings r ON r.fiche_cache_id = f.id AND NOT r.has_transcription AND r.removed_at IS NULL
@@ -75,8 +75,8 @@ async def redrive(
     leave_out_hopeless: bool = False,
     correlation_id: str | None = None,
 ) -> Started:
-    """As that run was asked for, over the fiches that failed in it. While this goes on, asking again gets the same
-    run."""
+    """Start a run like `run_id` over the fiches that failed in it. While the redrive is open, a second request returns
+    it."""
     async with connection.transaction():
         schedule_id, given, there = await _ended(connection, tenant, run_id)
         failed = chosen(
@@ -103,8 +103,8 @@ async def preview_redrive(
 
 
 async def _ended(connection: Connection, tenant: str, run_id: int) -> tuple[int, dict[str, Any] | None, bool]:
-    """Of a run that has ended: its schedule, what it was given instead of the schedule's selection, and whether the
-    schedule is still there."""
+    """Return the schedule of a run, the override it was started with, and whether the schedule still exists. Refuse a
+    run that has not ended."""
     row = await (await connection.execute(ENDED, (run_id, tenant))).fetchone()
     if row is None:
         raise NotFound(f"there is no automation run {run_id}")
@@ -117,10 +117,11 @@ async def _ended(connection: Connection, tenant: str, run_id: int) -> tuple[int,
 async def warnings(
     connection: Connection, tenant: str, schedule_id: int, override: Override | None, config: Config
 ) -> list[str]:
-    """What can be known beforehand not to work out; how many fiches there are, of a manual list only."""
+    """Return warnings about what is known beforehand not to work out. The number of fiches is known for a manual list
+    only."""
     row = await load(connection, tenant, schedule_id)
     selection = merged(selection_of(row), override)
-    # Whoever audits needs transcripts, too: without a stage of their own they are made in the time of the audits.
+    # Audits need transcripts, too: without a stage of their own they are made within the time of the audit stage.
     max_wait = config.transcription_wait if row["run_transcription"] else config.audit_wait
     left = 0
     if row["run_transcription"] or row["run_audits"]:
@@ -139,7 +140,7 @@ async def warnings(
 
 
 async def _startable(connection: Connection, tenant: str, schedule_id: int, override: Override | None) -> None:
-    """Locked: nobody switches it off before the run is there."""
+    """Check that the schedule may start a run. Lock it, so that it is not switched off before the run is inserted."""
     await load_schedule(connection, tenant, schedule_id, lock=True)
     row = await load(connection, tenant, schedule_id)
     if not row["is_active"]:
@@ -162,6 +163,7 @@ async def _fire(
     wanted = {"override_fiche_selection": given}
     started = await fire_by_hand(connection, tenant, schedule_id, flow, input=wanted, start=named)
     if not started.deduplicated:
-        # The run tells it, too, under the same keys: whoever listens need not wait until somebody takes it up.
+        # The run emits these events, too, under the same keys (deduplicated). Written here, subscribers need not wait
+        # until a replica takes up the run.
         await write_events(connection, telling.asked_for(started.run))
     return started

@@ -1,4 +1,5 @@
-"""What a run tells: its log, in words that operators know, its events, and whoever is to be notified of its end."""
+"""Log lines, outbox events and notifications of automation runs, and the summary and statistics written when a run
+ends."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Row = dict[str, Any]
 Level = Literal["info", "warning", "error"]
 TOLD = 200  # fiches named in an event, at most
 
-# Once: a step that is repeated after a crash says nothing twice.
+# Skips a line that the run has already: a step repeated after a crash logs nothing twice.
 SAY = """
 INSERT INTO run_log (run_id, at, level, message, data)
 SELECT %(run)s, ecluse_now(), %(level)s, %(message)s, %(data)s
@@ -36,7 +37,7 @@ BEGIN = """
 UPDATE automation_settings SET last_run_at = ecluse_now() WHERE id = %s
 """
 
-# Recordings that were transcribed for this run, in whatever round, and its audits.
+# Counts the recordings that were transcribed for the run, in any round, and its audits.
 SUM_UP = """
 SELECT r.id, r.schedule_id, r.redrive_of, r.status, r.state, r.end_cause, r.ended_by, r.error_code, r.error_message,
        r.error_details, r.successful, r.failed, r.ignored, r.cancelled,
@@ -63,14 +64,14 @@ UPDATE automation_run_facts f SET result_summary = coalesce(f.result_summary, '{
 FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, summary jsonb, transcriptions_run integer, audits_run integer)
 WHERE f.run_id = t.run_id
 """
-# Of schedules that were deleted while a run of them still needed it. Retention deletes those that sign: the end of a
-# run does not depend on its deliveries.
+# Deletes the API keys of schedules that were deleted while a run still needed them. The secrets that sign webhooks are
+# deleted by retention: the end of a run does not depend on its deliveries.
 FORGET_KEYS = """
 DELETE FROM secrets k USING schedules s
 WHERE s.id = ANY(%s) AND s.deleted_at IS NOT NULL AND k.tenant_id = s.tenant_id AND k.name = 'schedule:' || s.id
   AND NOT EXISTS (SELECT FROM runs r WHERE r.schedule_id = s.id AND r.ended_at IS NULL)
 """
-# A webhook is signed from the moment on that its schedule has a secret.
+# A webhook is signed as soon as its schedule has a secret.
 WHOM = """
 SELECT webhook_url, notify_emails, notify_on_complete, notify_on_error,
        EXISTS (SELECT FROM secrets k WHERE k.tenant_id = %(tenant)s AND k.name = %(secret)s)
@@ -88,13 +89,13 @@ def job_id(run: Run) -> str:
 
 
 def about(run: Run, job: str | None = None) -> Row:
-    """What every payload carries."""
+    """Fields that every payload carries."""
     schedule = None if run.schedule_id is None else str(run.schedule_id)
     return {"job_id": job or job_id(run), "run_id": str(run.id), "schedule_id": schedule}
 
 
 def event(run: Run, name: str, payload: Mapping[str, Any], *, suffix: str = "", job: str | None = None) -> Event:
-    """Told once per run, name and suffix."""
+    """Build an outbox event. Its key deduplicates it by run, name and suffix."""
     return Event(
         tenant_id=run.tenant_id,
         event_key=f"{run.event_key}:{name}{suffix}",
@@ -106,14 +107,14 @@ def event(run: Run, name: str, payload: Mapping[str, Any], *, suffix: str = "", 
 
 
 async def begun(connection: Connection, run: Run) -> None:
-    """The schedule is marked, and whoever looks at it, or at the run, hears of it."""
+    """Set `last_run_at` of the schedule, and write the events that the run was created and has started."""
     await connection.execute(BEGIN, (run.schedule_id,))
     started = event(run, "automation.run.started", {"due_at": run.input.get("due_at")})
     await write_events(connection, [*asked_for(run), started])
 
 
 def asked_for(run: Run) -> list[Event]:
-    """That there is a run; of a long list of fiches, how it begins."""
+    """Build the events that a run was created. Of a longer list of fiches they have the first `TOLD`."""
     given = run.input.get("override_fiche_selection")
     if given is not None and len(given.get("fiche_ids") or ()) > TOLD:
         given = {**given, "fiche_ids": given["fiche_ids"][:TOLD], "fiche_ids_given": len(given["fiche_ids"])}
@@ -135,13 +136,14 @@ async def selected(
 
 
 def progress(run: Run, phase: str, done: int, total: int, failed: int) -> EphemeralEvent:
-    """For whoever looks on."""
+    """Build the progress event for realtime subscribers."""
     told = {"phase": phase, "done": done, "total": total, "failed": failed}
     return EphemeralEvent(run.tenant_id, "automation.run.progress", {**about(run), **told})
 
 
 async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
-    """In the transaction that ends them, however they end."""
+    """Store summaries and statistics of runs, log their ends and notify recipients, in the transaction that ends them,
+    however they end. Returns their events."""
     by_id = {run.id: run for run in runs}
     await record_failures(connection, list(by_id))
     async with connection.cursor(row_factory=dict_row) as cursor:
@@ -173,7 +175,7 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
 
 
 def summary(row: Row) -> Row:
-    """Small: what became of each fiche is in its own row."""
+    """Build the summary of an ended run. It is small: the outcome of each fiche is in its own row."""
     told = {
         "status": row["status"],
         "total_fiches": row["successful"] + row["failed"],
@@ -199,8 +201,8 @@ def summary(row: Row) -> Row:
 
 
 async def _notify(connection: Connection, run: Run, row: Row, told: Row) -> None:
-    """Best effort: what cannot be told changes nothing about the run. An end on request is neither an error nor a
-    completion: the person who asked for it knows."""
+    """Notify the schedule's recipients. Best effort: a notification that cannot be stored changes nothing about the
+    run. An end on request is neither an error nor a completion: the person who requested it knows."""
     if run.schedule_id is None:
         return
     secret = schedule_secret_name(run.schedule_id)
@@ -226,11 +228,11 @@ async def _notify(connection: Connection, run: Run, row: Row, told: Row) -> None
 
 
 def incomplete(row: Row) -> bool:
-    """Days of the selection are missing."""
+    """Return whether days of the selection are missing."""
     return bool((row["error_details"] or {}).get("missing_days"))
 
 
 def wanted(normal: bool, status: str, incomplete: bool, on_complete: bool, on_error: bool) -> bool:
-    """Every normal end, if that is asked for; and whatever did not go well, if that is: also a selection that lacks
-    days, however the run ended."""
+    """Return whether recipients are notified of an end: with `on_complete` of every normal end, with `on_error` of
+    every end that did not go well, which includes a selection that lacks days, however the run ended."""
     return (normal and on_complete) or (on_error and (not normal or incomplete or status in ("partial", "failed")))

@@ -1,4 +1,4 @@
-"""What an item does: read a day's sales list, or a fiche in full. No retry, no sleep, no status, no commit."""
+"""Work of automation items: read a day's sales list, or a fiche in full. No retry, no sleep, no status, no commit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from ecluse.flows.fiches.fetching import Fetched, fetch_fiche, save_details
 from ecluse.vendors.crm import Crm
 from ecluse.vendors.http import VendorHttp
 
-# A schedule's key may be changed: it is asked for again after this, or after so little if the CRM does not like it.
+# A schedule's key may be changed: a cached key is read again after KEY_SECONDS, or already after REFUSED_SECONDS if the
+# CRM refuses it.
 KEY_SECONDS, REFUSED_SECONDS = 30.0, 1.0
 
 ReadSecret = Callable[[Connection, str, str], Awaitable[str]]
@@ -30,7 +31,7 @@ ReadSecret = Callable[[Connection, str, str], Awaitable[str]]
 
 @dataclass(frozen=True)
 class Access:
-    """What the knobs say about the vendors. No URL or no key: each call says so. `read_secret` opens the keys that
+    """Knobs of the vendors. Without a URL or a key each call fails and says so. `read_secret` decrypts the keys that
     schedules have of their own."""
 
     audits: AuditAccess
@@ -42,7 +43,7 @@ class Access:
 
 
 class Keys:
-    """The keys of schedules, each asked for once in a while, whatever the number of items."""
+    """Cache of the schedules' own CRM keys, so that each is read once in a while, however many items use it."""
 
     def __init__(self, read: ReadSecret | None) -> None:
         self._read = read
@@ -50,7 +51,8 @@ class Keys:
         self._asking = asyncio.Lock()
 
     async def of(self, context: WorkContext, item: Item, oldest: float = KEY_SECONDS) -> str | None:
-        """None: the general one is meant. What was asked for longer ago than `oldest` is asked for again."""
+        """Return the key of the item's schedule; None if it uses the general key. A key read more than `oldest` seconds
+        ago is read again."""
         schedule = item.payload.get("own_key_of") if item.payload else None
         if schedule is None:
             return None
@@ -97,7 +99,8 @@ R = TypeVar("R")
 
 
 async def _ask(context: WorkContext, item: Item, call: Callable[[str | None], Awaitable[R]]) -> R:
-    """With the schedule's own key; one that is refused may have been changed just now."""
+    """Call the CRM with the schedule's own key. A refused key may have just been changed: it is read again, and the
+    call repeated once if it differs."""
     keys: Keys = context.vendors.keys
     key = await keys.of(context, item)
     try:
@@ -128,7 +131,8 @@ async def save_sales(connection: Connection, saved: Sequence[Saved]) -> None:
 
 
 async def fetch(context: WorkContext, item: Item) -> Result:
-    """Anew, whatever is cached. One that the CRM does not know is an answer, and is stored as one."""
+    """Fetch a fiche from the CRM, even if it is cached. That the CRM does not know the fiche is an answer, and is
+    stored as one."""
     crm: Crm = context.vendors.crm
     answer = await _ask(context, item, lambda key: fetch_fiche(crm, item.key, api_key=key))
     return Done({"found": answer["found"]}, kept=answer.get("details"))
