@@ -1,5 +1,5 @@
 """Erasure of a fiche: its data, recordings, transcripts and audits are deleted; of the runs it was part of, the bare
-facts stay. Automation stands above the flows of fiches, transcriptions and audits, and so knows all of their tables."""
+facts stay. Automation depends on the flows of fiches, transcriptions and audits, and so knows all of their tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ IDS = "SELECT f.id FROM fiche_cache f WHERE f.tenant_id = %(tenant)s AND f.fiche
 DATA = erasure.WORDS.format(payload="(t.message -> 'data')")
 SUMMARY = erasure.WORDS.format(payload="t.result_summary")
 
-# Rows that other statements refer to go last. What would cascade from the fiche is deleted by name, to be counted.
+# Rows that other statements refer to are deleted last. Rows that would be deleted by cascade with the fiche have
+# statements of their own, so that they are counted.
 OF_THE_FICHE = (
     Erasure("paid results", "speech_results", "t.tenant_id = %(tenant)s AND t.call_id = ANY(%(calls)s)"),
     Erasure(
@@ -131,13 +132,13 @@ async def find(connection: Connection, tenant: str, fiche_id: str) -> Found:
 
 
 async def foresee(connection: Connection, found: Found) -> Counter[str]:
-    """What `erase` would remove."""
+    """Count what `erase` would remove."""
     return await erasure.count(connection, (*erasure.OF_RUNS, *OF_THE_FICHE), found.given)
 
 
 async def erase(connection: Connection, found: Found) -> Counter[str]:
-    """In the caller's transaction. Refuses while one of its runs is open, or a call about it is in flight. Runs are
-    locked before the fiche, as everywhere."""
+    """Erase the fiche in the caller's transaction. Refuses while one of its runs is open, or a call about it is in
+    flight. Runs are locked before the fiche, as everywhere."""
     tenant, fiche_id = found.tenant, found.fiche_id
     rows = await (await connection.execute(LOCK, (sorted(found.every_run),))).fetchall()
     await connection.execute(LOCK_FICHE, (tenant, fiche_id))

@@ -1,4 +1,4 @@
-"""What the details decide: which fiches go on, which do not count, and which have failed because there are none."""
+"""Filtering of fiches by their details: which go on, which are ignored, and which have failed for lack of details."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SELECT count(*) FILTER (WHERE outcome IS NULL)::int, count(*) FILTER (WHERE outc
 FROM outcomes WHERE run_id = %s
 """
 WHY = "SELECT key, error FROM items WHERE run_id = %s AND stage = %s AND status <> 'succeeded'"
-# From the table: whoever counts again after a crash counts the same.
+# Counted from the table: a step repeated after a crash counts the same.
 REASONS = """
 SELECT outcome, error_code, count(*)::int FROM outcomes WHERE run_id = %s AND outcome IS NOT NULL GROUP BY 1, 2
 """
@@ -41,7 +41,8 @@ def recordings_of(state: FicheState) -> int:
 def judge(
     fiche_id: str, state: FicheState | None, selection: Selection, limit: int | None, why: str | None
 ) -> Settled | None:
-    """None: it goes on. The first that hits names the reason; `why` is what became of the fetch."""
+    """Return the outcome of a fiche; None: it goes on. The first rule that matches names the reason; `why` is the error
+    of its fetch."""
     if state is None:
         return _failed(fiche_id, "Fiche not found in cache", why)
     if not state.ready:
@@ -99,7 +100,8 @@ async def _keep(connection: Connection, run: Run, known: Sequence[FicheState]) -
 
 
 async def open_fiches(connection: Connection, run: Run) -> list[str]:
-    """Of which nothing is decided: what the next stage is for. However far that is, a replay finds the same."""
+    """Return the fiches without an outcome, which the next stage works on. A replay finds the same, however far that
+    stage is."""
     return [row[0] for row in await (await connection.execute(OPEN, (run.id,))).fetchall()]
 
 
@@ -110,12 +112,13 @@ async def left(connection: Connection, run: Run) -> tuple[int, int]:
 
 
 async def settle_open(connection: Connection, run: Run, how: Settled) -> None:
-    """All that are open, alike."""
+    """Settle all open fiches with the same outcome."""
     fiche_ids = await open_fiches(connection, run)
     await settle_targets(connection, run, [how._replace(target=fiche_id) for fiche_id in fiche_ids])
 
 
 async def stop(connection: Connection, run: Run) -> None:
-    """Neither success nor failure would be true of those that nobody got to."""
+    """Ignore the open fiches: neither success nor failure would be true of fiches that were not processed to the
+    end."""
     await settle_open(connection, run, Settled("", "ignored", "STOPPED", STOPPED))
     await telling.say(connection, run, "Stopped: a fiche has failed, and continueOnError is false", "warning")

@@ -1,4 +1,5 @@
-"""What a schedule says, as people write it: when, which fiches, what is done with them, who is told."""
+"""Models of a schedule as people write it: due times, selection of fiches, what is done with them, and recipients of
+notifications."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def _address(text: str) -> str:
 
 
 def _config_ids(given: Any) -> Any:
-    """64-bit numbers, which not every JSON reader can tell apart: as text, too."""
+    """Parse audit config ids, as numbers or as text: they have 64 bits, which not every JSON reader keeps exactly."""
     if not isinstance(given, list) or not all(type(one) is int or isinstance(one, str) for one in given):
         raise ValueError('a list of audit config ids, such as ["3"]')
     if wrong := [one for one in given if not (str(one).isascii() and str(one).isdecimal())]:
@@ -106,7 +107,7 @@ EXAMPLES: list[Any] = [
 
 
 class Plan(EitherSpelling):
-    """What a schedule says."""
+    """A schedule: when it is due, which fiches it selects, what is done with them, and who is notified."""
 
     model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES})
 
@@ -150,8 +151,8 @@ NULLABLE = (*TIMES, "webhook_url", "external_api_key")
 
 
 class Changes(EitherSpelling):
-    """Only what is to change; of the selection, too. Another `schedule_type` comes with its own fields, those of the
-    former are dropped."""
+    """Changes to a schedule: only the given fields, within the selection, too. A new `schedule_type` comes with its own
+    fields; those of the former type are dropped."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"is_active": False}, {"fiche_selection": {"groupes": ["Paris"]}}]}
@@ -190,7 +191,7 @@ class Changes(EitherSpelling):
 
 
 def changed(plan: Plan, changes: Changes) -> dict[str, Any]:
-    """What the plan is to be, for `Plan` to judge."""
+    """Return the fields of the changed plan, for `Plan` to validate."""
     known = {name: getattr(plan, name) for name in Plan.model_fields}
     given = {name: getattr(changes, name) for name in changes.model_fields_set}
     if "fiche_selection" in given:
@@ -207,7 +208,7 @@ def cron_of(
     day_of_week: int | None,
     day_of_month: int | None,
 ) -> str | None:
-    """None: by hand only."""
+    """Return the cron expression of a schedule; None: it is run by hand only."""
     if schedule_type == "MANUAL":
         return None
     if schedule_type == "CRON":

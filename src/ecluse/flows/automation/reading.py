@@ -1,7 +1,7 @@
-"""The one read side of automation: what API and command line say about schedules and runs.
+"""Read side of automation: schedules and runs, for API and command line.
 
-Enough to answer what operators ask: why was nothing triggered (activity, next fires, slots and their reasons, whether
-the last run is stale), where does a run stand (phase, stages, what each fiche still lacks), why is it partial.
+It answers what operators ask: why was nothing triggered (whether it is active, next fires, slots and their reasons,
+whether the last run is stale), where does a run stand (phase, stages, what each fiche still lacks), why is it partial.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FROM automation_schedules s JOIN schedules e ON e.id = s.id
 WHERE s.deleted_at IS NULL AND (%(tenant)s::text IS NULL OR s.tenant_id = %(tenant)s) {where}
 ORDER BY s.tenant_id, s.name LIMIT %(limit)s OFFSET %(offset)s
 """
-# Whatever became of its schedule, a run can be read.
+# Deleted schedules are included: their runs can still be read.
 KNOWN = "SELECT 1 FROM automation_schedules WHERE id = %s AND (%s::text IS NULL OR tenant_id = %s::text)"
 KNOWN_RUN = """
 SELECT tenant_id FROM runs WHERE id = %s AND flow = 'automation' AND (%s::text IS NULL OR tenant_id = %s::text)
@@ -49,7 +49,7 @@ SELECT tenant_id FROM runs WHERE id = %s AND flow = 'automation' AND (%s::text I
 COLUMNS = """id, tenant_id, schedule_id, status, state, phase, selected, total_fiches, successful_fiches, failed_fiches,
     cancelled_fiches, ignored_fiches, transcriptions_run, audits_run, error_code, error_message, end_cause, ended_by,
     event_id, parent_run_id, created_at, started_at, completed_at, duration_ms"""
-# The page first: what is counted is counted for that.
+# The page is cut first, so that the view computes its counts for that page only.
 RUNS = f"""
 SELECT {COLUMNS} FROM automation_runs WHERE id IN (
     SELECT r.id FROM runs r WHERE r.flow = 'automation' {{where}} ORDER BY r.id DESC LIMIT %(limit)s OFFSET %(offset)s)
@@ -91,13 +91,13 @@ FROM audits WHERE automation_run_id = %s AND fiche_id = ANY(%s) GROUP BY fiche_i
 async def list_schedules(
     connection: Connection, tenant: str | None, longest: timedelta, *, limit: int, offset: int
 ) -> list[Row]:
-    """By name. `tenant` None is anybody's, which only the command line may ask for."""
+    """List schedules by name. `tenant` None means all tenants, which only the command line may ask for."""
     given = {"tenant": tenant, "limit": limit, "offset": offset}
     return [shown(row, longest) for row in await _rows(connection, SCHEDULES.format(where=""), given)]
 
 
 async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id: int, longest: timedelta) -> Row:
-    """With its last runs, its latest slots and when it is due next."""
+    """Return a schedule with its last runs, its latest slots and its next fires."""
     given = {"tenant": tenant, "id": schedule_id, "limit": 1, "offset": 0}
     rows = await _rows(connection, SCHEDULES.format(where="AND s.id = %(id)s"), given)
     if not rows:
@@ -109,7 +109,8 @@ async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id
 
 
 def shown(row: Row, longest: timedelta) -> Row:
-    """For whoever may look: the selection as one, of a webhook only where it goes, and what follows from the rest."""
+    """Return a schedule as readers may see it: the selection as one field, the webhook URL without its secret parts,
+    and fields derived from the others."""
     told = {name: value for name, value in row.items() if not name.startswith(SELECTION)}
     now, longest = told.pop("now"), longest + told.pop("clock_stood")
     del told["deleted_at"]
@@ -126,7 +127,7 @@ def shown(row: Row, longest: timedelta) -> Row:
 
 
 def staleness(running_since: datetime | None, now: datetime, longest: timedelta) -> Row:
-    """From when on a run that goes on is taken for dead; nothing of one that does not."""
+    """Return whether a run is stale, and from when on. Pass None for a run that is not running: it is never stale."""
     if running_since is None:
         return {"is_stale": False, "stale_at": None}
     return {"is_stale": now - running_since > longest, "stale_at": running_since + longest}
@@ -137,7 +138,7 @@ def next_fires(row: Row) -> list[Row]:
         return []
     try:
         table = timetable(row["cron"], row["timezone"], None, None)
-    except InvalidInput:  # stored by another version: `error` says so once it is due
+    except InvalidInput:  # stored by another version: the schedule's `error` says so once it is due
         return []
     return [fire._asdict() for fire in table.preview(row["now"], NEXT_FIRES)]
 
@@ -151,7 +152,7 @@ async def list_runs(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """The newest first; of a deleted schedule, too."""
+    """List runs, the newest first; of a deleted schedule, too."""
     if schedule_id is not None:
         known = await connection.execute(KNOWN, (schedule_id, tenant, tenant))
         if await known.fetchone() is None:
@@ -159,7 +160,7 @@ async def list_runs(
     filters = {
         "tenant": (tenant, "r.tenant_id = %(tenant)s"),
         "schedule": (schedule_id, "r.schedule_id = %(schedule)s"),
-        # One that nobody has taken up yet is running, as operators know it; one that was cancelled is found as such.
+        # A queued run counts as running, as operators know it; a cancelled run is found as cancelled only.
         "status": (status, FOUND_AS + " = %(status)s"),
     }
     where = "".join(f" AND {text}" for value, text in filters.values() if value is not None)
@@ -168,8 +169,8 @@ async def list_runs(
 
 
 async def show_run(connection: Connection, tenant: str | None, run_id: int, longest: timedelta) -> Row:
-    """In full: its plan as it was at the start, what was picked and what was not, which days could not be had, how far
-    each stage is, and the runs that were started over what failed in it."""
+    """Return a run in full: its plan as of the start, what was picked and what was not, the days that the CRM did not
+    list, the progress of each stage, and its redrives."""
     rows = await _rows(connection, RUN, (run_id, tenant, tenant))
     if not rows:
         raise _unknown(run_id)
@@ -215,7 +216,7 @@ async def list_fiches(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """What became of each fiche, or whether it is known to fail, and how it stands with what its stages look at:
+    """List the fiches of a run: the outcome, or whether it is known to fail, and the state of what its stages check:
     details, transcripts, audits."""
     run = await _known_run(connection, tenant, run_id)
     rows = await _rows(connection, FICHES, {"run": run_id, "status": status, "limit": limit, "offset": offset})

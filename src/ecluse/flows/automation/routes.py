@@ -1,5 +1,5 @@
-"""Automation over HTTP: schedules, runs of them and what became of each fiche. Nothing is started by mistake: whatever
-is wrong is said before there is a run."""
+"""HTTP routes of automation: schedules, their runs and the outcome of each fiche. Requests are checked before a run is
+inserted, so that nothing is started by mistake."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def setup_of(request: Request) -> Setup:
 
 @routes.get(SCHEDULES, openapi_extra=needs("automation.read"), response_model=shapes.SchedulePage)
 async def list_schedules(request: Request, limit: Limit = 50, offset: Offset = 0) -> Response:
-    """By name, with when each is due and how its last run went."""
+    """List schedules by name, with their due times and the status of their last runs."""
     tenant, longest = caller_of(request).tenant, setup_of(request).config.longest
     rows = await reads_of(request)(lambda c: reading.list_schedules(c, tenant, longest, limit=limit, offset=offset))
     return as_json({"schedules": with_ids_as_text(rows), "limit": limit, "offset": offset})
@@ -41,7 +41,7 @@ async def list_schedules(request: Request, limit: Limit = 50, offset: Offset = 0
 
 @routes.post(SCHEDULES, openapi_extra=needs("automation.write"), status_code=201, response_model=shapes.ChangedSchedule)
 async def create_schedule(request: Request, body: Plan) -> Response:
-    """Add a schedule. It is due for times from now on. Fields are taken in snake_case and in camelCase. The answer
+    """Add a schedule. It is due for times from now on. Fields are accepted in snake_case and in camelCase. The response
     holds the secret that its webhook is signed with, if it has one; it is not shown again."""
     tenant = caller_of(request).tenant
 
@@ -58,7 +58,7 @@ async def create_schedule(request: Request, body: Plan) -> Response:
     f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.read"), response_model=shapes.ScheduleInFull
 )
 async def show_schedule(request: Request, schedule_id: str) -> Response:
-    """One schedule, with its last runs, what became of its latest due times, and when it is due next."""
+    """Show a schedule with its last runs, the outcomes of its latest due times, and its next due times."""
     wanted = number("automation schedule", schedule_id)
     return as_json(await reads_of(request)(lambda c: _in_full(c, request, wanted)))
 
@@ -67,8 +67,8 @@ async def show_schedule(request: Request, schedule_id: str) -> Response:
     f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.write"), response_model=shapes.ChangedSchedule
 )
 async def change_schedule(request: Request, schedule_id: str, body: Changes) -> Response:
-    """Change what is given, and only that. Runs under way go on as they began. A `webhook_url` that is given to a
-    schedule without a signing secret makes one, which is in this answer only."""
+    """Change the given fields only. Runs under way go on as they began. Setting a `webhook_url` on a schedule without a
+    signing secret creates one, which is in this response only."""
     tenant, wanted = caller_of(request).tenant, number("automation schedule", schedule_id)
     async with kit_of(request).pool.connection() as connection, connection.transaction():
         changed = await schedules.update(connection, _flow(request), tenant, wanted, body, **_means(request))
@@ -83,8 +83,8 @@ async def change_schedule(request: Request, schedule_id: str, body: Changes) -> 
     response_model=shapes.ChangedSchedule,
 )
 async def rotate_secret(request: Request, schedule_id: str) -> Response:
-    """A new secret for the signatures of its webhook, or the first one of a schedule whose webhook was not signed yet.
-    For a day the old one signs as well, so that its receiver can change over."""
+    """Create a new secret for the signatures of the schedule's webhook, or the first one if the webhook was not signed
+    yet. For a day the old secret signs as well, so that the receiver can change over."""
     tenant, wanted = caller_of(request).tenant, number("automation schedule", schedule_id)
     async with kit_of(request).pool.connection() as connection, connection.transaction():
         row = await schedules.rotate_secret(connection, tenant, wanted, secrets=request.app.state.secrets)
@@ -95,7 +95,8 @@ async def rotate_secret(request: Request, schedule_id: str) -> Response:
 
 @routes.delete(f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.write"), response_model=shapes.Deleted)
 async def delete_schedule(request: Request, schedule_id: str) -> Response:
-    """It is due no more, and not listed. Its runs can be read as before; one that goes on finishes."""
+    """Delete a schedule. It is not due any more, and not listed. Its runs can be read as before; a run under way
+    finishes."""
     tenant, wanted = caller_of(request).tenant, number("automation schedule", schedule_id)
     async with kit_of(request).pool.connection() as connection, connection.transaction():
         await schedules.delete(connection, tenant, wanted)
@@ -109,14 +110,14 @@ async def delete_schedule(request: Request, schedule_id: str) -> Response:
 async def list_runs_of_schedule(
     request: Request, schedule_id: str, status: RunFilter | None = None, limit: Limit = 50, offset: Offset = 0
 ) -> Response:
-    """Its runs, the newest first; of a deleted one, too."""
+    """List the runs of a schedule, the newest first; of a deleted schedule, too."""
     return await _runs(request, number("automation schedule", schedule_id), status, limit, offset)
 
 
 @routes.post("/api/automation/trigger", openapi_extra=needs("automation.write"), response_model=shapes.Triggered)
 async def trigger(request: Request, body: shapes.Trigger) -> Response:
-    """Run a schedule now, whatever else is running, perhaps over other fiches than it says. Of a list that is longer
-    than `max_fiches`, the first so many are taken, and `warnings` says so."""
+    """Run a schedule now, whatever else is running, perhaps over other fiches than it selects. Of a list that is longer
+    than `max_fiches`, only the first `max_fiches` are taken, and `warnings` says so."""
     tenant, schedule_id = caller_of(request).tenant, number("automation schedule", body.schedule_id)
     override, config = body.override_fiche_selection, setup_of(request).config
 
@@ -139,14 +140,15 @@ async def list_runs(
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Response:
-    """The newest first. Cancelled runs are found by `status=cancelled` alone."""
+    """List runs, the newest first. With a status filter, cancelled runs are found by `status=cancelled` only."""
     wanted = None if schedule_id is None else number("automation schedule", schedule_id)
     return await _runs(request, wanted, status, limit, offset)
 
 
 @routes.get(f"{RUNS}/{{run_id}}", openapi_extra=needs("automation.read"), response_model=shapes.RunInFull)
 async def show_run(request: Request, run_id: str) -> Response:
-    """One run in full: where it stands, what it goes by, what was picked and why the rest was not."""
+    """Show a run in full: its progress, the settings it runs with, which fiches were picked and why the others were
+    not."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
     longest = setup_of(request).config.longest
     return as_json(_told(await reads_of(request)(lambda c: reading.show_run(c, tenant, wanted, longest))))
@@ -156,7 +158,7 @@ async def show_run(request: Request, run_id: str) -> Response:
 async def list_logs(
     request: Request, run_id: str, order: Order = "asc", limit: Limit = 50, offset: Offset = 0
 ) -> Response:
-    """What happened, the oldest first, or the newest."""
+    """List the log of a run, the oldest line first, or the newest (`order=desc`)."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
 
     async def ask(connection: Connection) -> Row:
@@ -173,7 +175,7 @@ async def list_logs(
 async def list_fiches(
     request: Request, run_id: str, status: FicheStatus | None = None, limit: Limit = 50, offset: Offset = 0
 ) -> Response:
-    """What became of each fiche, by id; of one that is open, what it still lacks."""
+    """List the outcomes of a run's fiches, by id; of an open fiche, what it still lacks."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
     rows = await reads_of(request)(
         lambda c: reading.list_fiches(c, tenant, wanted, status=status, limit=limit, offset=offset)
@@ -183,7 +185,8 @@ async def list_fiches(
 
 @routes.get(f"{RUNS}/{{run_id}}/redrive", openapi_extra=needs("automation.read"), response_model=shapes.RedrivePreview)
 async def preview_redrive(request: Request, run_id: str, include_cancelled: bool = False) -> Response:
-    """What a redrive would take, and which of it cannot succeed as it is; nothing is started."""
+    """Preview a redrive: how many fiches it would take, and which of them cannot succeed as they are. Nothing is
+    started."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
     preview = await reads_of(request)(
         lambda c: starting.preview_redrive(c, tenant, wanted, include_cancelled=include_cancelled)
@@ -199,7 +202,8 @@ async def redrive(
         shapes.Redrive | None, Body(examples=[{"includeCancelled": False, "leaveOutHopeless": True}])
     ] = None,
 ) -> Response:
-    """A run over the fiches that failed in this one, linked to it. While that goes on, asking again gets the same."""
+    """Start a run over the fiches that failed in this one, linked to it. While that run is open, a repeated request
+    returns it."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
     options = (body or shapes.Redrive()).model_dump()
 
@@ -217,7 +221,7 @@ async def redrive(
 
 @routes.get("/api/automation/diagnostic", openapi_extra=needs("automation.read"), response_model=shapes.Diagnostic)
 async def diagnose(request: Request) -> Response:
-    """Whether everything is there that automation needs, and what to do if not."""
+    """Check whether everything is in place that automation needs, and say what to do if not."""
     tenant, kit, setup = caller_of(request).tenant, kit_of(request), setup_of(request)
     lanes = {stage.lane.name for name in ("automation", "transcription") for stage in kit.flow(name).stages}
     found = await reads_of(request)(lambda c: diagnostic.look(c, setup, tenant, lanes))

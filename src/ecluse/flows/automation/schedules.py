@@ -1,5 +1,5 @@
-"""Schedules as they are kept: what the engine must know in `schedules`, the rest beside it in `automation_settings`,
-both in one transaction. Those that are deleted do not exist, but their runs stay."""
+"""Schedules as stored: the columns that the engine needs in `schedules`, the others in `automation_settings`, both
+written in one transaction. Deleted schedules are not found any more, but their runs stay."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ Row = dict[str, Any]
 
 FLOW = "automation"
 SELECTION = "fiche_selection_"
-ENGINES = ("name", "timezone", "is_active", "catch_up")  # kept by the engine
+ENGINES = ("name", "timezone", "is_active", "catch_up")  # stored by the engine
 APART = (*ENGINES, "fiche_selection", "external_api_key")
 
 LOAD = "SELECT * FROM automation_schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
 NAMED = "SELECT id FROM automation_schedules WHERE tenant_id = %s AND name = %s AND deleted_at IS NULL"
-# Its runs that go on need it until they end.
+# Open runs of the schedule need the key until they end.
 FORGET_KEY = """
 UPDATE automation_settings SET has_external_api_key = false WHERE id = %s AND has_external_api_key
     AND NOT EXISTS (SELECT FROM runs WHERE schedule_id = automation_settings.id AND ended_at IS NULL)
 """
-# A secret `t` of a deleted schedule `s` that no open run of it needs, and no delivery that is under way.
+# Condition on a secret `t` of a deleted schedule `s`: no open run of the schedule and no delivery under way needs it.
 UNUSED = """s.deleted_at IS NOT NULL AND t.tenant_id = s.tenant_id
     AND t.name IN ('schedule:' || s.id, 'schedule:' || s.id || ':webhook', 'schedule:' || s.id || ':webhook:old')
     AND NOT EXISTS (SELECT FROM runs r WHERE r.schedule_id = s.id AND r.ended_at IS NULL)
@@ -58,7 +58,7 @@ UNUSED = """s.deleted_at IS NOT NULL AND t.tenant_id = s.tenant_id
         WHERE r.flow = 'notifications' AND r.ended_at IS NULL AND d.tenant_id = t.tenant_id
           AND t.name IN (d.secret_name, d.secret_name || ':old'))"""
 FORGET = f"DELETE FROM secrets t USING schedules s WHERE s.id = %s AND {UNUSED}"  # noqa: S608 - our own words
-# What a run or a delivery needed when its schedule was deleted.
+# For retention: secrets that a run or a delivery still needed when their schedule was deleted.
 KEPT = Aged(
     "secrets",
     "secrets",
@@ -124,7 +124,7 @@ async def update(
 
 
 async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *, secrets: Secrets | None) -> Row:
-    """Another secret to sign its webhook with, or its first; for a day the old one signs as well."""
+    """Create a new secret to sign the webhook with, or its first; for a day the old one signs as well."""
     from ecluse.access.envelope import Refused
 
     async with connection.transaction():
@@ -139,7 +139,7 @@ async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *
 
 
 async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
-    """Its runs and slots stay, its name is free again; a run that goes on is not stopped."""
+    """Delete a schedule. Its runs and slots stay, its name is free again; an open run is not stopped."""
     async with connection.transaction():
         await load(connection, tenant, schedule_id)
         await delete_schedule(connection, tenant, schedule_id)
@@ -148,7 +148,7 @@ async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
 
 
 async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
-    """All columns of `automation_schedules`."""
+    """Return all columns of `automation_schedules`; a deleted schedule is not found."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(LOAD, (schedule_id, tenant))
         row = await cursor.fetchone()
@@ -158,7 +158,7 @@ async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
 
 
 async def find(connection: Connection, tenant: str, wanted: str) -> int:
-    """By id, or by name."""
+    """Return a schedule's id, given as id or by name."""
     if wanted.isascii() and wanted.isdecimal() and len(wanted) < 19:
         return int(wanted)
     row = await (await connection.execute(NAMED, (tenant, wanted.strip()))).fetchone()
@@ -172,7 +172,7 @@ def selection_of(row: Row) -> Selection:
 
 
 def plan_of(row: Row) -> Plan:
-    """As it stands, but for the key, which nobody is shown."""
+    """Return the plan of a stored schedule, without the API key, which is never shown."""
     names = [name for name in Plan.model_fields if name in row]
     return Plan.model_validate({name: row[name] for name in names} | {"fiche_selection": selection_of(row)})
 
@@ -198,7 +198,7 @@ def _columns(plan: Plan) -> Row:
 async def _check(
     connection: Connection, tenant: str, plan: Plan, guard: GuardedHttp, *, known: Plan | None = None
 ) -> None:
-    """What a plan cannot say about itself. What it was before is not asked again."""
+    """Check what a plan cannot validate by itself. Values that have not changed are not checked again."""
     if plan.webhook_url is not None and (known is None or plan.webhook_url != known.webhook_url):
         if plan.webhook_url.endswith(f"/{HIDDEN}"):
             raise InvalidInput("webhook_url: this is how it is shown, not what it is; give it in full, or leave it out")
@@ -216,7 +216,7 @@ async def _has_secret(connection: Connection, tenant: str, schedule_id: int) -> 
 
 
 async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: Secrets | None) -> str:
-    """The new secret, for the one answer that shows it."""
+    """Store a new signing secret, and return it for the one response that shows it."""
     if secrets is None:
         raise _no_key("webhook_url: webhooks are signed, and their secrets are kept sealed")
     secret = new_secret()

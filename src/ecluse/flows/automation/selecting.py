@@ -1,5 +1,5 @@
-"""Which fiches a run answers for: those named, or those sold on the days in question, after the CRM was asked for these
-days once more. What only the details can tell is not decided here."""
+"""Selection of the fiches a run answers for: those named, or those sold on the days in question, after the CRM was
+asked for these days once more. Filters that need a fiche's details are applied later (`filtering`)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ecluse.flows.automation.selection import Selection, crm_date, dates_to_quer
 from ecluse.flows.automation.snapshot import Snapshot
 
 REVALIDATE = "revalidate"
-AT_ONCE = 3  # days of one run at the CRM
+AT_ONCE = 3  # days of one run that are requested from the CRM at the same time
 NAMED = 10  # days, in a sentence
 
-# The CRM may have sold more than it told: what was there stays, and counts.
+# A list of the CRM may lack sales: fiches cached before stay in the cache, and are selected, too.
 LISTED = """
 SELECT f.fiche_id, f.groupe, EXISTS (
     SELECT 1 FROM audits a WHERE a.fiche_cache_id = f.id AND a.is_latest) AS audited
 FROM fiche_cache f WHERE f.tenant_id = %s AND f.sales_date BETWEEN %s AND %s AND f.sales_date = ANY(%s)
 ORDER BY f.sales_date, f.id
 """
-# Also those that somebody still has in hand: their time is up.
+# Days still in flight are included: the time of their stage is up.
 FAILED_DAYS = """
 SELECT i.key, i.error_code, i.error, a.http_status FROM items i LEFT JOIN LATERAL (
     SELECT http_status FROM attempts WHERE item_id = i.id ORDER BY id DESC LIMIT 1) a ON true
@@ -59,7 +59,8 @@ class Picked(NamedTuple):
 
 
 def pick(found: Iterable[Listed], selection: Selection) -> Picked:
-    """In the order found. A fiche without a groupe is judged when its details are there."""
+    """Apply the selection's filters, keeping the order found. A fiche without a groupe is judged once its details are
+    known."""
     dropped: Counter[str] = Counter()
     kept: dict[str, None] = {}
     for one in found:
@@ -77,14 +78,14 @@ def pick(found: Iterable[Listed], selection: Selection) -> Picked:
 
 
 def why_none(selection: Selection, dates: Sequence[date]) -> str:
-    """Of a selection that found nothing."""
+    """Return the reason why a selection found nothing."""
     if selection.mode == "manual":
         return "no_fiches_manual"
     return "no_fiches" if dates else "no_dates"
 
 
 def incomplete(days: Sequence[str], asked: int, why: str, any_picked: bool) -> str:
-    """Of days that the CRM refused, or did not list in time; `why` is what the first of them says."""
+    """Describe the days that the CRM refused or did not list in time; `why` is the error of the first of them."""
     named = ", ".join(days[:NAMED]) + (f" and {len(days) - NAMED} more" if len(days) > NAMED else "")
     told = f"the CRM did not list {len(days)} of {asked} day{'s' if asked > 1 else ''} ({named}): {why}"
     if any_picked:
@@ -97,7 +98,7 @@ def days_of(wanted: Snapshot) -> list[date]:
 
 
 async def days(connection: Connection, run: Run) -> list[NewItem]:
-    """What the CRM is asked for: nothing of it is a target, and none of it must succeed."""
+    """Return an item for each day to request from the CRM. None of them is a target, and none has to succeed."""
     wanted = await snapshot.load(connection, run)
     dates = days_of(wanted)
     await telling.say(connection, run, f"Calculated {len(dates)} dates to query", dates=[crm_date(d) for d in dates])
@@ -107,10 +108,10 @@ async def days(connection: Connection, run: Run) -> list[NewItem]:
 
 
 async def select(connection: Connection, run: Run) -> int:
-    """Decided once: a replay keeps the first answer. Nothing found on days that the CRM did not tell is no answer: the
-    run fails."""
+    """Select the run's targets once: a replay keeps the first answer. If nothing was found and the CRM did not list all
+    days, that is no answer: the run fails."""
     async with connection.transaction():
-        await keep_open(connection, run)  # before everything else, as whoever ends it does
+        await keep_open(connection, run)  # lock the run first, as the transaction that ends it does
         if await (await connection.execute(SELECTED, (run.id,))).fetchone() is None:
             await _select(connection, run)
     row = await (await connection.execute(SELECTED, (run.id,))).fetchone()
@@ -155,7 +156,7 @@ async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
 
 
 async def _refused(connection: Connection, run: Run, asked: int, any_picked: bool) -> list[str]:
-    """The days that the CRM did not list: fiches of them may be missing, and the run says so."""
+    """Return the days that the CRM did not list, and record them with the run: fiches of these days may be missing."""
     cursor = await connection.execute(FAILED_DAYS, (run.id, REVALIDATE))
     rows = await cursor.fetchall()
     if not rows:

@@ -1,4 +1,4 @@
-"""Which fiches a run takes: what a schedule says, what an override says instead, and the days that follow from it.
+"""Models of a fiche selection, a schedule's own and an override, and the days that follow from it.
 
 Presets count in days of the schedule's zone, the day of the due time included: `last_7_days` is that day and the six
 before it, `this_month` ends with it, `last_month` is the whole calendar month before. A custom range includes both of
@@ -38,7 +38,8 @@ PRESETS = (
 
 
 class EitherSpelling(BaseModel):
-    """Taken in snake_case and in camelCase; kept, described and answered in snake_case."""
+    """Base of models that are accepted in snake_case and in camelCase, and stored, documented and returned in
+    snake_case."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -54,7 +55,8 @@ class EitherSpelling(BaseModel):
 
 
 def _ids(given: Any) -> Any:
-    """A list of texts, or one text with whitespace or commas in between; each once, in the order given."""
+    """Parse a list of texts, or one text with whitespace or commas in between; without duplicates, in the order
+    given."""
     if isinstance(given, str):
         given = [one for one in re.split(r"[\s,]+", given) if one]
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
@@ -91,8 +93,8 @@ Most = Annotated[int | None, Field(ge=1, le=LARGEST)]
 
 
 class Selection(EitherSpelling):
-    """`filter` is `date_range` under the name of those who use its filters. A manual list may be empty: such a run
-    completes and says so."""
+    """Which fiches a run takes. Mode `filter` is the same as `date_range`, a name for callers that use its filters. A
+    manual list may be empty: such a run completes and says so."""
 
     mode: Mode = Field(examples=["date_range"])
     date_range: DateRange | None = Field(None, examples=["yesterday"], description=PRESETS)
@@ -134,7 +136,7 @@ NULLABLE = ("date_range", *DATES, "max_fiches", "max_recordings_per_fiche")
 
 
 class Override(EitherSpelling):
-    """What is to be otherwise, this time: only what is given, and null only where that says something."""
+    """Changes to a selection: only the given fields, and null only where it has a meaning."""
 
     mode: Mode | None = Field(None, examples=["manual"])
     date_range: DateRange | None = Field(None, description=PRESETS)
@@ -159,7 +161,8 @@ class Override(EitherSpelling):
 
 
 def merged(selection: Selection, override: Override | None) -> Selection:
-    """Keys that are given replace the same keys; what another mode or range had no use for is dropped with it."""
+    """Replace fields of the selection by those given. Fields that the resulting mode or range has no use for are
+    dropped."""
     if override is None:
         return selection
     given, known = override.given(), selection.model_dump()
@@ -172,7 +175,7 @@ def merged(selection: Selection, override: Override | None) -> Selection:
 
 
 def parsed(given: dict[str, Any]) -> Selection:
-    """Or InvalidInput, saying what is wrong."""
+    """Validate a selection. Raises InvalidInput that says what is wrong."""
     try:
         return Selection.model_validate(given)
     except ValidationError as error:
@@ -180,7 +183,7 @@ def parsed(given: dict[str, Any]) -> Selection:
 
 
 def dates_to_query(selection: Selection, due: datetime, timezone: str) -> list[date]:
-    """In order; none for a manual list."""
+    """Return the days of a selection in order; none for a manual list."""
     today = due.astimezone(cron.zone(timezone)).date()
     first, last = today, today
     match selection.date_range:
@@ -204,7 +207,7 @@ def dates_to_query(selection: Selection, due: datetime, timezone: str) -> list[d
 
 
 def crm_date(day: date) -> str:
-    """As the CRM writes it."""
+    """Format a day as the CRM writes it."""
     return f"{day:%d/%m/%Y}"
 
 
@@ -215,14 +218,14 @@ def nothing_warning(selection: Selection) -> str | None:
 
 
 def missing_warning(unset: Sequence[str], transcribes: bool, audits: bool) -> str | None:
-    """Of the knobs that are not set: those without which such a run cannot succeed."""
+    """Name the unset knobs without which such a run cannot succeed."""
     wanted = {"CRM_": True, "ELEVENLABS_": transcribes or audits, "LLM_": audits}
     missing = [name for name in unset if any(on and name.startswith(vendor) for vendor, on in wanted.items())]
     return f"Not set on this server: {', '.join(missing)}. The run will fail for want of it." if missing else None
 
 
 def truncation_warning(selection: Selection) -> str | None:
-    """Known beforehand of a manual list only."""
+    """Warn that `max_fiches` cuts the list, which is known beforehand for a manual list only."""
     given, most = len(selection.fiche_ids), selection.max_fiches
     if most is None or given <= most:
         return None
@@ -230,7 +233,7 @@ def truncation_warning(selection: Selection) -> str | None:
 
 
 def budget_warning(recordings: int, per_minute: float, max_wait: timedelta, knob: str = WAIT) -> str | None:
-    """Whether so many transcripts can be there in time at all, before any backoff."""
+    """Warn if so many transcripts cannot be made within `max_wait`, even before any backoff."""
     minutes, budget = ceil(recordings / per_minute), max_wait / timedelta(minutes=1)
     if minutes <= budget:
         return None

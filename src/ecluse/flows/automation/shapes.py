@@ -1,4 +1,5 @@
-"""What the routes of automation answer, and the body of a trigger; what a schedule says is in `plan.py`."""
+"""Response models of the automation routes, and the bodies of a trigger and a redrive; the body of a schedule is in
+`plan.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Id = Annotated[str, Field(examples=["7"])]
 
 
 def in_camel_case(schema: dict[str, Any]) -> None:
-    """As its contract spells it; it is taken in snake_case, too."""
+    """Document the fields in camelCase, as the contract spells them; they are accepted in snake_case, too."""
     schema["properties"] = {to_camel(name): told for name, told in schema["properties"].items()}
     schema["required"] = [to_camel(name) for name in schema.get("required", ())]
 

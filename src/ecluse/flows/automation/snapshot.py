@@ -1,4 +1,4 @@
-"""What a run goes by: its schedule as it was when the run began, with what was to be otherwise this time."""
+"""Snapshot of a run's settings: its schedule as it was when the run began, with the overrides of this run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NoSchedule(NonRetriableError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`selection` has no ids but where it was loaded for that."""
+    """The settings of a run. The fiche ids of `selection` are stored in a column of their own."""
 
     schedule_id: int
     timezone: str
@@ -67,12 +67,13 @@ class Snapshot:
 
     @property
     def own_key(self) -> dict[str, Any] | None:
-        """What an item must know to find the key; never the key."""
+        """Payload by which an item finds the schedule's key; never the key."""
         return {"own_key_of": str(self.schedule_id)} if self.has_key else None
 
 
 async def make(connection: Connection, run: Run) -> bool:
-    """Once: what was stored stays, whatever has become of the schedule. Was it this time?"""
+    """Store the snapshot unless the run has one, which stays, whatever becomes of the schedule. Return whether it was
+    stored."""
     if await (await connection.execute(LOAD, (run.id,))).fetchone() is not None:
         return False
     if run.schedule_id is None:
@@ -120,17 +121,17 @@ async def load(connection: Connection, run: Run) -> Snapshot:
 
 
 async def configs_of(connection: Connection, run: Run) -> list[ConfigVersion]:
-    """Those that were resolved, as they stood then."""
+    """Return the audit configs that were resolved for the run, in their versions of that time."""
     row = await (await connection.execute(LOAD, (run.id,))).fetchone()
     assert row is not None  # noqa: S101 - made by the first step
     return [ConfigVersion(int(one["id"]), one["version"], one["name"]) for one in row[0]["audit_configs"]]
 
 
 async def add_summary(connection: Connection, run: Run, **parts: Any) -> None:
-    """What was picked and what was not, and why."""
+    """Add to the selection summary: what was picked, what was not, and why."""
     await connection.execute(ADD_SUMMARY, (Jsonb(parts), run.id))
 
 
 async def add(connection: Connection, run: Run, **facts: Any) -> None:
-    """What was found out on the way."""
+    """Add facts that were found out during the run."""
     await connection.execute(ADD, (Jsonb(facts), run.id))

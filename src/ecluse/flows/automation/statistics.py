@@ -1,4 +1,4 @@
-"""What a schedule says of its runs: how many came to what, and how the last one stands."""
+"""Run statistics of a schedule: how many runs ended with each status, and the status of the last one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FROM (SELECT schedule_id, count(*) AS n, count(*) FILTER (WHERE came_to = 'succe
       FROM jsonb_to_recordset(%s::jsonb) AS r(run_id bigint, schedule_id bigint, came_to text, last text) GROUP BY 1) t
 WHERE a.id = t.schedule_id
 """
-# The run of a schedule that ended last, but for redrives, which belong to their run.
+# The run of each schedule that ended last. Redrives are left out: they belong to the run that they redrive.
 LAST = """
 SELECT s.id, r.id FROM unnest(%s::bigint[]) AS s(id), LATERAL (
     SELECT id FROM runs WHERE schedule_id = s.id AND ended_at IS NOT NULL AND redrive_of IS NULL
@@ -36,9 +36,10 @@ SELECT s.id, r.id FROM unnest(%s::bigint[]) AS s(id), LATERAL (
 
 
 def last_run_status(came_to: Status, redriven: Row | None, *, is_redrive: bool) -> Status | None:
-    """What a run that has ended makes of its schedule's last status; None: nothing. A redrive says where the targets of
-    the run that it belongs to stand now, if that was the schedule's last one (`redriven`). Those it took had failed
-    before, so it never makes the status worse; a run stays cancelled while targets of it were never finished."""
+    """Return the schedule's last status after a run has ended; None: unchanged. A redrive reports where the targets of
+    the run that it belongs to stand now, if that was the schedule's last run (`redriven`). The targets it took had
+    failed before, so it never makes the status worse; a run stays cancelled while some of its targets were never
+    finished."""
     if not is_redrive:
         return came_to
     if redriven is None:
@@ -47,7 +48,7 @@ def last_run_status(came_to: Status, redriven: Row | None, *, is_redrive: bool) 
 
 
 async def add(connection: Connection, ended: Sequence[Row]) -> None:
-    """In the transaction that ends these runs."""
+    """Add ended runs to the statistics of their schedules, in the transaction that ends these runs."""
     redrives = [row for row in ended if row["redrive_of"] is not None]
     first = await first_of(connection, [row["id"] for row in redrives]) if redrives else {}
     last: dict[int, int] = {}

@@ -1,5 +1,5 @@
-"""Transcripts of a run's fiches: a run of their own for each fiche, all started here, and a gate that looks at what the
-recordings say. They go on whatever becomes of us."""
+"""Transcripts of a run's fiches: a transcription run for each fiche, started here, and a gate that counts recordings.
+The transcription runs go on after this run has ended, unless it is ended by force (ADR 0017)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ INCOMPLETE = "Transcription incomplete (timeout/stall)"
 SAMPLE = 3
 NAMED = 3  # recordings, in the error of a fiche
 
-# Of fiches that are still in play, what was there when the stage began. What is gone upstream counts nowhere. (OFFSET:
-# whatever the planner believes of tables that were just filled, all is found by its key, fiche after fiche.)
+# Recordings, known when the stage began, of fiches that have no outcome yet. Recordings removed upstream are not
+# counted. (OFFSET 0 forces lookups by key, fiche by fiche, whatever the planner estimates for tables that were just
+# filled.)
 FROM = f"""
 FROM automation_run_fiches f JOIN stages s ON s.run_id = f.run_id AND s.stage = '{TRANSCRIBE}'
 CROSS JOIN LATERAL (
@@ -39,7 +40,8 @@ CROSS JOIN LATERAL (
 """  # noqa: S608 - our own words
 THIS = "WHERE f.run_id = %(run)s"
 MISSING = f"{THIS} AND NOT r.has_transcription"
-# Nobody is at it any more, or ever was. What others left undone is not over: it is taken over.
+# No transcription run works on the recording any more, or ever did. A recording that a run of another parent left
+# undone is not over: this run takes it over.
 OVER = "NOT r.has_transcription AND (t.id IS NULL OR (t.ended_at IS NOT NULL AND t.parent_run_id = f.run_id))"
 UNHEALABLE = """EXISTS (SELECT 1 FROM items i WHERE i.run_id = t.id AND i.key = r.call_id AND i.status = 'failed'
     AND i.permanent AND i.target <> '')"""
@@ -57,7 +59,8 @@ LEFT_BY_OTHERS = f"""
 SELECT DISTINCT f.fiche_id {FROM} {MISSING} AND t.ended_at IS NOT NULL AND t.parent_run_id IS DISTINCT FROM f.run_id
 ORDER BY 1
 """  # noqa: S608 - our own words
-# Why: the first cause that is known, and of how many recordings one is; of those that are late, what they waited for.
+# Why transcripts of a fiche are missing: its first known cause, and how many recordings have one; for late recordings,
+# what they waited for.
 LATE = f"""
 SELECT w.fiche_id, count(*)::int AS missing, coalesce((array_agg(w.call_id || ': ' || w.why ORDER BY w.call_id)
            FILTER (WHERE w.why IS NOT NULL))[1:{NAMED}], '{{}}') AS waited, e.error_code AS code, e.error, e.failed
@@ -74,19 +77,19 @@ FROM unnest(%s::text[], %s::bigint[]) AS t(fiche_id, run) WHERE f.run_id = %s AN
 
 
 class Late(NamedTuple):
-    """A fiche of which transcripts are missing after the gate; `code` and `error` are its first cause, if one of its
-    recordings has failed."""
+    """A fiche that lacks transcripts after the gate; `code` and `error` are its first cause, if one of its recordings
+    has failed."""
 
     fiche_id: str
     missing: int
     waited: Sequence[str]
     code: str | None
     error: str | None
-    failed: int | None  # None: no recording in particular
+    failed: int | None  # None: the cause is not that of particular recordings
 
     @property
     def late(self) -> int:
-        """Recordings of which nothing is known but that their time was up."""
+        """Number of recordings that have no known cause but that their time was up."""
         if self.code is None:
             return self.missing
         return 0 if self.failed is None else max(0, self.missing - self.failed)
@@ -103,14 +106,15 @@ class Late(NamedTuple):
 
 @dataclass(frozen=True)
 class Transcripts:
-    """The units of the gate are recordings: of all fiches in play, whoever had them transcribed."""
+    """Units of the transcription gate: recordings of all fiches without an outcome, whichever run transcribes them."""
 
     flow: Flow
     config: Config
     rounds: int
 
     async def dispatch(self, connection: Connection, run: Run, max_wait: timedelta) -> int:
-        """Returns how many fiches were dispatched. Twice starts nothing twice: an event that is known has its run."""
+        """Start transcription runs, and return for how many fiches. Idempotent: a known event id already has its
+        run."""
         wanted = await snapshot.load(connection, run)
         rows = await (await connection.execute(FICHES, {"run": run.id})).fetchall()
         fiche_ids = [fiche for fiche, missing in rows if missing or not wanted.skip_if_transcribed]
@@ -128,14 +132,15 @@ class Transcripts:
         return Counted(*row)
 
     async def take_over(self, connection: Connection, run: Run, round_: int) -> None:
-        """What others had begun and have not finished is ours from now on."""
+        """Start runs for fiches whose transcription run was not started by this run and has ended unfinished."""
         left = [row[0] for row in await (await connection.execute(LEFT_BY_OTHERS, {"run": run.id})).fetchall()]
         if left:
             wanted = await snapshot.load(connection, run)
             await self._start(connection, run, left, wanted.transcription_priority, round_)
 
     async def again(self, connection: Connection, run: Run, round_: int) -> None:
-        """Twice starts nothing twice: what is at work is not healable, and names are computed."""
+        """Start another round for fiches that may heal. Idempotent: a fiche in progress is not healable, and event ids
+        are computed."""
         wanted = await snapshot.load(connection, run)
         fiche_ids = [row[0] for row in await (await connection.execute(HEALABLE, {"run": run.id})).fetchall()]
         await self._start(connection, run, fiche_ids, wanted.transcription_priority, round_)
@@ -145,7 +150,7 @@ class Transcripts:
         run.trace.fan_out("fiche/transcribe", len(fiche_ids), sample, round=round_)
 
     async def settle(self, connection: Connection, run: Run) -> None:
-        """After the gate: every fiche of which a transcript is missing has failed, for its first cause if one is known,
+        """Settle as failed, after the gate, every fiche that lacks a transcript: for its first cause if one is known,
         otherwise because time ran out."""
         async with connection.transaction():
             async with connection.cursor(row_factory=class_row(Late)) as cursor:
