@@ -1,1 +1,1 @@
-"""Audits: a model answers, from a fiche's transcripts, the steps of a config; its quotes are looked for in them."""
+"""Audits: a model answers the steps of a config from a fiche's transcripts; its quotes are looked up in them."""

@@ -1,4 +1,4 @@
-"""The configs of a tenant, and their versions: a version is never changed, so that an audit can say what was asked."""
+"""Audit configs of a tenant, and their versions. A version never changes, so that an audit can show what was asked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ORDER BY id
 
 
 class ConfigVersion(NamedTuple):
-    """A config as it stands: what an audit made now will point at."""
+    """The current version of a config, which an audit made now refers to."""
 
     id: int
     version: int
@@ -43,7 +43,7 @@ class ConfigVersion(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """`unknown` and `inactive` are among those asked for by id: none of them is in `configs`."""
+    """The configs to audit with. `unknown` and `inactive` are ids that were asked for and are not in `configs`."""
 
     configs: list[ConfigVersion]
     unknown: list[int]
@@ -53,7 +53,8 @@ class Resolved(NamedTuple):
 async def resolve_configs(
     connection: Connection, tenant: str, specific_ids: Sequence[int], use_automatic: bool
 ) -> Resolved:
-    """Those asked for by id and, if wanted, all that run automatically: each once, by id."""
+    """Return the active configs among `specific_ids` and, if wanted, all that run automatically: without duplicates, by
+    id."""
     given = {"tenant": tenant, "specific": list(specific_ids), "automatic": use_automatic}
     rows = await (await connection.execute(RESOLVE, given)).fetchall()
     active = [ConfigVersion(*row[:3]) for row in rows if row[3]]
@@ -67,7 +68,7 @@ async def resolve_configs(
 
 
 async def create(connection: Connection, tenant: str, given: Mapping[str, Any]) -> Row:
-    """Its first version with it, in the caller's transaction."""
+    """Insert a config and its first version, in the caller's transaction."""
     names = [name for name in (*ASKED, *SWITCHES) if name in given]
     sql = (
         f"INSERT INTO audit_configs (tenant_id, {', '.join(names)}, created_at, updated_at)"  # noqa: S608 - our names
@@ -80,7 +81,8 @@ async def create(connection: Connection, tenant: str, given: Mapping[str, Any]) 
 
 
 async def update(connection: Connection, tenant: str, config_id: int, given: Mapping[str, Any]) -> Row:
-    """A new version if what is asked has changed; switching it on or off, or what is as it was, makes none."""
+    """Update a config. It gets a new version if what it asks has changed; switching it on or off, or unchanged values,
+    make none."""
     known = await show(connection, tenant, config_id, lock=True)
     changed = {name: value for name, value in given.items() if value != known[name]}
     if not changed:
@@ -99,7 +101,7 @@ async def update(connection: Connection, tenant: str, config_id: int, given: Map
 
 
 async def delete(connection: Connection, tenant: str, config_id: int) -> None:
-    """Asked for no more; audits that were made with it still point at their version."""
+    """Mark a config as deleted: it is not used any more. Audits that were made with it still refer to their version."""
     cursor = await connection.execute(
         "UPDATE audit_configs SET deleted_at = ecluse_now(), updated_at = ecluse_now()"
         " WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL",
@@ -120,7 +122,7 @@ async def show(connection: Connection, tenant: str, config_id: int, *, lock: boo
 async def listed(
     connection: Connection, tenant: str | None, *, active: bool | None = None, limit: int, offset: int
 ) -> list[Row]:
-    """By id. `tenant` None is anybody's, which only the command line may ask for."""
+    """List configs by id. `tenant` None means all tenants, which only the command line may ask for."""
     conditions = ["deleted_at IS NULL"]
     conditions += ["tenant_id = %(tenant)s"] if tenant is not None else []
     conditions += ["is_active = %(active)s"] if active is not None else []

@@ -1,5 +1,5 @@
-"""The stage that audits, for whatever flow has items for it, and the flow of one audit asked for by hand: a run that
-nobody leads, of one item."""
+"""The audit stage, for every flow that has items for it, and the flow of one audit requested by hand: a run of one
+item, without a story."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ecluse.flows.audits.work import Access, Auditor, connected_auditor
 from ecluse.flows.fiches.ids import FicheId
 
 FLOW = "audit"
-# A queue behind the vendor's pace is no stall: days may pass.
+# Waiting for the vendor's rate limit is no stall: it may take days.
 PATIENCE = timedelta(days=14)
-# LLM calls: three, a second and four seconds apart.
+# LLM calls: three attempts, with pauses of one and four seconds.
 LLM_CALLS = RetryPolicy(executions=3, base=1.0, multiplier=4.0)
-HANDLING = timedelta(seconds=60)  # besides the call itself
+HANDLING = timedelta(seconds=60)  # in addition to the call itself
 
 LOOK_UP = """
 SELECT k.run_id, f.id, c.id, c.version, c.is_active
@@ -40,7 +40,7 @@ LEFT JOIN audit_configs c ON c.tenant_id = k.tenant_id AND c.id = k.config_id AN
 
 @dataclass(frozen=True)
 class Config:
-    """What the knobs say about audits, wherever they run."""
+    """Knobs of audits, whichever flow runs them."""
 
     concurrency: int = 20
     per_minute: float | None = None
@@ -57,8 +57,8 @@ def audit_stage(
     rounds: int = 0,
     incomplete: str = "Audit not finished in time (timeout/stall)",
 ) -> Stage:
-    """For items of `plan_audits`. `auditor` finds the flow's own among its vendors (see `connected_auditor`). The flow
-    calls `record_failures` where its runs end."""
+    """Build the stage for items of `plan_audits`. `auditor` gets the flow's `Auditor` from its vendors (see
+    `connected_auditor`). The flow must call `record_failures` when its runs end."""
     return Stage(
         STAGE,
         Lane(
@@ -81,7 +81,7 @@ def audit_stage(
 
 
 class AuditRun(BaseModel):
-    """The event `audit/run`, by hand."""
+    """Input of the event `audit/run`, requested by hand."""
 
     model_config = ConfigDict(extra="forbid")
 

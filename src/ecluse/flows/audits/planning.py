@@ -1,5 +1,5 @@
-"""Which audits a run makes: a row each, and an item each. The row is there before anybody works on it, so that nobody
-has to guess what was asked for; the same plan made twice adds nothing."""
+"""Planning of a run's audits: a row and an item each. The row is inserted before any worker claims the item, so that
+what was asked for is on record; planning the same twice adds nothing."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ async def plan_audits(
     schedule_id: int | None = None,
     trigger_source: Trigger = "automation",
 ) -> list[NewItem]:
-    """Every fiche with every config: items for a stage made by `audit_stage`, each with its row. A fiche that is not in
-    the cache has none."""
+    """Plan an audit of every fiche with every config. Returns the items, each with its row, for a stage made by
+    `audit_stage`. A fiche that is not in the cache has none."""
     wanted = [
         asked(run, fiche_id, config.id, config.version, use_rlm, trigger_source, schedule_id)
         for fiche_id in fiche_ids
@@ -77,7 +77,7 @@ def asked(
 
 
 async def plan(connection: Connection, wanted: Sequence[Row]) -> dict[int, list[NewItem]]:
-    """Of many runs; the items of each by its id."""
+    """Insert the audits of many runs. Returns the items of each run by its id."""
     async with connection.transaction():
         for start in range(0, len(wanted), CHUNK):
             await connection.execute(PLAN, (to_json(wanted[start : start + CHUNK]).decode(),))

@@ -1,4 +1,4 @@
-"""What a model is told: the config's words and steps, which are the same for every fiche, then what was said."""
+"""Prompts for the model: the config's texts and steps, which are the same for every fiche, then the transcript."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a quote stand in a transcript, and where? Blanks, capitals, accents written apart and typographic quotes make no
+"""Search for a quote in transcripts. Whitespace, case, the encoding of accents and typographic quotes make no
 difference; every word does."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-# After NFKD, in which no-break blanks are blanks and an ellipsis is three dots.
+# Applied after NFKD, which turns no-break spaces into spaces and an ellipsis into three dots.
 ALIKE = {"'": "‘’‚‛′´`", '"': "“”„‟″«»", "-": "‐‑‒–—―−"}  # noqa: RUF001
 
 NEAR = 1_000  # characters
@@ -20,7 +20,7 @@ class Found(NamedTuple):
 
 
 class Spoken:
-    """What was said in one recording."""
+    """Text of one recording."""
 
     def __init__(self, call_id: str, text: str) -> None:
         self.call_id, self.text = call_id, text
@@ -30,13 +30,15 @@ class Spoken:
         return plain(self.text)
 
     def find(self, quote: str, wanted: str) -> int | None:
-        """`wanted` is the quote in plain. Most are word for word, which is the quicker look."""
+        """Return the position of a quote, or None. `wanted` is its plain form. Most quotes are verbatim, so the faster
+        exact search comes first."""
         if (at := self.text.find(quote)) >= 0:
             return at
         at = self._plain.find(wanted)
         if at < 0:
             return None
-        # About as far into the text as into its plain form: a part around there is searched again, and mapped back.
+        # The match is about as far into the text as into its plain form: search a part of the text around there again,
+        # and map the position back.
         middle, reach = len(self.text) * at // len(self._plain), NEAR + 2 * len(wanted)
         while True:
             start = max(0, middle - reach)
@@ -47,7 +49,7 @@ class Spoken:
 
 
 def find(quote: str, recordings: Sequence[Spoken]) -> Found | None:
-    """In the first recording that has it."""
+    """Find a quote in the first recording that has it."""
     quote = quote.strip()
     wanted = plain(quote).strip('"')
     if not wanted:
@@ -59,7 +61,7 @@ def find(quote: str, recordings: Sequence[Spoken]) -> Found | None:
 
 
 def plain(text: str) -> str:
-    """A longer beginning of a text never has a shorter plain form."""
+    """Normalize a text for comparison. A longer prefix of a text never has a shorter plain form (see `_origin`)."""
     text = unicodedata.normalize("NFKD", text)
     for one, others in ALIKE.items():
         for other in others:
@@ -69,7 +71,8 @@ def plain(text: str) -> str:
 
 
 def _origin(text: str, at: int) -> int:
-    """Where in the text the character stands which is `at` in its plain form: by halves, since beginnings only grow."""
+    """Return the position in the text of the character at `at` in its plain form. Binary search: the plain forms of
+    prefixes only grow."""
     low, high = 0, len(text)
     while low < high:
         middle = (low + high) // 2

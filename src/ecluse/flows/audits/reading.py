@@ -1,4 +1,4 @@
-"""The one read side of audits: what API and command line say about them, to whom their fiches concern."""
+"""Read side of audits, for API and command line, limited to the fiches that a caller may see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = """a.id, a.tenant_id, a.fiche_id, a.fiche_cache_id, a.audit_config_id,
     a.error, a.model, a.input_tokens, a.output_tokens, a.cost, a.created_at, a.started_at, a.finished_at"""
 FROM = f"audits a JOIN ({cache.FROM}) ON f.id = a.fiche_cache_id"
 
-# The page first, then the names of its configs.
+# The page is cut first, then the names of its configs are joined.
 LIST = f"""
 SELECT a.*, v.snapshot ->> 'name' AS config_name
 FROM (SELECT {COLUMNS} FROM {FROM} WHERE {{where}} ORDER BY a.id DESC LIMIT %(limit)s OFFSET %(offset)s) a
@@ -28,7 +28,7 @@ JOIN audit_config_versions v ON v.audit_config_id = a.audit_config_id AND v.vers
 ORDER BY a.id DESC
 """  # noqa: S608 - made of our own words
 
-# A repetition that may have been paid twice is an attempt of its item.
+# A repeated call that may have been paid twice is recorded as an attempt of its item (`maybe_paid`).
 SHOW = f"""
 SELECT {COLUMNS}, v.snapshot ->> 'name' AS config_name, a.result, v.snapshot AS config,
        (SELECT count(*) FROM items i JOIN attempts t ON t.item_id = i.id AND t.maybe_paid
@@ -50,7 +50,7 @@ FILTERS = {
 
 
 class Wanted(NamedTuple):
-    """Which audits; what is None does not matter."""
+    """Filter of audits; None matches any value."""
 
     fiche_id: str | None = None
     audit_config_id: int | None = None
@@ -68,7 +68,7 @@ async def list_audits(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """The newest first. `tenant` None is anybody's, which only the command line may ask for."""
+    """List audits, the newest first. `tenant` None means all tenants, which only the command line may ask for."""
     given = {"tenant": tenant, **wanted._asdict()}
     parameters = {**given, **visible.parameters, "limit": limit, "offset": offset}
     async with connection.cursor(row_factory=dict_row) as cursor:
@@ -79,7 +79,8 @@ async def list_audits(
 async def show_audit(
     connection: Connection, tenant: str | None, audit_id: int, *, visible: Visible = EVERYTHING
 ) -> Row:
-    """With its result, and the version of the config that was asked. What a caller may not see does not exist."""
+    """Return an audit with its result and the config version that was asked. An audit that the caller may not see is
+    not found."""
     given = {"tenant": tenant, "id": audit_id}
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(SHOW.format(where=_where(given, visible)), {**given, **visible.parameters})

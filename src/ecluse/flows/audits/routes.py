@@ -1,4 +1,4 @@
-"""Audits over HTTP: the configs, what was made with them, and one more by hand."""
+"""HTTP routes of audits: the configs, the audits made with them, and a start of one audit by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Id = Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,17}$", examples=["3"])]
 
 @routes.get("/api/audit-configs", openapi_extra=needs("audits.read", narrowed=True), response_model=shapes.ConfigPage)
 async def list_configs(request: Request, limit: Limit = 50, offset: Offset = 0, active: bool | None = None) -> Response:
-    """The configs there are, by id: the same for callers of every scope."""
+    """List the configs, by id: the same for callers of every scope."""
     tenant = caller_of(request).tenant
     rows = await reads_of(request)(lambda c: configs.listed(c, tenant, active=active, limit=limit, offset=offset))
     return as_json({"configs": with_ids_as_text(rows), "limit": limit, "offset": offset})
@@ -56,14 +56,14 @@ async def create_config(request: Request, body: shapes.NewConfig) -> Response:
     response_model=shapes.ConfigRow,
 )
 async def show_config(request: Request, config_id: str) -> Response:
-    """One config, as it stands."""
+    """Show the current version of a config."""
     tenant, wanted = caller_of(request).tenant, number("audit config", config_id)
     return as_json(_told(await reads_of(request)(lambda c: configs.show(c, tenant, wanted))))
 
 
 @routes.patch("/api/audit-configs/{config_id}", openapi_extra=needs("audits.write"), response_model=shapes.ConfigRow)
 async def change_config(request: Request, config_id: str, body: shapes.ChangedConfig) -> Response:
-    """Change a config. Audits already made keep the version that they were made with."""
+    """Change a config. Audits already made keep the version they were made with."""
     tenant, wanted = caller_of(request).tenant, number("audit config", config_id)
     given = body.model_dump(mode="json", exclude_unset=True)
     given = {name: value for name, value in given.items() if value is not None or name == "model"}
@@ -75,7 +75,7 @@ async def change_config(request: Request, config_id: str, body: shapes.ChangedCo
 
 @routes.delete("/api/audit-configs/{config_id}", openapi_extra=needs("audits.write"), response_model=shapes.Deleted)
 async def delete_config(request: Request, config_id: str) -> Response:
-    """Take a config out of use, for good. Audits made with it stay."""
+    """Delete a config, for good. Audits made with it stay."""
     tenant, wanted = caller_of(request).tenant, number("audit config", config_id)
     async with kit_of(request).pool.connection() as connection, connection.transaction():
         await configs.delete(connection, tenant, wanted)
@@ -94,7 +94,8 @@ async def list_audits(
     status: Status | None = None,
     latest: bool | None = None,
 ) -> Response:
-    """The newest first, without their results. A caller of a narrow scope sees those of its fiches."""
+    """List audits, the newest first, without their results. A caller of a narrow scope sees the audits of its own
+    fiches."""
     caller = caller_of(request)
     wanted = Wanted(fiche_id, _number(audit_config_id), _number(automation_run_id), status, latest)
     rows = await reads_of(request)(
@@ -107,7 +108,7 @@ async def list_audits(
     "/api/audits/{audit_id}", openapi_extra=needs("audits.read", narrowed=True), response_model=shapes.AuditInFull
 )
 async def show_audit(request: Request, audit_id: str) -> Response:
-    """One audit in full: what was asked, how each step was judged, and where its quotes stand."""
+    """Show an audit in full: what was asked, how each step was judged, and where its quotes were found."""
     caller, wanted = caller_of(request), number("audit", audit_id)
     audit = await reads_of(request)(lambda c: reading.show_audit(c, caller.tenant, wanted, visible=visible(caller)))
     return as_json(_told(audit))
@@ -121,7 +122,7 @@ async def show_audit(request: Request, audit_id: str) -> Response:
     responses={200: {"model": shapes.StartedAudit, "description": "The key was known; nothing new was started"}},
 )
 async def start_audit(request: Request, body: shapes.NewAudit) -> Response:
-    """Audit one fiche with one config, now. With an `Idempotency-Key`, a repetition gets the same answer."""
+    """Audit one fiche with one config, now. With an `Idempotency-Key`, a repeated request gets the same response."""
     kit, caller = kit_of(request), caller_of(request)
     start = Start(
         kit.flow(FLOW),
@@ -144,7 +145,8 @@ async def start_audit(request: Request, body: shapes.NewAudit) -> Response:
 
 
 def _name(request: Request) -> str:
-    """A repetition that has outlived its stored answer still meets the first one's run under this name."""
+    """Return the request's part of the event key. Derived from the idempotency key, so that a repeated request whose
+    stored response has expired still finds the first one's run."""
     key = idempotency.key_of(request)
     return uuid.uuid4().hex if key is None else hashlib.sha256(key.encode()).hexdigest()[:32]
 

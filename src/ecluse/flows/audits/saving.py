@@ -1,11 +1,13 @@
-"""How audits end in their table, set-based, and which of a fiche and config is the latest: the one that ended last.
+"""Write ended audits to their table, set-based, and mark the latest audit of each fiche and config: the one that ended
+last.
 
-A success is written in the commit that makes its item done. A failure is written twice if need be: at once, when it is
-news, so that whoever hears of it finds it; and for certain, in the transaction that ends its run. What was paid for
-comes in whenever it comes, over a failure too; a completed audit is never written again.
+A success is written in the commit that makes its item done. A failure is written up to twice: by `news`, right after
+the commit, so that subscribers who receive the event find it in the table; and reliably by `record_failures`, in the
+transaction that ends the run. A paid result is written whenever it arrives, over a failure, too; a completed audit is
+never written again.
 
-Whoever ends audits locks their fiches first, by (tenant, fiche id), like everybody who locks fiches: two of one fiche
-and config wait for each other, and cannot both be the latest.
+A transaction that ends audits locks their fiches first, by (tenant, fiche id), like every transaction that locks
+fiches: two audits of one fiche and config wait for each other, and cannot both be the latest.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from ecluse.engine import Aged, EphemeralEvent, FinishedItem, Saved
 
 STAGE = "audit"
 Row = dict[str, Any]
-# A kept run accounts for its audits.
+# Audits are kept at least as long as their run, which accounts for them.
 KEPT = Aged(
     "audits",
     "audits",
@@ -33,13 +35,13 @@ KEPT = Aged(
 LOCK_FICHES = """
 SELECT 1 FROM fiche_cache WHERE id = ANY(%s) ORDER BY tenant_id, fiche_id FOR NO KEY UPDATE
 """
-# Of `a`, a row, and `t`, what is told of it.
+# Whether the end `t` changes the row `a`.
 CHANGES = "a.status <> 'completed' AND (t.status = 'completed' OR a.status <> 'failed')"
 TOLD = """
 told AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS t(id bigint, status text, score numeric, result jsonb, model text,
         input_tokens integer, output_tokens integer, cost numeric, error_code text, error text))"""
-# Before the next: a unique index looks at each row at once.
+# Runs before FINISH: a unique index checks each row at once.
 UNSET = f"""
 WITH {TOLD}
 UPDATE audits former SET is_latest = false FROM told t JOIN audits a ON a.id = t.id
@@ -57,7 +59,7 @@ UPDATE audits a SET status = m.status, is_latest = m.is_latest, score = m.score,
 FROM mine m, (SELECT ecluse_now() AS now) clock WHERE a.id = m.id
 """  # noqa: S608 - our own names
 
-# Of a run that has ended, whatever was not dispatched will not be.
+# An audit of an ended run that was not dispatched will not be any more: it has failed.
 FAILED = """
 SELECT a.id, a.fiche_cache_id, coalesce(i.error_code, 'NOT_DISPATCHED'),
        coalesce(i.error, 'The run ended before it was dispatched')
@@ -74,8 +76,8 @@ async def save_audits(connection: Connection, saved: Sequence[Saved]) -> None:
 
 
 async def record_failures(connection: Connection, run_ids: Collection[int]) -> None:
-    """Every audit of these runs whose item has failed says so. For `Flow.ended` of whatever flow has an audit stage,
-    and for a gate, before it counts; twice is harmless."""
+    """Mark as failed the audits of these runs whose items have failed or, in an ended run, were never dispatched. For
+    `Flow.ended` of every flow with an audit stage; a gate may call it before it counts. Idempotent."""
     cursor = await connection.execute(FAILED, {"runs": list(run_ids), "stage": STAGE})
     found = [
         _told({"audit_id": audit, "fiche_cache_id": fiche}, "failed", error_code=code, error=error)
@@ -99,7 +101,7 @@ async def news(connection: Connection, over: Sequence[FinishedItem]) -> list[Eph
 
 
 async def _finish(connection: Connection, rows: Sequence[Row]) -> None:
-    """In the caller's transaction."""
+    """Write ends of audits, in the caller's transaction."""
     if not rows:
         return
     given = to_json(rows).decode()

@@ -1,4 +1,4 @@
-"""What the routes of audits take and answer."""
+"""Request and response models of the audit routes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NewConfig(Body):
 
 
 class ChangedConfig(Body):
-    """What is left out stays as it is. A changed text, step or model is a new version."""
+    """Fields that are left out stay as they are. A changed text, step or model makes a new version."""
 
     name: Name | None = Field(None, examples=["Compliance of sales calls"])
     description: Description | None = None

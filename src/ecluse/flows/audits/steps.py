@@ -1,4 +1,5 @@
-"""What a config asks, as pure functions: its steps, the schema that an answer must have, what an answer is worth."""
+"""Steps of a config, as pure functions: their validation, the schema that an answer must have, and the score of an
+answer."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ LONGEST_COMMENT = 10_000
 
 
 class Step(BaseModel):
-    """One thing to be judged. Its share in the score is its weight; a weight of 0 is only commented on."""
+    """One thing to judge. Its share in the score is its weight; a step of weight 0 is only commented on."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -64,13 +65,13 @@ Steps = Annotated[list[Step], Field(min_length=1, max_length=MOST_STEPS), AfterV
 
 
 def key_of(position: int) -> str:
-    """The name of a step in an answer, from 1: the steps' own names may be anything."""
+    """Name a step in an answer, counted from 1: the steps' own names may be anything."""
     return f"step_{position}"
 
 
 def schema(steps: Sequence[Step]) -> dict[str, Any]:
-    """Strict: each step is answered, exactly once, and nothing else is. What is quoted comes first and the score last,
-    because a model writes in this order."""
+    """Return the strict schema of an answer: each step exactly once, and nothing else. Quotes come first and the score
+    last, because a model writes in this order."""
     properties = {
         key_of(n): {
             "type": "object",
@@ -88,7 +89,8 @@ def schema(steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def read(steps: Sequence[Step], content: Any) -> list[Answered]:
-    """An answer in the steps' order. ValueError: it breaks the schema, which not every server enforces."""
+    """Parse an answer, in the order of the steps. Raises ValueError if it breaks the schema, which not every server
+    enforces."""
     given: Mapping[str, _Given] = _GIVEN.validate_python(content)
     wanted = {key_of(n): step for n, step in enumerate(steps, 1)}
     if set(given) != set(wanted):
@@ -107,7 +109,7 @@ def read(steps: Sequence[Step], content: Any) -> list[Answered]:
 
 
 def score(steps: Sequence[Step], scores: Sequence[float]) -> float:
-    """From 0 to 100: each step's share of its best, by weight."""
+    """Return the score from 0 to 100: each step's share of its maximum, by weight."""
     weights = sum(step.weight for step in steps)
     shares = sum(step.weight * got / step.max_score for step, got in zip(steps, scores, strict=True))
     return round(100 * shares / weights, 2)

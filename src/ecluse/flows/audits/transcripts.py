@@ -1,5 +1,5 @@
-"""A fiche's transcripts as a model is given them. Those who begin at about the same moment share the questions to the
-database: what was said, what is asked, and a note that they have begun."""
+"""Transcripts of a fiche as the model gets them. Items that start at about the same moment share the queries: the
+transcripts, the config versions, and the update that marks their audits as running."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ecluse.flows.audits.steps import Step
 
 REMEMBERED = 1_000  # versions of configs
 
-# A failed one may be repeated by its run, while that is open. What is there already is only read.
+# A failed audit may be repeated by its run while the run is open. A completed audit is only read (DONE).
 BEGIN = """
 WITH mine AS MATERIALIZED (
     SELECT a.id FROM audits a JOIN runs r ON r.id = a.run_id
@@ -28,7 +28,7 @@ FROM mine WHERE a.id = mine.id
 
 DONE = "SELECT id, score FROM audits WHERE id = ANY(%s) AND status = 'completed'"
 
-# A recording that is gone upstream counts nowhere. Where there are chunks, they are the text, and say who spoke.
+# Recordings removed upstream are not counted. If a recording has chunks, they are its text, and name the speakers.
 SAID = """
 SELECT r.fiche_cache_id, r.call_id, r.start_time, coalesce(c.speakers, ARRAY[NULL]::text[]),
        coalesce(c.texts, ARRAY[r.transcription_text])
@@ -42,7 +42,7 @@ ORDER BY r.fiche_cache_id, r.start_time NULLS LAST, r.call_id
 
 
 class Asked(NamedTuple):
-    """A version of a config."""
+    """Content of a config version."""
 
     name: str
     description: str
@@ -59,14 +59,14 @@ class Recording(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What positions are counted in."""
+        """The text in which positions of quotes are counted."""
         return " ".join(self.texts)
 
 
 class Standing(NamedTuple):
     asked: Asked
     recordings: Sequence[Recording]
-    done: Decimal | None  # the score, where somebody has paid for it already
+    done: Decimal | None  # the score of an audit that is completed, and so paid for, already
 
 
 class Transcripts(BatchedQuery[Standing]):
@@ -89,7 +89,7 @@ class Transcripts(BatchedQuery[Standing]):
         }
 
     async def _learn(self, connection: Connection, wanted: set[tuple[int, int]]) -> None:
-        """Versions never change: each is read once."""
+        """Load config versions that are not cached yet. Versions never change, so cached ones stay valid."""
         while len(self._versions) > REMEMBERED:
             self._versions.popitem(last=False)
         if new := [version for version in wanted if version not in self._versions]:

@@ -1,4 +1,5 @@
-"""What an item does: one call answers all steps of a config for a fiche. No retry, no sleep, no status, no commit."""
+"""Work of an audit item: one call answers all steps of a config for a fiche. No retry, no sleep, no status, no
+commit."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ LARGEST_ANSWER = 5_000_000  # bytes
 
 @dataclass(frozen=True)
 class Access:
-    """What the knobs say about the vendor. No key or no model: each call says so."""
+    """Knobs of the LLM vendor. Without a key or a model each call fails and says so."""
 
     url: str = "https://api.openai.com/v1"
     key: str | None = field(default=None, repr=False)
@@ -40,7 +41,7 @@ class Access:
 
 
 class Auditor(NamedTuple):
-    """What an audit needs of its process; one per flow is enough."""
+    """Client and shared queries of the audits of a process; one per flow is enough."""
 
     llm: Llm
     looks: Transcripts
@@ -108,7 +109,7 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
 
 
 def judged(asked: list[Step], answers: list[Answered], said: list[Recording]) -> list[dict[str, Any]]:
-    """Each step with what its quotes are worth: found where, or not at all."""
+    """Return each step with its answer and, for each quote, where it was found or that it was not."""
     spoken = [Spoken(recording.call_id, recording.text) for recording in said]
     return [
         {
