@@ -1,1 +1,1 @@
-"""The recordings of a fiche, written down: one run per fiche, one item per recording, each paid for once."""
+"""Transcribe the recordings of fiches: one run per fiche, one item per recording, each recording paid for once."""

@@ -1,5 +1,5 @@
-"""A transcript in pieces that can be read and quoted one by one: derived from the words by speaker, pauses and length,
-or from the bare text where there are no words."""
+"""Split a transcript into chunks that can be read and quoted one by one: by speaker, pauses and length of the words, or
+by sentences of the text if there are no words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import isfinite
 from typing import NamedTuple, Protocol
 
 LONGEST = 600  # characters; a single word that is longer stays whole
-PAUSE = 1.5  # seconds of silence after which something new begins
+PAUSE = 1.5  # seconds of silence after which a new chunk begins
 SENTENCE = re.compile(r"(?<=[.!?…])\s+")
 
 
@@ -23,7 +23,7 @@ class Chunk(NamedTuple):
 
 
 class Word(Protocol):
-    """As the provider tells it; blanks between words are words, too."""
+    """A word as the provider sends it; blanks between words are words, too."""
 
     @property
     def text(self) -> str: ...
@@ -36,8 +36,8 @@ class Word(Protocol):
 
 
 def derive(text: str, words: Sequence[Word]) -> list[Chunk] | None:
-    """None: words that make no sense (they say nothing where the text does, or their times run backwards): whoever
-    stores them should keep them as they are."""
+    """Return the chunks of a transcript. None if the words are unusable (all blank although the text is not, or times
+    that run backwards or are not finite): the caller should then store text and words unchanged."""
     if not words:
         return [Chunk(n, None, None, None, part) for n, part in enumerate(_of_text(text))]
     pieces = [Chunk(n, *piece) for n, piece in enumerate(_pieces(words))]
@@ -54,9 +54,9 @@ def _in_order(piece: Chunk) -> bool:
 
 
 def _pieces(words: Sequence[Word]) -> Iterator[tuple[str | None, float | None, float | None, str]]:
-    """Blanks are of whoever speaks before or after: they break nothing."""
+    """Yield the chunks of the words. Blanks never begin a new chunk, whatever their speaker or times."""
     piece: list[Word] = []
-    last: Word | None = None  # spoken in this piece
+    last: Word | None = None  # the last one that is not blank
     length = 0
     for word in words:
         spoken = bool(word.text.strip())
@@ -82,13 +82,13 @@ def _piece(words: Sequence[Word]) -> tuple[str | None, float | None, float | Non
 
 
 def _joined(words: Sequence[Word]) -> str:
-    """Some providers send the blanks as words of their own, some send none."""
+    """Return the text of the words. Some providers send blanks as words of their own; for others, blanks are added."""
     blanks = any(not word.text.strip() or word.text != word.text.strip() for word in words)
     return "".join(word.text for word in words).strip() if blanks else " ".join(word.text for word in words)
 
 
 def _of_text(text: str) -> Iterator[str]:
-    """Whole sentences while they fit; a sentence that does not is cut between words."""
+    """Yield chunks of whole sentences as long as they fit; cut a sentence that is too long between words."""
     parts = [part for sentence in SENTENCE.split(text.strip()) if sentence for part in _cut(sentence)]
     if not parts:
         return

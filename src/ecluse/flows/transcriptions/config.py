@@ -1,4 +1,4 @@
-"""What the knobs say about transcriptions, passed in by the composition root."""
+"""Settings of the transcription flow, passed in by the composition root."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecluse.vendors.elevenlabs import Speech
 
 @dataclass(frozen=True)
 class Config:
-    configured: bool = False  # there is a key for speech-to-text
+    configured: bool = False  # a speech-to-text API key is set
     speech: Speech = field(default_factory=Speech)
     fiche_concurrency: int = 10
     recording_concurrency: int = 10

@@ -1,6 +1,7 @@
-"""The path of a fiche: one run, which nobody leads. Its first item fetches the fiche anew from the CRM; the commit that
-stores the answer also plans, and opens one item per recording that has no transcript. The commit of the last item ends
-the run: summary, `transcription.completed` or `.failed`, `fiche/transcribed`; its leases end with it.
+"""The transcription flow: one run per fiche, without a story. Its first item fetches the fiche again from the CRM; the
+commit that stores the answer also plans the run and opens one item per recording without a transcript. The commit of
+the last item ends the run: summary, `transcription.completed` or `.failed`, `fiche/transcribed`; its leases end with
+it.
 
     start ─▶ refresh ─▶ plan ─┬▶ known       (paid for already, or without URL: no call)
                               └▶ recordings  (speech-to-text, at the provider's pace) ─▶ end
@@ -39,20 +40,20 @@ from ecluse.flows.fiches.ids import FicheId
 from ecluse.flows.transcriptions import planning, rules, saving, stalling, telling, traces, work
 from ecluse.flows.transcriptions.config import Config
 
-# A queue behind the provider's cap is no stall: days may pass.
+# Items queued behind the provider's rate cap may wait for days: that is not a stall.
 PATIENCE = timedelta(days=14)
-# CRM reads: three, a second and four seconds apart.
+# At most three CRM reads, with pauses of one and four seconds.
 CRM_READS = RetryPolicy(executions=3, base=1.0, multiplier=4.0)
 
-# The six attempts of a recording take a minute: no more doubt than that, or one that is always refused gets a seventh.
-# Where recordings are kept is not the provider.
+# The six attempts of a recording take a minute. A longer `doubt` would give a recording that always fails a seventh.
+# A failed download says nothing about the provider: recordings are stored elsewhere.
 PROVIDER_DOWN = replace(VENDOR_DOWN, doubt=timedelta(seconds=60), silent=frozenset({rules.AUDIO_UNAVAILABLE}))
 
 PUT_RUNS = """
 INSERT INTO transcription_runs (run_id, tenant_id, fiche_id)
 SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[])
 """
-# Of runs that are not to refresh: whose fiche was never fetched. What nobody knows cannot be planned.
+# Runs whose fiche is not `ready` in the cache: they cannot be planned, even if their input says not to refresh.
 UNFETCHED = f"""
 SELECT t.run_id FROM transcription_runs t LEFT JOIN LATERAL (
     SELECT {cache.DETAILS} AS details FROM {cache.FROM} WHERE f.tenant_id = t.tenant_id AND f.fiche_id = t.fiche_id) c
@@ -61,7 +62,7 @@ SELECT t.run_id FROM transcription_runs t LEFT JOIN LATERAL (
 
 
 class Taken(Refused):
-    """Another run has this fiche: whoever starts looks again, and attaches to that one."""
+    """Another run holds this fiche. `start` retries, and then attaches to that run."""
 
     def __init__(self, fiche_id: str, run_id: int | None) -> None:
         message = f"Fiche {fiche_id} is being transcribed (run {run_id}): wait for that one."
@@ -80,7 +81,7 @@ class FicheTranscribe(BaseModel):
 
 
 class Transcription:
-    """The flow and its stages, made of what the knobs say."""
+    """The flow and its stages, built from the settings."""
 
     def __init__(self, config: Config, vendors: Callable[[Clock], AbstractAsyncContextManager[Any]]) -> None:
         self.config = config
@@ -88,7 +89,7 @@ class Transcription:
         do = work.bound(config)
         self.refresh = Stage(
             rules.REFRESH,
-            # Not the lane of other flows: this cap is of our own, not of the CRM.
+            # A lane of its own, not shared with other flows: this cap is a setting of ours, not a limit of the CRM.
             Lane("crm-transcription", max_in_flight=config.fiche_concurrency, breaker=VENDOR_DOWN),
             do[rules.REFRESH],
             save=self._plan,
@@ -132,7 +133,7 @@ class Transcription:
         )
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
-        """Of runs just inserted: each has its fiche for itself, or none of them begins."""
+        """Begin runs that were just inserted. Each must get the lease on its fiche; if one does not, none begins."""
         await begin_runs(connection, self.flow, runs)
         fiches = [run.input["fiche_id"] for run in runs]
         await connection.execute(PUT_RUNS, ([run.id for run in runs], [run.tenant_id for run in runs], fiches))
@@ -141,7 +142,7 @@ class Transcription:
         for run_id, tenant, key in locks:
             if held[tenant, key] != run_id:
                 raise Taken(key.rpartition(":")[2], held[tenant, key])
-        # Without a key the refresh fails at once, and says why; nothing else is tried.
+        # Without a speech-to-text key every run refreshes: that stage fails at once with the reason.
         at_once = {run.id for run in runs if not self._refreshes(run)}
         at_once -= {row[0] for row in await (await connection.execute(UNFETCHED, (list(at_once),))).fetchall()}
         later = [run for run in runs if run.id not in at_once]
@@ -152,7 +153,8 @@ class Transcription:
                 if run.input["priority"] == priority
             ]
             await open_stage(connection, self.refresh, first, priority=priority)
-        # Thousands of lines take a while: not before the leases are held, nor between statements that could wait.
+        # Writing thousands of log lines takes a while: do it after the leases are held, and not between statements that
+        # may wait for locks.
         for run in runs:
             told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
             traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)

@@ -1,5 +1,5 @@
-"""The last look before a call that costs money: is the recording still there, is it still wanted, is it ours? Those who
-look at about the same moment share one question."""
+"""The check before a paid call: does the recording still exist, is it still untranscribed, does this run hold its lock?
+Items that are checked at about the same moment share one query."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
 LEFT JOIN recordings r ON r.fiche_cache_id = k.fiche_cache_id AND r.call_id = k.call_id AND r.removed_at IS NULL
 LEFT JOIN leases l ON l.tenant_id = k.tenant_id AND l.key = k.key AND l.ended_at IS NULL
 """
-# Whoever ends a run waits for us, or we see that it has ended: nothing is held for it any more.
+# The share lock makes the end of a run wait for this transaction; a run that has already ended is not returned, and
+# gets no lease.
 OPEN_RUNS = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NULL ORDER BY id FOR SHARE"
 
 
 class Standing(NamedTuple):
     exists: bool
     transcribed: bool
-    url: str  # as the CRM told it last: a signed one of this morning may be of no use any more
-    holder: int | None  # the run that has its lock; none: its own run has ended, or a process has it
+    url: str  # from the latest fetch: an older signed URL may have expired
+    holder: int | None  # the run that holds its lock; None: the item's own run has ended, or a process holds it
 
 
 async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
-    """A lock that nobody has any more (an operator took it away, or a call that outlived its run is over) is taken
-    again, and only then is it seen what its last holder left."""
+    """Return the state of each item's recording, by item id. A lock without a holder (an operator released it, or a
+    call that outlived its run has finished) is acquired for the item's run; the recording is read again after that, to
+    see what the last holder stored."""
     found = await _look(connection, items)
     free = [item for item in items if found[item.id].holder is None]
     if free:

@@ -1,5 +1,5 @@
-"""The plan of many runs at once, from the database: what there is, what is transcribed already, what is to be done. In
-the transaction that makes it: counts, leases, events, and the stages that do it."""
+"""Plan many runs at once from the database: which recordings exist, which are transcribed already, which are targets.
+The same transaction stores the counts, takes the leases, writes the events and opens the stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ecluse.flows.transcriptions.rules import Counts
 
 SAMPLE = 20  # call ids in a log line
 
-# A recording that is gone upstream counts nowhere.
+# Recordings removed in the CRM are not counted.
 FACTS = """
 SELECT t.run_id, t.fiche_id, f.id, count(r.id)::int, (count(r.id) FILTER (WHERE r.has_transcription))::int,
        coalesce(jsonb_agg(jsonb_build_object('id', r.id::text, 'call', r.call_id, 'url', r.recording_url)
@@ -45,7 +45,7 @@ WHERE t.run_id = p.run_id
 class Target(NamedTuple):
     call_id: str
     url: str
-    key: bytes  # of what is paid for
+    key: bytes  # of its paid result, see `rules.speech_key`
 
 
 class Plan(NamedTuple):
@@ -54,14 +54,14 @@ class Plan(NamedTuple):
     fiche_cache_id: int | None
     counts: Counts
     targets: Sequence[Target]
-    seconds: float  # since the run was asked for
+    seconds: float  # since the run was created
 
     @property
     def priority(self) -> Any:
         return self.run.input["priority"]
 
     def items(self, paid: Collection[tuple[str, bytes]], needs_no_call: bool | None) -> list[NewItem]:
-        """Those for the provider, those that need no call, or all of them."""
+        """Return the items that need no call (True), those for the provider (False), or all (None)."""
         made = []
         for index, target in enumerate(self.targets, 1):
             is_paid = (self.run.tenant_id, target.key) in paid
@@ -74,7 +74,7 @@ class Plan(NamedTuple):
                     "total": len(self.targets),
                     "paid": target.key.hex() if is_paid else None,
                 }
-                # Tenants may have fiches of the same number.
+                # Fiche ids are unique per tenant only.
                 made.append(NewItem(target.call_id, payload=payload, group=f"{self.run.tenant_id}/{self.fiche_id}"))
         return made
 
@@ -86,7 +86,7 @@ async def plan(
     paid = await _paid_for(connection, plans)
     rows = [{"run_id": one.run.id, "fiche_cache_id": one.fiche_cache_id, **one.counts.as_dict()} for one in plans]
     await connection.execute(STORE, (to_json(rows).decode(),))
-    # Whoever has one of them already is asked again just before the call.
+    # A lock that another run or process holds is not waited for: `looking` checks the holder again before the call.
     locks = [
         (one.run.id, one.run.tenant_id, rules.recording_lock(one.fiche_id, target.call_id))
         for one in plans
@@ -157,7 +157,7 @@ def _told(one: Plan) -> list[Event]:
 
 
 def event_of(run: Run, name: str, payload: dict[str, Any], suffix: str = "") -> Event:
-    """Told once per run and name."""
+    """Return an event of a run. Its key deduplicates: one event per run, name and suffix."""
     return Event(
         tenant_id=run.tenant_id,
         event_key=f"{run.event_key}:{name}{suffix}",

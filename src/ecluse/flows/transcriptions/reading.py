@@ -1,5 +1,5 @@
-"""How it stands with a fiche: its coverage, which is a snapshot of the recordings there are now; its last run, whose
-figures are frozen when it ends; what became of each recording, and why one waits."""
+"""Read side of transcriptions: coverage of a fiche, which is a snapshot of its current recordings; its last run, whose
+figures are frozen when it ends; the state of each recording, and why one waits; log lines and transcripts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SELECT id FROM fiche_cache WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s
 SELECT run_id FROM transcription_runs WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s LIMIT 1
 """
 
-# Counted while it runs, as it was summed up afterwards. `planned`: the last one that knew its recordings.
+# Counters are computed while the run is open and read from its summary afterwards. `planned`: the fiche's last run that
+# has a plan.
 RUN = f"""
 SELECT t.run_id, t.total_recordings, t.already_transcribed, t.target_total, coalesce(t.processed, d.processed)
            AS processed, coalesce(t.cached, d.cached) AS cached, coalesce(t.failed, d.failed) AS failed, t.stalled_at,
@@ -123,7 +124,8 @@ def assembled(
     stages: Sequence[Row],
     lease: Row | None,
 ) -> Row:
-    """Of a fiche that was never fetched, or that the CRM does not know, nothing is said to be complete."""
+    """Return the status of a fiche. If it was never fetched or the CRM does not know it, `total`, `pending` and
+    `percentage` are None."""
     known = details == "ready"
     total, transcribed = len(recordings), sum(one["has_transcription"] for one in recordings)
     active = run is not None and run["ended_at"] is None
@@ -167,7 +169,8 @@ def _run(run: Row, stages: Sequence[Row]) -> Row:
 
 
 def functions(stages: dict[str, Row], *, planned: bool, over: bool) -> Row:
-    """The three of the requirements, with their state: what is queued, what runs, and whether the end is missing."""
+    """Return the state of the three functions that the requirements name. The finalizer is `missing` if a planned run
+    has no open item but has not ended."""
     refresh = stages.get(rules.REFRESH)
     first = "done" if planned else "failed" if over else "running" if refresh and refresh["in_flight"] else "queued"
     items = [row for name, row in stages.items() if name != rules.REFRESH]
@@ -194,7 +197,7 @@ async def logs(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """The lines about this fiche, the oldest first."""
+    """Return the log lines about this fiche, the oldest first."""
     given = {"run_id": run_id, "level": level, "since": since, "until": until}
     where = " ".join(text for name, text in FILTERS.items() if given[name] is not None)
     page = {"tenant": tenant, "fiche": fiche_id, "limit": limit, "offset": offset}
@@ -210,7 +213,7 @@ async def require_known(connection: Connection, tenant: str, fiche_id: str) -> N
 
 
 async def transcript(connection: Connection, tenant: str, fiche_id: str, call_id: str) -> Row:
-    """Word by word where the words were kept, otherwise the text alone."""
+    """Return the transcript of one recording: with its words if they were stored, otherwise the text alone."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         row = await (await cursor.execute(TRANSCRIPT, (tenant, fiche_id, call_id))).fetchone()
     if row is None:

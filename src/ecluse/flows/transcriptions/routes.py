@@ -1,5 +1,5 @@
-"""Transcriptions over HTTP. A 200 to a POST means "queued": the run is told in the answer, and followed by its events
-or by asking for the status."""
+"""HTTP routes of transcriptions. A 200 to a POST means "queued": the answer names the run, which clients follow by its
+events or by polling the status."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def config_of(request: Request) -> Config:
     response_model=shapes.BatchAnswer,
 )
 async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
-    """Queue many fiches, each once a day: one that is being transcribed is named with its run; one whose run of today
-    has ended is queued anew."""
+    """Queue many fiches, each once a day. A fiche that is being transcribed is returned with its run; a fiche whose run
+    of today has ended is queued again."""
     kit, caller, config = kit_of(request), caller_of(request), config_of(request)
     priority, fiche_ids = _priority(body.priority), _checked(body.fiche_ids)
     folded = len(body.fiche_ids) - len(fiche_ids)
@@ -85,7 +85,8 @@ async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
     response_model=shapes.Queued,
 )
 async def transcribe_fiche(request: Request, fiche_id: str, priority: Priority = "normal") -> Response:
-    """Queue one fiche, now: every click is an event of its own. One that is being transcribed gets no second run."""
+    """Queue one fiche now: every request is an event of its own. A fiche that is being transcribed gets no second
+    run."""
     kit, caller, config = kit_of(request), caller_of(request), config_of(request)
     wanted, first = fiche_in_path(fiche_id), _priority(priority)
     if (await request.body()).strip() not in (b"", b"{}"):
@@ -115,7 +116,7 @@ async def transcribe_fiche(request: Request, fiche_id: str, priority: Priority =
     response_model=shapes.Status,
 )
 async def show_status(request: Request, fiche_id: str) -> Response:
-    """How many recordings have a transcript, what became of each, and the run that is at work or was the last."""
+    """Return how many recordings have a transcript, the state of each recording, and the open or last run."""
     caller, wanted = caller_of(request), fiche_in_path(fiche_id)
 
     async def ask(connection: Connection) -> Row:
@@ -140,7 +141,7 @@ async def list_logs(
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Response:
-    """The log lines of this fiche's transcriptions, the oldest first, where they are stored."""
+    """List the log lines of this fiche's transcriptions, the oldest first, if log lines are stored."""
     caller, wanted = caller_of(request), fiche_in_path(fiche_id)
     given = {"run_id": run_id, "level": level, "since": since, "until": until, "limit": limit, "offset": offset}
 
@@ -159,7 +160,7 @@ async def list_logs(
     response_model=shapes.TranscriptAnswer,
 )
 async def show_transcript(request: Request, fiche_id: str, call_id: str) -> Response:
-    """What was said in one recording."""
+    """Return the transcript of one recording."""
     caller, wanted = caller_of(request), fiche_in_path(fiche_id)
 
     async def ask(connection: Connection) -> Row:
@@ -176,7 +177,7 @@ def _priority(given: str) -> str:
 
 
 def _checked(fiche_ids: list[str]) -> list[str]:
-    """Each once, in the order given; all of them or none."""
+    """Return the distinct ids in the order given; refuse the whole list if one id is invalid."""
     if why := ids.why_not(fiche_ids):
         raise InvalidInput(f"fiche_ids: {why}. Nothing was queued.")
     return list(dict.fromkeys(fiche_ids))

@@ -1,4 +1,4 @@
-"""Every decision about a transcription run, pure: how things are named, what is told and when, what a state means."""
+"""Pure decisions about transcription runs: computed names and keys, event payloads, when to emit progress, states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FLOW = "transcription"
 REFRESH, KNOWN, RECORDINGS = "refresh", "known", "recordings"
-# The three functions of the requirements, as traces name them.
+# The three functions that the requirements name; traces use these names.
 ORCHESTRATOR, WORKER, FINALIZER = "transcribe-fiche", "transcribe-recording", "finalize-fiche-transcription"
 
 NO_URL = "NO_URL"
@@ -24,10 +24,10 @@ MISSING = "RECORDING_MISSING"
 AUDIO_UNAVAILABLE = "AUDIO_UNAVAILABLE"
 NOT_CONFIGURED = "NOT_CONFIGURED"
 STALLED = "STALLED"
-RUN_ENDED = "RUN_ENDED"  # the engine's word for what the end of a run left undone
+RUN_ENDED = "RUN_ENDED"  # the engine's error code for items that the end of a run closed
 
 State = Literal["transcribed", "queued", "running", "throttled", "failed", "not_tried"]
-# Why an item waits (insight/waiting.py) when somebody holds it back, rather than nobody having come to it yet.
+# Causes of waiting (insight/causes.py) that hold an item back, as opposed to no worker having reached it yet.
 HELD_BACK = frozenset({"paused", "held", "retry", "in flight", "per key", "throttled"})
 
 
@@ -40,36 +40,38 @@ def recording_lock(fiche_id: str, call_id: str) -> str:
 
 
 def click_id(fiche_id: str, milliseconds: int) -> str:
-    """Each click is an event of its own."""
+    """Return the event id of one request for a single fiche: each click is an event of its own."""
     return f"transcribe-{in_names(fiche_id)}-{milliseconds}"
 
 
 def day_id(fiche_id: str, day: date) -> str:
-    """One per fiche and UTC day; what has ended is repeated under its next name."""
+    """Return the event id of a batch request: one per fiche and UTC day. After that run has ended, a repetition gets
+    the next retry suffix."""
     return f"transcribe-{in_names(fiche_id)}-{day.isoformat()}"
 
 
 def speech_key(call_id: str, url: str, wanted: Speech) -> bytes:
-    """What was paid for: signatures in the query change with every fetch, the recording does not."""
+    """Return the key of a paid result. The URL's query is left out: its signature changes with every fetch, the
+    recording does not."""
     parts = urlsplit(url.strip())
     said = [call_id, parts.scheme, parts.netloc, parts.path, vars(wanted)]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 
 
 def without_query(url: str) -> str:
-    """For the log: a signature is a secret."""
+    """Return the URL for logs, its query hidden: a signature is a secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}{'?***' if parts.query else ''}"
 
 
 def percentage(total: int, transcribed: int) -> int:
-    """Rounded down, so that 100 is said only of all, and of none at all."""
+    """Return the share transcribed, rounded down: 100 only if all are transcribed, or if there are no recordings."""
     return 100 if transcribed >= total else transcribed * 100 // total
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one run: planned once, counted while it runs, frozen at its end."""
+    """Counters of one run: planned once, counted while it is open, frozen when it ends."""
 
     total_recordings: int = 0
     already_transcribed: int = 0
@@ -80,7 +82,7 @@ class Counts:
 
     @property
     def transcribed(self) -> int:
-        """By this run, at the vendor."""
+        """Recordings that this run had transcribed by the provider."""
         return self.processed - self.cached - self.failed
 
     @property
@@ -99,12 +101,13 @@ class Counts:
 
 
 def about(fiche_id: str, run_id: int) -> dict[str, Any]:
-    """What every payload carries."""
+    """Return the fields that every payload has."""
     return {"fiche_id": fiche_id, "run_id": str(run_id)}
 
 
 def status_check(fiche_id: str, run_id: int, counts: Counts | None) -> dict[str, Any]:
-    """No counts: the run has not found out yet what there is, and of that nothing is complete."""
+    """Return the payload of `transcription.status_check`. Without counts the run has no plan yet and is not
+    complete."""
     return {
         **about(fiche_id, run_id),
         "is_complete": counts is not None and counts.already_transcribed >= counts.total_recordings,
@@ -120,7 +123,8 @@ def started(fiche_id: str, run_id: int, counts: Counts, priority: str) -> dict[s
 def recording_over(
     fiche_id: str, run_id: int, call_id: str, *, cached: bool = False, code: str | None = None, error: str | None = None
 ) -> dict[str, Any]:
-    """Of a recording that is over, however: what `transcription/recording.transcribed` says."""
+    """Return the payload for a finished recording, succeeded or failed: that of
+    `transcription/recording.transcribed`."""
     said = {**about(fiche_id, run_id), "call_id": call_id, "ok": code is None, "cached": cached}
     return said if code is None else {**said, "error": error or code, "error_code": code}
 
@@ -130,17 +134,17 @@ def progress(fiche_id: str, run_id: int, counts: Counts) -> dict[str, Any]:
 
 
 class End(NamedTuple):
-    """How a run ended, from its rows."""
+    """How a run ended, read from its rows."""
 
     status: str
     cause: str | None  # `normal`: by itself, not by force
-    planned: bool  # its targets were known
+    planned: bool  # it got as far as having a plan
     code: str | None
     reason: str | None
 
 
 def tried(end: End) -> bool:
-    """Were all targets tried? Then it is completed, even if each of them failed."""
+    """True if all targets were tried: then the run counts as completed, even if every target failed."""
     return end.cause == "normal" and end.planned
 
 
@@ -170,7 +174,7 @@ def failed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[str, An
 
 
 def transcribed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[str, Any]:
-    """`fiche/transcribed`: for whoever waits, in every case."""
+    """Return the payload of `fiche/transcribed`, which is emitted however the run ended."""
     return {
         **about(fiche_id, run_id),
         "status": end.status,
@@ -181,14 +185,15 @@ def transcribed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[st
 
 
 def progress_due(told: int, counts: Counts, every: int) -> bool:
-    """`told`: how many were processed when it was last told. Every N-th that is passed, and the last one."""
+    """True if a progress event is due: a multiple of `every` was passed since the last one, or all are processed.
+    `told` is the processed count of the last progress event."""
     if counts.processed <= told:
         return False
     return counts.processed // every > told // every or counts.processed >= counts.target_total
 
 
 class Attempt(NamedTuple):
-    """What the last planned run says of a recording: its item."""
+    """The item of a recording in the last planned run."""
 
     status: str
     in_hand: bool
@@ -197,7 +202,7 @@ class Attempt(NamedTuple):
 
 
 def state_of(has_transcription: bool, attempt: Attempt | None, waiting: tuple[str, str] | None) -> tuple[State, Any]:
-    """And the reason, where there is one. `waiting`: why its item waits, in one word and in full."""
+    """Return the state of a recording and its reason, if any. `waiting`: cause and detail of why its item waits."""
     if has_transcription:
         return "transcribed", None
     if attempt is None:
@@ -215,5 +220,5 @@ def state_of(has_transcription: bool, attempt: Attempt | None, waiting: tuple[st
 
 
 def minutes_needed(recordings: int, per_minute: float) -> int:
-    """At least, at the provider's cap."""
+    """Return the minimum number of minutes at the provider's rate cap."""
     return -int(-recordings // per_minute)

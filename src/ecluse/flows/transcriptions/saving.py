@@ -1,5 +1,5 @@
-"""What a batch of results changes in the tables of recordings, set-based. Nobody else writes these columns, and a
-transcript that is there is never written over: a result that comes late, of a run that has ended, is as good as any."""
+"""Store a batch of transcription results in the recordings tables, set-based. No other module writes these columns. A
+stored transcript is never overwritten; a late result, of a run that has already ended, is stored like any other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ecluse.flows.transcriptions.chunks import derive
 
 KEPT = Aged("paid results", "speech_results", "t.created_at", order="created_at", type="timestamptz")
 
-# Recordings are locked in the order that everybody keeps who writes them. What has a `key` was paid for just now.
+# Recordings are locked by (fiche_cache_id, call_id), the order that every writer of recordings uses. A row with a `key`
+# comes from a call that was just paid for.
 STORE = """
 WITH told AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS t(tenant_id text, key text, model text, fiche_cache_id bigint,
@@ -62,7 +63,7 @@ async def save_recordings(connection: Connection, saved: Sequence[Saved]) -> Non
 
 
 async def save_known(connection: Connection, saved: Sequence[Saved]) -> None:
-    """What was paid for before, put in its place."""
+    """Copy transcripts that were paid for earlier (`speech_results`) to their recordings."""
     keys = [(one.item.tenant_id, one.item.payload["paid"]) for one in saved]
     cursor = await connection.execute(RECALL, [list(column) for column in zip(*keys, strict=True)])
     paid = {(tenant, key): rest for tenant, key, *rest in await cursor.fetchall()}

@@ -1,4 +1,4 @@
-"""What the routes of transcriptions take and answer, for the OpenAPI document."""
+"""Request and response models of the transcription routes, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Functions(Shape):
 
 
 class RunPart(Shape):
-    """Frozen when the run ends, whatever becomes of the fiche later."""
+    """The open or last run of a fiche. Its figures are frozen when it ends, whatever happens to the fiche later."""
 
     id: str
     event_id: str

@@ -1,6 +1,7 @@
-"""Runs that look stuck: something waits, is due, and nobody has taken anything of its lane for a while, though nothing
-holds the lane back. First a warning and a knock on every worker's door; if that did not help, the recordings are given
-up and the run ends by itself. A queue that moves, however slowly, is not a stall."""
+"""Detect and end stalled runs. A run is stalled if one of its items is due and waiting and no worker has claimed any
+item of its lane for the stall period, although nothing holds the lane back. The first detection writes a warning and
+wakes all workers; after a second stall period the due items are given up, and the run ends by itself. A lane that
+moves, however slowly, is not stalled."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from ecluse.engine import Event, Run, give_up, load_runs, wake_workers, write_ev
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.planning import event_of
 
-# Lanes first: while they move, nothing else is read. The newest claims are enough to see that; those under which items
-# were given up moved nothing.
+# Find idle lanes first: while all lanes move, no items are read. The newest claims are enough to see movement; claims
+# with replica 'given up' record items that were given up, not claimed by a worker.
 WAITING = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now, ecluse_now() - %(stall)s AS since),
 idle AS MATERIALIZED (
@@ -29,19 +30,20 @@ waiting AS MATERIALIZED (
     WHERE i.flow = %(flow)s AND i.status = 'open' AND i.due_at <= since)
 """
 
-# Runs before everything else, as those who end them do. Those that were stuck are looked at, too.
+# Lock the runs before anything else, in the lock order of the code that ends runs. Runs already marked as stalled are
+# included, so that their mark can be cleared.
 LOCK = f"""{WAITING}
 SELECT id FROM runs WHERE ended_at IS NULL AND id IN (
     SELECT run_id FROM waiting UNION SELECT run_id FROM transcription_runs WHERE stalled_at IS NOT NULL)
 ORDER BY id FOR NO KEY UPDATE OF runs
 """  # noqa: S608 - our own names
 
-# Seen again now that nobody can end them.
+# Read again after the lock: the locked runs cannot be ended meanwhile.
 STUCK = f"{WAITING} SELECT * FROM waiting WHERE run_id = ANY(%(runs)s)"  # noqa: S608 - our own names
 
 MOVING = "UPDATE transcription_runs SET stalled_at = NULL WHERE run_id = ANY(%s) AND stalled_at IS NOT NULL"
 
-# Whoever comes second finds nothing to warn of.
+# `stalled_at IS NULL` deduplicates: a second replica finds no run to warn about.
 WARN = """
 UPDATE transcription_runs t SET stalled_at = ecluse_now() FROM runs r
 WHERE t.run_id = ANY(%s) AND t.stalled_at IS NULL AND r.id = t.run_id AND r.ended_at IS NULL
@@ -56,12 +58,12 @@ SELECT run_id, key FROM items WHERE run_id = ANY(%s) AND stage <> 'refresh' AND 
 
 
 class Stuck(NamedTuple):
-    """An item that waits."""
+    """A waiting item of an idle lane."""
 
     run_id: int
     stage: str
     key: str
-    since: datetime  # nobody has taken anything of its lane
+    since: datetime  # no item of its lane has been claimed since
 
 
 async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> None:
@@ -94,7 +96,8 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
 
 
 async def _give_up(connection: Connection, lost: dict[int, list[Stuck]], patience: timedelta) -> list[Event]:
-    """What is due; a retry that is not waits for its time. Nobody's commit tells of them, so it is told here."""
+    """Fail the due items of these runs and return their events; retries that are not due yet keep waiting. No worker
+    commits these items, so their `recording_failed` events are written here."""
     why = f"Nobody took it up for {patience.total_seconds() / 60:g} minutes, though nothing held it back."
     late = {one.stage: one.since for several in lost.values() for one in several}
     for stage, since in sorted(late.items()):

@@ -1,5 +1,5 @@
-"""Starting runs, thousands in one transaction: a fiche that is being transcribed already gets no second run, whoever
-asks is told of the one there is. How often somebody may ask is counted per fiche."""
+"""Start transcription runs, thousands in one transaction. A fiche that is already being transcribed gets no second run:
+the caller is attached to the existing one. Requests are rate-limited per fiche."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, message text, event_id te
 
 PLANNED = "SELECT run_id FROM transcription_runs WHERE run_id = ANY(%s) AND target_total IS NOT NULL"
 
-# The minute begins with its first request. In one order for everybody.
+# The minute begins with its first request. Ordered by fiche id, so that concurrent batches cannot deadlock.
 COUNT = """
 INSERT INTO transcription_requests AS q (tenant_id, fiche_id, minute, requests, last_ms)
 SELECT %s, fiche_id, now, 1, floor(extract(epoch FROM now) * 1000)
@@ -64,12 +64,13 @@ class StartedFiche(NamedTuple):
     fiche_id: str
     event_id: str
     run_id: int
-    attached: bool  # to a run that was there: nothing new was started
+    attached: bool  # to an existing run: nothing new was started
 
 
 async def count_requests(connection: Connection, tenant: str, fiche_ids: Sequence[str], most: int) -> dict[str, int]:
-    """Refuses those who ask too often: their transaction is rolled back, and the request does not count. Returns the
-    millisecond of each fiche's request, which no other of that fiche has."""
+    """Count one request per fiche, and refuse (429) if a fiche exceeds `most` a minute: the caller's transaction is
+    rolled back, so a refused request is not counted. Returns a millisecond timestamp per fiche that is unique among the
+    requests of that fiche."""
     rows = await (await connection.execute(COUNT, (tenant, list(fiche_ids)))).fetchall()
     over = [(fiche_id, left) for fiche_id, _, requests, left in rows if requests > most]
     if over:
@@ -94,8 +95,9 @@ async def start(
     parent_run_id: int | None = None,
     correlation_id: str | None = None,
 ) -> list[StartedFiche]:
-    """One run per fiche, in the order given and in one transaction (a part of the caller's, if there is one). `again`:
-    the names are of a day, and what has ended is repeated under its next name."""
+    """Start or attach to one run per fiche, in the order given and in one transaction (nested in the caller's, if there
+    is one). `again`: the event ids are those of a day; after such a run has ended, a repetition gets the next retry
+    suffix."""
     given = {"priority": priority, "wait_for_completion": wait_for_completion, "refresh": refresh}
     wanted = [
         Start(
@@ -113,7 +115,7 @@ async def start(
         try:
             async with connection.transaction():
                 return await _start(connection, tenant, wanted)
-        except Taken:  # or ended, in the moment after our look: the next one sees who has it
+        except Taken:  # the fiche was taken, or its holder ended, after the holders were read: the next try sees it
             if not left:
                 raise
     raise AssertionError("unreachable")
@@ -127,7 +129,8 @@ async def _start(connection: Connection, tenant: str, wanted: Sequence[Start]) -
     for fiche_id, holder in busy.items():
         if holder not in still_open:
             raise Taken(fiche_id, holder)
-    # An event that is known has its own run, whoever has the fiche now; a day's is repeated once that has ended.
+    # A known event id keeps its own run, whichever run holds the fiche now; that of a day (`again`) is repeated after
+    # its run has ended.
     if once := {one.event_key: _fiche(one) for one in wanted if not one.again}:
         cursor = await connection.execute(OWN, (tenant, list(once)))
         busy |= {once[event_key]: run_id for event_key, run_id in await cursor.fetchall()}
@@ -154,7 +157,7 @@ async def _start(connection: Connection, tenant: str, wanted: Sequence[Start]) -
 async def _attach(
     connection: Connection, tenant: str, late: Sequence[Start], busy: dict[str, int]
 ) -> dict[str, StartedFiche]:
-    """Whoever comes second is told how things stand, and the run that it came to is given a push."""
+    """Attach these starts to the runs in `busy`: emit a status check for each, log it, and wake the workers."""
     if not late:
         return {}
     runs = {run.id: run for run in await load_runs(connection, busy.values())}
@@ -163,7 +166,7 @@ async def _attach(
     answers, events, lines = {}, [], []
     for one in late:
         fiche_id, run = _fiche(one), runs[busy[_fiche(one)]]
-        # Asked for once a day, it is the day's event; a click is one of its own.
+        # A batch request shares the event of its day; a click has an event of its own.
         event_id = run.event_key if one.again else one.event_key
         state = known.get(fiche_id)
         counts = Counts(state.total_recordings, state.transcribed) if state and run.id in planned else None
@@ -187,7 +190,7 @@ def _fiche(one: Start) -> str:
 
 
 def _asked(one: Start, event_id: str, run: Run, attached: bool) -> Event:
-    """`fiche/transcribe`."""
+    """Return the event `fiche/transcribe`."""
     asked: dict[str, Any] = {
         **rules.about(_fiche(one), run.id),
         **{name: (one.input or {})[name] for name in ("priority", "wait_for_completion")},

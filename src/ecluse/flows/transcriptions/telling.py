@@ -1,5 +1,5 @@
-"""What is told of a run while it runs (to whoever looks on) and at its end (for good), with its counters as the
-database has them."""
+"""Events of transcription runs: ephemeral ones while a run is open (for realtime subscribers), durable ones and the
+summary row when it ends. Counters are always read from the database."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.planning import event_of
 from ecluse.flows.transcriptions.rules import Counts, End
 
-REMEMBERED = 10_000  # runs of which progress was told
+REMEMBERED = 10_000  # runs whose last progress event is remembered
 
-# LATERAL beside `t`. What the run's end left undone was not tried; a success that the recording knows nothing of (its
-# row is gone, say) is none.
+# For LATERAL beside `t`. Items closed by the end of the run (RUN_ENDED) were not tried and do not count; a succeeded
+# item whose recording has no transcript (for example because its row is gone) counts as failed.
 DONE = """(
     SELECT count(*)::int AS processed, (count(*) FILTER (WHERE ok AND cached))::int AS cached,
            (count(*) FILTER (WHERE NOT ok))::int AS failed
@@ -46,8 +46,8 @@ RETURNING t.*, r.status, r.end_cause, r.error_code, coalesce(r.error_message, r.
 
 
 class Progress:
-    """Remembers, per process, how far each run was when it was last told: a replica that misses a step tells the next,
-    and whoever commits the last one tells the end."""
+    """Per-process memory of how many recordings each run had processed at its last progress event. A replica that
+    misses one step emits the next; the replica that commits the last recording emits the final progress."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -92,13 +92,13 @@ def _recording(one: FinishedItem) -> EphemeralEvent:
 
 
 async def counts_of(connection: Connection, runs: set[int]) -> dict[int, tuple[str, Counts]]:
-    """With their fiches, of those that have a plan: as they ended, or as far as they are."""
+    """Return fiche id and counts of the runs that have a plan: frozen if the run has ended, otherwise current."""
     cursor = await connection.execute(COUNTS, (list(runs),))
     return {row[0]: (row[1], Counts(*row[2:])) for row in await cursor.fetchall()}
 
 
 async def ended(connection: Connection, runs: Sequence[Run]) -> list[Event]:
-    """The summary that stays, and what whoever waits is told, exactly once per run and in every case."""
+    """Store the summary of each ended run and return its end events: exactly once per run, however it ended."""
     by_id = {run.id: run for run in runs}
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(SUM_UP, (sorted(by_id),))

@@ -1,5 +1,5 @@
-"""The story of a fiche's transcription as its log lines tell it: one tracer per function, all under the fiche and its
-run, so that `workflow_logs` can be asked for either."""
+"""Tracers for the log lines of a transcription: one per function, each bound to the fiche and its run, so that
+`workflow_logs` can be queried by either."""
 
 from __future__ import annotations
 

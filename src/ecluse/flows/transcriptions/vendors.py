@@ -1,4 +1,5 @@
-"""Whom the transcriptions call: the CRM, the provider and, where we fetch recordings ourselves, wherever those are."""
+"""Vendor clients of the transcription flow: the CRM, the speech-to-text provider and, if Ecluse downloads the
+recordings itself, the guarded HTTP client that does so."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from ecluse.vendors.elevenlabs import ElevenLabs, Speech
 from ecluse.vendors.guarded import GuardedHttp
 from ecluse.vendors.http import VendorHttp
 
-LARGEST_TRANSCRIPT = 100_000_000  # bytes: hours of words, each with its times
+LARGEST_TRANSCRIPT = 100_000_000  # bytes: hours of words, each with timestamps
 
 
 @dataclass(frozen=True)
 class Access:
-    """What the knobs say about them. No URL or no key: each call says so."""
+    """Settings of these clients. Without a CRM URL or a key, each call raises NOT_CONFIGURED."""
 
     crm_url: str | None = None
     crm_key: str | None = field(default=None, repr=False)
@@ -31,7 +32,7 @@ class Access:
     speech_deadline: float = 600
     speech: Speech = field(default_factory=Speech)
     connections: int = 200
-    upload: bool = False  # we download recordings, and send them
+    upload: bool = False  # Ecluse downloads the recordings and uploads them to the provider
     allowed_networks: Sequence[str] = ()
 
 

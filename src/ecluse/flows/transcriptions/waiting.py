@@ -1,4 +1,5 @@
-"""For callers that must not go on without the transcripts: start, or join the run there is, and wait for its end."""
+"""Start a transcription run, or attach to the existing one, and wait for its end: for callers that need the
+transcripts."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from ecluse.insight import run_queries
 
 @dataclass(frozen=True)
 class Transcribed:
-    """`status` None: it has not ended. `total` and `transcribed` are what the database says now; `counts` are the
-    run's, as far as it is: all nothing before it has a plan."""
+    """The result of `transcribe`. `status` is None if the end was not awaited or not reached. `total` and `transcribed`
+    count the fiche's current recordings; `counts` are the run's so far, all zero before it has a plan."""
 
     fiche_id: str
     event_id: str
@@ -47,8 +48,9 @@ async def transcribe(
     event_id: str | None = None,
     parent_run_id: int | None = None,
 ) -> Transcribed:
-    """On the run's row, not on the event, which may be told just before the wait begins. A wait that is over before the
-    run is says so, and raises nothing: the caller decides."""
+    """Start or attach, and wait if `wanted` says so. The wait is on the run's row, not on its event, which may be
+    published just before the wait begins. A wait that times out sets `timed_out` and raises nothing: the caller
+    decides."""
     async with kit.pool.connection() as connection:
         (started,) = await start(
             connection,

@@ -1,5 +1,5 @@
-"""What an item does: fetch the fiche anew, say what is known of a recording, or have it written down by the provider.
-No retry, no sleep, no status, no commit."""
+"""The work functions of the stages: fetch the fiche again, settle a recording that needs no call, or have the provider
+transcribe it. They do not retry, sleep, set a status or commit: the engine does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def refresh(config: Config, context: WorkContext, item: Item) -> Result:
 
 
 async def known(_: WorkContext, item: Item) -> Result:
-    """No call is needed: it has been paid for, or there is nothing to call for."""
+    """Settle a recording without a call: it was paid for earlier, or it has no URL."""
     if item.payload["paid"] is None:
         raise PermanentError("The CRM has no URL for this recording.", code=rules.NO_URL)
     return Done({"cached": True})
@@ -48,7 +48,7 @@ async def known(_: WorkContext, item: Item) -> Result:
 
 async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
     if not config.configured:
-        # Of this process, not of the run: the next replica may have it.
+        # The key is missing in this process only; another replica may have it.
         why = "there is no key for speech-to-text here: set ELEVENLABS_API_KEY"
         return Postponed(context.now() + timedelta(seconds=UNCONFIGURED_SECONDS), why)
     tracer, fiche_id, began = traces.worker(item), item.payload["fiche_id"], time.monotonic()
@@ -73,7 +73,7 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     if standing.transcribed:
         return Done({"cached": True})
     if standing.holder != item.run_id:
-        # Never called done without a look: the other one may fail.
+        # Postpone instead of reporting success: the other holder's call may still fail.
         holder = "another call" if standing.holder is None else f"run {standing.holder}"
         until = context.now() + timedelta(seconds=LOCKED_SECONDS)
         return Postponed(until, f"{holder} has this recording in hand", "lease")
@@ -104,8 +104,8 @@ async def _have_written(vendors: Vendors, url: str) -> Transcript:
         return await vendors.speech.transcribe(source_url=url)
     try:
         file = await vendors.audio.download(url)
-    # Wherever recordings are kept is not the provider, of which nothing was asked yet: its lane goes on, and nothing
-    # was paid for.
+    # The store of the recordings is not the provider, which has not been called yet: the provider's lane stays open,
+    # and nothing was paid for.
     except TransientError as error:
         raise TransientError(error.message, code=rules.AUDIO_UNAVAILABLE, ambiguous=False) from error
     except PermanentError as error:
@@ -114,7 +114,7 @@ async def _have_written(vendors: Vendors, url: str) -> Transcript:
 
 
 def bound(config: Config) -> dict[str, Any]:
-    """By stage."""
+    """Return the work functions by stage name."""
     return {
         rules.REFRESH: partial(refresh, config),
         rules.KNOWN: known,
