@@ -1,2 +1,2 @@
-"""Fiches as the CRM tells them: fetched in full, cached, shown to whom they concern. Other flows stand on this room,
-which knows none of them."""
+"""Fiches of the CRM: fetched in full, cached, shown to callers within their scope. Other flows import this package; it
+imports none of them."""

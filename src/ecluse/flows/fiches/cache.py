@@ -1,7 +1,8 @@
-"""What is known of a fiche, from its rows: are its details there in full, is it gone for good, how many recordings.
+"""State of a fiche, derived from its rows: whether its details are complete, whether the CRM has lost it for good, how
+many recordings it has.
 
-Each is said twice, for those who hold a row and for those who join: the functions here and the SQL beside them agree
-(a test runs both over the same table). In SQL, `f` is `fiche_cache` and `i` its `fiche_cache_information`, LEFT JOINed.
+Each rule exists twice, as a function for code that holds a row and as SQL for statements that join; a test runs both
+over the same table of cases. In SQL, `f` is `fiche_cache` and `i` its `fiche_cache_information`, LEFT JOINed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from pydantic_core import to_json
 from ecluse.db.connect import Connection
 from ecluse.engine import Aged
 
-# A kept run accounts for the transcripts and audits of its fiches; an open one may go on with what is known of a fiche
-# that could not be fetched anew. By id: with an index on `updated_at`, no fetch would be a HOT update.
+# A fiche stays while a stored run accounts for its transcripts or audits, and while an open automation run has it as a
+# target: that run may continue with the cached details if the fiche cannot be fetched again. Ordered by id: with an
+# index on `updated_at`, no fetch would be a HOT update.
 KEPT = Aged(
     "fiches",
     "fiche_cache",
@@ -34,14 +36,14 @@ Details = Literal["ready", "not_found", "missing"]
 GONE = "NOT_FOUND"
 
 FROM = "fiche_cache f LEFT JOIN fiche_cache_information i ON i.fiche_cache_id = f.id"
-# Older versions kept the details as the CRM had sent them; a row of the sales list has no such object.
+# Older versions stored the CRM's details in `raw_data`; a row of the sales list has no `information` object.
 LEGACY = "coalesce(jsonb_typeof(f.raw_data -> 'information') = 'object', false)"
 FULL = f"(i.fiche_cache_id IS NOT NULL OR {LEGACY})"
 NOT_FOUND = f"coalesce(NOT f.details_success AND strpos(upper(f.details_message), '{GONE}') > 0, false)"
 READY = f"({FULL} OR {NOT_FOUND})"
-# Gone for good has the last word: what was known of it before is kept, and is over.
+# `not_found` wins over stored details: those are kept, but no longer valid.
 DETAILS = f"CASE WHEN {NOT_FOUND} THEN 'not_found' WHEN {FULL} THEN 'ready' ELSE 'missing' END"
-# The sales list may lack the group or be of yesterday: once there are details, what they say counts, even nothing.
+# The sales list may lack the group or be outdated: once there are details, their value counts, even if it is empty.
 GROUPE = f"""CASE WHEN i.fiche_cache_id IS NOT NULL THEN i.groupe
     WHEN {LEGACY} THEN f.raw_data -> 'information' ->> 'groupe' ELSE f.groupe END"""
 ATTRIBUTION = f"""CASE WHEN i.fiche_cache_id IS NOT NULL THEN i.attribution_user_id
@@ -49,10 +51,10 @@ ATTRIBUTION = f"""CASE WHEN i.fiche_cache_id IS NOT NULL THEN i.attribution_user
 RECORDINGS_COUNT = """coalesce(f.recordings_count, CASE jsonb_typeof(f.raw_data -> 'recordings') WHEN 'array'
     THEN jsonb_array_length(f.raw_data -> 'recordings') END)"""
 HAS_RECORDINGS = f"coalesce(f.has_recordings, {RECORDINGS_COUNT} > 0)"
-# LATERAL beside `f`. A recording gone upstream counts nowhere.
+# For LATERAL beside `f`. Recordings removed in the CRM are not counted.
 COUNTED = """(SELECT count(*)::int AS total_recordings, count(*) FILTER (WHERE r.has_transcription)::int AS transcribed
     FROM recordings r WHERE r.fiche_cache_id = f.id AND r.removed_at IS NULL)"""
-# In SQL as in `str.strip`, for those blanks that a CRM may well send; a fetch stores none.
+# Like `str.strip`, for the blanks that a CRM is likely to send; a fetch stores URLs stripped.
 URL_MISSING = "btrim(r.recording_url, E' \\t\\r\\n') = ''"
 
 STATES = f"""
@@ -62,7 +64,7 @@ SELECT f.fiche_id, f.id AS fiche_cache_id, {DETAILS} AS details, {GROUPE} AS gro
 FROM {FROM}, LATERAL {COUNTED} c WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
 """  # noqa: S608 - made of our own words
 
-# A fiche whose details are only in `raw_data` keeps them: a row of the sales list is less.
+# A fiche whose details are only in `raw_data` keeps them: a row of the sales list has less.
 CACHE_SALES = f"""
 INSERT INTO fiche_cache AS f (tenant_id, fiche_id, groupe, sales_date, last_revalidated_at, raw_data, created_at,
                               updated_at)
@@ -75,8 +77,8 @@ ON CONFLICT ON CONSTRAINT fiche_cache_fiche DO UPDATE SET groupe = coalesce(excl
 
 
 class FicheState(NamedTuple):
-    """What gates and filters ask of one fiche. `recordings_count` and `has_recordings` are what the CRM said, None
-    where it has not been asked; `total_recordings` and `transcribed` count the rows."""
+    """State of one fiche for gates and filters. `recordings_count` and `has_recordings` are what the CRM sent, None if
+    the fiche was not fetched yet; `total_recordings` and `transcribed` count the rows."""
 
     fiche_id: str
     fiche_cache_id: int
@@ -95,7 +97,7 @@ class FicheState(NamedTuple):
 
 
 def is_not_found(success: bool | None, message: str | None) -> bool:
-    """Gone upstream, for good: nobody waits for it."""
+    """True if the CRM says that the fiche does not exist: this is final, so no gate waits for it."""
     return success is False and GONE in (message or "").upper()
 
 
@@ -108,7 +110,7 @@ def is_ready(success: bool | None, message: str | None, has_information: bool, r
 
 
 def recordings_told(count: int | None, has: bool | None, raw_data: Any) -> tuple[int | None, bool | None]:
-    """How many recordings the CRM told of, and whether any: by the columns, else by the list in `raw_data`."""
+    """Return how many recordings the CRM named, and whether any: from the columns, else from the list in `raw_data`."""
     told = raw_data.get("recordings") if isinstance(raw_data, Mapping) else None
     if count is None and isinstance(told, list):
         count = len(told)
@@ -116,7 +118,7 @@ def recordings_told(count: int | None, has: bool | None, raw_data: Any) -> tuple
 
 
 async def states(connection: Connection, tenant: str, fiche_ids: Sequence[str]) -> dict[str, FicheState]:
-    """By fiche id. One that is not here is not in the cache."""
+    """Return the state by fiche id; fiches that are not in the cache are missing from the result."""
     async with connection.cursor(row_factory=class_row(FicheState)) as cursor:
         await cursor.execute(STATES, (tenant, list(fiche_ids)))
         return {state.fiche_id: state for state in await cursor.fetchall()}
@@ -125,8 +127,8 @@ async def states(connection: Connection, tenant: str, fiche_ids: Sequence[str]) 
 async def cache_sales(
     connection: Connection, tenant: str, lists: Mapping[date, Sequence[Mapping[str, Any]]], now: datetime
 ) -> None:
-    """Sales lists by day: `SalesFiche`s of the CRM as JSON. A row without a group does not take it from a fiche; of one
-    that was sold twice, the later day counts."""
+    """Store sales lists by day (`SalesFiche`s of the CRM as JSON). A row without a group keeps the stored group; for a
+    fiche that was sold twice, the later day counts."""
     once = {row["id"]: {**row, "day": day} for day, rows in sorted(lists.items()) for row in rows}
     given = {"tenant": tenant, "now": now, "rows": to_json(list(once.values())).decode()}
     await connection.execute(CACHE_SALES, given)

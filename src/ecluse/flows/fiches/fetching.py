@@ -1,10 +1,10 @@
-"""Fetching a fiche in full: one question to the CRM, and a whole batch of answers stored with a handful of statements.
+"""Fetch a fiche in full with one CRM request, and store a whole batch of answers with a few statements.
 
-A fetch never touches what was transcribed: those columns belong to the transcriptions. A recording that the CRM does
-not name any more is marked as removed, and unmarked when it is back.
+A fetch never writes the transcription columns: those belong to the transcriptions flow. A recording that the CRM does
+not name any more is marked as removed, and unmarked when the CRM names it again.
 
-Lock order: fiches by (tenant_id, fiche_id), then their recordings by (fiche_cache_id, call_id). Whoever holds a fiche's
-row is the only one to add or remove recordings of it.
+Lock order: fiches by (tenant_id, fiche_id), then their recordings by (fiche_cache_id, call_id). Only the transaction
+that holds the lock on a fiche's row adds or removes recordings of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ecluse.vendors.crm import Crm
 Row = dict[str, Any]
 FACTS = ("groupe", "attribution_user_id", "information")
 
-# A fiche that is gone keeps what was known of it; only the marker says that it is over.
+# A fiche that is gone keeps its stored data; only `details_success` and `details_message` mark it as gone.
 SAVE_FICHES = """
 INSERT INTO fiche_cache AS f (tenant_id, fiche_id, details_success, details_message, recordings_count, has_recordings,
                               fetched_at, created_at, updated_at)
@@ -53,7 +53,7 @@ LOCK_RECORDINGS = """
 SELECT 1 FROM recordings WHERE fiche_cache_id = ANY(%s) ORDER BY fiche_cache_id, call_id FOR NO KEY UPDATE
 """
 
-# The two parts have no row in common. What has not changed is not written again.
+# UPDATE and INSERT never touch the same row. Unchanged rows are not written.
 SAVE_RECORDINGS = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 told AS MATERIALIZED (
@@ -75,7 +75,7 @@ WHERE r.removed_at IS NOT NULL OR (r.recording_url, r.start_time, r.duration_s)
 
 
 class Fetched(NamedTuple):
-    """One answer, as `fetch_fiche` gave it. `details` None: not found."""
+    """One answer of `fetch_fiche`. `details` None: not found."""
 
     tenant_id: str
     fiche_id: str
@@ -83,8 +83,8 @@ class Fetched(NamedTuple):
 
 
 async def fetch_fiche(crm: Crm, fiche_id: str, *, api_key: str | None = None) -> Row:
-    """Asks the CRM, whatever is cached: `{"found": True, "details": {…}}`, or `{"found": False}` for one that is gone,
-    which is an answer, not a failure."""
+    """Fetch a fiche from the CRM, whatever is cached. Returns `{"found": True, "details": {…}}`, or `{"found": False}`
+    for a fiche that is gone, which is an answer, not a failure."""
     try:
         details = await crm.fiche(fiche_id, api_key=api_key)
     except PermanentError as error:
@@ -95,8 +95,8 @@ async def fetch_fiche(crm: Crm, fiche_id: str, *, api_key: str | None = None) ->
 
 
 async def save_details(connection: Connection, fetched: Sequence[Fetched]) -> dict[tuple[str, str], int]:
-    """Store them all, in the caller's transaction. Where a fiche is in there twice, the later answer counts. Returns
-    the `fiche_cache` ids by (tenant, fiche id)."""
+    """Store all answers in the caller's transaction; of two answers for one fiche, the later counts. Returns the
+    `fiche_cache` ids by (tenant, fiche id)."""
     latest = {(one.tenant_id, one.fiche_id): one.details for one in fetched}
     if not latest:
         return {}

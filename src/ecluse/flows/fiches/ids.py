@@ -1,4 +1,4 @@
-"""The one definition of a fiche id: the text that docs/crm-api.md lets a CRM use, in lists, bodies, paths, queries."""
+"""The definition of a valid fiche id: the text that docs/crm-api.md allows, in lists, bodies, paths and queries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field
 from ecluse.base.text import LONGEST_FOREIGN_ID, storable
 
 WHAT = f"a fiche id is text of 1 to {LONGEST_FOREIGN_ID} characters, without blanks around it"
-NAMED = 5  # of those refused, in a message
-RETRY = "-retry-"  # what `retry_id` puts after an event's name
+NAMED = 5  # refused ids listed in a message
+RETRY = "-retry-"  # the suffix that `retry_id` appends to an event id
 
 
 def is_fiche_id(text: str) -> bool:
@@ -20,7 +20,7 @@ def is_fiche_id(text: str) -> bool:
 
 
 def why_not(fiche_ids: Sequence[str]) -> str | None:
-    """What is wrong with a list of ids, and with which of them."""
+    """Return what is wrong with a list of ids, naming the invalid ones; None if all are valid."""
     wrong = [one for one in fiche_ids if not is_fiche_id(one)]
     if not wrong:
         return None
@@ -40,8 +40,8 @@ FicheId = Annotated[
 
 
 def in_names(fiche_id: str) -> str:
-    """As a part of computed names (events, locks), where it must not be mistaken for another fiche's: `a:b` of one
-    recording, `a-retry-1` of another's second round."""
+    """Return the id as a part of computed names (events, locks), hashed if it could be mistaken for the name of
+    something else: `a:b` for recording `b` of fiche `a`, `a-retry-1` for the repetition of an event of fiche `a`."""
     if ":" in fiche_id or RETRY in fiche_id:
         return f"~{hashlib.sha256(fiche_id.encode()).hexdigest()[:32]}"
     return fiche_id

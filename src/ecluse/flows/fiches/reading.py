@@ -1,5 +1,5 @@
-"""The one read side of fiches: what API and command line say about them. Signed parts of URLs are hidden, and so is
-whatever looks like a secret in the CRM's own fields."""
+"""Read side of fiches, for API and command line. Signed parts of URLs are hidden, and so are values in the CRM's own
+fields that look like secrets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = """f.id AS fiche_cache_id, f.tenant_id, f.fiche_id, f.groupe, f.sales_da
     f.has_recordings, c.total_recordings, c.transcribed, f.last_revalidated_at, f.fetched_at, f.created_at,
     f.updated_at"""
 
-# The page first, then the counts: those of other pages are not counted.
+# Select the page first, so that recordings are counted for the fiches of this page only.
 LIST = f"""
 SELECT {SHOWN} FROM (
     SELECT {COLUMNS} FROM {cache.FROM} WHERE {{where}}
@@ -56,8 +56,8 @@ FILTERS = {
 
 
 class Wanted(NamedTuple):
-    """Which fiches; what is None does not matter. A fiche of which nobody knows whether it has recordings is neither
-    among those with nor among those without."""
+    """Filters on fiches; None does not filter. A fiche whose `has_recordings` is unknown matches neither true nor
+    false."""
 
     groupe: str | None = None
     sales_from: date | None = None
@@ -68,8 +68,8 @@ class Wanted(NamedTuple):
 
 
 class Visible(NamedTuple):
-    """A condition on `f` and `i` (see `cache.FROM`), and its parameters, whose names begin with `scope_`. The tenant is
-    not part of it."""
+    """An SQL condition on `f` and `i` (see `cache.FROM`) and its parameters, whose names begin with `scope_`. It does
+    not include the tenant."""
 
     condition: str
     parameters: Row
@@ -87,7 +87,7 @@ async def list_fiches(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """The latest sales first. `tenant` None is anybody's, which only the command line may ask for."""
+    """Return fiches, the latest sales first. `tenant` None means all tenants; only the command line may pass it."""
     given = {"tenant": tenant, **wanted._asdict()}
     conditions = [text for name, text in FILTERS.items() if given[name] is not None]
     where = " AND ".join([*conditions, visible.condition])
@@ -98,7 +98,7 @@ async def list_fiches(
 
 
 async def show_fiche(connection: Connection, tenant: str, fiche_id: str) -> Row:
-    """The fiche with its information, and its recordings by start time: those gone upstream too, and since when."""
+    """Return the fiche with its information and its recordings by start time, including those removed in the CRM."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(SHOW, {"tenant": tenant, "fiche": fiche_id})
         fiche = await cursor.fetchone()

@@ -1,5 +1,5 @@
-"""Fiches over HTTP: list and look at. A fiche of another tenant does not exist; a caller of a narrow scope sees
-its own."""
+"""HTTP routes to list and show fiches. A fiche of another tenant is not found; a caller with a narrow scope sees only
+the fiches of that scope."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ routes = door.routes("fiches")
 
 def _plain_day(value: Any) -> Any:
     if isinstance(value, str) and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
-        raise ValueError("a day as YYYY-MM-DD")  # not a number of seconds, which would pass for one otherwise
+        raise ValueError("a day as YYYY-MM-DD")  # otherwise pydantic takes a number as seconds
     return value
 
 
@@ -50,7 +50,7 @@ async def list_fiches(
     has_recordings: bool | None = None,
     q: Beginning = None,
 ) -> Response:
-    """The latest sales first, each with how many of its recordings are transcribed."""
+    """List fiches, the latest sales first, each with the number of its transcribed recordings."""
     caller, wanted = caller_of(request), Wanted(groupe, sales_from, sales_to, details, has_recordings, q)
     rows = await reads_of(request)(
         lambda c: reading.list_fiches(c, caller.tenant, wanted, visible=visible(caller), limit=limit, offset=offset)
@@ -62,7 +62,7 @@ async def list_fiches(
     "/api/fiches/{fiche_id:fiche}", openapi_extra=needs("fiches.read", narrowed=True), response_model=shapes.FicheInFull
 )
 async def show_fiche(request: Request, fiche_id: str) -> Response:
-    """One fiche in full: what the CRM says of it, and its recordings by start time."""
+    """Return one fiche in full: the CRM's information about it, and its recordings by start time."""
     caller, wanted = caller_of(request), fiche_in_path(fiche_id)
 
     async def ask(connection: Connection) -> Row:

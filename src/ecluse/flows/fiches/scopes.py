@@ -1,7 +1,7 @@
-"""Whose fiches a caller sees: all of the tenant, those of its groups, or those attributed to itself.
+"""Which fiches a caller sees: all of the tenant, those of its groups, or those attributed to its CRM user.
 
-A caller of a narrow scope is refused in the same words whether a fiche is somebody else's or not there at all. One of
-scope ALL may ask for what is not in the cache: it can be fetched.
+A caller with a narrow scope gets the same refusal for a fiche outside its scope and for one that does not exist. A
+caller with scope ALL may ask for a fiche that is not in the cache: it can be fetched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.ids import is_fiche_id
 from ecluse.flows.fiches.reading import EVERYTHING, Visible
 
-NAMED = 5  # of those refused, in the message
+NAMED = 5  # refused ids listed in the message
 
 
 def visible(caller: Caller) -> Visible:
@@ -29,13 +29,13 @@ def visible(caller: Caller) -> Visible:
         case "GROUP":
             condition = f"coalesce(({cache.GROUPE}) = ANY(%(scope_groupes)s::text[]), false)"
             return Visible(condition, {"scope_groupes": list(caller.groupes)})
-        case _:  # a scope that nobody knows sees no more than SELF
+        case _:  # an unknown scope sees no more than SELF
             condition = f"coalesce(({cache.ATTRIBUTION}) = %(scope_user)s::text, false)"
             return Visible(condition, {"scope_user": caller.crm_user_id})
 
 
 async def check_visible(connection: Connection, caller: Caller, fiche_ids: Sequence[str]) -> list[str]:
-    """Those that this caller may not see, in the order given."""
+    """Return the ids that this caller may not see, in the order given."""
     if caller.scope == "ALL":
         return []
     condition, parameters = visible(caller)
@@ -65,8 +65,8 @@ def _limits(caller: Caller) -> str:
 
 
 class FicheConvertor(Convertor[str]):
-    """`{fiche_id:fiche}` in the path of a read: an id may contain slashes and line breaks. (Elsewhere a slash may be
-    meant as one: `POST …/7/status` must not queue a fiche `7/status`.)"""
+    """`{fiche_id:fiche}` in the path of a read: matches any id, including slashes and line breaks. Not for writes,
+    where a slash may be a path separator: `POST …/7/status` must not queue a fiche `7/status`."""
 
     regex = r"[\s\S]+"
 
@@ -81,7 +81,7 @@ register_url_convertor("fiche", FicheConvertor())
 
 
 def fiche_in_path(text: str) -> str:
-    """What cannot be an id does not exist, like any other that does not."""
+    """Return a valid fiche id; answer text that cannot be one like any other unknown fiche, with NotFound."""
     if is_fiche_id(text):
         return text
     raise NotFound(f"there is no fiche {storable(text, 50)}")

@@ -1,4 +1,4 @@
-"""What the routes of fiches answer, for the OpenAPI document."""
+"""Response models of the fiche routes, for the OpenAPI document."""
 
 from __future__ import annotations
 
