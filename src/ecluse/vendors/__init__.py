@@ -1,2 +1,2 @@
-"""Adapters of other people's systems: each call returns a typed answer or raises a `VendorError`, never a status code.
-They know nothing of the engine or the database."""
+"""Adapters of external systems: each call returns a typed answer or raises a `VendorError`, never a status code. They
+do not import the engine or the database."""

@@ -1,7 +1,8 @@
-"""Recordings, downloaded to be uploaded (STT_UPLOAD=file): for vendors that cannot reach where they are kept.
+"""Download of recordings that are then uploaded to the provider (STT_UPLOAD=file), if the provider cannot reach the
+store of the recordings.
 
-The address comes from the CRM, so it goes through the guard. What was answered stays out of messages too: stores of
-files like to repeat how a URL was signed.
+The URL comes from the CRM, so it is requested through the guard. Error messages leave out the response body: file
+stores tend to repeat the signature of a URL there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ecluse.vendors.http import FilePart, refusal
 
 Audio = FilePart
 
-LARGEST = 200_000_000  # bytes, all of them held in memory
+LARGEST = 200_000_000  # bytes; the whole file is held in memory
 
 
 class AudioSource:

@@ -1,6 +1,6 @@
-"""The CRM: the fiches sold on a day, and one fiche with its recordings. The contract is docs/crm-api.md.
+"""CRM client: the fiches sold on a day, and one fiche with its recordings. The contract is docs/crm-api.md.
 
-Other people's data is taken as it comes: a row that cannot be used is told and left out, and the others stay.
+An unusable row does not fail the answer: it is left out and reported in `skipped`, and the other rows are used.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from ecluse.base.validation import problem
 from ecluse.vendors.http import VendorHttp
 
 NOT_FOUND = "NOT_FOUND"
-LONGEST_CALL = 30 * 24 * 3600  # seconds; beyond it is a mistake
+LONGEST_CALL = 30 * 24 * 3600  # seconds; a longer duration is taken as an error
 
 
 def id_text(value: Any) -> Any:
-    """A number or a text; what is neither is refused by the type."""
+    """Return a number or a text as stripped text; other values are returned unchanged and fail the type check."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return value.strip() if isinstance(value, str) else value
 
 
 def url_text(value: Any) -> str:
-    """Blank where there is none."""
+    """Return the stripped URL, or an empty text if there is none."""
     return value.strip() if isinstance(value, str) else ""
 
 
 def instant(value: Any) -> datetime | None:
-    """Without a zone it is UTC; what cannot be read is None."""
+    """Parse an ISO 8601 instant; without a zone it is UTC. None if it cannot be parsed."""
     try:
         at = datetime.fromisoformat(value.strip())
-        # The empty date of some systems is the first of all days: in UTC it may lie before it.
+        # Some systems send 0001-01-01 as an empty date: converted to UTC it may underflow (OverflowError).
         return at.astimezone(UTC) if at.tzinfo is not None else at.replace(tzinfo=UTC)
     except (AttributeError, ValueError, OverflowError):
         return None
@@ -54,7 +54,7 @@ Name = Annotated[str | None, BeforeValidator(id_text), AfterValidator(lambda nam
 
 
 class SalesFiche(BaseModel):
-    """A row of the sales list; `data` is all of it."""
+    """A row of the sales list; `data` is the whole row."""
 
     id: Id
     groupe: Name = None
@@ -63,7 +63,7 @@ class SalesFiche(BaseModel):
 
 class Sales(BaseModel):
     fiches: list[SalesFiche]
-    skipped: list[str]  # one line per row that could not be used, saying why
+    skipped: list[str]  # one line per unusable row, with the reason
 
 
 class Recording(BaseModel):
@@ -77,9 +77,9 @@ class FicheDetails(BaseModel):
     message: str
     groupe: Name = None
     attribution_user_id: Name = None
-    information: dict[str, Any]  # all of it
+    information: dict[str, Any]  # the whole object
     recordings: list[Recording]
-    skipped: list[str]  # recordings that could not be used, as in Sales
+    skipped: list[str]  # unusable recordings, as in Sales
 
 
 class SalesAnswer(BaseModel):
@@ -98,8 +98,8 @@ class FicheAnswer(BaseModel):
 
 
 class Crm:
-    """`http` is None where no CRM_BASE_URL is set: then each call says so. A key may be given per call: a schedule's
-    own goes before the general one."""
+    """`http` is None if CRM_BASE_URL is not set: then each call raises NOT_CONFIGURED. A key given per call (that of a
+    schedule) takes precedence over the general one."""
 
     def __init__(self, http: VendorHttp | None, api_key: str | None) -> None:
         self._http = http
@@ -123,7 +123,7 @@ class Crm:
         return Sales(fiches=list(by_id.values()), skipped=skipped)
 
     async def fiche(self, fiche_id: str, *, api_key: str | None = None) -> FicheDetails:
-        """A fiche that the CRM does not know is a `PermanentError` of code NOT_FOUND."""
+        """Return one fiche. Raises `PermanentError` NOT_FOUND if the CRM does not know it."""
         http, headers = self._ready(api_key)
         if not fiche_id.strip("."):
             raise PermanentError(f"crm: {fiche_id!r} cannot be the id of a fiche", code=NOT_FOUND)
@@ -136,9 +136,9 @@ class Crm:
         if not answer.success:
             if answer.is_gone:
                 raise PermanentError(f"{subject}: {message}", code=NOT_FOUND)
-            # A read costs nothing: whatever this is, it may be over at the next try.
+            # The cause is unknown and may be temporary, and a read can be retried at no cost.
             raise TransientError(f"{subject}: success is false: {message}", code="CRM_UNSUCCESSFUL", ambiguous=False)
-        # Without the list, nobody could tell recordings that are gone from an answer that lost them.
+        # Without the list, recordings removed in the CRM could not be told from an incomplete answer.
         if answer.information is None or "recordings" not in answer.model_fields_set:
             raise TransientError(f"{subject}: a success without information or recordings", code="BAD_ANSWER")
         recordings, skipped = usable(Recording, "recording", answer.recordings or ())
@@ -171,7 +171,7 @@ def explain(error: VendorError, answer: bytes, *, own_key: bool, listing: bool) 
         which = "the API key of this schedule" if own_key else "CRM_API_KEY"
         hint = f"the CRM does not accept {which}, or it has too few rights: set another one"
         return error.explained(f"{error.message}: {hint}")
-    # A fiche that is gone is gone for good: only the CRM itself can say so, not whoever answers at a wrong address.
+    # NOT_FOUND is final for a fiche: only accept it from the CRM itself, not from another server at a wrong address.
     if error.status == 404 and (listing or not says_gone(answer)):
         hint = "there is no sales list here" if listing else "this is not how the CRM says that a fiche is gone"
         return error.explained(f"{error.message}: {hint}: check CRM_BASE_URL", code="VENDOR_REFUSED")

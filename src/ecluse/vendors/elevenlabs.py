@@ -1,7 +1,7 @@
-"""Speech to text by ElevenLabs: one recording in, what was said word by word out.
+"""ElevenLabs speech-to-text client: one recording in, its transcript word by word out.
 
-Every call is paid for. Its two kinds of 429 are told apart: THROTTLED is about the rate, CONCURRENCY about how many of
-our own calls are still running over there.
+Every call is paid for. Its two kinds of 429 are distinguished: THROTTLED is the rate limit, CONCURRENCY the limit on
+our calls in flight at the vendor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ecluse.base.text import storable
 from ecluse.vendors.audio import Audio
 from ecluse.vendors.http import VendorHttp
 
-# The second of each is what older answers say.
+# The second one is the code of older answers.
 CONCURRENCY = {"concurrent_limit_exceeded", "too_many_concurrent_requests"}
 QUOTA = "quota_exceeded"
 
@@ -41,7 +41,7 @@ class Transcript(BaseModel):
 
 
 class Channels(BaseModel):
-    """What comes for a recording with one speaker per channel."""
+    """The answer for a recording with one speaker per channel."""
 
     transcripts: list[Transcript]
     transcription_id: str | None = None
@@ -49,12 +49,12 @@ class Channels(BaseModel):
 
 
 class SpeechAnswer(RootModel[Transcript | Channels]):
-    root: Transcript | Channels = Field(union_mode="left_to_right")  # most are the first: try no more
+    root: Transcript | Channels = Field(union_mode="left_to_right")  # most answers are the first kind: do not try both
 
 
 @dataclass(frozen=True)
 class Speech:
-    """What is asked for, and so what a result hangs on besides its recording."""
+    """Request options. A result depends on these and on its recording."""
 
     model: str = "scribe_v1"
     language: str | None = None
@@ -68,7 +68,7 @@ class ElevenLabs:
         self._api_key = api_key
 
     async def transcribe(self, *, source_url: str | None = None, file: Audio | None = None) -> Transcript:
-        """Of a recording that the vendor fetches, or of a file that we send it: one of the two."""
+        """Transcribe either a recording that the vendor downloads (`source_url`) or an uploaded file."""
         if not (self._api_key or "").strip():
             message = "Speech to text is not configured: set ELEVENLABS_API_KEY."
             raise PermanentError(message, code="NOT_CONFIGURED")
@@ -97,7 +97,7 @@ class ElevenLabs:
 
 
 def joined(channels: Channels) -> Transcript:
-    """One conversation out of its channels, in the order of time."""
+    """Merge the channels into one transcript, in the order of time."""
     placed: list[tuple[float, Word]] = []
     for number, transcript in enumerate(channels.transcripts):
         at = 0.0
@@ -127,7 +127,7 @@ def explain(error: VendorError, answer: bytes, *, source_url: str) -> VendorErro
     code, said = detail(answer)
     message = f"elevenlabs: {error.status} {code}: {said}" if said else error.message
     query = urlsplit(source_url).query
-    # Where they could not fetch it, they may repeat the URL, and what it is signed with.
+    # If the vendor could not download the recording, its answer may repeat the URL with its signature.
     message = storable(message.replace(query, "…") if query else message)
     if error.status == 429:
         return error.explained(message, code="CONCURRENCY" if code in CONCURRENCY else "THROTTLED")
@@ -139,7 +139,7 @@ def explain(error: VendorError, answer: bytes, *, source_url: str) -> VendorErro
 
 
 def detail(answer: bytes) -> tuple[str, str]:
-    """The code and the text of a refusal, of which there are three shapes."""
+    """Return code and text of a refusal, which has one of three shapes."""
     try:
         given: Any = json.loads(answer)["detail"]
     except (ValueError, KeyError, TypeError):

@@ -1,8 +1,9 @@
-"""Requests to addresses that users typed: recordings to fetch, webhooks to deliver.
+"""HTTP client for URLs supplied by users: recordings to download, webhooks to deliver.
 
-Nobody may use them to reach what only this machine can reach. A name is looked up once, every address it leads to is
-judged, and the connection goes to the address that was judged; each redirect is judged anew. What is private can be
-allowed by network, and there any port goes. A URL may hold secrets in its path and query: messages name its origin.
+Guards against SSRF: users must not reach addresses that only this machine can reach. A host name is resolved once,
+every address it resolves to is checked, and the connection goes to a checked address; each redirect is checked again.
+Private networks can be allowed, and within those any port. A URL may have secrets in its path and query: messages name
+only its origin.
 """
 
 from __future__ import annotations
@@ -40,27 +41,29 @@ ELSEWHERE = AddressTable(
 
 
 class ForbiddenUrl(Exception):
-    """Says why, to whoever typed it."""
+    """A URL that is refused; the text tells the user why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Whatever was answered, a refusal too. Of a refusal, and of any answer to a post, only the beginning is read."""
+    """Any answer, including refusals. Of a refusal, and of any answer to a POST, only the beginning is read."""
 
     subject: str
     status: int
-    headers: Mapping[str, str]  # by name, in any case
+    headers: Mapping[str, str]  # names are case-insensitive
     body: bytes
 
     def refusal(self, now: datetime) -> VendorError | None:
-        """What the status means; None is success. (`now` counts where a Retry-After is a date and no Date came.)"""
+        """Return the error that the status means; None for success. `now` is used if Retry-After is a date and the
+        answer has no Date header."""
         if 200 <= self.status < 300:
             return None
         return refusal(self.subject, self.status, self.headers, self.body, now)
 
 
 class GuardedHttp:
-    """Made anywhere; bound to the event loop of its first call. One request per call (and its redirects), no retry."""
+    """Guarded HTTP client. May be created outside an event loop; bound to the loop of its first call. Each call is one
+    request (and its redirects), without retry."""
 
     def __init__(
         self,
@@ -83,8 +86,8 @@ class GuardedHttp:
         self._clients: dict[bool, AsyncClient] = {}
 
     def refuse_reason(self, url: str) -> str | None:
-        """Why this URL cannot be accepted, for the person who typed it; None if nothing about it, as written, is
-        wrong. Where a name leads is looked at by every request, not here."""
+        """Return why this URL is refused, for the user who entered it; None if the URL itself is acceptable. Host names
+        are not resolved here but at every request."""
         try:
             self._judge(url)
         except ForbiddenUrl as exc:
@@ -92,11 +95,11 @@ class GuardedHttp:
         return None
 
     async def get(self, url: str, *, largest: int, deadline: float | None = None) -> Reply:
-        """Follows redirects. More than `largest` bytes is a `PermanentError`, ANSWER_TOO_LARGE."""
+        """Send a GET and follow redirects. Raises `PermanentError` ANSWER_TOO_LARGE for more than `largest` bytes."""
         return await self._request("GET", url, largest, REDIRECTS, deadline)
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, deadline: float | None = None) -> Reply:
-        """Does not follow redirects: where to is the business of whoever typed the URL."""
+        """Send a POST without following redirects: the user who entered the URL decides where it goes."""
         return await self._request("POST", url, LARGEST_REFUSAL, 0, deadline, content=body, headers=headers)
 
     async def close(self) -> None:
@@ -137,7 +140,7 @@ class GuardedHttp:
             raise failure(subject, exc, sent, deadline) from exc
 
     def _judge(self, url: str) -> Policy:
-        """All that can be said without looking up a name."""
+        """Check a URL without resolving its host name, and return the policy for its port."""
         try:
             httpx.URL(url)
             parts = urlsplit(url)
@@ -153,7 +156,7 @@ class GuardedHttp:
                 policy.check_address("127.0.0.1")
         except SSRFGuardError as exc:
             raise ForbiddenUrl(storable(reason(exc))) from exc
-        except (httpx.InvalidURL, ValueError) as exc:  # their texts quote it
+        except (httpx.InvalidURL, ValueError) as exc:  # their texts quote the URL
             raise ForbiddenUrl("this cannot be read as a URL") from exc
         return policy
 
@@ -166,7 +169,7 @@ class GuardedHttp:
                 resolver=self._look_up,
                 verify=ssl.create_default_context(),
                 trust_env=False,
-                # One user's receiver must not be told another's cookies.
+                # No cookies: one user's receiver must not get those of another user.
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
                 headers={"User-Agent": "ecluse", "Accept-Encoding": "identity"},
                 limits=httpx.Limits(max_connections=self._connections),
@@ -175,7 +178,8 @@ class GuardedHttp:
         return client
 
     def _look_up(self, *asked: Any) -> Any:
-        """In a thread that nobody can cancel: a name server that is silent must not hold up the call, nor its end."""
+        """Resolve a host name in a thread, which cannot be cancelled, and wait for it only up to the connect deadline:
+        a name server that does not answer must not delay the call or its end."""
         if self._lookups is None:
             self._lookups = ThreadPoolExecutor(self._connections, "guarded-lookup")
         try:
@@ -198,7 +202,7 @@ async def read(subject: str, response: httpx.Response, largest: int, *, cut: boo
 
 
 def origin(url: str) -> str:
-    """What of a URL may be told."""
+    """Return the part of a URL that may appear in messages."""
     try:
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
@@ -211,7 +215,7 @@ def reason(exc: SSRFGuardError) -> str:
     address = exc if isinstance(exc, BlockedAddressError) else exc.__cause__
     if isinstance(address, BlockedAddressError):
         return f"it leads to an address that is not reached from here: {address.reason}; {HINT}"
-    # The rest of the sentence explains their rules to programmers.
+    # The rest of ssrfguard's sentence explains its rules to programmers.
     return exc.reason.partition(";")[0].partition(", which")[0] if isinstance(exc, BlockedURLError) else str(exc)
 
 
@@ -227,7 +231,7 @@ def failure(subject: str, exc: httpx.HTTPError | TimeoutError, sent: bool, deadl
 
 
 def innermost(exc: BaseException) -> OSError:
-    """What the system said, if anything did: its text names no URL."""
+    """Return the operating system's error at the root of `exc`, or an empty one: its text contains no URL."""
     while (cause := exc.__cause__ or exc.__context__) is not None:
         exc = cause
     return exc if isinstance(exc, OSError) else OSError()

@@ -1,9 +1,10 @@
-"""The one way out over HTTP: one request per call, within a deadline, answered by a model or a `VendorError`.
+"""HTTP client for vendors: one request per call, within a deadline, that returns a model or raises a `VendorError`.
 
-Text of an answer can be stored as it is: half a character makes it unreadable, and of a NUL byte only a mark is left.
+Text of an answer can be stored in PostgreSQL as it is: an answer with a lone surrogate or invalid UTF-8 is BAD_ANSWER,
+and an escaped NUL is replaced by U+FFFD.
 
-What a failure means hangs on one question, whether the request may have reached the vendor. If it never left us it is
-a `NotSentError`; once it left, only the vendor's own refusal makes sure that nothing was done.
+A failure is classified by whether the request may have reached the vendor. If it was never sent it is a `NotSentError`;
+once it was sent, only a refusal by the vendor proves that nothing was done.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from ecluse.base.validation import problem
 M = TypeVar("M", bound=BaseModel)
 
 EXCERPT = 300  # characters
-LARGEST_REFUSAL = 65_536  # bytes read of an answer whose status has said it all
+LARGEST_REFUSAL = 65_536  # bytes read of an answer that is not a success
 JSON = {"Content-Type": "application/json"}
-A_PASS = 4  # calls that are written or read in one pass of the loop
+A_PASS = 4  # calls that are encoded or decoded in one pass of the event loop: more would delay API requests
 REFUSALS = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 404: "NOT_FOUND", 409: "CONFLICT", 412: "PRECONDITION_FAILED"}
 WORTH_REPEATING = {408, 425}
 NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # after an even number of backslashes
@@ -54,7 +55,7 @@ Explain = Callable[[VendorError, bytes], VendorError]
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file in a form."""
+    """A file in a multipart form."""
 
     name: str
     content_type: str
@@ -62,7 +63,7 @@ class FilePart:
 
 
 class Sending:
-    """A client middleware around one request: sends it once, and knows whether it left."""
+    """Client middleware around one request: prevents aiohttp's own retry, and knows whether the request was sent."""
 
     __slots__ = ("_request",)
 
@@ -71,7 +72,7 @@ class Sending:
 
     @property
     def sent(self) -> bool:
-        # aiohttp makes the response object in the same breath in which it starts to write the request.
+        # aiohttp creates the response object in the same loop step in which it starts to write the request.
         return self._request is not None and self._request.response is not None
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
@@ -79,12 +80,12 @@ class Sending:
         try:
             return await handler(request)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
-            # On these two, aiohttp would send an idempotent request again and say nothing.
+            # On these two errors, aiohttp would silently retry an idempotent request.
             raise ClientError from exc
 
 
 class VendorHttp:
-    """Made anywhere; bound to the event loop of its first call."""
+    """HTTP client of one vendor. May be created outside an event loop; bound to the loop of its first call."""
 
     def __init__(
         self,
@@ -122,8 +123,9 @@ class VendorHttp:
         deadline: float | None = None,
         explain: Explain | None = None,
     ) -> M:
-        """`path` starts with a slash, is quoted where it holds data, and shows in messages; the query does not. A form
-        is sent as multipart. `explain` may turn a refusal into one that knows this vendor's words."""
+        """Send one request and return its answer as `model`. `path` starts with a slash, has its data quoted, and
+        appears in messages; the query does not. A form is sent as multipart. `explain` may replace the error of a
+        refusal by one that interprets this vendor's codes."""
         deadline = self._deadline if deadline is None else deadline
         session = self._session or self._open()
         await self._turnstile.go_through()
@@ -151,12 +153,12 @@ class VendorHttp:
                 while len(answer) <= largest and (chunk := await response.content.readany()):
                     answer += chunk
         except (ClientError, TimeoutError) as exc:
-            # A refusal stands as soon as its status is known, even when its text never comes to an end.
+            # A refusal is definite once its status is known, even if reading its body fails.
             if response is None or succeeded:
                 raise failure(subject, exc, sending.sent, deadline) from exc
         finally:
             if response is not None:
-                response.release()  # keeps the connection only when the answer was read to its end
+                response.release()  # reuses the connection only if the answer was read to its end
         await self._turnstile.go_through()
         if not succeeded:
             error = refusal(subject, response.status, response.headers, answer, self._now())
@@ -164,7 +166,7 @@ class VendorHttp:
         if len(answer) > largest:
             message = f"{subject}: the answer is larger than {largest} bytes"
             raise PermanentError(message, code="ANSWER_TOO_LARGE", ambiguous=True)
-        if b"\\u0000" in answer:  # once over all of it: a check of every word is dear
+        if b"\\u0000" in answer:  # one scan of the whole answer: checking each text is expensive
             answer = bytearray(NUL.sub(rb"\1\\ufffd", answer))
         try:
             return model.model_validate_json(answer, strict=True)
@@ -172,14 +174,15 @@ class VendorHttp:
             raise unreadable(subject, exc, answer) from exc
 
     async def close(self) -> None:
-        """For good: a later call is a bug and raises."""
+        """Close the client for good: a later call is a bug and raises."""
         if self._session is not None:
             await self._session.close()
 
     def _open(self) -> ClientSession:
         self._session = ClientSession(
             connector=aiohttp.TCPConnector(limit=self._connections),
-            # The deadline of a call is ours. Waiting for a free connection counts there, not as connecting.
+            # `call` enforces the total deadline, which includes waiting for a free connection; the connect deadline
+            # does not.
             timeout=ClientTimeout(total=None, sock_connect=self._connect_deadline, ceil_threshold=math.inf),
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -204,7 +207,7 @@ def _refusal(
     if 300 <= status < 400:
         return PermanentError(message, code="VENDOR_REDIRECT", ambiguous=True)
     if status != 429 and 400 <= status < 500 and status not in WORTH_REPEATING:
-        # What changed the record meanwhile may have been an earlier try of the same write.
+        # 412 is ambiguous: an earlier attempt of the same write may have changed the record.
         return PermanentError(message, code=REFUSALS.get(status, "VENDOR_REFUSED"), ambiguous=status == 412)
     retry_after = asked_to_wait(headers, now)
     if status == 429:
@@ -213,7 +216,8 @@ def _refusal(
 
 
 def asked_to_wait(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Some say it more exactly, beside the standard header or instead of it."""
+    """Return the seconds that the vendor asks to wait. Some vendors send Retry-After-Ms beside or instead of
+    Retry-After: it is more precise, so it comes first."""
     milliseconds = headers.get("Retry-After-Ms", "").strip()
     if milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) < 20:
         return int(milliseconds) / 1000
@@ -225,13 +229,14 @@ def multipart(form: Mapping[str, str | FilePart]) -> FormData:
     for name, value in form.items():
         if isinstance(value, str):
             data.add_field(name, value)
-        else:  # as a stream: large bytes would be written in one go
+        else:  # as a stream: large bytes would be written in one step
             data.add_field(name, BytesIO(value.content), filename=value.name, content_type=value.content_type)
     return data
 
 
 def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline: float) -> TransientError:
-    """No answer, or only a part of one. aiohttp's own texts may quote the URL, and secrets with it: they stay out."""
+    """Return the error for a missing or incomplete answer. aiohttp's error texts are left out: they may quote the URL,
+    and secrets in it."""
     timed_out, origin = isinstance(exc, TimeoutError), exc.__cause__ or exc
     what = "time-out" if timed_out else getattr(origin, "strerror", None) or type(origin).__name__
     if not sent:
@@ -250,7 +255,7 @@ def unreadable(subject: str, exc: ValidationError, answer: bytearray) -> Transie
 
 
 def excerpt(answer: bytes | bytearray) -> str:
-    # A character takes four bytes at most; cutting there first spares decoding megabytes.
+    # A character has at most four bytes: cutting first avoids decoding megabytes.
     return storable(answer[: 4 * EXCERPT].decode("utf-8", "replace"), EXCERPT)
 
 

@@ -1,7 +1,7 @@
-"""A large language model behind an OpenAI-compatible API: a question in, an answer of a given JSON schema out.
+"""Client of a large language model with an OpenAI-compatible API: a prompt in, an answer of a given JSON schema out.
 
-Every answer is paid for, the useless ones too. Those that another try may mend (cut off, empty, not of the schema) are
-transient; what the model or its filter will not say is permanent.
+Every answer is paid for, unusable ones too. Unusable answers that a retry may fix (cut off, empty, not of the schema)
+are transient errors; refusals by the model or its content filter are permanent.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ecluse.vendors.http import VendorHttp
 R = TypeVar("R")
 
 PATH = "/chat/completions"
-NAME = "answer"  # of the schema; the API wants one
-LONGEST_NAME = 512  # of a call: ASCII, the API wants
-# What their codes mean here: ours, and what is to be done about it.
+NAME = "answer"  # of the schema; the API requires one
+LONGEST_NAME = 512  # of a call; the API requires ASCII
+# Error codes of the API, each with our code and advice for the operator.
 CODES = {
     "insufficient_quota": ("QUOTA_EXCEEDED", "the account's quota is used up"),
     "context_length_exceeded": ("INPUT_TOO_LONG", "shorten it, or use a model with a larger context"),
@@ -54,7 +54,7 @@ class ChatAnswer(BaseModel):
 
 
 class Prices(NamedTuple):
-    """Per million tokens. None: nobody has told."""
+    """Prices per million tokens. None: not configured."""
 
     input: Decimal | None = None
     output: Decimal | None = None
@@ -67,7 +67,7 @@ class Prices(NamedTuple):
 
 class Completion(NamedTuple, Generic[R]):
     answer: R
-    model: str  # as the vendor names the one that answered
+    model: str  # the one that answered, as the vendor names it
     input_tokens: int
     output_tokens: int
     cost: Decimal | None
@@ -92,8 +92,8 @@ class Llm:
         name: str,
         model: str | None = None,
     ) -> Completion[R]:
-        """`read` makes of the JSON what is wanted, and raises ValueError where the JSON is not of the schema. `name`
-        is what the vendor's support can find this call by."""
+        """Ask the model. `read` converts the parsed JSON, and raises ValueError if it is not of the schema. `name` is
+        sent as the request id by which the vendor's support can find this call."""
         key, chosen = (self._api_key or "").strip(), model or self._model
         if not key or not chosen:
             missing = " and ".join(knob for knob, value in (("LLM_API_KEY", key), ("LLM_MODEL", chosen)) if not value)
@@ -130,7 +130,7 @@ class Llm:
             raise TransientError(f"{said} gave an empty answer", code="EMPTY_ANSWER")
         try:
             return read(json.loads(message.content or ""))
-        except ValueError as error:  # of JSON, of its values, or of `read`
+        except ValueError as error:  # not JSON, or rejected by `read`
             told = storable(f"{said}: the answer is not of the schema: {error}: {message.content}", 1_000)
             raise TransientError(told, code="SCHEMA_BROKEN") from error
 
@@ -141,7 +141,7 @@ def explain(error: VendorError, answer: bytes) -> VendorError:
     known = CODES.get(code) or CODES.get(kind)
     if known is not None:
         ours, advice = known
-        # No retry helps against an empty account, although the status is that of a rate limit.
+        # Permanent even where the status is 429: no retry helps if the account's quota is used up.
         refused = PermanentError(f"{message} ({advice})", code=ours)
         refused.status = error.status
         return refused
@@ -151,7 +151,7 @@ def explain(error: VendorError, answer: bytes) -> VendorError:
 
 
 def detail(answer: bytes) -> tuple[str, str, str]:
-    """Code, type and text of a refusal, as far as it has them."""
+    """Return code, type and text of a refusal; empty where it has none."""
     try:
         given: Any = json.loads(answer)["error"]
     except (ValueError, KeyError, TypeError):

@@ -1,6 +1,6 @@
-"""The generic REST price list: articles to page through and read, prices to write, articles to create.
+"""Client of the generic REST price list: list and read articles, write prices, create articles.
 
-A listing names its articles without their prices; those come one by one.
+A listing has no prices; those are read article by article.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class PriceList:
         return await self._http.call("GET", f"/articles/{quote(sku, safe='')}", Article)
 
     async def set_price(self, sku: str, price: Decimal, *, version: int, idempotency_key: str) -> Article:
-        """Only if the article is still at this version: whoever changed it meanwhile is not overwritten. (The vendor
-        makes nothing of the key; its records name the write by it.)"""
+        """Set the price if the article is still at this version, so that a concurrent change is not overwritten. The
+        vendor does not deduplicate by the key; it only records the write under it."""
         path = f"/articles/{quote(sku, safe='')}/price"
         headers = {"If-Match": f'"{version}"', "Idempotency-Key": idempotency_key}
         return await self._http.call("PUT", path, Article, json={"price": as_text(price)}, headers=headers)
@@ -59,11 +59,12 @@ class PriceList:
         except PermanentError as exc:
             if exc.code != "CONFLICT":
                 raise
-            # The first call with this key is still running over there: asked again later, it tells how it ended.
+            # The first call with this key is still in progress at the vendor: a later retry returns its result.
             raise TransientError(exc.message, code=exc.code) from exc
 
 
 def as_text(price: Decimal) -> str:
-    """Two decimals, as the vendor wants. A price that needs more is never rounded here: the vendor refuses it."""
+    """Return the price with two decimals, as the vendor requires. A price with more decimals is not rounded here: the
+    vendor refuses it."""
     cents = round(price, 2)
     return f"{cents if cents == price else price:f}"

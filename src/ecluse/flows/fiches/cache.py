@@ -1,5 +1,5 @@
-"""State of a fiche, derived from its rows: whether its details are complete, whether the CRM has lost it for good, how
-many recordings it has.
+"""State of a fiche, derived from its rows: whether its details are complete, whether it is gone from the CRM for good,
+how many recordings it has.
 
 Each rule exists twice, as a function for code that holds a row and as SQL for statements that join; a test runs both
 over the same table of cases. In SQL, `f` is `fiche_cache` and `i` its `fiche_cache_information`, LEFT JOINed.
