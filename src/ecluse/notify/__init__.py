@@ -1,2 +1,2 @@
-"""Telling people and programs what happened, by signed webhook or mail: best effort, never at the expense of the run it
-is about. `flow.py` is the path of one delivery; `dispatch.py` decides who is told what."""
+"""Notifications to people and programs, by signed webhook or mail: best effort, never at the expense of the run they
+are about. `flow.py` is the flow of one delivery; `dispatch.py` decides which recipients get which events."""

@@ -1,7 +1,7 @@
-"""Who is told of what: events become deliveries, set-based, once per recipient and event.
+"""Turn events into deliveries, set-based, one per recipient and event.
 
-The publisher may offer an event twice; the key of a delivery's run names the decision to tell this recipient of this
-event, and the second time nothing happens.
+The publisher may offer an event twice. The key of a delivery's run is computed from recipient and event, so dispatching
+the event a second time is a no-op.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FROM deliveries WHERE run_id = %s AND tenant_id = %s
 
 @dataclass(frozen=True)
 class Recipient:
-    """`to` is a URL or a mail address. Without the name of a sealed secret, a webhook is not signed."""
+    """A recipient: `to` is a URL or a mail address. Without the name of a sealed secret, a webhook is not signed."""
 
     kind: Kind
     to: str
@@ -63,7 +63,7 @@ class Recipient:
 
 @dataclass(frozen=True)
 class Telling:
-    """One recipient, one event."""
+    """One event for one recipient."""
 
     tenant_id: str
     event_key: str
@@ -81,8 +81,9 @@ class Telling:
 
 
 async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
-    """A sink of the publisher. Several events that cannot be taken together are offered again one by one; one that
-    cannot be taken for a reason that will not pass is dropped, because those after it would wait for it for ever."""
+    """Create the deliveries of published events: a sink of the publisher. If a batch fails, the error is raised and the
+    publisher offers its events one by one. A single event that fails while the database is available is logged and
+    dropped: the events after it would wait for it forever."""
     told = [event for event in events if not event.event_type.startswith(OURS) and not _ended_with_parent(event)]
     if not told:
         return
@@ -98,14 +99,15 @@ async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
 
 
 async def notify(connection: Connection, recipients: Sequence[Recipient], about: Event) -> None:
-    """Tell these of it, in the caller's transaction; each is told once, however often this is called."""
+    """Create a delivery of the event for each recipient, in the caller's transaction. Idempotent per recipient and
+    event."""
     row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
     await deliver(connection, [_telling(about, row[0], one) for one in recipients])
 
 
 async def ping(connection: Connection, tenant: str, endpoint: endpoints.Row) -> list[Started]:
-    """A test message, to this endpoint only; one delivery per address of a mail endpoint."""
+    """Send a test message to this endpoint only; one delivery per address of a mail endpoint."""
     row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
     key, payload = f"{PING}-{endpoint['id']}-{uuid.uuid4()}", {"endpoint_id": str(endpoint["id"])}
@@ -114,7 +116,8 @@ async def ping(connection: Connection, tenant: str, endpoint: endpoints.Row) -> 
 
 
 async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started:
-    """Once more what a delivery told, to where its endpoint is now. Deduplicated if it is still on its way."""
+    """Deliver the message of an earlier delivery again, a webhook to the current URL of its endpoint. Deduplicated if
+    the earlier delivery is still pending."""
     async with connection.cursor(row_factory=class_row(Telling)) as cursor:
         await cursor.execute(AGAIN, (run_id, tenant))
         telling = await cursor.fetchone()
@@ -128,7 +131,7 @@ async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started
 
 
 async def deliver(connection: Connection, tellings: Sequence[Telling], *, again: bool = False) -> list[Started]:
-    """In the caller's transaction."""
+    """Insert the runs and rows of these deliveries in the caller's transaction."""
     if not tellings:
         return []
     tellings = list({(one.tenant_id, one.key): one for one in tellings}.values())
@@ -156,8 +159,8 @@ async def deliver(connection: Connection, tellings: Sequence[Telling], *, again:
 
 
 def _ended_with_parent(event: PublishedEvent) -> bool:
-    """A run that ended with the one that waited for it: that one's end is told, and up to thousands of others say
-    nothing more."""
+    """True if the event is the end of a run that was ended together with its parent. The parent's end is notified; up
+    to thousands of notifications for its children would add nothing."""
     return event.payload.get("end_cause") == "parent"
 
 

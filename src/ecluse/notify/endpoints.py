@@ -1,4 +1,4 @@
-"""Who wants to be told what: rows of `notification_endpoints`. An endpoint of another tenant does not exist."""
+"""Notification endpoints: which recipients subscribe to which events. An endpoint of another tenant is not found."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHANGEABLE = ("url", "addresses", "events", "description", "is_active")
 
 
 class TooManyEndpoints(Exception):
-    """This tenant has as many as it may."""
+    """The tenant has reached its maximum number of endpoints."""
 
 
 def secret_name(endpoint_id: int) -> str:
@@ -64,8 +64,8 @@ async def create(
     description: str | None = None,
     is_active: bool = True,
 ) -> Row:
-    """One tenant has so many at most, because each is asked about for every event."""
-    await connection.execute("SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE", (tenant,))  # one after the other
+    """Create an endpoint. The number per tenant is limited, because every event is matched against all of them."""
+    await connection.execute("SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE", (tenant,))  # serializes the check of the limit
     full = await connection.execute(FULL, (MOST, tenant))
     if await full.fetchone() == (True,):
         raise TooManyEndpoints
@@ -83,7 +83,7 @@ async def create(
 
 
 async def list_endpoints(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[Row]:
-    """By id. `tenant` None is everybody's, which only the command line may ask for."""
+    """Return endpoints by id. `tenant` None means all tenants; only the command line may pass it."""
     return await _rows(
         connection,
         f"SELECT {COLUMNS} FROM notification_endpoints"  # noqa: S608 - our own names
@@ -103,7 +103,7 @@ async def show(connection: Connection, tenant: str, endpoint_id: int, *, lock: b
 
 
 async def update(connection: Connection, tenant: str, endpoint_id: int, changes: Mapping[str, Any]) -> Row:
-    """Only what is given. Whoever says whether it is active has dealt with the reason why it was not."""
+    """Change the given columns. A change of `is_active` clears `disabled_reason`: the caller has dealt with it."""
     sets = ", ".join(f"{name} = %({name})s" for name in CHANGEABLE if name in changes) or "kind = kind"
     given = {"is_active": None, **changes, "tenant": tenant, "endpoint": endpoint_id}
     return _the_one(await _rows(connection, UPDATE.format(sets=sets), given), endpoint_id)
@@ -114,7 +114,7 @@ async def rotated(connection: Connection, tenant: str, endpoint_id: int) -> Row:
 
 
 async def delete(connection: Connection, tenant: str, endpoint_id: int) -> None:
-    """What is on its way to it is not sent any more; what was sent stays in the log."""
+    """Delete an endpoint. Its pending deliveries are not sent any more; past ones stay in the log."""
     cursor = await connection.execute(
         "DELETE FROM notification_endpoints WHERE tenant_id = %s AND id = %s", (tenant, endpoint_id)
     )
@@ -127,7 +127,7 @@ async def switch_off(connection: Connection, tenant: str, endpoint_id: int, why:
 
 
 def shown(row: Row) -> Row:
-    """For whoever may look: of a URL, which may hold a token, where it goes."""
+    """Return the row for readers: of the URL, which may contain a token, only the origin."""
     return {**row, "url": None if row["url"] is None else shown_to("webhook", row["url"])}
 
 

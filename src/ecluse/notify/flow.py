@@ -1,9 +1,9 @@
-"""The path of one delivery. Somebody is to be told of an event: that is a run of this flow, with one item, in the stage
-`webhook` or `mail`. It is committed together with its row in `deliveries`, so that it survives whatever dies; an item
-that was not taken waits for its next attempt, over a day, and holds up nobody. Nothing waits for a delivery: whatever
-becomes of it, the run it tells of has ended as it has.
+"""The notifications flow. Each delivery of an event to a recipient is a run of this flow with one item, in the stage
+`webhook` or `mail`. It is committed together with its row in `deliveries`, so that it survives crashes. An item that
+was not accepted is retried over a day and does not block others. Nothing waits for a delivery: its result does not
+change the run that it is about.
 
-Deliveries are made by `dispatch.py`, never by hand.
+Deliveries are created by `dispatch.py`, never by hand.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ecluse.notify import mail, work
 from ecluse.notify.rules import FLOW_NAME, LONGEST_WAIT, RETRY
 from ecluse.notify.work import Setup, resources
 
-# Of one receiver at a time this many: one that hangs keeps no more hands than that.
+# Calls in flight per receiver: a receiver that hangs occupies no more worker slots than that.
 PER_RECEIVER = 4
 
 
 class Input(BaseModel):
     kind: Literal["webhook", "mail"]
-    to: str  # who waits behind whom: the endpoint, or the recipient
-    lasting: bool = True  # tried for a day, because an endpoint was made for that
+    to: str  # the item's group, to which the cap per receiver applies: the endpoint, or the recipient
+    lasting: bool = True  # retried for a day: true for endpoints, false for recipients of a schedule
 
 
 WEBHOOK = Stage(
@@ -51,7 +51,7 @@ MAIL = Stage(
 )
 
 
-# Of those whom one schedule names: whoever did not hear of its run after three tries looks at the run.
+# Stages for recipients named by a schedule: given up after three executions, since they can look at the run itself.
 BRIEF = tuple(
     replace(stage, name=f"{stage.name}-of-schedule", retry=replace(RETRY, executions=3)) for stage in (WEBHOOK, MAIL)
 )
@@ -68,7 +68,8 @@ async def begin(connection: Connection, runs: Sequence[Run]) -> None:
 
 
 def _message(to: str) -> NewItem:
-    """What its run answers for: that this receiver is told. One without an endpoint may have a token in its URL."""
+    """Return the run's only item, whose target is the receiver. It is masked: the URL of a receiver without an endpoint
+    may contain a token."""
     return NewItem("message", target=masked(to), group=to)
 
 
@@ -85,5 +86,5 @@ FLOW = Flow(
 
 
 def working(setup: Setup) -> Flow:
-    """The same, able to deliver."""
+    """Return the flow with the resources that it needs to deliver."""
     return replace(FLOW, vendors=partial(resources, setup))

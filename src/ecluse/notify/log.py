@@ -1,5 +1,5 @@
-"""The log of deliveries: what was told to whom, how it stands, every attempt. State, attempts and errors are those of
-the delivery's run and item; nothing is kept twice."""
+"""Read side of deliveries: message, recipient, state and every attempt. State, attempts and errors are read from the
+delivery's run and item; nothing is stored twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecluse.notify.rules import message_id, shown_to
 
 Row = dict[str, Any]
 
-# A delivery's own words for how its run stands.
+# The states of a delivery, each with the run states that it covers.
 STATES = {"pending": ["queued", "running"], "delivered": ["succeeded"], "failed": ["failed", "partial", "cancelled"]}
 FIND = """
 SELECT d.run_id AS id, d.tenant_id, d.endpoint_id, d.kind, d.recipient, d.event_key, d.event_type,
@@ -44,13 +44,13 @@ async def list_deliveries(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """The newest first. `tenant` None is everybody's, which only the command line may ask for."""
+    """Return deliveries, the newest first. `tenant` None means all tenants; only the command line may pass it."""
     given = {"endpoint": endpoint_id, "states": None if state is None else STATES[state]}
     return await _find(connection, given, {"tenant": tenant, "limit": limit, "offset": offset})
 
 
 async def show_delivery(connection: Connection, tenant: str | None, run_id: int) -> Row:
-    """With what was told, every attempt that failed, and what was answered in the end."""
+    """Return one delivery with its message, every failed attempt, and the final answer."""
     rows = await _find(connection, {"delivery": run_id}, {"tenant": tenant, "limit": 1, "offset": 0}, more=IN_FULL)
     if not rows:
         raise NotFound(f"there is no delivery {run_id}")

@@ -1,5 +1,6 @@
-"""Mail: class C4. A server that has been handed a text cannot be asked what became of it, and nobody wants the same
-mail twice: that it is handed over is recorded before, and one whose answer got lost is not sent again but says so."""
+"""Mail deliveries: writes of class C4. A mail server cannot be asked whether it accepted a message, and recipients must
+not get the same mail twice. So `sending_at` is committed before the text is handed over, and a mail whose answer got
+lost is not retried but fails with MAY_HAVE_BEEN_SENT."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ MOST_REASONS = 20
 LONGEST_SUBJECT = 150
 LONGEST_TEXT = 2_000
 
-# The server is down for every mail. Only what was never handed over ends so, and may be sent later without being sent
-# twice. The silent ones end without an answer of the server.
+# The breaker counts outages of the mail server, which concern every mail. Only mails that were never handed over fail
+# with AWAY, so a retry cannot send them twice. The codes in `silent` are not answers of the server.
 AWAY = "VENDOR_UNREACHABLE"
 DOWN = replace(
     VENDOR_DOWN,
@@ -76,7 +77,7 @@ async def send(context: WorkContext, item: Item) -> Result:
 
 
 async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessage) -> str:
-    """What the server said when it took it."""
+    """Send the mail, and return the server's answer when it accepted it."""
     client = aiosmtplib.SMTP(
         hostname=smtp.host,
         port=smtp.port,
@@ -96,7 +97,7 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
         if not await _did(pool, BEGIN, delivery):
             raise Uncertain("somebody else has begun to send it")
         try:
-            # What follows is `client.data()` from here on; that one does not say whether the text had left.
+            # The rest of `client.data()`, which does not report whether the text had been sent.
             protocol.write(PERIOD_REGEX.sub(b"..", normalize_message_line_endings(mail.as_bytes(policy=ON_THE_WIRE))))
             protocol.write(b".\r\n")
             answer = await protocol.read_response(timeout=smtp.timeout)
@@ -114,7 +115,7 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
 
 
 async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery) -> SMTPProtocol:
-    """Up to the point where the server waits for the text."""
+    """Send MAIL, RCPT and DATA, up to the point where the server waits for the text."""
     try:
         await client.mail(_address(smtp.sender).addr_spec)
         await client.rcpt(delivery.recipient)
@@ -154,7 +155,7 @@ def compose(
     lines += [f"  {name}: {value}" for name, value in rows]
     mail = EmailMessage()
     domain = _address(sender).domain
-    # Line breaks of a status or an event's name would begin a header of their own.
+    # Line breaks in a status or an event type would start another header.
     mail["Subject"] = storable(" ".join(f"Ecluse: {subject}".split()), LONGEST_SUBJECT)
     mail["From"] = sender
     mail["To"] = delivery.recipient
@@ -167,7 +168,8 @@ def compose(
 
 
 def _counts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was cancelled before it was finished is a part of `failed` in the row, and is told apart from it."""
+    """Return the counters of a run. In the row, `failed` includes cancelled targets; they are listed separately
+    here."""
     counts = {name: run[name] for name in COUNTED if run[name] is not None}
     if run["cancelled"]:
         counts |= {"failed": run["failed"] - run["cancelled"], "cancelled": run["cancelled"]}
@@ -195,8 +197,9 @@ def _refusal(code: int, said: str) -> VendorError:
 
 
 def _not_sent(error: Exception) -> NotSentError:
-    """No connection, no answer, or a server that takes nobody for now is an outage of the server. A refusal, of a
-    password say, is not: it may be put right, and is not this mail's fault."""
+    """Return the error for a mail that was not handed over. No connection, no answer or a 4xx at connect is an outage
+    of the server. A refusal (of the password, for example) is not an outage, but is retried: the operator may correct
+    it, and the mail itself is not at fault."""
     answered = error.code if isinstance(error, aiosmtplib.SMTPResponseException) else None
     away = isinstance(error, OSError) if answered is None else 400 <= answered < 500
     return NotSentError(_said("the mail server", error), code=AWAY if away else "MAIL_SERVER")

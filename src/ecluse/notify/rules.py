@@ -1,4 +1,4 @@
-"""What is decided about notifications, as pure functions: names that are computed, signatures, when to try again."""
+"""Pure functions of notifications: computed keys and names, messages, signatures, retry times."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Kind = Literal["webhook", "mail"]
 
 FLOW_NAME = "notifications"
 HIDDEN = "…"
-# Which events: all of them, one, or those that begin alike.
+# Event filters: all events, one event type, or those with a common prefix.
 PATTERN = r"^(\*|[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*([./]\*)?)$"
-# As HTML has it: one address, nothing quoted, nothing commented, ASCII.
+# A mail address as in HTML's input type: a single address, without quotes or comments, ASCII only.
 ADDRESS = re.compile(
     r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
     r"(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)+"
@@ -32,26 +32,27 @@ LONGEST_ADDRESS = 254
 SECRET_BYTES = 32
 OLD_SECRET_SIGNS = timedelta(days=1)
 
-# 5 s, 20 s, 80 s, 5 min, 21 min, 85 min, 5.7 h, 8 h, 8 h: a day.
+# Backoff of 5 s, 20 s, 80 s, 5 min, 21 min, 85 min, 5.7 h, 8 h, 8 h: a day in total.
 RETRY = RetryPolicy(executions=10, base=5, multiplier=4, longest=8 * 3600, jitter=0.1)
 LONGEST_WAIT = timedelta(hours=30)
-LONGEST_RETRY_AFTER = 15 * 60  # seconds: the longest that the engine waits for because somebody asks it to
+LONGEST_RETRY_AFTER = 15 * 60  # seconds: the longest Retry-After that the engine honours
 
 
 def run_key(endpoint_id: int | None, recipient: str, kind: Kind, event_key: str) -> str:
-    """Names the decision to tell this recipient of this event: taken twice, it is told once. A webhook endpoint is the
-    same recipient wherever it moves; of a mail endpoint, each address is one."""
+    """Return the run key of a delivery, which deduplicates by recipient and event. A webhook endpoint stays the same
+    recipient when its URL changes; each address of a mail endpoint is a recipient."""
     if endpoint_id is not None and kind == "webhook":
         who = str(endpoint_id)
     else:
         who = f"{endpoint_id or kind}-{_digest(recipient)[:16]}"
     key = f"notify-{who}-{event_key}"
-    # The suffix of a redelivery has to fit as well.
+    # Leave room for the suffix of a redelivery.
     return key if len(key) <= LONGEST_KEY - 20 else f"notify-{who}-{_digest(event_key)}"
 
 
 def shown_to(kind: Kind, recipient: str) -> str:
-    """For people and logs. Many a webhook's URL is itself the secret, in its path: of it, only where it goes."""
+    """Return the recipient for people and logs. The path of a webhook URL is often a secret: only its origin is
+    shown."""
     if kind == "mail":
         return recipient
     parts = urlsplit(recipient)
@@ -59,7 +60,7 @@ def shown_to(kind: Kind, recipient: str) -> str:
 
 
 def message_id(tenant_id: str, event_key: str) -> str:
-    """What receivers know an event by: the same for every attempt and for every redelivery of it."""
+    """Return the id by which receivers deduplicate: the same for every attempt and every redelivery of an event."""
     return f"msg_{_digest(json.dumps([tenant_id, event_key]))[:40]}"
 
 
@@ -76,12 +77,13 @@ def schedule_secret_name(schedule_id: int) -> str:
 
 
 def old_name(secret_name: str) -> str:
-    """Where the secret is sealed that another has replaced."""
+    """Return the name under which the replaced secret is sealed."""
     return f"{secret_name}:old"
 
 
 def signed(keys: Sequence[str], name: str, at: datetime, body: str) -> dict[str, str]:
-    """Headers. Several keys while one replaces another; none where nobody has given one."""
+    """Return the headers of a webhook. Two keys sign while a secret is being rotated; without a key it is not
+    signed."""
     headers = {"webhook-id": name, "webhook-timestamp": str(int(at.timestamp()))}
     if keys:
         headers["webhook-signature"] = " ".join(Webhook(key).sign(name, at, body) for key in keys)
@@ -89,8 +91,8 @@ def signed(keys: Sequence[str], name: str, at: datetime, body: str) -> dict[str,
 
 
 def patience(asked: float | None, executions: int) -> float | None:
-    """What a receiver's Retry-After adds: seconds, if they are more than we would wait anyway. Who asks for a moment
-    over and over must not use up a day of attempts in that moment."""
+    """Return the receiver's Retry-After in seconds, if it is longer than our backoff; otherwise None. A receiver that
+    keeps asking for a short wait must not use up a day of attempts within minutes."""
     if asked is None:
         return None
     ours = min(RETRY.base * RETRY.multiplier**executions, RETRY.longest)
@@ -99,7 +101,7 @@ def patience(asked: float | None, executions: int) -> float | None:
 
 
 def about_run(aggregate: str, payload: Mapping[str, Any]) -> int | None:
-    """The run that an event speaks of, if it speaks of one."""
+    """Return the id of the run that an event is about, if any."""
     named = payload.get("run_id") or aggregate.removeprefix("run:")
     return int(named) if isinstance(named, str) and re.fullmatch(r"[1-9]\d{0,17}", named) else None
 

@@ -1,6 +1,7 @@
-"""What a delivery needs besides itself, and the webhook: class C1, told again under the same id until it is taken.
+"""Resources of the notifications flow, and the work function for webhooks: writes of class C1, retried under the same
+message id until the receiver accepts.
 
-The row of `deliveries` was committed before anything is sent. Nothing here holds a connection while somebody is called.
+The row of `deliveries` is committed before anything is sent. No database connection is held during a call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ecluse.notify.rules import OLD_SECRET_SIGNS, Kind, message_id, old_name, pa
 if TYPE_CHECKING:
     from ecluse.vendors.guarded import GuardedHttp
 
-ReadSecret = Callable[[Connection, str, str], Awaitable[str]]  # of a tenant, by name
+ReadSecret = Callable[[Connection, str, str], Awaitable[str]]  # by tenant and name
 
 EXCERPT = 300  # characters of an answer
 JSON = {"Content-Type": "application/json"}
@@ -57,7 +58,8 @@ class Smtp:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the composition root passes in. No `smtp`: mail is not configured; no `read_secret`: nothing is sealed."""
+    """Settings, passed in by the composition root. No `smtp`: mail is not configured; no `read_secret`: there is no key
+    to open sealed secrets."""
 
     dsn: str
     read_secret: ReadSecret | None = None
@@ -79,7 +81,7 @@ class Resources:
 
 @asynccontextmanager
 async def resources(setup: Setup, _: Clock) -> AsyncIterator[Resources]:
-    from ecluse.vendors.guarded import GuardedHttp  # slow to import: commands that call nobody should not wait for it
+    from ecluse.vendors.guarded import GuardedHttp  # slow to import: only load it where calls are made
 
     http = GuardedHttp(setup.allowed_networks, deadline=setup.webhook_timeout)
     async with pool(setup.dsn, size=setup.connections) as own:
@@ -103,8 +105,8 @@ class Delivery:
     message: dict[str, Any]
     begun: bool
     sent: bool
-    wanted: bool  # its endpoint is there, and switched on
-    rotating: bool  # the secret before this one signs as well
+    wanted: bool  # it has no endpoint, or its endpoint is active and still has this recipient
+    rotating: bool  # the previous secret signs as well
 
     @property
     def name(self) -> str:
@@ -139,7 +141,7 @@ async def post(context: WorkContext, item: Item) -> Result:
                 why = f"Its receiver answered 410 Gone at {context.now():%Y-%m-%d %H:%M:%S} UTC"
                 await endpoints.switch_off(connection, delivery.tenant_id, delivery.endpoint_id, why)
         raise PermanentError(refused.message, code="GONE")
-    # A receiver that says no today may have been put right tomorrow: it was told what it is, not what to do.
+    # Retry any refusal: the receiver may be fixed tomorrow, and a notification is not a command that it could reject.
     asked = refused.retry_after if isinstance(refused, TransientError) else None
     raise TransientError(
         refused.message, code=refused.code, retry_after=patience(asked, item.executions), ambiguous=False
@@ -156,5 +158,5 @@ async def _keys(connection: Connection, read: ReadSecret | None, delivery: Deliv
     names = [delivery.secret_name] + ([old_name(delivery.secret_name)] if delivery.rotating else [])
     try:
         return [await read(connection, delivery.tenant_id, name) for name in names]
-    except NotFound as error:  # with whatever it belonged to
+    except NotFound as error:  # deleted with its endpoint or schedule
         raise PermanentError("Its signing secret is gone: it is not sent unsigned", code="NO_SECRET") from error
