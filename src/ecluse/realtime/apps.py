@@ -1,4 +1,4 @@
-"""One app of the Pusher protocol per tenant: a number, a public key and a secret. Made when it is first needed."""
+"""Pusher apps, one per tenant: an id, a public key and a secret. Created when first needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ecluse.db.connect import Connection, Pool, is_away, one_line
 
 KEY = re.compile(r"[0-9a-f]{20}")
 FRESH_SECONDS = 1.0
-SECRET = "pusher"  # noqa: S105 - what it is called
+SECRET = "pusher"  # noqa: S105 - the name of the secret
 
 MAKE = """
 INSERT INTO realtime_apps (tenant_id, key, created_at) VALUES (%s, %s, ecluse_now())
@@ -29,7 +29,7 @@ SHUT = "SELECT id FROM tenants WHERE id = ANY(%s) AND disabled_at IS NOT NULL"
 
 
 class Vault(Protocol):
-    """Where secrets are kept."""
+    """Store of sealed secrets."""
 
     async def put(self, connection: Connection, tenant: str, name: str, value: str) -> None: ...
 
@@ -42,16 +42,16 @@ class App:
     app_id: str
     key: str
     secret: str = field(repr=False)
-    disabled: bool = False  # the tenant is
+    disabled: bool = False  # the tenant is disabled
 
 
 async def app_of(connection: Connection, vault: Vault, tenant: str) -> App:
-    """Of this tenant, made if there is none. The secret and the row are one commit: both are there, or neither."""
+    """Return the app of this tenant, created if there is none. Row and secret are written in one commit."""
     if (app := await _found(connection, vault, "a.tenant_id = %s", tenant)) is not None:
         return app
     async with connection.transaction():
         made = await connection.execute(MAKE, (tenant, secrets.token_hex(10)))
-        if await made.fetchone():  # otherwise somebody else has made it meanwhile
+        if await made.fetchone():  # otherwise another transaction has created it meanwhile
             await vault.put(connection, tenant, SECRET, secrets.token_hex(16))
     app = await _found(connection, vault, "a.tenant_id = %s", tenant)
     assert app is not None  # noqa: S101 - just made
@@ -59,8 +59,9 @@ async def app_of(connection: Connection, vault: Vault, tenant: str) -> App:
 
 
 class Apps:
-    """As sockets and publishers ask for them, which may be hundreds at once: what was found is good for a second, and
-    so is that the database is away: who waits in line does not wait for it once more."""
+    """Cached lookup of apps for sockets and publishers, which may come by the hundreds. A found app is cached for a
+    second, and so is "database unavailable": callers queued behind a failed query do not wait for the database
+    again."""
 
     def __init__(self, vault: Vault) -> None:
         self._vault = vault
@@ -102,5 +103,5 @@ async def _found(connection: Connection, vault: Vault, condition: str, value: st
 
 
 async def shut(connection: Connection, tenants: list[str]) -> set[str]:
-    """Those of them that have been disabled."""
+    """Return those of the given tenants that are disabled."""
     return {row[0] for row in await (await connection.execute(SHUT, (tenants,))).fetchall()}

@@ -1,4 +1,4 @@
-"""Where an event goes, and how it is made to fit: decided from its payload alone."""
+"""Channels of an event and shortening of large payloads, decided from the payload alone."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ log = structlog.get_logger(__name__)
 
 NAME = re.compile(r"[-a-zA-Z0-9_=@,.;]{1,200}")
 PRIVATE = "private-"
-WHOLE_TENANT = "*"  # no channel can be called so: who listens here hears everything of the tenant
+WHOLE_TENANT = "*"  # subscribes to all events of the tenant; not a valid channel name, so it cannot collide
 
 Kind = Literal["fiche", "job", "run"]
 KINDS: Mapping[str, Kind] = {"job_id": "job", "fiche_id": "fiche", "run_id": "run"}
 
-# How much of long lists and long texts is left, the less the harder it is to fit.
+# Maximum length of lists and of texts, step by step: each step cuts more, until the payload fits.
 CUTS = ((100, 2_000), (20, 500), (5, 100), (1, 40), (0, 0))
 CORRELATION = frozenset({"id", "status", "state", "event", "event_type", "event_key", "aggregate", "correlation_id"})
 
 
 class Subject(NamedTuple):
-    """What a channel is about."""
+    """The record that a channel is about."""
 
     kind: Kind
     id: str
 
 
 def channels_of(payload: Mapping[str, Any], private: bool) -> list[str]:
-    """Of an event with this payload; none, if it names nothing that has a channel."""
+    """Return the channels of an event with this payload; empty if it names no record that has a channel."""
     return [name for key, kind in KINDS.items() if (name := _name(kind, payload.get(key), private)) is not None]
 
 
 def subject_of(channel: str) -> Subject | None:
-    """With or without the prefix. None: not one of ours."""
+    """Return the subject of a channel name, with or without the prefix; None if it is not a channel of ours."""
     kind, _, rest = channel.removeprefix(PRIVATE).partition("-")
     if not NAME.fullmatch(channel) or not rest:
         return None
@@ -60,16 +60,16 @@ def _name(kind: Kind, id_: Any, private: bool) -> str | None:
 
 
 def encoded(payload: Any) -> bytes:
-    """As JSON; what JSON does not know becomes text."""
+    """Encode as JSON; values of unknown types become text."""
     return to_json(payload, inf_nan_mode="null", fallback=str)
 
 
 def fit(payload: Mapping[str, Any], limit: int) -> bytes:
-    """As a JSON object of at most `limit` bytes (which are 18 at least). What does not fit is shortened, then left out;
-    what tells which event this is (ids, statuses, numbers) comes last in line for that."""
+    """Encode as a JSON object of at most `limit` bytes (at least 18). If it does not fit, values are shortened, then
+    left out; values that identify the event (ids, statuses, numbers) are left out last."""
     try:
         whole = encoded(payload)
-    except ValueError:  # text that is no UTF-8, nested too deeply, or in itself
+    except ValueError:  # invalid UTF-8, nested too deeply, or a cycle
         payload = {name: value for name, value in payload.items() if _can_be_told(name, value)}
     else:
         if len(whole) <= limit:
@@ -101,14 +101,14 @@ def _shrunk(payload: dict[str, Any], limit: int) -> dict[str, Any]:
 
 
 def _by_worth(payload: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """First what tells which event this is, the short before the long; then the rest, likewise."""
+    """Yield the values that identify the event first, then the others; short ones before long ones in each group."""
     return iter(sorted(payload.items(), key=lambda pair: (not _correlates(*pair), len(encoded(pair[1])))))
 
 
 def _correlates(name: str, value: Any) -> bool:
     if isinstance(value, str):
         return name in CORRELATION or name.endswith("_id")
-    return value is None or isinstance(value, int | float)  # counts, and flags
+    return value is None or isinstance(value, int | float)  # counts and flags
 
 
 def _cut(value: Any, most: int, longest: int) -> Any:

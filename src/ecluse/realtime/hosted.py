@@ -1,5 +1,5 @@
-"""Events to hosted Pusher, where that is configured: in batches, best effort, beside everything else. One hosted app
-has one set of channels, which cannot tell tenants apart: it is the tenant `default`'s, and nobody else's."""
+"""Send events to hosted Pusher, if configured: in batches, best effort, in the background. A hosted app has one set of
+channels, which cannot separate tenants: only the events of the tenant `default` are sent there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ecluse.vendors.http import VendorHttp
 log = structlog.get_logger(__name__)
 
 TENANT = "default"
-AT_ONCE = 10  # Pusher takes no more in a batch
+AT_ONCE = 10  # Pusher's limit for a batch
 LONGEST_QUEUE = 1_000
 DEADLINE = 5.0
 AFTER_TROUBLE_SECONDS = 1.0
@@ -46,7 +46,7 @@ class HostedApp:
 
 
 class Accepted(BaseModel):
-    """Nothing in it is of use to us."""
+    """The answer to a batch; none of its fields are used."""
 
 
 class Hosted:
@@ -69,14 +69,15 @@ class Hosted:
             self._wake.set()
 
     async def sink(self, events: Sequence[PublishedEvent]) -> None:
-        """Durable events, from the one replica that publishes. Taken is told: Pusher being away holds nobody up."""
+        """Queue durable events: a sink of the publisher, on the replica that publishes. Queued counts as published, so
+        an outage of Pusher does not delay the outbox."""
         for event in events:
             channels = channels_of(event.payload, self._hub.private) if is_told_live(event) else []
             if self.wants(event.tenant_id, channels):
                 self.take(durable(event, channels, self._hub.largest))
 
     async def run(self) -> None:
-        """Until cancelled. One batch after the other: what happened first is told first."""
+        """Send queued events until cancelled, one batch after the other, so that they stay in order."""
         while True:
             self._wake.clear()
             while self._queue:
@@ -94,6 +95,6 @@ class Hosted:
         except VendorError as error:
             self._hub.dropped["hosted refused"] += len(batch)
             log.warning("hosted Pusher did not take events", events=len(batch), error=error.message)
-            await asyncio.sleep(AFTER_TROUBLE_SECONDS)  # of what comes meanwhile, as much is kept as the queue holds
+            await asyncio.sleep(AFTER_TROUBLE_SECONDS)  # events queue up meanwhile; those beyond its limit are dropped
         else:
             self._hub.delivered["hosted"] += len(batch)

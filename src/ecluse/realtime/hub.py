@@ -1,7 +1,7 @@
-"""Who listens to what in this process, keyed by tenant and channel, and what each of them is still to be sent.
+"""Subscriptions of this process by tenant and channel, and the send queue of each listener.
 
-Whoever tells waits for nobody: every listener has a queue of its own, with an end. One that does not keep up loses what
-is ephemeral; when something durable does not fit any more it is sent away, and can come back for what it missed.
+Publishing never blocks: every listener has a bounded queue of its own. A listener that does not keep up loses ephemeral
+events; when a durable event does not fit it is disconnected, and can come back for what it missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST_QUEUE = 500
 LARGEST_PAYLOAD = 9_000
 LONGEST_NAME = 200
 
-# Close codes of the Pusher protocol, which say what the client is to do.
+# Close codes of the Pusher protocol: they tell the client whether and how to reconnect.
 DISABLED = (4003, "This application is disabled")
 TOO_SLOW = (4100, "Too slow: too much was waiting to be sent")
 RECONNECT = (4200, "This server stops: connect again")
@@ -34,8 +34,8 @@ Transport = Literal["websocket", "sse"]
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """As all listeners get it, written down once for all of them. `data` is what the event says, as text: JSON, except
-    where a publisher outside sent something else. `seq` is the place of a durable event; an ephemeral one has none."""
+    """An event for listeners, serialized once for all of them. `data` is its payload as text: JSON, unless an external
+    publisher sent something else. `seq` is the outbox position of a durable event; None for an ephemeral one."""
 
     tenant: str
     event: str
@@ -43,7 +43,7 @@ class Message:
     data: str
     seq: int | None = None
     ids: Mapping[str, Any] = field(default_factory=dict)
-    not_to: str | None = None  # the socket that it came from
+    not_to: str | None = None  # the id of the socket that sent it, which does not get it back
 
     _frames: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
@@ -55,39 +55,40 @@ class Message:
             return self.data
 
     def frame(self, channel: str) -> str:
-        """For sockets."""
+        """Return the WebSocket frame for this channel, cached."""
         if channel not in self._frames:
             self._frames[channel] = frame(self.event, self.data, channel)
         return self._frames[channel]
 
     @cached_property
     def text(self) -> bytes:
-        """For streams (server-sent events)."""
+        """The message as a server-sent event."""
         told = {"event": self.event, "channels": self.channels, **self.ids, "payload": self.payload}
         place = b"" if self.seq is None else b"id: %d\n" % self.seq
-        name = " ".join(self.event.split()).encode()  # a line of its own, whatever it is called
+        name = " ".join(self.event.split()).encode()  # without line breaks, which would end the field
         return place + b"event: " + name + b"\ndata: " + encoded(told) + b"\n\n"
 
 
 def frame(event: str, data: str, channel: str | None = None) -> str:
-    """As a socket gets it: JSON in which the data is text."""
+    """Return a WebSocket frame of the Pusher protocol: JSON in which the data is text."""
     parts = {"event": event, "data": data} if channel is None else {"event": event, "channel": channel, "data": data}
     return encoded(parts).decode()
 
 
 class Listener:
-    """A socket or a stream. It is woken when something is to be sent, or when it has to leave."""
+    """A socket or a stream with its queue. It is woken when there is something to send or it is to be closed."""
 
     def __init__(self, tenant: str, transport: Transport, socket_id: str | None = None) -> None:
         self.tenant, self.transport, self.socket_id = tenant, transport, socket_id
         self.channels: set[str] = set()
-        self.leave: tuple[int, str] | None = None  # the code that a socket is closed with, and why
+        self.leave: tuple[int, str] | None = None  # close code and reason, once it is to be closed
         self._queue: deque[tuple[Message, Sequence[str]] | str] = deque()
         self._wake = asyncio.Event()
 
     def offer(self, message: Message, channels: Sequence[str]) -> bool:
-        """`channels`: those of the message that it listens to. False: there is no room, or it leaves: whatever comes
-        after the first that it lost would hide a gap."""
+        """Queue a message; `channels` are those of the message that this listener subscribes to. Returns False if the
+        queue is full or the listener is being closed: after the first lost durable event, a later one would hide the
+        gap."""
         if self.leave is not None:
             return False
         if len(self._queue) < LONGEST_QUEUE:
@@ -99,7 +100,7 @@ class Listener:
         return False
 
     def say(self, text: str) -> None:
-        """To this one alone, in the same order as all the rest."""
+        """Queue a frame for this listener alone, in order with the messages."""
         if len(self._queue) < 2 * LONGEST_QUEUE:
             self._queue.append(text)
             self._wake.set()
@@ -111,7 +112,7 @@ class Listener:
         self._wake.set()
 
     async def wait(self, seconds: float) -> None:
-        """Until there is something to do, at most so long."""
+        """Wait until there is something to send or the listener is to be closed, at most `seconds`."""
         if not self._queue and self.leave is None:
             self._wake.clear()
             timer = asyncio.get_running_loop().call_later(seconds, self._wake.set)
@@ -126,7 +127,8 @@ class Listener:
 
 
 class Onward(Protocol):
-    """Where ephemeral messages go besides the listeners of this process: other replicas, hosted Pusher."""
+    """A further destination of ephemeral messages besides the listeners of this process: other replicas, hosted
+    Pusher."""
 
     def wants(self, tenant: str, channels: Sequence[str]) -> bool: ...
 
@@ -135,11 +137,12 @@ class Onward(Protocol):
 
 class Hub:
     def __init__(self, *, private: bool = True, largest: int = LARGEST_PAYLOAD) -> None:
-        """`private`: how the channels of our own events are called; `largest`: bytes of what an event says."""
+        """`private`: whether channels of Ecluse's own events have the prefix `private-`; `largest`: the maximum payload
+        in bytes."""
         self.private, self.largest = private, largest
         self.stopping = False
         self.onward: list[Onward] = []
-        self.changed: Callable[[], None] = lambda: None  # somebody came, or went
+        self.changed: Callable[[], None] = lambda: None  # called after a subscription was added or removed
         self.delivered: Counter[str] = Counter()  # by transport
         self.dropped: Counter[str] = Counter()  # by reason
         self.listeners: set[Listener] = set()
@@ -178,7 +181,7 @@ class Hub:
         return Counter(listener.transport for listener in self.listeners)
 
     def tell(self, lives: Sequence[EphemeralEvent]) -> None:
-        """Ephemeral events, at once; never waits, never raises."""
+        """Publish ephemeral events; never waits, never raises."""
         for live in lives:
             channels = channels_of(live.payload, self.private)
             if self._heard(live.tenant_id, channels) or self._wanted(live.tenant_id, channels):
@@ -186,20 +189,20 @@ class Hub:
                 self.publish(Message(live.tenant_id, live.event[:LONGEST_NAME], channels, data))
 
     def tell_durable(self, event: PublishedEvent) -> None:
-        """An event of the outbox; each replica reads there for itself, so it is not passed on."""
+        """Deliver an event of the outbox to local listeners only: every replica reads the outbox itself."""
         channels = channels_of(event.payload, self.private) if is_told_live(event) else []
         if self._heard(event.tenant_id, channels):
             self.deliver(durable(event, channels, self.largest))
 
     def publish(self, message: Message) -> None:
-        """To the listeners here, and onward."""
+        """Deliver to local listeners, and pass on to the destinations in `onward` that want it."""
         self.deliver(message)
         for onward in self.onward:
             if onward.wants(message.tenant, message.channels):
                 onward.take(message)
 
     def deliver(self, message: Message) -> None:
-        """To the listeners here, to each of them once."""
+        """Queue the message for each local listener of its channels, once per listener."""
         found: dict[Listener, list[str]] = {}
         for channel in (*message.channels, WHOLE_TENANT):
             for listener in self._by_key.get((message.tenant, channel), ()):
@@ -219,7 +222,7 @@ class Hub:
         return any(onward.wants(tenant, channels) for onward in self.onward)
 
     async def drain(self, seconds: float = 0.5) -> None:
-        """Send everybody away, to whoever takes over; wait until they have gone, at most so long."""
+        """Close all listeners, so that clients reconnect to another replica; wait for them at most `seconds`."""
         self.stopping = True
         for listener in self.listeners:
             listener.send_away(*RECONNECT)
@@ -231,7 +234,8 @@ class Hub:
 
 
 def is_told_live(event: PublishedEvent) -> bool:
-    """`transcription.completed` is for whoever looks on, `fiche/transcribed` for programs."""
+    """True for events for realtime subscribers, such as `transcription.completed`; names with a slash, such as
+    `fiche/transcribed`, are for programs."""
     return "." in event.event_type and "/" not in event.event_type
 
 

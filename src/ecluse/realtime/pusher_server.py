@@ -1,7 +1,7 @@
-"""The Pusher protocol, version 7, for sockets: `/app/{key}`. An unmodified pusher-js is at home here.
+"""WebSocket server for the Pusher protocol, version 7, at `/app/{key}`. Works with an unmodified pusher-js.
 
-A socket belongs to the tenant whose app's key it came with, and sees nothing of another. A private channel needs a
-signature over this very socket's id, which `/pusher/auth` gives to those who may read the same by HTTP.
+A socket belongs to the tenant of the app key it connected with, and gets no events of other tenants. A private channel
+needs a signature over the socket's id, which `/pusher/auth` issues to callers that may read the same record by HTTP.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ REFUSED_PREFIXES = ("presence-", "private-encrypted-")
 
 @dataclass(frozen=True)
 class Limits:
-    # Of one tenant at this replica. The key for sockets is public: they must not take the places of streams.
+    # Per tenant and replica. The app key is public: sockets have a limit of their own, so that they cannot use up that
+    # of streams.
     sockets: int = 2_000
     streams: int = 2_000
     subscriptions: int = 100  # of one socket
     message_bytes: int = 20_000
     client_events: int = 10  # of one socket in a second
-    activity_timeout: int = 120  # seconds of silence, after which a peer asks whether the other is still there
+    activity_timeout: int = 120  # seconds of silence after which a peer sends a ping
     pong_within: int = 30
 
 
 class PusherServer:
     def __init__(self, hub: Hub, apps: Apps | None, why_off: Callable[[str], str | None]) -> None:
-        """`why_off`: why a tenant has no sockets here; None: it has."""
+        """`why_off` returns why a tenant cannot use sockets here; None if it can."""
         self._hub, self._apps, self._why_off = hub, apps, why_off
         self.limits = Limits()
 
@@ -67,7 +68,7 @@ class PusherServer:
 
     async def serve(self, socket: WebSocket, pool: Pool) -> None:
         await socket.accept()
-        with suppress(WebSocketDisconnect):  # gone before we were done with it
+        with suppress(WebSocketDisconnect):  # the client disconnected first
             app = await self._admitted(socket, pool)
             if isinstance(app, App):
                 connection = Connection(self._hub, app, socket, self.limits)
@@ -102,7 +103,7 @@ class PusherServer:
 
 
 class Connection:
-    """One socket. Only its writer writes: whatever is said, events and answers alike, stands in one line."""
+    """One socket. Only its writer sends: events and replies go through one queue, in order."""
 
     def __init__(self, hub: Hub, app: App, socket: WebSocket, limits: Limits) -> None:
         self._hub, self._app, self._socket, self._limits = hub, app, socket, limits
@@ -113,7 +114,7 @@ class Connection:
         self._client_events: Counter[int] = Counter()  # by second
 
     async def run(self) -> tuple[int, str]:
-        """Until either side has had enough: what to close with."""
+        """Serve the socket until either side ends it. Returns the close code and reason."""
         with self._hub.listening(self._listener) as listener:
             if self._hub.stopping:
                 listener.send_away(4200, "This server stops")
@@ -150,7 +151,7 @@ class Connection:
             elif pinged_at is not None and self._now() >= pinged_at + self._limits.pong_within:
                 self._listener.send_away(*NO_PONG)
             due = asks_at
-            if pinged_at is not None:  # and look at times whether it was answered
+            if pinged_at is not None:  # check for the pong at intervals: it does not wake the writer
                 due = min(pinged_at + self._limits.pong_within, self._now() + self._limits.activity_timeout)
             await self._listener.wait(max(0.0, due - self._now()))
 
@@ -169,7 +170,7 @@ class Connection:
                 self._complain("Send text frames only")
             elif len(text.encode()) > self._limits.message_bytes:
                 self._listener.send_away(*TOO_LARGE)
-                await asyncio.sleep(SEND_SECONDS)  # the writer ends us
+                await asyncio.sleep(SEND_SECONDS)  # the writer sees `leave` and ends the connection
             else:
                 self._hear(text)
 
@@ -209,7 +210,8 @@ class Connection:
     def _is_one(self, channel: str) -> bool:
         if not NAME.fullmatch(channel) or channel.startswith(REFUSED_PREFIXES):
             return False
-        # A public one needs no right: where ours are private, none is made up by whoever has the public key.
+        # Public channels need no signature. While ours are private, a client that has only the public key cannot open
+        # public channels of arbitrary names.
         return channel.startswith(PRIVATE) or not self._hub.private or subject_of(channel) is not None
 
     def _may_join(self, channel: str, auth: Any) -> bool:

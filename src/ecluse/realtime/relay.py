@@ -1,7 +1,8 @@
-"""Between replicas: which channels somebody listens to elsewhere, and the ephemeral events for those, and only those.
+"""Relay between replicas: which channels have subscribers on other replicas, and the ephemeral events for those
+channels only.
 
-Both travel by NOTIFY. What a replica's listeners want is also in a table, read in full every few seconds: a lost
-notice, a dead replica and a database that forgot its unlogged tables are all healed there.
+Both are sent by NOTIFY. The channels subscribed to at each replica are also in a table that is read in full every few
+seconds: this recovers from a lost notice, a dead replica, and unlogged tables that the database has truncated.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GATHER_SECONDS = 0.02
 LOOK_SECONDS = 5.0
 LONGEST_QUEUE = 5_000
 LARGEST_NOTICE = 7_900  # bytes; PostgreSQL takes less than 8,000
-WRAPPING = 150  # of them
+WRAPPING = 150  # bytes of a notice, reserved for what surrounds its messages
 CHANNELS_AT_ONCE = 10
 KEYS_AT_ONCE = 20
 
@@ -48,7 +49,7 @@ OCCUPIED = f"""
 SELECT channel, sum(listeners)::int FROM realtime_interests JOIN realtime_replicas USING (replica_id)
 WHERE {ALIVE} AND tenant_id = %s AND channel <> '{WHOLE_TENANT}' GROUP BY channel ORDER BY channel
 """  # noqa: S608 - our own words
-# The row of the replica comes along: whoever was away for long finds it buried.
+# Also writes the replica's own row: after a long outage other replicas have deleted it.
 PUT = f"""
 WITH me AS ({BEAT}),
 gone AS (
@@ -69,16 +70,16 @@ SELECT pg_notify('{INTERESTS_CHANNEL}', '') FROM gone
 
 class Relay:
     def __init__(self, pool: Pool, replica: str, hub: Hub, *, answers: bool) -> None:
-        """`answers`: clients can listen at this replica."""
+        """`answers`: clients can subscribe at this replica."""
         self._pool, self._replica, self._hub, self._answers = pool, replica, hub, answers
         self._elsewhere: dict[Key, set[str]] = {}
-        self._put: dict[Key, int] = {}  # our own, as they are in the table
-        self._looking: list[str] | None = None  # what was heard while the table was being read
+        self._put: dict[Key, int] = {}  # this replica's interests, as stored in the table
+        self._looking: list[str] | None = None  # notices received while the table is being read
         self._queue: deque[Message] = deque()
         self._count = 0
         self._next_look = 0.0
         self._wake = asyncio.Event()
-        self.looked = asyncio.Event()  # once, at least
+        self.looked = asyncio.Event()  # the table has been read at least once
         hub.changed = self._wake.set
         hub.onward.append(self)
 
@@ -98,7 +99,7 @@ class Relay:
                 self._hub.deliver(Message(one["t"], one["e"], one["c"], one["d"], not_to=one["x"]))
 
     def hear_interests(self, notice: str) -> None:
-        if not notice:  # somebody left, or we may have missed something
+        if not notice:  # a replica left, or notices may have been missed
             self._next_look = 0.0
             self._wake.set()
             return
@@ -120,7 +121,7 @@ class Relay:
                     del self._elsewhere[tenant, channel]
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read and store interests and send queued messages, until cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
             self._wake.clear()
@@ -212,7 +213,8 @@ class Relay:
             yield in_a_notice(message, channels[start : start + CHANNELS_AT_ONCE])
 
     def _packed(self, pieces: Iterable[str]) -> Iterator[str]:
-        """As few notices as possible. Each has a number: PostgreSQL takes two that are the same for one."""
+        """Pack the messages into as few notices as possible. Each has a number: PostgreSQL deduplicates equal notices
+        of a transaction."""
         together: list[str] = []
         size = 0
         for piece in pieces:
@@ -231,14 +233,14 @@ class Relay:
 
 
 def in_a_notice(message: Message, channels: Sequence[str]) -> str:
-    """Shrunk, if it is too large for this way."""
+    """Return the message as a part of a notice, its data shortened if it is too large for NOTIFY."""
     told = {"t": message.tenant, "e": message.event, "c": channels, "d": message.data, "x": message.not_to}
     most = LARGEST_NOTICE - WRAPPING - 1
     limit = most - len(encoded({**told, "d": ""}))
     while len(piece := encoded(told)) > most:
         payload = message.payload
         told["d"] = fit(payload if isinstance(payload, dict) else {"data": str(payload)}, max(limit, 18)).decode()
-        limit = limit * 3 // 4  # text within text has its quotes marked: it is longer there
+        limit = limit * 3 // 4  # JSON within JSON is longer, because its quotes are escaped
     return piece.decode()
 
 
@@ -247,5 +249,5 @@ def _columns(rows: Sequence[Sequence[object]], count: int) -> list[list[object]]
 
 
 async def occupied(connection: Connection, tenant: str) -> dict[str, int]:
-    """How many listen to which channel of this tenant, at all replicas."""
+    """Return the number of listeners by channel of this tenant, over all replicas."""
     return dict(await (await connection.execute(OCCUPIED, (tenant,))).fetchall())

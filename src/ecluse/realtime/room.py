@@ -1,4 +1,4 @@
-"""Realtime put together, one per process: the hub, what passes events on, the sockets' server, hosted Pusher."""
+"""Realtime of one process: assembles and runs the hub, relay, tail, Pusher server and hosted Pusher."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Realtime:
         return self.hosted if tenant == HOSTED_TENANT else None
 
     def why_off(self, tenant: str) -> str | None:
-        """Why this tenant's clients get nothing by the Pusher protocol; None: they do."""
+        """Return why this tenant's clients get no events by the Pusher protocol; None if they do."""
         if self.dry_run:
             return DRY_RUN
         return NO_KEY if self.vault is None and self.hosted_for(tenant) is None else None
@@ -70,7 +70,8 @@ class Realtime:
 
     @asynccontextmanager
     async def serving(self, dsn: str, pool: Pool, replica: str, *, answers: bool) -> AsyncIterator[None]:
-        """`answers`: clients can come here; otherwise only what happens here is told elsewhere."""
+        """Run the realtime tasks. `answers`: clients can connect to this replica; otherwise it only passes its own
+        events on to other replicas."""
         relay = Relay(pool, replica, self.hub, answers=answers)
         jobs = {"relay": relay.run}
         channels: dict[str, Hear] = {INTERESTS_CHANNEL: relay.hear_interests}
@@ -110,6 +111,6 @@ async def _again_and_again(name: str, job: Callable[[], Awaitable[None]]) -> Non
             await job()
         except psycopg.OperationalError as error:
             log.warning("realtime: database away", part=name, error=str(error).strip())
-        except Exception:  # runs must not feel that realtime is broken, and it may be better in a moment
+        except Exception:  # a realtime failure must not affect runs; restart the part
             log.exception("realtime: a part failed and begins anew", part=name)
         await asyncio.sleep(AGAIN_SECONDS)

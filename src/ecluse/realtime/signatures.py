@@ -1,4 +1,5 @@
-"""How Pusher signs: requests to its HTTP API, and a socket's right to a channel. The same code signs and verifies."""
+"""Signatures of the Pusher protocol: of requests to its HTTP API, and of a socket's subscription to a channel. The same
+code signs and verifies."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def signed_query(key: str, secret: str, method: str, path: str, body: bytes, now
 def wrong_with(
     key: str, secret: str, method: str, path: str, query: Iterable[tuple[str, str]], body: bytes, now: float
 ) -> str | None:
-    """Why a request is not to be believed. None: it is."""
+    """Return why the signature of a request is invalid; None if it is valid."""
     pairs = list(query)
     given: Mapping[str, str] = dict(pairs)
     if len(given) != len(pairs):

@@ -1,5 +1,5 @@
-"""An answer without an end: server-sent events. A client that does not read is not waited for, or it would hold its
-place for ever."""
+"""Streaming response of server-sent events. A client that does not read is cut off; otherwise it would occupy its
+connection forever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 async def _squeezed(told: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Flushed after each part. What was sent before is the dictionary: sent again, it costs next to nothing."""
+    """Compress by gzip, flushed after each part. Parts sent before serve as the dictionary, so repeated content costs
+    next to nothing."""
     packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS, memLevel=6)
     async with aclosing(told):
         async for part in told:
@@ -28,7 +29,7 @@ async def _squeezed(told: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 class EventStream(StreamingResponse):
     def __init__(self, told: AsyncGenerator[bytes], *, squeeze: bool = False) -> None:
-        """`squeeze`: by gzip, which the client has said that it understands."""
+        """`squeeze`: compress by gzip; only if the client accepts it."""
         encoded = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"} if squeeze else {}
         told = _squeezed(told) if squeeze else told
         super().__init__(told, media_type="text/event-stream", headers=HEADERS | encoded)

@@ -1,5 +1,6 @@
-"""Durable events: each replica that answers reads what was published, from the end as it found it, and hands it to
-whoever listens here. A notification only wakes it; it looks every second anyway."""
+"""Deliver durable events to the subscribers of this replica. Each replica that serves clients reads the published
+events of the outbox, beginning with those published after its start. NOTIFY only wakes it; it polls every second
+anyway."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ecluse.realtime.hub import Hub
 
 log = structlog.get_logger(__name__)
 POLL_SECONDS = 1.0
-PAGE = 100  # far fewer than a listener's queue holds: who keeps up has sent them before the next
+PAGE = 100  # far below a listener's queue: a listener that keeps up has sent one page before the next is read
 NEWEST = "SELECT coalesce(max(published_seq), 0) FROM events_outbox"
 
 
@@ -23,13 +24,13 @@ class Tail:
     def __init__(self, pool: Pool, hub: Hub) -> None:
         self._pool, self._hub = pool, hub
         self.hint = asyncio.Event()
-        self.at = 0  # all up to here was handed on
+        self.at = 0  # `published_seq` of the last event handed to the hub
 
     async def start(self) -> None:
         self.at = await self._newest()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read and deliver published events until cancelled."""
         while True:
             self.hint.clear()
             try:
@@ -46,7 +47,7 @@ class Tail:
     async def _read_on(self) -> bool:
         if not self._hub.listeners:
             newest = await self._newest()
-            if not self._hub.listeners:  # who came meanwhile gets what was published meanwhile
+            if not self._hub.listeners:  # a listener that connected meanwhile gets what was published meanwhile
                 self.at = newest
                 return False
         async with self._pool.connection() as connection:
