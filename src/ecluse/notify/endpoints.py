@@ -65,7 +65,8 @@ async def create(
     is_active: bool = True,
 ) -> Row:
     """Create an endpoint. The number per tenant is limited, because every event is matched against all of them."""
-    await connection.execute("SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE", (tenant,))  # serializes the check of the limit
+    # Lock the tenant, so that concurrent calls check the limit one after the other.
+    await connection.execute("SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE", (tenant,))
     full = await connection.execute(FULL, (MOST, tenant))
     if await full.fetchone() == (True,):
         raise TooManyEndpoints

@@ -141,7 +141,8 @@ async def post(context: WorkContext, item: Item) -> Result:
                 why = f"Its receiver answered 410 Gone at {context.now():%Y-%m-%d %H:%M:%S} UTC"
                 await endpoints.switch_off(connection, delivery.tenant_id, delivery.endpoint_id, why)
         raise PermanentError(refused.message, code="GONE")
-    # Retry any refusal: the receiver may be fixed tomorrow, and a notification is not a command that it could reject.
+    # Retry any refusal: the receiver may be fixed tomorrow. A notification reports a fact; it is not a command that the
+    # receiver could reject.
     asked = refused.retry_after if isinstance(refused, TransientError) else None
     raise TransientError(
         refused.message, code=refused.code, retry_after=patience(asked, item.executions), ambiguous=False

@@ -138,7 +138,7 @@ class Crm:
                 raise PermanentError(f"{subject}: {message}", code=NOT_FOUND)
             # The cause is unknown and may be temporary, and a read can be retried at no cost.
             raise TransientError(f"{subject}: success is false: {message}", code="CRM_UNSUCCESSFUL", ambiguous=False)
-        # Without the list, recordings removed in the CRM could not be told from an incomplete answer.
+        # Without the list, recordings removed in the CRM could not be distinguished from an incomplete answer.
         if answer.information is None or "recordings" not in answer.model_fields_set:
             raise TransientError(f"{subject}: a success without information or recordings", code="BAD_ANSWER")
         recordings, skipped = usable(Recording, "recording", answer.recordings or ())

@@ -19,7 +19,7 @@ from ecluse.base.text import storable
 from ecluse.vendors.audio import Audio
 from ecluse.vendors.http import VendorHttp
 
-# The second one is the code of older answers.
+# The second code is that of older answers.
 CONCURRENCY = {"concurrent_limit_exceeded", "too_many_concurrent_requests"}
 QUOTA = "quota_exceeded"
 

@@ -45,7 +45,7 @@ def click_id(fiche_id: str, milliseconds: int) -> str:
 
 
 def day_id(fiche_id: str, day: date) -> str:
-    """Return the event id of a batch request: one per fiche and UTC day. After that run has ended, a repetition gets
+    """Return the event id of a daily request: one per fiche and UTC day. After that run has ended, a repetition gets
     the next retry suffix."""
     return f"transcribe-{in_names(fiche_id)}-{day.isoformat()}"
 
