@@ -1,1 +1,2 @@
-"""Who may do what: tenants, API keys, permissions, secrets at rest, audit trail, and what all HTTP answers share."""
+"""Access control (tenants, API keys, permissions), secrets at rest, the audit trail, and what all HTTP answers
+share."""

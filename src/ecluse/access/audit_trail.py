@@ -1,4 +1,5 @@
-"""What people did, who and why: written in the transaction that does it, so that neither exists without the other."""
+"""The audit trail: who did what, and why. A row is written in the transaction of the action, so that neither exists
+without the other."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ async def record(
     reason: str | None = None,
     request_id: str | None = None,
 ) -> None:
-    """`actor` is `key:<id>` over HTTP and `cli:<user>` on the command line; `action` is noun.verb."""
+    """Write one row. `actor` is `key:<id>` over HTTP and `cli:<user>` on the command line; `action` is noun.verb."""
     await connection.execute(
         "INSERT INTO audit_trail (tenant_id, at, actor, action, subject, reason, request_id)"
         " VALUES (%s, ecluse_now(), %s, %s, %s, %s, %s)",

@@ -1,6 +1,6 @@
-"""The door: every route but the public ones says which permission it needs, and nothing of it runs before the caller's
-key has been found to have it. Bodies are read strictly: JSON, or a form where a route asks for one, no key twice, no
-text that cannot be stored."""
+"""Authentication and authorisation of API routes. Every route but the public ones declares the permission it needs, and
+none of its code runs before the caller's key was found to have it. Bodies are read strictly: JSON, or a form where a
+route asks for one, no duplicate key, no text that cannot be stored."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ UNKNOWN = "This key is not known here, or has expired or been revoked."
 
 
 def needs(permission: str, *, narrowed: bool = False) -> dict[str, Any]:
-    """What a route passes as `openapi_extra`. `narrowed`: it shows callers of a narrower scope than ALL only what is
-    theirs; all other routes refuse them."""
+    """Return what a route passes as `openapi_extra`. `narrowed`: the route restricts its answer to the scope of a
+    caller whose scope is narrower than ALL; all other routes refuse such callers."""
     assert permission in PERMISSIONS, permission  # noqa: S101 - said in code, never by a caller
     return {PERMISSION: permission, NARROWED: narrowed, "security": [{"key": []}]}
 
@@ -65,7 +65,8 @@ def _query_parameters(route: APIRoute) -> list[str]:
 
 
 def _refuse_unknown(request: Request, known: Sequence[str]) -> None:
-    """A filter that is not known would be ignored, and the answer taken for a filtered one."""
+    """Refuse unknown query parameters: the caller would take an answer without its misspelled filter for a filtered
+    one."""
     unknown = [name for name in dict.fromkeys(request.query_params.keys()) if name not in known]
     if unknown:
         raise RequestValidationError([_unknown_parameter(name, known) for name in unknown])
@@ -95,7 +96,7 @@ async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:
 
 
 async def admit(request: Request, key: str, permission: str, *, narrowed: bool = False) -> Caller:
-    """Whoever comes with this key, if it may do that here."""
+    """Return the caller that this key belongs to, or raise Refused if the key is unknown or may not do this."""
     keys: Keys = request.app.state.keys
     caller = await keys.find(key)
     if caller is None:
@@ -135,7 +136,8 @@ class StrictRequest(Request):
 
 
 def check_storable(value: Any) -> None:
-    """Refuse NUL bytes and lone surrogates wherever they are, and what is nested more deeply than all can follow."""
+    """Refuse NUL bytes and lone surrogates at any depth, and values nested more deeply than every consumer can
+    handle."""
     left, depth = [value], 0
     while left:
         if depth > DEEPEST:

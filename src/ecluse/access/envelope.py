@@ -1,8 +1,8 @@
-"""What every answer has in common: a request id, the replica that answered, a limit on bodies, and one shape of error:
-`{"error": {"code", "message", "details", "request_id"}}`, whatever went wrong and wherever.
+"""What all HTTP answers share: a request id, the id of the replica that answered, a limit on request bodies, and one
+shape for every error: `{"error": {"code", "message", "details", "request_id"}}`.
 
-A request id that a caller sends is taken over if it is harmless; it is bound to every log line of the request. What
-nobody expected is told to the log, not to the caller.
+A request id sent by the caller is used if it consists of harmless characters; it is bound to every log line of the
+request. The details of an unexpected error are logged, not sent to the caller.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ecluse.db.connect import is_away, one_line
 from ecluse.db.reads import ReadTimeout
 
 log = structlog.get_logger(__name__)
-READS_TOO = logging.getLogger(__name__)  # at DEBUG; asked beforehand, because reads are many
+READS_TOO = logging.getLogger(__name__)  # reads are logged at DEBUG; the level is tested first: reads are many
 
 LARGEST_BODY = 1_000_000
 MOST_DETAILS = 20
@@ -43,7 +43,7 @@ STATUS: dict[type[EcluseError], int] = {
     ForbiddenTransition: 409,
     ReadTimeout: 503,
 }
-# Ours to keep, whatever the standard library calls them next.
+# Our own table, so that error codes stay the same when the standard library renames a status.
 CODES = {
     404: "NOT_FOUND",
     405: "METHOD_NOT_ALLOWED",
@@ -66,7 +66,7 @@ class ErrorAnswer(BaseModel):
 
 
 class Refused(EcluseError):
-    """An answer other than the one asked for, with its status."""
+    """A request that is refused: the HTTP status, code and message to answer with."""
 
     def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message, code=code)
@@ -88,7 +88,7 @@ def request_id(request: Request) -> str:
 def as_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     try:
         body = to_json(value)
-    except ValueError:  # nested more deeply than it can count, as a vendor's answer may be
+    except ValueError:  # nested too deeply for pydantic, as a vendor's answer may be
         body = json.dumps(value, default=to_jsonable_python).encode()
     return Response(body, status, headers, "application/json")
 
@@ -130,9 +130,9 @@ class Envelope:
                     await error_answer(this, 413, CODES[413], TOO_LARGE.detail)(scope, receive, marked)
                 else:
                     await self._app(scope, limited, marked)
-            except Exception as error:  # the last one to see it: the caller gets an answer, the log the reason
+            except Exception as error:  # outermost handler: the caller gets an error answer, the log the reason
                 if status:
-                    raise  # half of an answer is out: only a broken connection can say that there is no more
+                    raise  # the answer has begun: only a broken connection can tell the client that it is incomplete
                 await _unexpected(this, error)(scope, receive, marked)
             if scope["method"] != "GET" or status >= 400 or READS_TOO.isEnabledFor(logging.DEBUG):
                 log.info(
@@ -199,12 +199,12 @@ async def _our_error(request: Request, error: EcluseError) -> Response:
 
 
 def _sent(request: Request) -> Any:
-    """The body, as far as a route has read one."""
+    """Return the parsed body of the request, None if no route has read one."""
     return getattr(request.state, "sent", None)
 
 
 def status_of(error: EcluseError) -> int | None:
-    """None: not an answer to anybody, but a fault of ours."""
+    """Return the HTTP status of an error that is an answer to the caller; None for a fault of the server."""
     if isinstance(error, Refused):
         return error.status
     return next((status for kind, status in STATUS.items() if isinstance(error, kind)), None)

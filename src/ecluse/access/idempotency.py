@@ -1,7 +1,7 @@
-"""`Idempotency-Key`: a request repeated within a day gets the first one's answer and starts nothing.
+"""`Idempotency-Key`: a request repeated within a day gets the answer of the first one and starts nothing.
 
-Key, what was started and answer are one transaction: a crash leaves all of it or nothing, and a repetition that comes
-while the first is at work waits for it at the key's index entry.
+The key, the effects of the request and the stored answer are one transaction: a crash leaves all of them or none. A
+repetition that arrives while the first request is in progress waits for it at the key's index entry.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ecluse.engine import Aged
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
 KEPT = Aged("idempotency keys", "idempotency_keys", "t.created_at", order="created_at", type="timestamptz")
 
-# A key that is older than a day is as good as new.
+# A key that is older than a day may be used for a new request.
 TAKE = """
 INSERT INTO idempotency_keys AS k (tenant_id, key, request, created_at) VALUES (%s, %s, %s, ecluse_now())
 ON CONFLICT (tenant_id, key) DO UPDATE SET request = excluded.request, status = NULL, answer = NULL,
@@ -36,7 +36,7 @@ RETURNING 1
 
 @dataclass(frozen=True)
 class Answer:
-    """What is said only `once` is not stored: a repetition is answered with the body alone."""
+    """The answer to a request. The fields in `once` are not stored: a repetition is answered with `body` alone."""
 
     status: int
     body: Mapping[str, Any]
@@ -54,7 +54,7 @@ def key_of(request: Request) -> str | None:
 
 
 async def once(request: Request, pool: Pool, do: Callable[[Connection], Awaitable[Answer]]) -> Response:
-    """`do` in one transaction, unless this request has been answered before."""
+    """Run `do` in one transaction, or replay the stored answer if this request has been answered before."""
     key = key_of(request)
     async with pool.connection() as connection, connection.transaction():
         if key is None:

@@ -1,7 +1,7 @@
-"""API keys. A key is random and shown once; its SHA-256 is stored, and finds it.
+"""API keys. A key is random and shown once; only its SHA-256 is stored, and the key is looked up by that.
 
-A look-up is good for a second: what a revoked key can still do is over within that time, on every replica. When a key
-was last used is written beside the requests, at most once a minute.
+A look-up is cached for a second, so a revoked key stops working within a second on every replica. The time of a key's
+last use is written in a background task, at most once a minute.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WHERE id = %s AND (last_used_at IS NULL OR last_used_at < ecluse_now() - interva
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is asking: what their key says."""
+    """The caller of a request, as its API key describes it."""
 
     key_id: int
     tenant: str
@@ -58,7 +58,7 @@ class Caller:
     scope: str
     groupes: Sequence[str]
     crm_user_id: str | None
-    disabled: bool  # the tenant is
+    disabled: bool  # the tenant is disabled
     name: str = ""  # for people
 
     @property
@@ -74,7 +74,7 @@ def digest(key: str) -> bytes:
 
 
 class Keys:
-    """The keys as the requests of this process see them."""
+    """Look-ups of API keys for the requests of this process, cached for FRESH_SECONDS."""
 
     def __init__(self, reads: Reads, pool: Pool, clock: Clock) -> None:
         self._reads, self._pool, self._clock = reads, pool, clock
@@ -83,7 +83,7 @@ class Keys:
         self._writing: set[asyncio.Task[None]] = set()
 
     async def find(self, key: str) -> Caller | None:
-        """None: not one of ours, expired or revoked; nobody is told which."""
+        """Return the caller; None if the key is unknown, expired or revoked. Callers are not told which."""
         hashed, now = digest(key), self._clock.monotonic()
         until, caller = self._known.get(hashed, (now, None))
         if caller is None or until <= now:
@@ -133,7 +133,7 @@ async def create(
     groupes: Sequence[str] = (),
     crm_user_id: str | None = None,
 ) -> tuple[int, str]:
-    """Its id, and the key itself: nobody can say it a second time."""
+    """Create a key; return its id and the key itself, which cannot be shown again."""
     if role not in ROLES:
         raise InvalidInput(f"a role is one of {', '.join(ROLES)}, not {role!r}")
     if not name.strip():
@@ -163,7 +163,7 @@ def _check_scope(scope: str, groupes: Sequence[str], crm_user_id: str | None) ->
 
 
 async def revoke(connection: Connection, key_id: int) -> tuple[str, bool]:
-    """Whose it was, and whether this revoked it: for good, and nobody un-revokes a key."""
+    """Revoke a key, irreversibly; return its tenant, and whether this call revoked it."""
     known = await (await connection.execute("SELECT tenant_id FROM api_keys WHERE id = %s", (key_id,))).fetchone()
     if known is None:
         raise NotFound(f"There is no key {key_id}. `ecluse keys list` shows them.")

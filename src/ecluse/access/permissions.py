@@ -1,6 +1,7 @@
-"""What a route may ask for and which role has it: permissions are `area.read` and `area.write`, roles are sets of them.
+"""Permissions that a route may require, and the roles that have them: a permission is `area.read` or `area.write`, a
+role is a set of permissions.
 
-A viewer reads, an operator also acts, an admin also administers who may come in.
+A viewer reads, an operator also acts, an admin also administers keys and tenants.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Secrets at rest: AES-GCM, bound to tenant and name, so that a ciphertext moved to another row opens nothing.
+"""Secrets at rest: AES-GCM, bound to tenant and name, so that a ciphertext moved to another row cannot be decrypted.
 
-The key comes from the environment or a file, never from the database. Each row says which key it was sealed with: a
-program that has another one refuses to start instead of failing at the first use.
+The key comes from the environment or a file, never from the database. Each row stores the id of the key it was sealed
+with: a process with another key refuses to start instead of failing at the first use.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def names(connection: Connection, tenant: str) -> list[str]:
 
 
 def check_fits(secrets: Secrets | None, stored: Iterable[str]) -> None:
-    """`stored` are the ids of the keys that something was sealed with."""
+    """Raise SetUpError if secrets were sealed with other keys than the one here; `stored` are the ids of those keys."""
     if secrets is None and (others := sorted(stored)):
         raise SetUpError(
             f"Secrets are stored, sealed with key {', '.join(others)}, and there is no key here: set ECLUSE_SECRET_KEY "
@@ -102,7 +102,8 @@ def key_file(path: Path) -> bytes:
 
 
 def made_once(path: Path) -> bytes:
-    """The key in this file, made when it is missing. Replicas that start together agree: it is there whole or not."""
+    """Return the key in this file; create it if it is missing. Replicas that start together end up with the same key:
+    the file appears complete or not at all."""
     if not path.exists():
         try:
             _make(path)
@@ -112,11 +113,11 @@ def made_once(path: Path) -> bytes:
 
 
 def _make(path: Path) -> None:
-    handle, new = tempfile.mkstemp(dir=path.parent)  # for its owner only
+    handle, new = tempfile.mkstemp(dir=path.parent)  # mode 0600
     with os.fdopen(handle, "w") as file:
         file.write(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
         file.flush()
-        os.fsync(handle)  # before anything is sealed with it: what was sealed with a lost key is lost, too
+        os.fsync(handle)  # before the key is used: secrets sealed with a lost key would be lost, too
     with suppress(FileExistsError):
         os.link(new, path)
     Path(new).unlink()

@@ -1,4 +1,4 @@
-"""Tenants: whose runs, keys and secrets they are. One that is disabled keeps everything and is let in nowhere."""
+"""Tenants, the owners of runs, keys and secrets. A disabled tenant keeps its data, but its keys are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_NAME = 200
 
 
 async def create(connection: Connection, tenant: str, name: str | None = None) -> bool:
-    """False if it is there already."""
+    """Create the tenant; return False if it exists already."""
     if not TENANT.fullmatch(tenant):
         raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {tenant!r}")
     cursor = await connection.execute(
@@ -26,7 +26,7 @@ async def create(connection: Connection, tenant: str, name: str | None = None) -
 
 
 async def set_disabled(connection: Connection, tenant: str, disabled: bool) -> bool:
-    """False if it was so already."""
+    """Disable or enable the tenant; return False if it was in that state already."""
     await require(connection, tenant)
     cursor = await connection.execute(
         "UPDATE tenants SET disabled_at = CASE WHEN %(disabled)s THEN ecluse_now() END"

@@ -1,4 +1,5 @@
-"""How values cross the wire: 64-bit ids as strings, pages of 50 (at most 200), numbers written plainly."""
+"""Types of query parameters, bodies and answers: 64-bit ids as strings, pages of 50 (at most 200), numbers in plain
+digits."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Body(BaseModel):
 
 
 class Shape(BaseModel):
-    """Of an answer. None is built through it; tests compare the two."""
+    """Base of the models that describe answers in the OpenAPI document. Answers are not built through them; tests
+    compare the two."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,7 +62,7 @@ class Standing(Shape):
 
 
 def number(noun: str, text: str) -> int:
-    """An id from a path. What cannot be one does not exist, like any other that does not."""
+    """Parse an id from a path; raise NotFound for text that cannot be an id, as for an id that does not exist."""
     if re.fullmatch(r"[1-9][0-9]{0,18}", text) and int(text) <= LARGEST_ID:
         return int(text)
     raise NotFound(f"there is no {noun} {storable(text, 50)}")
