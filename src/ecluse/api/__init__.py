@@ -1,5 +1,6 @@
-"""The HTTP face: generic runs and leases for every flow. Routes are thin; each says the permission it needs, and what
-it answers is raw rows as JSON: the models in `shapes.py` describe it, and nobody validates it again while serving."""
+"""The HTTP API: runs and leases of every flow, the routes of the flows, notifications and realtime. Routes are thin;
+each declares the permission it needs and answers with rows as JSON. The models in `shapes.py` only describe the
+answers; answers are not validated against them while serving."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from ecluse.flows.transcriptions import routes as transcriptions
 def mount(app: FastAPI) -> None:
     flows = (fiches, transcriptions, audits, automation)
     for part in (me, runs, outcomes, leases, *flows, notifications, realtime, events, pusher):
-        app.router.routes += part.routes.routes  # flat: an included router would be looked through per request
+        app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -39,7 +40,7 @@ def mount(app: FastAPI) -> None:
 
 @asynccontextmanager
 async def serving(app: FastAPI, kit: Kit) -> AsyncIterator[None]:
-    """What the routes need besides the kit."""
+    """Open what the routes need besides the kit: the pool for quick reads, and the cache of API keys."""
     async with pool(kit.dsn, size=min(READING, kit.db_pool), settings=READ_SETTINGS, checked=False) as quick:
         app.state.reads = Reads(quick, kit.pool)
         app.state.keys = keys = Keys(app.state.reads, kit.pool, kit.clock)

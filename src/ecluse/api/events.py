@@ -1,5 +1,6 @@
-"""`GET /api/events`: the same events as a stream (server-sent events). A durable one has its place as id: whoever comes
-back with `Last-Event-ID` first gets what was published meanwhile. An ephemeral one has none, and does not come back."""
+"""`GET /api/events`: realtime events as a stream of server-sent events. A durable event has its place in the outbox as
+id: a client that reconnects with `Last-Event-ID` first gets the events published meanwhile. An ephemeral event has no
+id and is not sent again."""
 
 from __future__ import annotations
 
@@ -75,13 +76,13 @@ def _place(given: str) -> int | None:
 
 class _Stream:
     def __init__(self, request: Request, subjects: Sequence[Subject], last: int | None) -> None:
-        """Without subjects: of everything."""
+        """Stream the events of `subjects`; without subjects, all events of the tenant."""
         self._request, self._subjects = request, subjects
         self._hub, self._tail = realtime_of(request).hub, realtime_of(request).tail
         names = {channel_name(subject, self._hub.private) for subject in subjects}
         self._channels = frozenset(names or {WHOLE_TENANT})
         self._listener = Listener(caller_of(request).tenant, "sse")
-        self._sent = last  # the place of the last durable event
+        self._sent = last  # `seq` of the last durable event sent
 
     async def run(self) -> AsyncGenerator[bytes]:
         assert isinstance(self._tail, Tail)  # noqa: S101 - there is one where requests are answered
@@ -94,16 +95,16 @@ class _Stream:
                 self._hub.subscribe(listener, channel)
             if self._sent is None:
                 self._sent = self._tail.at
-                yield b"id: %d\n\n" % self._sent  # for whoever is cut off before the first event
-            async for missed in self._missed():  # while we were reading
+                yield b"id: %d\n\n" % self._sent  # for a client that loses its connection before the first event
+            async for missed in self._missed():  # published while the pages above were read
                 yield missed
-            if listener.leave is not None:  # what was not read is before what waits: the next stream begins there
+            if listener.leave is not None:  # unread events precede the queued ones: a new stream resumes there
                 return
             async for live in self._live():
                 yield live
 
     async def _missed(self) -> AsyncGenerator[bytes]:
-        """Page by page, until there is no more."""
+        """Yield the durable events after the last one sent, page by page, until there are no more."""
         reads, tenant, page = reads_of(self._request), self._listener.tenant, PAGE
         while page == PAGE and self._listener.leave is None:
             after = self._sent or 0

@@ -1,4 +1,4 @@
-"""What supervisors and monitoring ask, without a key: alive, ready, metrics."""
+"""Routes without a key for supervisors and monitoring: liveness, readiness, metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ KEEP_SECONDS = 1.0
 
 
 class Readiness:
-    """Whether the database answers. One asks for all who come within a second: anybody may come, and often."""
+    """Whether the database answers. The result is shared by all requests within a second: the route is public, and may
+    be requested often."""
 
     def __init__(self) -> None:
         self._asking = asyncio.Lock()

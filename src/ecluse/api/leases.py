@@ -1,4 +1,4 @@
-"""Who holds what, and the way to take it from a holder that will never let go: with a reason, and recorded."""
+"""Routes that list the leases held, and take a lease from a holder that never releases it; the reason is recorded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Released(Shape):
 
 @routes.get("/api/leases", openapi_extra=needs("leases.read"), response_model=LeasePage)
 async def list_held(request: Request, limit: Limit = 50, offset: Offset = 0) -> Response:
-    """Those that are held, by key."""
+    """List the leases that are held, by key."""
     tenant = caller_of(request).tenant
     rows = await reads_of(request)(lambda c: list_leases(c, tenant, limit=limit, offset=offset))
     return as_json({"leases": with_ids_as_text(rows), "limit": limit, "offset": offset})
@@ -56,7 +56,8 @@ async def list_held(request: Request, limit: Limit = 50, offset: Offset = 0) -> 
 
 @routes.post("/api/leases/release", openapi_extra=needs("leases.write"), response_model=Released)
 async def release(request: Request, body: Release) -> Response:
-    """Take a lease away from its holder, which cannot write under it any more. A dead one's expires by itself."""
+    """Take a lease away from its holder, which then cannot write under it any more. The lease of a dead holder expires
+    by itself."""
     caller, subject = caller_of(request), f"lease:{body.key}"
     async with kit_of(request).pool.connection() as connection, connection.transaction():
         if not await force_release(connection, caller.tenant, body.key, reason=body.reason, by=caller.actor):

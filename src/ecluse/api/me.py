@@ -1,4 +1,4 @@
-"""`GET /api/me`: what the key in hand may do."""
+"""`GET /api/me`: what the caller's key may do."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Metrics in Prometheus' words: what this process counted, and what the database says about all of them.
+"""Metrics in the Prometheus format: counters of this process, and gauges from the database about all processes.
 
-The database is asked at a scrape, and seldom: an answer is kept for two seconds, and for fifty times as long as it
-took (fifteen seconds at most), so that no number of scrapes costs much of a connection. While it is away, what the
-process knows by itself is still told.
+The database is queried during a scrape, and seldom: a result is cached for at least two seconds, or for fifty times as
+long as the query took (fifteen seconds at most), so that frequent scrapes use little of a connection. While the
+database is unavailable, the metrics of the process itself are still served.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ecluse.insight import run_queries
 from ecluse.realtime.hub import Hub
 
 log = structlog.get_logger(__name__)
-# Or there would be a second series for each, which nobody asked for.
+# Without this, each counter and histogram would have a second series, `_created`, that is not used.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 KEEP_SECONDS = (2.0, 15.0)  # at least, at most
@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 2.0
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-# From the database: the same in every replica.
+# From the database: the same from every replica.
 SHARED = {
     "runs_open": (["flow", "state"], "Runs that have not ended."),
     "items_waiting": (["lane"], "Items that nobody has in hand, due or not yet."),
@@ -47,7 +47,7 @@ SHARED = {
     "replicas": (["state"], "Processes by what became of them; those that ended are forgotten after an hour."),
     "schedules_overdue": ([], "Schedules with a due instant more than a minute ago that nobody has decided on."),
 }
-# Of this process, since it started.
+# Counters of this process since it started.
 OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
     "runs_ended": (["flow", "state"], "Runs that this process ended.", counters.runs_ended),
     "items_finished": (["flow", "stage", "status"], "Items whose end this process stored.", counters.items_finished),
@@ -88,7 +88,7 @@ class Metrics:
         self._asking = asyncio.Lock()
 
     async def text(self) -> bytes:
-        async with self._asking:  # several who ask at once share one answer
+        async with self._asking:  # concurrent scrapes share one query
             if time.monotonic() >= self._good_until:
                 await self._ask()
         return prometheus_client.generate_latest(self._registry)
@@ -152,7 +152,7 @@ def realtime_metrics(hub: Hub) -> Iterator[Metric]:
 
 
 class CountRequests:
-    """By the route's pattern, not by path: ids in labels would be without number."""
+    """Count requests by the route's pattern, not by path: ids in labels would make their number unbounded."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

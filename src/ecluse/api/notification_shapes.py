@@ -1,4 +1,4 @@
-"""What the routes of notifications take and answer."""
+"""Models of the bodies and answers of the notification routes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class NewMail(Body):
 
 
 class Changes(Body):
-    """Only what is to change."""
+    """The fields to change; fields that are left out stay as they are."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"events": ["*"], "is_active": False}]})
 

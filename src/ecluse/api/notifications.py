@@ -1,5 +1,5 @@
-"""Who is told of what, by webhook or mail, and the log of it. An endpoint's signing secret is answered once, when it is
-made; what people change is recorded."""
+"""Routes of notification endpoints (webhooks and mail) and of the log of deliveries. The signing secret of an endpoint
+is shown only when it is made or rotated; every change is recorded in the audit trail."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ routes = door.routes("notifications")
 
 @routes.get("/api/notifications/endpoints", openapi_extra=needs("notifications.read"), response_model=EndpointPage)
 async def list_endpoints(request: Request, limit: Limit = 50, offset: Offset = 0) -> Response:
-    """Who is told of what, by id."""
+    """List the notification endpoints, by id."""
     tenant = caller_of(request).tenant
     rows = await reads_of(request)(lambda c: endpoints.list_endpoints(c, tenant, limit=limit, offset=offset))
     shown = [endpoints.shown(row) for row in rows]
@@ -51,7 +51,7 @@ async def list_endpoints(request: Request, limit: Limit = 50, offset: Offset = 0
     "/api/notifications/endpoints/{endpoint_id}", openapi_extra=needs("notifications.read"), response_model=EndpointRow
 )
 async def show_endpoint(request: Request, endpoint_id: str) -> Response:
-    """One of them."""
+    """Show one endpoint."""
     tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
     return _answer(await reads_of(request)(lambda c: endpoints.show(c, tenant, wanted)))
 
@@ -65,7 +65,7 @@ async def show_endpoint(request: Request, endpoint_id: str) -> Response:
 async def create_endpoint(
     request: Request, body: Annotated[NewWebhook | NewMail, Body(discriminator="kind", examples=EXAMPLES)]
 ) -> Response:
-    """Have somebody told. The answer holds the secret that webhooks are signed with; it is not shown again."""
+    """Create an endpoint. The answer holds the secret that its webhooks are signed with; it is not shown again."""
     given, secret = body.model_dump(exclude={"kind"}), None
     _check(request, given)
     if body.kind == "webhook":
@@ -89,9 +89,9 @@ async def create_endpoint(
     "/api/notifications/endpoints/{endpoint_id}", openapi_extra=needs("notifications.write"), response_model=EndpointRow
 )
 async def change_endpoint(request: Request, endpoint_id: str, body: Changes) -> Response:
-    """Change what is given, and only that."""
+    """Change the given fields of an endpoint, and only those."""
     tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
-    # Nothing is no change; but a description can be taken away.
+    # null means no change, but a description can be removed by it.
     given = body.model_dump(exclude_unset=True)
     changes = {name: value for name, value in given.items() if value is not None or name == "description"}
     async with kit_of(request).pool.connection() as connection, connection.transaction():
@@ -108,7 +108,7 @@ async def change_endpoint(request: Request, endpoint_id: str, body: Changes) -> 
     "/api/notifications/endpoints/{endpoint_id}", openapi_extra=needs("notifications.write"), response_model=Deleted
 )
 async def delete_endpoint(request: Request, endpoint_id: str) -> Response:
-    """Nothing more is sent to it; what was stays in the log."""
+    """Delete an endpoint. Nothing more is sent to it; its past deliveries stay in the log."""
     tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
     async with kit_of(request).pool.connection() as connection, connection.transaction():
         await endpoints.delete(connection, tenant, wanted)
@@ -124,7 +124,8 @@ async def delete_endpoint(request: Request, endpoint_id: str) -> Response:
     response_model=NewEndpoint,
 )
 async def rotate_secret(request: Request, endpoint_id: str) -> Response:
-    """A new signing secret for a webhook. For a day the old one signs as well, so that its receiver can change over."""
+    """Make a new signing secret for a webhook. For a day messages are signed with the old one as well, so that the
+    receiver can change over."""
     tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
     keys, secret = _secrets(request), new_secret()
     async with kit_of(request).pool.connection() as connection, connection.transaction():
@@ -142,7 +143,7 @@ async def rotate_secret(request: Request, endpoint_id: str) -> Response:
     "/api/notifications/endpoints/{endpoint_id}/test", openapi_extra=needs("notifications.write"), response_model=Begun
 )
 async def test_endpoint(request: Request, endpoint_id: str) -> Response:
-    """Send it a `ping`. What becomes of it is in the log of deliveries."""
+    """Send the endpoint a `ping`. The result is in the log of deliveries."""
     tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
     async with kit_of(request).pool.connection() as connection, connection.transaction():
         endpoint = await endpoints.show(connection, tenant, wanted)
@@ -156,7 +157,7 @@ async def test_endpoint(request: Request, endpoint_id: str) -> Response:
 async def list_deliveries(
     request: Request, limit: Limit = 50, offset: Offset = 0, endpoint_id: Filter = None, state: State | None = None
 ) -> Response:
-    """What was told to whom, the newest first."""
+    """List deliveries, the newest first."""
     tenant = caller_of(request).tenant
     wanted = None if endpoint_id is None else number("endpoint", endpoint_id)
     rows = await reads_of(request)(
@@ -171,7 +172,7 @@ async def list_deliveries(
     response_model=DeliveryInFull,
 )
 async def show_delivery(request: Request, delivery_id: str) -> Response:
-    """One delivery: what was told, each attempt that failed and why, what was answered."""
+    """Show one delivery: the message, each failed attempt with its error, the answer of the receiver."""
     tenant, wanted = caller_of(request).tenant, number("delivery", delivery_id)
     row = await reads_of(request)(lambda c: log.show_delivery(c, tenant, wanted))
     with_ids_as_text([row])
@@ -184,7 +185,7 @@ async def show_delivery(request: Request, delivery_id: str) -> Response:
     response_model=Begun,
 )
 async def redeliver(request: Request, delivery_id: str) -> Response:
-    """Tell it once more, under the same message id, by which a receiver can tell that it knows it already."""
+    """Deliver the message again, under the same message id, by which the receiver can recognise a duplicate."""
     tenant, wanted = caller_of(request).tenant, number("delivery", delivery_id)
     async with kit_of(request).pool.connection() as connection, connection.transaction():
         row = await log.show_delivery(connection, tenant, wanted)

@@ -1,7 +1,8 @@
-"""`outcomes.csv`: what became of every target, streamed page by page; no connection is held while a reader is slow.
+"""`outcomes.csv`: the outcome of every target, streamed page by page; no database connection is held while a client
+reads slowly.
 
-RFC 4180, and nothing in it is taken for a formula by a spreadsheet (ASVS 1.2.10): a cell that begins like one gets an
-apostrophe in front.
+The format is RFC 4180. A cell that begins like a formula gets an apostrophe in front, so that no spreadsheet evaluates
+it (ASVS 1.2.10).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ecluse.access.wire import Row, number, reads_of
 from ecluse.db.reads import Reads
 from ecluse.insight import run_queries
 
-PAGE = 10_000  # of an open run each page asks what is known to fail
+PAGE = 10_000  # large: of an open run each page also queries the expected failures
 COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist", "will_fail")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\x00")
 
@@ -44,9 +45,10 @@ def lines(rows: Iterable[Iterable[object]]) -> str:
     responses={200: {"content": {"text/csv": {"example": lines([COLUMNS, ("SKU-7", "failed", "NOT_FOUND")])}}}},
 )
 async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
-    """Every target with its outcome; without one while the run is open, but with why it will fail, if that is known."""
+    """Every target with its outcome. While the run is open, a target may have none yet; if it is known to fail, the
+    reason is given."""
     tenant, wanted, reads = caller_of(request).tenant, number("run", run_id), reads_of(request)
-    first = await _page(reads, tenant, wanted, None)  # before the answer begins: a run that is not there is a 404
+    first = await _page(reads, tenant, wanted, None)  # before the answer begins: an unknown run is a 404
     return StreamingResponse(
         _all(reads, tenant, wanted, first),
         media_type="text/csv; charset=utf-8; header=present",

@@ -1,4 +1,5 @@
-"""Pusher's HTTP API, for programs that publish: signed with the app's secret instead of an API key."""
+"""Pusher's protocol: the websocket endpoint for clients, and the HTTP API for publishers, whose requests are signed
+with the app's secret instead of an API key."""
 
 from __future__ import annotations
 

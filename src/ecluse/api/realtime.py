@@ -1,5 +1,5 @@
-"""Realtime for clients: where to connect, and who may listen to what. The right to a channel is the right to read the
-same by HTTP: permission, scope and tenant."""
+"""Routes for realtime clients: where to connect, and authorisation to join a channel. Joining a channel needs the same
+permission, scope and tenant as reading the same data by HTTP."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def authorise(
     socket_id: Annotated[str, Form(examples=["1234.5678"])],
     channel_name: Annotated[str, Form(examples=["private-fiche-171234"])],
 ) -> Response:
-    """The signature with which this socket may join this private channel, if the caller may read what is told there."""
+    """Sign the subscription of this socket to this private channel, if the caller may read the data published there."""
     realtime, caller = realtime_of(request), caller_of(request)
     if not SOCKET_ID.fullmatch(socket_id):
         raise InvalidInput("socket_id is two numbers with a dot between them, as the server gave it")
@@ -88,7 +88,7 @@ async def require_right(request: Request, subject: Subject | None, channel: str)
 
 
 async def has_right(connection: Connection, caller: Caller, subjects: Sequence[Subject]) -> bool:
-    """To all of them."""
+    """Return True if the caller may read all of these subjects."""
     ids: dict[str, set[str]] = {}
     for subject in subjects:
         ids.setdefault(subject.kind, set()).add(subject.id)

@@ -1,4 +1,4 @@
-"""Runs of every flow: list, look at, start, end. A run of another tenant does not exist."""
+"""Routes of runs of every flow: list, show, start, end. A run of another tenant is answered as not found."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ routes = door.routes("runs")
 async def list_runs(
     request: Request, limit: Limit = 50, offset: Offset = 0, flow: Filter = None, state: Filter = None
 ) -> Response:
-    """The newest first. `state` is a neutral state or a flow's own word for it; cancelled runs are found by `cancelled`
-    alone. Deliveries of notifications, which are
-    runs too, are left out unless `flow=notifications` asks for them."""
+    """List runs, the newest first. `state` is a neutral state or a flow's own status for it; cancelled runs are found
+    by `cancelled` alone. Deliveries of notifications, which are runs too, are left out unless `flow=notifications` is
+    given."""
     tenant, but = caller_of(request).tenant, [NOTIFICATIONS]
     rows = await reads_of(request)(
         lambda c: run_queries.list_runs(c, tenant=tenant, flow=flow, state=state, but=but, limit=limit, offset=offset)
@@ -45,7 +45,7 @@ async def list_runs(
 
 @routes.get("/api/runs/{run_id}", openapi_extra=needs("runs.read"), response_model=shapes.RunInFull)
 async def show_run(request: Request, run_id: str) -> Response:
-    """One run in full: its stages with their counts, its outcomes by reason."""
+    """Show one run in full: its stages with their counts, its outcomes by reason."""
     tenant, wanted = caller_of(request).tenant, number("run", run_id)
     run = await reads_of(request)(lambda c: run_queries.show_run(c, tenant, wanted))
     with_ids_as_text([run])
@@ -56,7 +56,7 @@ async def show_run(request: Request, run_id: str) -> Response:
 async def list_items(
     request: Request, run_id: str, limit: Limit = 50, offset: Offset = 0, stage: Filter = None, status: Filter = None
 ) -> Response:
-    """Its units of work, by stage and key."""
+    """List the items of a run, by stage and key."""
     tenant, wanted = caller_of(request).tenant, number("run", run_id)
     rows = await reads_of(request)(
         lambda c: run_queries.list_items(c, tenant, wanted, stage=stage, status=status, limit=limit, offset=offset)
@@ -66,7 +66,8 @@ async def list_items(
 
 @routes.get("/api/runs/{run_id}/waiting", openapi_extra=needs("runs.read"), response_model=shapes.WaitingPage)
 async def why_waiting(request: Request, run_id: str, limit: Limit = 50, offset: Offset = 0) -> Response:
-    """Why it waits, and the runs that it waits for: by cause, with counts and expected starts; and item by item."""
+    """Explain why a run, and the runs that it waits for, wait: by cause, with counts and expected starts; and item by
+    item."""
     tenant, wanted = caller_of(request).tenant, number("run", run_id)
 
     async def ask(connection: Connection) -> tuple[RunWaits, list[Waiting]]:
@@ -88,7 +89,7 @@ async def why_waiting(request: Request, run_id: str, limit: Limit = 50, offset: 
 async def list_log(
     request: Request, run_id: str, order: Order = "asc", limit: Limit = 50, offset: Offset = 0
 ) -> Response:
-    """Its own account, the oldest line first, or the newest."""
+    """List the log of a run, the oldest line first, or the newest."""
     tenant, wanted = caller_of(request).tenant, number("run", run_id)
 
     async def ask(connection: Connection) -> dict[str, Any]:
@@ -113,7 +114,7 @@ async def start_run(request: Request, body: shapes.StartRun) -> Response:
         raise InvalidInput(f"there is no flow {body.flow!r} (known: {', '.join(sorted(kit.by_name)) or 'none'})")
     if why_not := kit.by_name[body.flow].not_by_hand:
         raise InvalidInput(why_not)
-    # A repetition that has outlived its stored answer still meets the first one's run under this name.
+    # Under this key a repetition whose stored answer has been deleted still finds the run of the first request.
     event_key = body.key or f"{body.flow}-request-{f'{given_once}-{_digest(body)}' if given_once else uuid.uuid4()}"
     start = Start(
         kit.by_name[body.flow],
@@ -137,13 +138,14 @@ async def start_run(request: Request, body: shapes.StartRun) -> Response:
 
 
 def _digest(body: shapes.StartRun) -> str:
-    """Of what is asked for: a key used again for something else, after its answer was forgotten, must start that."""
+    """Digest of the request: an idempotency key reused for another request, after its stored answer has expired, must
+    start a new run."""
     return hashlib.sha256(json.dumps([body.flow, body.input], sort_keys=True).encode()).hexdigest()[:12]
 
 
 @routes.get("/api/runs/{run_id}/end", openapi_extra=needs("runs.read"), response_model=shapes.EndPreview)
 async def preview_end_of_run(request: Request, run_id: str) -> Response:
-    """What ending the run now would do; nothing is changed."""
+    """Preview what ending the run now would do; nothing is changed."""
     wanted = number("run", run_id)
 
     async def ask(connection: Connection) -> dict[str, Any]:
@@ -157,7 +159,7 @@ async def preview_end_of_run(request: Request, run_id: str) -> Response:
 
 @routes.post("/api/runs/{run_id}/end", openapi_extra=needs("runs.write"), response_model=shapes.EndedRun)
 async def end_run(request: Request, run_id: str, body: shapes.Reason) -> Response:
-    """End a run now: it is cancelled, by this key and for this reason. Nothing more of it is started, nor of the runs
+    """End a run now: it is cancelled, by this key and for this reason. No more items of it are started, nor of the runs
     that only it waits for; targets that are not finished get the code `CANCELLED`."""
     kit, caller, wanted = kit_of(request), caller_of(request), number("run", run_id)
     async with kit.pool.connection() as connection:

@@ -1,5 +1,5 @@
-"""What the routes take and answer, for the OpenAPI document. Answers are not built through these models: a test
-compares the two."""
+"""Models of bodies and answers, for the OpenAPI document. Answers are not built through these models: a test compares
+the two."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class WaitingGroup(Shape):
 
 
 class WaitingPage(Shape):
-    """Of a run and all the runs that it waits for."""
+    """Why a run, and all the runs that it waits for, wait."""
 
     summary: str = Field(description="One sentence for all of it.")
     total: int = Field(description="Items that wait.")
