@@ -1,6 +1,6 @@
-"""The pages: what an operator looks at in a browser. Rendered here, read-only, live by server-sent events, and the same
-for every flow. Whoever comes shows the same key as at the API, from a cookie; what is read is read as the API reads it.
-"""
+"""The pages for operators: rendered on the server, read-only, kept up to date by server-sent events, and the same for
+every flow. A visitor uses the same API key as at the API, sent in a cookie; pages read the database through the same
+queries and pools as the API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from ecluse.web import entrance, runs, schedules
 
-# In this order: the last of them takes every path that is left.
+# In this order: the last one has a route that matches every remaining path.
 PARTS = (runs, schedules, entrance)
 
 

@@ -1,5 +1,5 @@
-"""What a schedule of automation takes, and what is done with it, in words for its page: its runs have no input that
-would say so."""
+"""The selection and the stages of an automation schedule, in words for its page: its runs have no input that would show
+them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ecluse.web.render import number
 
 Row = dict[str, Any]
 
-NAMED = 20  # of groupes and configs, at most
-# Not the ids themselves: there may be fifty thousand.
+NAMED = 20  # groupes and configs listed by name, at most
+# Counts the fiche ids instead of reading them: there may be fifty thousand.
 PLAN = """
 SELECT fiche_selection_mode AS mode, fiche_selection_date_range AS date_range,
        fiche_selection_start_date AS start_date, fiche_selection_end_date AS end_date,
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
 
 
 async def plan_of(connection: Connection, tenant: str, schedule_id: int) -> Plan | None:
-    """None: nothing is set at all."""
+    """Return the plan of a schedule; None if it has no automation settings."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(PLAN, (schedule_id, tenant))
         row = await cursor.fetchone()
@@ -55,7 +55,7 @@ async def plan_of(connection: Connection, tenant: str, schedule_id: int) -> Plan
 
 
 async def budget_warning(connection: Connection, run_id: int) -> str | None:
-    """That the run's time does not suffice, as it was found when the stage began."""
+    """Return the warning that the time limit of the run does not suffice, as stored when its stage began."""
     row = await (await connection.execute(BUDGET, (run_id,))).fetchone()
     return row[0] if row else None
 

@@ -1,6 +1,7 @@
-"""The door of the pages: the same as the API's, but the key comes in a cookie, and what goes wrong is a page, too.
+"""Authentication and errors of the pages: as for the API, but the key comes in a cookie, and an error is answered with
+a page.
 
-Every page says the permission it needs; who has no key that is good is asked for one.
+Every page declares the permission it needs; a visitor without a valid key is sent to the log-in form.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ecluse.web import render
 
 COOKIE = "ecluse_key"
 LOGIN = "/ui/login"
-# Nothing from elsewhere, nothing inline: a text that got in unescaped would still not run.
+# No foreign and no inline scripts: text that was rendered unescaped by mistake would still not be executed.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -61,7 +62,7 @@ async def admitted(request: Request, permission: str) -> Caller:
 
 
 def same_site(request: Request) -> None:
-    """Refuse a form that another site has sent in the name of whoever sits there."""
+    """Refuse a form that another site submitted from the visitor's browser (CSRF)."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise Refused(403, "ANOTHER_SITE", "This came from another site.")
 
@@ -84,11 +85,11 @@ def _instead(request: Request, error: Exception) -> Response:
 
 def _ask_for_a_key(request: Request) -> Response:
     fetched = request.headers.get("sec-fetch-site"), request.headers.get("sec-fetch-mode", "navigate")
-    if fetched[1] != "navigate":  # a stream of a page that is shown already
+    if fetched[1] != "navigate":  # the stream of a page that is already shown
         return render.trouble(request, 401, "Log in first.")
     if fetched[0] == "cross-site":
-        # Browsers keep the cookie back from who follows a link in a mail. Once here, the same address asked for again
-        # comes with it.
+        # Browsers do not send a strict cookie when the visitor follows a link in a mail. The same address requested
+        # again from our own page comes with the cookie.
         return render.page(request, "again.html")
     wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return RedirectResponse(f"{LOGIN}?next={quote(wanted, safe='/')}", 303)

@@ -1,7 +1,7 @@
-"""Coming in and going out: the form that takes a key, what every page is made with, and where there is nothing.
+"""Log-in and log-out, static files, and the answer for unknown paths.
 
-The cookie holds the key itself and is as good as that: a revoked key is out at once, and there are no sessions to keep.
-No script can read it, no other site can send it, and it is gone with the browser.
+The cookie holds the API key itself: a revoked key is refused within a second, and there are no sessions to store.
+Scripts cannot read the cookie, other sites cannot cause it to be sent, and it ends with the browser session.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ async def log_out(request: Request) -> Response:
 
 @routes.get(f"{PATH}/{{version}}/{{name:path}}")
 async def send_file(request: Request, version: str, name: str) -> Response:
-    """Under another version (a replica that runs it made the page) the same as ever, but not to be kept."""
+    """Send a static file. Requested under another version (by a page from a replica of that version), the file of this
+    version is sent, but must not be cached."""
     if (file := FILES.get(name)) is None:
         raise NotFound("There is no such file.")
     headers = {"Cache-Control": FOR_GOOD if version == VERSION else "no-cache", "Vary": "Accept-Encoding"}
@@ -81,5 +82,5 @@ async def show_nothing(request: Request) -> Response:
 
 
 def _inside(wanted: str) -> str:
-    """Where to go after the log-in; nowhere but to a page of ours."""
+    """Return the path to redirect to after the log-in: `wanted` if it is one of our pages, else the home page."""
     return wanted if wanted.startswith("/ui/") and not wanted.startswith(LOGIN) else HOME

@@ -1,4 +1,4 @@
-"""What the pages make of counts: how far a run is, in shares of a bar; and a table of runs, the same everywhere."""
+"""Progress bars of runs and stages, computed from counts, and the table of runs that several pages show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ecluse.insight.stalls import Stall, stalls
 
 Row = run_queries.Row
 WORK = {"done": "successful", "failed": "failed", "ignored": "ignored", "in_flight": "in flight"}
-WORK |= {"unfinished": "unfinished"}  # when the run ended
+WORK |= {"unfinished": "unfinished"}  # at the end of the run
 NOT_FINISHED = ("in flight", "unfinished", "cancelled")
 
 
@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Bar:
-    """Of `total`, so many of each kind; what is left of it is still to be done."""
+    """A progress bar: of `total`, so many of each kind; the remainder is still to be done."""
 
     total: int
     parts: Sequence[Part]
@@ -65,7 +65,8 @@ def of_stage(stage: Mapping[str, Any]) -> Bar:
 
 
 def of_run(run: Mapping[str, Any], stages: Sequence[Row]) -> tuple[str, Bar] | None:
-    """What came of its targets, once it has ended; until then, how far its latest stage is."""
+    """Return a label and a bar: the outcomes of the targets if the run has ended, else the progress of its latest open
+    stage (of its latest stage if none is open); None before the first stage."""
     if run["ended_at"] is not None:
         counts = {kind: run[kind] for kind in ("successful", "failed", "ignored", "cancelled")}
         return "targets", bar(run["selected"], counts | {"failed": run["failed"] - run["cancelled"]})
@@ -73,13 +74,13 @@ def of_run(run: Mapping[str, Any], stages: Sequence[Row]) -> tuple[str, Bar] | N
     return (begun[-1]["stage"], of_stage(begun[-1])) if begun else None
 
 
-FOLDED = 10  # redrives under their run, the newest
+FOLDED = 10  # redrives shown under their run, at most: the newest
 
 
 @dataclass(frozen=True)
 class Table:
-    """`runs` with the latest redrives of each under it, if they are folded; the last one says how many `more` there
-    are."""
+    """Runs with what a page shows beside them. If redrives are folded, the latest of each run follow it in `runs`, and
+    the last one has in `more` how many are not shown."""
 
     runs: Sequence[Row]
     progress: Mapping[int, tuple[str, Bar] | None]
@@ -92,7 +93,7 @@ class Table:
 
 
 async def folded(connection: Connection, tenant: str, rows: Sequence[Row]) -> list[Row]:
-    """Each run with its latest redrives under it, the oldest of them first."""
+    """Return the runs, each followed by its latest redrives, the oldest of them first."""
     under = await redrives_of(connection, [run["id"] for run in rows])
     ids = [redrive for redrives in under.values() for redrive in redrives[-FOLDED:]]
     found = await run_queries.list_runs(connection, tenant=tenant, ids=ids, limit=len(ids), offset=0) if ids else []
@@ -100,7 +101,7 @@ async def folded(connection: Connection, tenant: str, rows: Sequence[Row]) -> li
     shown: list[Row] = []
     for run in rows:
         redrives = under.get(run["id"], [])
-        # One that retention has deleted since is not there any more.
+        # A redrive may have been deleted by retention since its id was read.
         shown += [run, *(by_id[redrive] for redrive in redrives[-FOLDED:] if redrive in by_id)]
         if len(redrives) > FOLDED:
             shown[-1] = {**shown[-1], "more": len(redrives) - FOLDED}
@@ -108,13 +109,13 @@ async def folded(connection: Connection, tenant: str, rows: Sequence[Row]) -> li
 
 
 async def stands(connection: Connection, rows: Sequence[Row]) -> dict[int, Row]:
-    """Where the targets of those that were redriven stand now."""
+    """Return the current standing of the targets of those runs that were redriven."""
     return await standing(connection, list(await redrives_of(connection, [run["id"] for run in rows])))
 
 
 async def table(connection: Connection, tenant: str, rows: Sequence[Row]) -> Table:
-    """With what is not in the rows themselves: how far the open ones are, which of them stand still, and what their
-    schedules are called."""
+    """Add to the runs what is not in their rows: the progress of open runs, which of them are stalled, and their
+    schedules."""
     open_ = [run["id"] for run in rows if run["ended_at"] is None]
     stages = await run_queries.stages_of(connection, open_)
     schedules = {run["schedule_id"] for run in rows if run["schedule_id"] is not None}

@@ -1,5 +1,5 @@
-"""Scripts, styles and the icon: few, small, kept in memory as they are sent. Their address has a digest of all of them
-in it, so that browsers may keep them for good."""
+"""Scripts, styles and the icon: few and small, kept in memory as they are sent. Their address contains a digest of all
+of them, so that browsers may cache them for ever."""
 
 from __future__ import annotations
 

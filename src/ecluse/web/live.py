@@ -1,8 +1,8 @@
-"""A page that stays true: its regions are rendered again when something happened, and those that have changed are sent
-as a server-sent event, compressed.
+"""Pages that update themselves: the regions of a page are rendered again after a realtime event, and those that have
+changed are sent as a server-sent event, compressed.
 
-At most once a second, and every other second while something goes on, because what items do is not told one by one. A
-stream lives with its page: what nobody looks at is not asked for. The key is looked at again each time.
+A page is rendered at most once a second, and every two seconds while a run is open, because there is no event per item.
+A stream ends with its page, so that pages that are not open cause no queries. The key is checked at each rendering.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ecluse.web import render
 from ecluse.web.door import admitted
 
 log = structlog.get_logger(__name__)
-# Between two renderings: at least, while something goes on, while nothing does (proxies hang up on silence).
+# Between two renderings: at least; while busy; while idle (proxies close a silent connection).
 LEAST_SECONDS, TICK_SECONDS, QUIET_SECONDS = 1.0, 2.0, 15.0
 END = b"event: end\ndata: \n\n"
 
-# What a page shows, by name; `busy`: something goes on, `over`: nothing of it can change any more.
+# The template variables of a page; `busy`: a run is open, `over`: nothing on the page can change any more.
 Context = dict[str, Any]
 TITLE = "title"
 
 
 class Page(NamedTuple):
-    """A template, and those of its blocks that are its regions, in the order in which they are shown; none: the whole
-    template is one. A block `title` is that of the document."""
+    """A template and the names of its blocks that are regions, in the order in which they are shown; without names the
+    whole template is one region. The block `title` is the title of the document."""
 
     template: str
     names: Sequence[str] = ()
@@ -69,7 +69,7 @@ def stream(
                     yield part
             except Refused:
                 yield _event(render.fragment(request, "logged_out.html")) + END
-            except (EcluseError, psycopg.Error) as error:  # it hangs up, and the page comes back
+            except (EcluseError, psycopg.Error) as error:  # the stream ends, and the page reconnects
                 if not (is_away(error) or (isinstance(error, EcluseError) and status_of(error) is not None)):
                     raise
                 log.warning("a page is not kept up to date", error=one_line(error))
@@ -103,7 +103,8 @@ async def _renderings(
 
 
 async def _until_it_pays(listener: Listener, concerns: Callable[[Message], bool], since: float, most: float) -> None:
-    """To look again: something happened, and not a moment ago; or it is time anyway."""
+    """Wait until the page should be rendered again: `most` seconds after `since`, or, once a message concerns the page,
+    LEAST_SECONDS after it."""
     stale = False
     while listener.leave is None:
         messages = [one[0] for one in listener.taken() if not isinstance(one, str)]
@@ -115,7 +116,7 @@ async def _until_it_pays(listener: Listener, concerns: Callable[[Message], bool]
 
 
 def _swaps(changed: dict[str, Markup]) -> str:
-    """Each region in its place. What is not shown there is left alone."""
+    """Return markup that swaps each changed region into its place; other regions stay untouched."""
     return "".join(
         f"<title>{html}</title>"
         if name == TITLE
@@ -125,7 +126,8 @@ def _swaps(changed: dict[str, Markup]) -> str:
 
 
 def said(message: Message, name: str) -> str | None:
-    """What its payload has under this name; None: nothing. (Publishers outside may send what is no object.)"""
+    """Return the field of the payload as text; None if it has none. (External publishers may send payloads that are not
+    objects.)"""
     value = message.payload.get(name) if isinstance(message.payload, dict) else None
     return None if value is None else str(value)
 

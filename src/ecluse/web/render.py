@@ -1,4 +1,5 @@
-"""Templates, and how figures and times are written in them. Everything is escaped; what is markup was made here."""
+"""Templates, and the formatting of numbers and times in them. Everything is escaped; all Markup is made in this
+file."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ NONE = "\N{EN DASH}"
 NO_STORE = {"Cache-Control": "no-store"}
 WHOLE = "whole"
 
-# What a page is made of, by name, in its order.
+# The regions of a page by name, in the order in which they are shown.
 Regions = dict[str, Markup]
 
 
@@ -30,12 +31,12 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
 
 
 def fragment(request: Request, template: str, *, streamed: bool = True, **context: Any) -> str:
-    """`streamed`: to a page that is shown already."""
+    """Render a template. `streamed`: as an update of a page that is already shown."""
     return TEMPLATES.get_template(template).render(**_known(request, streamed), **context)
 
 
 def regions(request: Request, template: str, names: Sequence[str], *, streamed: bool, **context: Any) -> Regions:
-    """The blocks of a template by name, in this order; without names, all of it as one."""
+    """Render the blocks of a template by name, in this order; without names, the whole template as one region."""
     if not names:
         return {WHOLE: Markup(fragment(request, template, streamed=streamed, **context))}  # noqa: S704 - escaped there
     found = TEMPLATES.get_template(template)
@@ -44,7 +45,8 @@ def regions(request: Request, template: str, names: Sequence[str], *, streamed: 
 
 
 def _known(request: Request, streamed: bool) -> dict[str, Any]:
-    """A stream has no `now`: what only counts time is left to the page, or each second would be sent."""
+    """Return the variables that all templates have. A streamed rendering has no `now`: the page itself counts elapsed
+    time, otherwise the region would change every second."""
     now = None if streamed else kit_of(request).clock.now()
     return {"caller": getattr(request.state, "caller", None), "path": request.url.path, "now": now}
 
@@ -66,13 +68,13 @@ def stamp(at: datetime) -> str:
 
 
 def elapsed(span: timedelta) -> str:
-    """In whole seconds, as `live.js` writes what it counts."""
+    """Format a span in whole seconds, as `live.js` does while it counts."""
     seconds = max(0, int(span.total_seconds()))
     return f"{seconds} s" if seconds < 60 else lasted(timedelta(seconds=seconds))
 
 
 def lasted(span: timedelta | None) -> str:
-    """`4.2 s`, `3 min 07 s`, `2 h 05 min`, `3 d 04 h`."""
+    """Format a span: `4.2 s`, `3 min 07 s`, `2 h 05 min`, `3 d 04 h`."""
     if span is None:
         return NONE
     tenths = max(0, round(span.total_seconds() * 10))
@@ -86,7 +88,8 @@ def lasted(span: timedelta | None) -> str:
 
 
 def how_ended(cause: str) -> str:
-    """Of a run that did not come to its end by itself. (One that an operator ended before there was a state for it.)"""
+    """Describe the end cause of a run that did not end normally. (`operator`: ended by an operator before the state
+    `cancelled` existed.)"""
     said = {"stale": "took longer than it may", "catastrophic": STOPPED, "operator": "cancelled by an operator"}
     return said[cause]
 
@@ -104,7 +107,7 @@ def as_line(value: Any) -> str:
 
 
 def query(given: dict[str, Any], **changed: Any) -> str:
-    """The address's question, with these changes; what says nothing is left out."""
+    """Build the query string with these changes; parameters with empty values are left out."""
     left = {name: value for name, value in {**given, **changed}.items() if value not in (None, "", 0, False)}
     return "?" + urlencode({name: 1 if value is True else value for name, value in left.items()}) if left else ""
 
@@ -120,7 +123,7 @@ def _environment() -> Environment:
     made.filters |= {"instant": instant, "lasted": lasted, "number": number, "as_json": as_json, "as_line": as_line}
     made.filters |= {"stamp": stamp, "elapsed": elapsed, "how_ended": how_ended}
     made.globals |= {"static": address, "query": query, "dash": NONE}
-    made.globals["parts"] = made.get_template("parts.html").module  # also for blocks that are rendered alone
+    made.globals["parts"] = made.get_template("parts.html").module  # global: blocks rendered alone need it, too
     return made
 
 

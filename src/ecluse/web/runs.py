@@ -1,5 +1,5 @@
-"""Runs: all of them, and one of them in full. A page and the stream that keeps it true ask the same question and show
-the same."""
+"""Pages of runs: the list, and one run in full. A page and the stream that updates it run the same queries and render
+the same regions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ecluse.web.door import Page
 from ecluse.web.figures import Table
 from ecluse.web.live import Context
 
-RUNS, OUTCOMES, LOG, CHILDREN, REASONS = 25, 25, 20, 10, 12  # of each so many on a page
+RUNS, OUTCOMES, LOG, CHILDREN, REASONS = 25, 25, 20, 10, 12  # rows of each on a page
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
 MAY = "runs.read"
@@ -32,7 +32,7 @@ ONE = live.Page("run_live.html", ("title", "header", "waiting", "outcomes", "sta
 
 
 class Wanted(BaseModel):
-    """Of all runs, which: as the filter's form and its links say it."""
+    """Which runs the list shows: the query parameters of the filter form and of links to it."""
 
     flow: Filter = None
     state: Filter = None
@@ -42,7 +42,7 @@ class Wanted(BaseModel):
 
 
 class Part(BaseModel):
-    """Of one run, which outcomes and which lines of its log."""
+    """Which outcomes and which log lines the page of one run shows."""
 
     outcome: Filter = None
     why: Filter = None
@@ -89,7 +89,7 @@ async def follow_run(request: Request, run_id: str, part: PartOfRun) -> Response
 async def _runs(request: Request, wanted: Wanted) -> Context:
     tenant, parent = caller_of(request).tenant, number("run", wanted.parent) if wanted.parent else None
 
-    # Who asks for a state wants every run that is in it.
+    # A filter by state shows every run in that state, redrives included.
     fold = not wanted.all and not wanted.state
 
     async def ask(connection: Connection) -> tuple[bool, Table, run_queries.Row | None]:

@@ -1,4 +1,4 @@
-"""Schedules: when each is due next, what it takes, what became of its latest instants, and its latest runs."""
+"""Pages of schedules: the next due instants, the selection, the latest slots and the latest runs of each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ecluse.web.automation import plan_of
 from ecluse.web.door import Page
 from ecluse.web.live import Context
 
-SCHEDULES, RUNS = 25, 10  # of each so many on a page
+SCHEDULES, RUNS = 25, 10  # rows of each on a page
 FIRES_IN_LIST, FIRES = 3, 10
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
@@ -41,7 +41,7 @@ WantedSchedules = Annotated[Wanted, Query()]
 
 @dataclass(frozen=True)
 class Ahead:
-    """When a schedule is due, in words and in instants; or what is wrong with it."""
+    """The due times of a schedule in words and as instants, or the problem with its cron."""
 
     words: str
     fires: Sequence[Fire] = ()
@@ -53,7 +53,7 @@ def ahead(row: dict[str, Any], now: datetime, count: int) -> Ahead:
         return Ahead("Manual")
     try:
         table = timetable(row["cron"], row["timezone"], row["window_start"], row["window_end"])
-    except InvalidInput as error:  # stored by another version, whose rules were others
+    except InvalidInput as error:  # stored by another version, which had other rules
         return Ahead(row["cron"], problem=error.message)
     return Ahead(table.cron.explain(), table.preview(now, count) if row["enabled"] else ())
 

@@ -1,4 +1,4 @@
-"""How an open run stands, for the top of its page: does it go on, since when not, and what limits it."""
+"""The state of an open run for the top of its page: whether it makes progress, since when not, and its time limit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ecluse.insight.waiting import RunWaits
 
 @dataclass(frozen=True)
 class Standing:
-    """`why`: what it waits for. `ends_by`: when its last call starts, at the earliest."""
+    """The state of an open run. `why`: what it waits for. `ends_by`: when its last call starts, at the earliest."""
 
     why: str
-    stuck: bool  # it makes no progress
-    quiet_since: datetime | None  # nothing was done for a while
+    stuck: bool  # the run makes no progress
+    quiet_since: datetime | None  # since when nothing was done; None if the run makes progress
     progress_at: datetime
-    limited: Row | None  # the open stage, whose time limit it has
-    clock_stopped: bool  # of that stage, with a lane that it needs
+    limited: Row | None  # the open stage, whose deadline limits the run
+    clock_stopped: bool  # a paused lane has stopped the clock of that stage
     ends_by: datetime | None
 
     @property
@@ -30,7 +30,7 @@ class Standing:
 
 
 async def of(connection: Connection, run: Row, now: datetime, waits: RunWaits | None) -> Standing | None:
-    """None: it has ended."""
+    """Return the state of a run; None if it has ended."""
     if waits is None or waits.progress_at is None:
         return None
     quiet = run["orchestrated"] and is_quiet(waits.progress_at, now)
