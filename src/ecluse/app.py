@@ -50,7 +50,7 @@ LARGEST_FRAME = 65_536
 def create_app(
     settings: Settings, database: Database, flows: Sequence[Flow], roles: frozenset[Role] = ROLES
 ) -> FastAPI:
-    """`database` is open and migrated; the app gives it back when it stops."""
+    """Build the ASGI app. `database` is open and migrated; the caller releases it after the app has stopped."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -100,14 +100,14 @@ def create_app(
         web.mount(app)
 
     app.state.metrics, app.state.readiness = Metrics(), health.Readiness()
-    app.add_middleware(GZipMiddleware, compresslevel=6)  # streams are left alone
+    app.add_middleware(GZipMiddleware, compresslevel=6)  # does not compress streams
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.include_router(health.routes)
     return app
 
 
 def _automation(settings: Settings, *, sealing: bool) -> Setup:
-    """What its diagnostic says: of secrets, whether they are there."""
+    """Return what the diagnostic of automation shows: values of knobs, and of secrets only whether they are set."""
     (unset,) = [one.unset for one in lacking(settings) if one.flow == "automation"] or [[]]
     needed = ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY", "LLM_API_KEY", "LLM_MODEL")
     wanted = ("SMTP_HOST", "MAIL_FROM", "ECLUSE_PUBLIC_URL", "PUSHER_APP_ID")
@@ -124,7 +124,8 @@ def _automation(settings: Settings, *, sealing: bool) -> Setup:
 
 
 class Server(uvicorn.Server):
-    """Sends those who listen away before it hangs up: open streams would keep it for as long as they like."""
+    """A server that disconnects realtime listeners before it shuts down: open streams would delay the stop for as long
+    as their clients like."""
 
     def __init__(self, application: FastAPI) -> None:
         config = uvicorn.Config(
@@ -133,21 +134,21 @@ class Server(uvicorn.Server):
             access_log=False,
             timeout_graceful_shutdown=5,
             ws_max_size=LARGEST_FRAME,
-            ws_per_message_deflate=False,  # events are small, and a compressor per socket is not
+            ws_per_message_deflate=False,  # events are small, but a compressor per socket is large
         )
         super().__init__(config)
         self._hub: Hub = application.state.realtime.hub
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in self.servers:
-            listener.close()  # first: who is sent away must not come back to us
+            listener.close()  # first: a disconnected client must not reconnect to this process
         await self._hub.drain()
         await super().shutdown(sockets)
 
 
 async def _leave_when_broken(kit: Kit) -> None:
     await kit.broken.wait()
-    signal.raise_signal(signal.SIGTERM)  # a supervisor starts us again; meanwhile others take over
+    signal.raise_signal(signal.SIGTERM)  # a supervisor restarts the process; meanwhile other replicas take over
 
 
 async def _watch(database: Database) -> None:

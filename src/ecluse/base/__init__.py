@@ -1,1 +1,1 @@
-"""What everything may use: errors, time and chance, ids, logging. No database, no network."""
+"""Helpers that every package may import: errors, time and randomness, ids, logging. No database, no network."""

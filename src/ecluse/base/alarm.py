@@ -1,5 +1,5 @@
-"""Many instants, one timer: that of the earliest. Thousands of retries to come must not be as many timers of the
-loop."""
+"""An alarm that can be set to many instants and uses one timer of the loop, for the earliest. Thousands of pending
+retries must not be as many timers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
-# uvloop's clock goes by whole milliseconds, so a timer can be called a hair before the instant it was asked for.
+# uvloop's clock has a resolution of one millisecond, so a timer can fire slightly before the instant it was set to.
 TICK = 0.001
 
 
@@ -17,10 +17,10 @@ class Alarm:
         self._ring = ring
         self._instants: list[float] = []
         self._timer: asyncio.Handle | None = None
-        self._set_to = inf  # kept here: the timers of uvloop do not all know
+        self._set_to = inf  # stored here: not every uvloop handle knows its instant
 
     def set(self, seconds: float) -> None:
-        """It rings then, and whenever else it was set to."""
+        """Ring after `seconds`, in addition to all other instants it is set to."""
         heappush(self._instants, asyncio.get_running_loop().time() + max(0.0, seconds) + TICK)
         self._wind()
 

@@ -1,5 +1,6 @@
-"""Time and chance, passed in. `Clock` adds the one offset row of the database (zero outside tests), so that
-Python and SQL (`ecluse_now()`) always agree on what time it is; durations are measured on the monotonic clock."""
+"""The clock that is passed to the code that needs the time. `Clock` adds the one offset row of the database (zero
+outside tests), so that Python and SQL (`ecluse_now()`) always agree on the time; durations are measured on the
+monotonic clock."""
 
 from __future__ import annotations
 

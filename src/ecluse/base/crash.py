@@ -1,6 +1,6 @@
-"""Named places at which a test can have the process killed: durability is a claim until something was killed there.
+"""Crash points: named places at which a test can kill the process, to prove that a crash there loses nothing.
 
-Off unless ECLUSE_CRASH_AT names one of them, or a step of a story (`after_step`).
+They are off unless ECLUSE_CRASH_AT names one of them, or a step of a story (`after_step`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _armed = os.environ.get("ECLUSE_CRASH_AT")
 
 
 def after_step(name: str) -> str:
-    """When its work is done, and that it is done is not recorded: it will be done once more."""
+    """Return the name of the crash point after a step's work and before its completion is recorded: the step runs
+    again."""
     return f"after step {name}"
 
 

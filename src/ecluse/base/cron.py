@@ -1,9 +1,9 @@
-"""Five-field cron in a time zone. `cronsim` says which wall-clock times an expression names; which instants those are
-when the clocks change is decided here, in one place.
+"""Five-field cron in a time zone. `cronsim` computes the wall-clock times that an expression names; this module alone
+decides which instants those are when the clocks change (DST).
 
-A time that does not exist is made up for at the first instant after the gap, and one that comes twice counts once, as
-long as the expression names fixed times. With `*` in front of minute or hour it follows the wall clock instead, as
-Debian's cron does: nothing in the gap, both passes of the doubled hour.
+If the expression names fixed times, a time that does not exist is due at the first instant after the gap, and a time
+that occurs twice is due once. If minute or hour begins with `*`, the expression follows the wall clock instead, as
+Debian's cron does: nothing is due in the gap, and both passes of a doubled hour are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ DAY_OR_LAST = re.compile("(29|30|31)L", re.IGNORECASE)
 
 @cache
 def zone(name: str) -> ZoneInfo:
-    """From the package `tzdata`, never from the machine: everybody who runs this version computes the same instants."""
+    """Load a time zone from the package `tzdata`, never from the machine, so that all replicas of one version compute
+    the same instants."""
     known = files("tzdata").joinpath("zones").read_text().split()
     if name not in known:
         close = difflib.get_close_matches(name, known, 1, 0.5)
@@ -57,8 +58,8 @@ def zone(name: str) -> ZoneInfo:
 
 
 class Named(CronSim):
-    """Which wall-clock times an expression names. One day of month is understood that cronsim does not know: `30L` is
-    the 30th, or the last day of a month that has none, so that something monthly happens every month."""
+    """The wall-clock times that an expression names. Adds to cronsim one form of the day of month: `30L` is the 30th,
+    or the last day of a month without one, so that a monthly schedule is due every month."""
 
     def __init__(self, text: str, start: datetime) -> None:
         fields = text.split()
@@ -108,24 +109,24 @@ class Cron:
         return {60 * hour + minute for hour in self._fields.hours for minute in self._fields.minutes}
 
     def days_between(self, first: datetime, last: datetime) -> int:
-        """How many days it names, of those from `first` to `last`."""
+        """Count the days from `first` to `last` that the expression names."""
         return sum(self.names_day(first + timedelta(days=n)) for n in range((last.date() - first.date()).days + 1))
 
     def due(self, after: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-        """Every instant later than `after`, in UTC and in order."""
+        """Yield every due instant later than `after`, in UTC and in order."""
         local = after.astimezone(zone)
         start = local.replace(tzinfo=None, fold=0)
-        if not local.fold:  # in the first pass of a doubled hour, times that have been are still to come again
+        if not local.fold:  # in the first pass of a doubled hour, earlier times occur again in the second
             first, second = passes(start, zone)
             start -= second - first
         last = after
-        again: deque[datetime] = deque()  # of a doubled hour: the second pass begins when the first is over
+        again: deque[datetime] = deque()  # instants of the second pass of a doubled hour, due after the first pass
         for label in Named(self.text, start):
             first, second = passes(label, zone)
             while again and again[0] < first:
                 last = again.popleft()
                 yield last
-            if first > second:  # no clock shows it
+            if first > second:  # a gap: no clock shows this time
                 if self._follows_the_clock:
                     continue
                 first = second = after_the_gap(label, zone)
@@ -138,7 +139,8 @@ class Cron:
 
 
 def passes(label: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
-    """When clocks show this time: one instant, mostly, twice; two in a doubled hour; the later one first if never."""
+    """Return the instants of the first and the second time that clocks show `label`: equal, unless it is in a doubled
+    hour. In a gap, where no clock shows it, the first is later than the second."""
     first = label.replace(tzinfo=zone, fold=0).astimezone(UTC)
     return first, label.replace(tzinfo=zone, fold=1).astimezone(UTC)
 

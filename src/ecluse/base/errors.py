@@ -1,16 +1,17 @@
-"""The family of errors. Whoever raises one knows whether trying again makes sense; the engine never reads status codes.
+"""The hierarchy of errors. The code that raises an error decides whether a retry makes sense, by its class; the engine
+never reads status codes.
 
 EcluseError                  carries a stable `code` and a message that says what to do
  ├─ SetUpError               the program cannot start: the message is shown to the operator, exit code 2
  ├─ InvalidInput             the caller sent something wrong: 4xx, exit code 2
- ├─ Conflict                 what is there already does not allow it: 409, exit code 2
+ ├─ Conflict                 the present state does not allow it: 409, exit code 2
  ├─ NotFound                 no such run, flow or record: 404, exit code 2
  ├─ ForbiddenTransition      a status move that the flow's table does not list; nothing was written
  ├─ NonRetriableError        ends a run at once, as failed
- └─ VendorError              how a call to somebody else's system ended
-     ├─ PermanentError       the vendor said no: trying again makes no sense
-     └─ TransientError       may work later; says when, and whether the vendor may have acted
-         └─ NotSentError     the request never left us: nothing can have happened over there
+ └─ VendorError              a call to a vendor failed
+     ├─ PermanentError       the vendor refused: a retry makes no sense
+     └─ TransientError       a retry may succeed; says when, and whether the vendor may have acted
+         └─ NotSentError     the request was not sent: the vendor cannot have acted
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ForbiddenTransition(EcluseError):
 
     def __init__(self, subject: str, from_status: str, to_status: str) -> None:
         super().__init__(f"{subject} cannot go from {from_status} to {to_status}")
-        self.args = (subject, from_status, to_status)  # what pickle passes back: a workflow stores its steps' errors
+        self.args = (subject, from_status, to_status)  # for pickle: a workflow stores the errors of its steps
         self.from_status = from_status
         self.to_status = to_status
 
@@ -62,15 +63,15 @@ class NonRetriableError(EcluseError):
 
 
 class VendorError(EcluseError):
-    """`ambiguous` means that the call, if it was a write, may have been applied all the same. `status` is what an HTTP
-    answer said, for people to read: the class has decided what it means."""
+    """A failed call to a vendor. `ambiguous`: the call, if it was a write, may have been applied all the same. `status`
+    is the HTTP status, for people to read: the class of the error already says what it means."""
 
     code = "VENDOR_ERROR"
     ambiguous = True
     status: int | None = None
 
     def explained(self, message: str, *, code: str | None = None) -> Self:
-        """The same in better words."""
+        """Replace the message, and the code if given; return the same error."""
         self.message, self.args = message, (message,)
         self.code = code or self.code
         return self
@@ -85,7 +86,7 @@ class PermanentError(VendorError):
 
 
 class TransientError(VendorError):
-    """`retry_after` is the vendor's own word in seconds."""
+    """A failure that a retry may heal. `retry_after`: seconds to wait, if the vendor gave them."""
 
     code = "VENDOR_UNAVAILABLE"
 

@@ -1,4 +1,5 @@
-"""Names that are computed, never drawn: the same decision taken twice gives the same id, so a repeat is a no-op."""
+"""Ids. Most are computed, not random: the same decision made twice gives the same id, so that a repetition is a
+no-op."""
 
 from __future__ import annotations
 
@@ -15,28 +16,29 @@ def workflow_id(tenant_id: str, event_key: str) -> str:
 
 
 def retry_id(event_id: str, round_: int) -> str:
-    """A deliberate repetition is a new event; a replay of the same repetition is not."""
+    """Return the event id for a round: a deliberate repetition is a new event, a replay of the same round is not."""
     return event_id if round_ == 0 else f"{event_id}-retry-{round_}"
 
 
 def item_event_id(flow: str, run_id: int, stage: str, key: str, round_: int) -> str:
-    """Fan-out events are the item rows: their ids are computed, not stored per event. For people and logs; a vendor's
-    idempotency key hashes the parts instead, since these words may contain dashes."""
+    """Return the event id of an item, for people and logs. Fan-out events are the item rows, so their ids are computed,
+    not stored. A vendor's idempotency key hashes the parts instead, since the parts may contain dashes."""
     return retry_id(f"{flow}-{run_id}-{stage}-{key}", round_)
 
 
 def effect_id(tenant_id: str, event_key: str, stage: str, key: str, round_: int) -> uuid.UUID:
-    """A wanted write, the same in every attempt, so that the vendor can tell a repetition from a second wish. Of the
-    run's event key and not its id: a run that is lost with a database's last seconds comes back under the same key."""
+    """Return the id of a wanted write, the same in every attempt, so that the vendor can tell a retry from a second
+    write. Computed from the run's event key, not from its id: a run lost with the last seconds of a database is started
+    again under the same key."""
     return uuid.uuid5(EFFECTS, json.dumps([tenant_id, event_key, stage, key, round_]))
 
 
 def uuid7(milliseconds: int) -> uuid.UUID:
-    """Drawn by lot, but in the order of time."""
+    """Return a random UUID that sorts by time (version 7)."""
     lot = int.from_bytes(os.urandom(10))
     return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | (lot >> 62 & 0xFFF) << 64 | 0b10 << 62 | lot & (1 << 62) - 1)
 
 
 def replica_id() -> str:
-    """Unique per process start: a restarted process must never be taken for its predecessor."""
+    """Return an id unique per process start: a restarted process must never be taken for its predecessor."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -1,8 +1,8 @@
-"""One logger for the whole program, structlog through the standard library, so that libraries' lines look like ours.
+"""Logging for the whole program: structlog through the standard library, so that libraries' lines look like ours.
 
-One record, two forms: `line` is for people (`[AREA|ids] STEP: what name=value`), `json` for collectors, with fields
-that are always there. Either way a record is one line, whatever it is told: nothing in the data can end the line,
-colour it or pass for the beginning of another, and secrets are hidden.
+A record has two forms: `line` for people (`[AREA|ids] STEP: what name=value`), and `json` for log collectors, with a
+fixed set of mandatory fields. In both forms a record is one line, whatever its data: no data can end the line, colour
+it or imitate the beginning of another, and secrets are hidden.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MANDATORY = (
     "duration_ms",
 )
 VERBS = {"debug": "STEP:", "info": "STEP:", "warning": "!! WARN:"}
-# Shown in the brackets, or of no use at a terminal.
+# Fields shown in the head of the line, or of no use at a terminal.
 NOT_IN_A_LINE = {"area", "ids", "event", "event_type", "verb", "level", "logger", "timestamp", "job_id"}
 FRAMES = 8
 BARE = re.compile(r"[\w./:@+,%#=*…-]+")
@@ -52,7 +52,7 @@ def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> No
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     structlog.configure(
-        # Whoever says nothing pays nothing: the level is looked at first.
+        # The level is tested first, so that a line below it costs nothing.
         processors=[
             structlog.stdlib.filter_by_level,
             *shared,
@@ -77,7 +77,7 @@ def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> No
     root.handlers[:] = [handler]
     root.setLevel(level)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    # They tell every URL in full, with what it is signed by.
+    # At INFO they log every URL in full, including its signature.
     for name in ("httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # DBOS owns its logger and would print the database URL and an advertisement at INFO.
@@ -88,7 +88,7 @@ def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> No
 
 
 def _record(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """The same names everywhere: what callers call error and code are error_message and error_code."""
+    """Use the same field names everywhere: `error` and `code` become `error_message` and `error_code`."""
     error = event.pop("exc_info", None)
     error = sys.exc_info()[1] if error is True else error[1] if isinstance(error, tuple) else error
     if isinstance(error, BaseException):
@@ -108,7 +108,7 @@ def _as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
     error = event.pop("exception", None)
     if error is not None:
         event["exception"] = "".join(traceback.format_exception(error))
-    # In ASCII: no character that some reader takes for the end of a line gets through.
+    # ASCII only: no character that some reader takes for the end of a line is written.
     return json.dumps(plain({**dict.fromkeys(MANDATORY), **event}))
 
 
@@ -137,7 +137,7 @@ def _value(value: Any) -> str:
 
 
 def harmless(text: str) -> str:
-    """Nothing that moves a terminal's cursor, and nothing that looks like the head of a line."""
+    """Escape control characters of terminals, and text that looks like the head of a line."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
     return PREFIX.sub(r"\\u005b", text) if "[" in text else text

@@ -1,4 +1,4 @@
-"""Secrets, hidden before they are written anywhere: by the name of what holds them, and by how they look in text."""
+"""Hide secrets before they are written anywhere: by the name of the field that holds them, and by patterns in text."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 HIDDEN = "***"
 SECRETS = r"key|token|secret|passw(?:or)?d|passphrase|authorization|cookie|credentials?|signature"
 SECRET_NAME = re.compile(f"({SECRETS})$", re.IGNORECASE)
-# Several of them, where a word begins: api_keys and apiKeys, not monkeys.
+# Plurals, only at the beginning of a word: api_keys and apiKeys, not monkeys.
 SECRET_NAMES = re.compile(r"(?:^|[_\W])(?i:key|token|secret|password)s$|[a-z\d](?:Key|Token|Secret|Password)s$")
-# Names of decisions, records and places, which people need to see.
+# Names that end like a secret's, but hold ids and limits that people need to see.
 NO_SECRETS = frozenset({"key", "event_key", "group_key", "lock_key", "idempotency_key", "max_per_key"})
 
 SIGNED = rf"[\w.-]*(?:{SECRETS}|hmac)|sig|auth|awsaccesskeyid|x-amz-[\w-]+|x-goog-[\w-]+"
 NAME = r"(?<![\w-])[\w-]*(?:(?:api|access|secret|private)[_ -]?key|token|secret|passw(?:or)?d|passphrase)"
 WORD = r"[\w.~+/=-]{6,}"
-# None of them looks at a text more than once from any place: texts come from strangers.
+# No pattern scans the same text again from every position: the texts are untrusted (ReDoS).
 IN_TEXT = [
     (re.compile(pattern, re.IGNORECASE), instead)
     for pattern, instead in (
@@ -32,7 +32,7 @@ IN_TEXT = [
         (rf"([\"'][\w-]*(?:{SECRETS})[\"']\s*:\s*)(\"[^\"]*\"|'[^']*')", rf'\1"{HIDDEN}"'),  # in JSON
     )
 ]
-# Whatever the above find has one of these, and most texts have none.
+# A text without any of these matches no pattern above, and most texts have none.
 SIGNS = re.compile(r"[:=]|ecl_|bearer|basic", re.IGNORECASE)
 DEEPEST = 6
 LONGEST = 50_000
@@ -49,11 +49,11 @@ def masked(text: str) -> str:
 
 
 def plain(value: Any, name: str = "", depth: int = 0) -> Any:
-    """What JSON can hold, without the secrets: whatever somebody hands to a log line."""
+    """Convert a value given to a log line into JSON types, with its secrets hidden."""
     if value is None or isinstance(value, bool):
         return value
     if name and name.lower().removesuffix("s") not in NO_SECRETS and _is_secret(name, value):
-        # A lock's token is told apart by its first characters.
+        # The first characters tell the tokens of locks apart.
         return f"{str(value)[:8]}…" if name == "lock_token" else HIDDEN
     if isinstance(value, int):
         return value
@@ -67,5 +67,5 @@ def plain(value: Any, name: str = "", depth: int = 0) -> Any:
 
 
 def _is_secret(name: str, value: Any) -> bool:
-    # Of several, a number is how many there are.
+    # A number under a plural name is a count, not a secret.
     return bool(SECRET_NAME.search(name) or (SECRET_NAMES.search(name) and not isinstance(value, int | float)))

@@ -1,5 +1,5 @@
-"""`Retry-After` in both forms (RFC 9110): delta seconds and HTTP date. Garbage is None, never zero: a vendor whose
-header we cannot read must not be hammered."""
+"""Parse `Retry-After` in both forms (RFC 9110): delta seconds and HTTP date. An unreadable value is None, never zero: a
+vendor whose header cannot be parsed must not be called again at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from email.utils import parsedate_to_datetime
 
 
 def parse_retry_after(value: str | None, now: datetime) -> float | None:
-    """Seconds to wait from `now`; `now` should be the vendor's own clock (its Date header) where there is one."""
+    """Return the seconds to wait from `now`, which should be the vendor's own clock (its Date header) where there is
+    one."""
     if value is None:
         return None
     value = value.strip()

@@ -1,4 +1,4 @@
-"""Ending tasks that run for ever."""
+"""Cancellation of tasks that run for ever."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ AGAIN_SECONDS = 1.0
 
 
 async def stopped(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel, until they have ended. Once is not enough: `asyncio.wait_for` (psycopg waits with it) before Python 3.12
-    loses a cancellation that comes in the instant in which what it waits for is there."""
+    """Cancel tasks repeatedly until they have ended. Once is not enough: before Python 3.12 `asyncio.wait_for` (which
+    psycopg uses) loses a cancellation that arrives at the instant in which its future completes."""
     going = {task for task in tasks if not task.done()}
     while going:
         for task in going:

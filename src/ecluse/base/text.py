@@ -1,10 +1,10 @@
-"""Text from outside, made storable: PostgreSQL refuses NUL bytes, UTF-8 refuses lone surrogates."""
+"""Make external text storable: PostgreSQL refuses NUL bytes, UTF-8 refuses lone surrogates."""
 
 from __future__ import annotations
 
 LONGEST_ERROR = 2_000
-LONGEST_KEY = 500  # characters: what fits into an index, whatever they are
-LONGEST_FOREIGN_ID = 200  # characters of an id that another system has given
+LONGEST_KEY = 500  # characters; fits into an index entry, whatever the characters are
+LONGEST_FOREIGN_ID = 200  # characters of an id from another system
 
 
 def storable(text: str, longest: int = LONGEST_ERROR) -> str:

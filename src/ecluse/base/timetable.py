@@ -1,4 +1,4 @@
-"""When a schedule is due: its cron, its zone and its window together, as instants in UTC."""
+"""The due instants of a schedule, in UTC, computed from its cron, time zone and execution window."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ecluse.base.windows import Window
 
 
 class Fire(NamedTuple):
-    at: datetime  # on the zone's own clock
+    at: datetime  # in the schedule's time zone
     mark: str | None
 
 
@@ -26,7 +26,7 @@ class Timetable:
     window: Window | None = None
 
     def due(self, after: datetime) -> Iterator[datetime]:
-        """Every due instant later than `after`. Times outside the window are all due when it opens: once."""
+        """Yield every due instant later than `after`. All times outside the window are due once, when it opens."""
         if self.window is None:
             yield from self.cron.due(after, self.zone)
             return
@@ -39,8 +39,8 @@ class Timetable:
         return next(self.due(after))
 
     def latest(self, after: datetime, until: datetime, most: int) -> tuple[list[datetime], int]:
-        """The latest `most` due instants in (after, until], and about how many there were before them: those are
-        counted by the calendar, as if the clocks never changed. However long ago `after` was, few steps are taken."""
+        """Return the latest `most` due instants in (after, until], and about how many precede them: those are counted
+        by the calendar, ignoring clock changes. The cost stays small however long ago `after` was."""
         span = timedelta(hours=2)
         while True:
             start = max(after, until - span)
@@ -84,5 +84,5 @@ class Timetable:
 
 
 def timetable(expression: str, zone: str, window_start: str | None, window_end: str | None) -> Timetable:
-    """Or InvalidInput, saying which of them is wrong."""
+    """Build a timetable; raise InvalidInput that names the wrong part."""
     return Timetable(cron.parse(expression), cron.zone(zone), windows.parse(window_start, window_end))

@@ -1,5 +1,5 @@
-"""The story of one thing (a run, say) as its log lines tell it: START, STEP, DONE, FAN-OUT, WAITING, END, with the ids
-that tie them together. Whoever listens gets each record too: that is how `workflow_logs` is filled."""
+"""Trace of one entity (such as a run) as log lines: START, STEP, DONE, FAN-OUT, WAITING, END, with the ids that connect
+them. Registered listeners get each record, too: one of them fills `workflow_logs`."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ listeners: list[Callable[[Record], None]] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracer:
-    area: str  # of the line's head, in capitals
+    area: str  # in the head of the line, in capitals
     workflow: str
-    entity: tuple[str, str]  # what it is about: type and id
+    entity: tuple[str, str]  # type and id of the traced entity
     tenant_id: str
     correlation_id: str
     run_id: int | None = None
     trace_id: str | None = None  # None: the correlation id
     function_id: str | None = None
     ids: str = field(default="")
-    event_id: str | None = None  # of what started it all, where a line names none of its own
+    event_id: str | None = None  # of the event that started it; for lines without an event id of their own
 
     def start(self, what: str, **data: Any) -> None:
         self._say("START:", what, data)
@@ -51,7 +51,7 @@ class Tracer:
         self._say("DONE:", what, data, seconds=seconds)
 
     def fan_out(self, event: str, count: int, event_ids: Sequence[str], **data: Any) -> None:
-        """With a sample of the events' ids, so that it can be shown that they were really dispatched."""
+        """Log a fan-out with a sample of event ids, by which it can be proved that the events were dispatched."""
         told = {**data, "items": count, "event_ids": list(event_ids)}
         self._say("FAN-OUT:", f"{event} x{count}", told, event_id=event_ids[0] if event_ids else None)
 

@@ -1,4 +1,4 @@
-"""The story of each run in a file of its own, one JSON object per line, for those who look for a bug."""
+"""Debug logs: the trace of each run in a file of its own, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecluse.base.trace import Record
 
 @dataclass(frozen=True)
 class TraceFolder:
-    """Where the files of one workflow are."""
+    """The folder of the trace files of one workflow."""
 
     folder: Path
     workflow: str
@@ -24,7 +24,8 @@ class TraceFolder:
         return self.folder / f"{self.workflow}-run-{run_id}{self.suffix}"
 
     def erase(self, run_id: int, naming: str | None = None) -> int:
-        """Removes the file of a run, or only its lines that name this word; returns how many files were changed."""
+        """Remove the file of a run, or only its lines that contain the word `naming`; return how many files were
+        changed."""
         file = self.of_run(run_id)
         if not file.exists():
             return 0
@@ -39,7 +40,8 @@ class TraceFolder:
 
 
 class TraceFiles:
-    """A listener. Lines are written at once, on the loop: whoever looks for a bug wants the last one, too."""
+    """A trace listener that writes files. Lines are written synchronously, on the loop, so that the last line before a
+    crash is there, too."""
 
     def __init__(self, place: TraceFolder, now: Callable[[], datetime]) -> None:
         self._place, self._now = place, now

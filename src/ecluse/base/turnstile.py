@@ -1,5 +1,5 @@
-"""A few at a time: where a hundred coroutines would go on in one pass of the loop, each with a millisecond of work,
-whoever else wants to be heard would wait for all of them."""
+"""Limit how many coroutines continue per pass of the event loop. If a hundred did in one pass, each with a millisecond
+of work, every other task would wait for all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Turnstile:
         self._turning = False
 
     async def go_through(self) -> None:
-        """At once, or in one of the next passes, in the order of arrival."""
+        """Return at once, or in one of the next passes of the loop, in the order of arrival."""
         loop = asyncio.get_running_loop()
         if not self._turning:
             self._turning = True
@@ -29,7 +29,7 @@ class Turnstile:
         self._left = self._a_pass
         while self._waiting and self._left > 0:
             future = self._waiting.popleft()
-            if not future.done():  # else whoever waited was cancelled
+            if not future.done():  # else the waiting task was cancelled
                 future.set_result(None)
                 self._left -= 1
         self._turning = bool(self._waiting) or self._left < self._a_pass

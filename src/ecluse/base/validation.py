@@ -1,5 +1,5 @@
-"""What a model refuses, in words for whoever gave it, with the names under which it was given. Pydantic puts its own
-words before those of our validators."""
+"""Validation errors of pydantic as messages for the caller, with field names as the caller spelled them. The prefixes
+that pydantic puts before the messages of our own validators are removed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
 BEFORE_OURS = {"value_error": "Value error, ", "assertion_error": "Assertion failed, "}
-# A name in a sentence; what is quoted is a value.
+# A field name in a sentence; quoted text is a value.
 NAME = re.compile(r"""(?<!['"\w-])[a-z]+(?:_[a-z]+)+(?!['"\w])""")
 
-Spelling = Callable[[str], str]  # of a field's name
+Spelling = Callable[[str], str]  # spells the name of a field
 
 
 def as_it_is(name: str) -> str:
@@ -22,8 +22,8 @@ def as_it_is(name: str) -> str:
 
 
 def as_sent(body: Any, *, guess: bool = True) -> Spelling:
-    """The spelling of a JSON body: names that it has in camelCase are said in camelCase. With `guess`, names that it
-    does not have, too, if all of its own are."""
+    """Return the spelling of a JSON body: names that it contains in camelCase are written in camelCase. With `guess`,
+    names that it does not contain are, too, if all of its own are."""
     sent = set(_names(body))
     camel = guess and any(name != name.lower() for name in sent) and not any("_" in name for name in sent)
 
@@ -35,7 +35,7 @@ def as_sent(body: Any, *, guess: bool = True) -> Spelling:
 
 
 def problem(error: Mapping[str, Any], spelled: Spelling = as_it_is) -> str:
-    """Of one of a model's `errors()`."""
+    """Return the message of one entry of a model's `errors()`."""
     return respelled(str(error["msg"]).removeprefix(BEFORE_OURS.get(error["type"], "")), spelled)
 
 

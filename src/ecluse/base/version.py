@@ -1,4 +1,4 @@
-"""Which program this is: the version of the package, and the commit that it was built or is run from."""
+"""The version of the package, and the commit that it was built from or runs from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE_SECONDS = 2.0
 
 @cache
 def commit() -> str | None:
-    """None: built outside of a repository, or run from one where git is missing."""
+    """Return the short commit id; None if built outside of a repository, or run from one where git is missing."""
     if STAMP.exists():
         return STAMP.read_text().strip() or None
     git = shutil.which("git") if (CHECKOUT / ".git").exists() else None
@@ -35,6 +35,6 @@ def release() -> str:
 
 
 def version() -> str:
-    """As `0.1.0+g6330d9b12`."""
+    """Return the version as `0.1.0+g6330d9b12`."""
     found = commit()
     return f"{release()}+g{found}" if found else release()

@@ -1,7 +1,7 @@
-"""Execution windows: a time of day from which to which work may begin, both ends included, to the minute.
+"""Execution windows: the times of day between which work may begin, both ends included, to the minute.
 
-A time outside moves to the next start of the window, whether the cron names that minute or not. Where the clocks
-change, a start that does not exist is made up for after the gap, if the window is still open then.
+A time outside moves to the next start of the window, whether the cron names that minute or not. When the clocks change,
+a start that does not exist moves to the first instant after the gap, if the window is still open then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DAY = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Window:
-    """Minutes since midnight; a window whose start is later than its end goes over midnight."""
+    """A window in minutes since midnight; if the start is later than the end, it spans midnight."""
 
     start: int
     end: int
@@ -35,7 +35,7 @@ class Window:
         return self.holds(60 * local.hour + local.minute)
 
     def clamp(self, instant: datetime, zone: ZoneInfo) -> datetime:
-        """The instant itself, if inside; else when the window opens next."""
+        """Return the instant itself if it is inside, else the next opening of the window."""
         if self.contains(instant, zone):
             return instant.astimezone(UTC)
         midnight = instant.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None, fold=0)

@@ -1,6 +1,5 @@
 """The pages for operators: rendered on the server, read-only, kept up to date by server-sent events, and the same for
-every flow. A visitor uses the same API key as at the API, sent in a cookie; pages read the database through the same
-queries and pools as the API."""
+every flow. A visitor uses an API key, sent in a cookie; pages read the database as the API does."""
 
 from __future__ import annotations
 
