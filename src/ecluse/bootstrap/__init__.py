@@ -1,4 +1,5 @@
-"""The composition root: settings in, a database that answers and an engine with its flows out."""
+"""The composition root: opens the database, secrets and realtime, and builds the engine with its flows, from the
+settings."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True)
 class Database:
     dsn: str
-    server: embedded.Embedded | None  # ours, if we started or joined it
+    server: embedded.Embedded | None  # the embedded server, if this process started or joined it
 
     def release(self) -> None:
         if self.server is not None:
@@ -65,7 +66,7 @@ class Database:
 
 
 def open_database(settings: Settings) -> Database:
-    """The one in DATABASE_URL, or the embedded one. Blocking."""
+    """Open the database in DATABASE_URL, or the embedded one. Blocking."""
     if settings.DATABASE_URL:
         dsn = normalise(settings.DATABASE_URL)
         check(dsn)
@@ -75,7 +76,7 @@ def open_database(settings: Settings) -> Database:
 
 
 def trace_folders(settings: Settings) -> dict[str, TraceFolder]:
-    """By workflow: where the log files of its runs are, if there are any."""
+    """Return by workflow the folder of the log files of its runs; it need not exist."""
     data = settings.ECLUSE_DATA_DIR or embedded.default_data_dir()
     return {
         "transcription": TraceFolder(data / "logs", "transcription", ".log"),
@@ -84,7 +85,7 @@ def trace_folders(settings: Settings) -> dict[str, TraceFolder]:
 
 
 def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
-    """Of the workflows whose runs have a log file each."""
+    """Return trace listeners for the workflows whose debug logs are switched on."""
     folders = trace_folders(settings)
     found = [TraceFiles(folders["transcription"], clock.now)] if settings.TRANSCRIPTION_DEBUG_LOG_TO_FILE else []
     if settings.AUTOMATION_DEBUG_LOG_TO_FILE:
@@ -93,7 +94,8 @@ def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
 
 
 def open_secrets(settings: Settings, database: Database) -> Secrets | None:
-    """Refuses a key that does not fit what is stored. None: there is no key, and nothing that would need one."""
+    """Load the secret key; raise SetUpError if stored secrets were sealed with another one. None: there is no key, and
+    no stored secret that would need one."""
     from ecluse.access.secrets import Secrets, check_fits, key_file, made_once, read_key  # only servers need ciphers
 
     secrets = None
@@ -131,7 +133,7 @@ def open_realtime(settings: Settings, secrets: Secrets | None) -> Realtime:
 
 
 def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup:
-    from ecluse.notify.work import Setup, Smtp  # only servers tell anybody
+    from ecluse.notify.work import Setup, Smtp  # only servers send notifications
 
     smtp = None
     if settings.SMTP_HOST and settings.MAIL_FROM:
@@ -141,7 +143,7 @@ def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup
             settings.MAIL_FROM,
             username=settings.SMTP_USERNAME,
             password=settings.SMTP_PASSWORD.get_secret_value() if settings.SMTP_PASSWORD else None,
-            # A password goes nowhere in the clear because somebody on the way hid the offer to encrypt.
+            # With a password TLS is required: an attacker on the way could hide the server's offer to encrypt.
             starttls={"auto": True if settings.SMTP_USERNAME else None, "always": True, "never": False}[
                 settings.SMTP_STARTTLS
             ],
@@ -174,7 +176,7 @@ def bootstrap(
     from ecluse.notify.flow import working
 
     def able(flow: Flow) -> Flow:
-        """With what was not there yet when it was loaded."""
+        """Give the flow what was not available yet when it was loaded: secrets and the database."""
         if flow.name == NOTIFICATIONS:
             return working(notify_setup(settings, dsn, secrets))
         return replace(flow, vendors=automation_vendors(settings, secrets)) if flow.name == "automation" else flow

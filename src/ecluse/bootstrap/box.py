@@ -1,4 +1,4 @@
-"""The flows in the box, made of what the knobs say, and those that somebody brings along."""
+"""The built-in flows, configured by the knobs, and the flows loaded by ECLUSE_FLOWS or the command line."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def transcription_config(settings: Settings) -> Config:
         backoff_base=settings.TRANSCRIPTION_ELEVENLABS_BACKOFF_BASE_SECONDS,
         backoff_longest=settings.TRANSCRIPTION_ELEVENLABS_BACKOFF_MAX_SECONDS,
         progress_every=settings.TRANSCRIPTION_PROGRESS_WEBHOOK_FREQUENCY,
-        # A download, where we make it, may take as long as the call.
+        # Where we download the recording ourselves, the download may take as long as the call.
         time_limit=timedelta(seconds=2 * settings.ELEVENLABS_TIMEOUT_SECONDS + 60),
         max_wait=timedelta(seconds=settings.TRANSCRIPTION_MAX_WAIT_SECONDS),
         stall=timedelta(minutes=settings.TRANSCRIPTION_STALL_MINUTES),
@@ -152,11 +152,11 @@ def _secret(given: SecretStr | None) -> str | None:
 
 @dataclass(frozen=True)
 class Lacking:
-    """Of a flow in the box: the knobs without which its runs fail."""
+    """The unset knobs without which the runs of a built-in flow fail."""
 
     flow: str
     unset: list[str]
-    begun: bool  # others of them are set: somebody means to use it
+    begun: bool  # some of its knobs are set, so the operator means to use it
 
 
 def lacking(settings: Settings) -> list[Lacking]:
@@ -175,7 +175,7 @@ def lacking(settings: Settings) -> list[Lacking]:
 
 
 def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
-    """Those in the box, then the others."""
+    """Return the built-in flows, then the others."""
     names = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
     flows = {name: _load_flow(name) for name in (*names, *extra)}
     transcription = _transcription(settings)
@@ -189,7 +189,7 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
 def _load_flow(name: str) -> Flow:
     module, _, attribute = name.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # an installed script looks beside itself, not where it is started
+        sys.path.append(here)  # an installed script searches its own directory, not the current one
     try:
         flow = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:

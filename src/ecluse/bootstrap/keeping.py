@@ -15,7 +15,8 @@ FIXED = timedelta(days=1)
 
 
 def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
-    """Rows with an age of their own first, then runs with their remaining rows, then what runs account for."""
+    """Return the rules in order: rows with an age of their own, then runs with their remaining rows, then audits and
+    fiches, which runs refer to."""
     from ecluse.access import audit_trail, idempotency
     from ecluse.flows.audits import saving as audits
     from ecluse.flows.automation import schedules

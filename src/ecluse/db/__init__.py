@@ -1,1 +1,1 @@
-"""The one database: connections, the embedded server, LISTEN/NOTIFY."""
+"""The database: connections and pools, the embedded server, LISTEN/NOTIFY."""

@@ -1,7 +1,7 @@
-"""How we connect: explicit time limits on every socket and session, and errors an operator can act on.
+"""Connections and pools: explicit time limits on every socket and session, and errors an operator can act on.
 
-A partition must be noticed in seconds, not when TCP gives up: hence the keepalives. A session that idles inside a
-transaction loses it, so that nobody's locks outlive their holder.
+A network partition must be noticed in seconds, not when TCP gives up: hence the keepalives. The server ends a session
+that idles inside a transaction, so that locks do not outlive a process that hangs.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ SESSION = {
     "statement_timeout": "60s",
     "client_connection_check_interval": "5s",
     "timezone": "UTC",
-    # Before PostgreSQL 18 a scan that is switched off counts as so costly that the smallest function is compiled at
-    # every call: 100 ms for ecluse_now().
+    # Before PostgreSQL 18 a disabled scan type adds so much to the estimated cost that the JIT compiles even the
+    # smallest function at every call: 100 ms for ecluse_now().
     "jit": "off",
 }
-# By a statement, not as start-up options: those are refused or ignored by a pooler in session mode. What the address
-# sets itself stays, and what this version of PostgreSQL does not know is left out.
+# By a statement, not as start-up options: a pooler in session mode refuses or ignores those. Settings given in the
+# address are kept, and settings that this version of PostgreSQL does not know are left out.
 SET = """
 SELECT set_config(p.name, s.value, false) FROM unnest(%s::text[], %s::text[]) AS s(name, value)
 JOIN pg_settings p ON lower(p.name) = s.name AND p.source <> 'client'
 """
 SET_WITHIN_SECONDS = 5.0
-ANSWER_WITHIN_SECONDS = 15.0  # with all that is asked of a second connection
+ANSWER_WITHIN_SECONDS = 15.0  # includes the checks on a second connection
 GIVE_IT = "Give it as postgresql://user:password@host:5432/database, or unset it to use the embedded PostgreSQL."
 
 NOTHING_MORE: Mapping[str, str] = {}
@@ -60,15 +60,16 @@ RECENT_SECONDS = 5.0
 TRANSACTION_LIMITS_SINCE = 170_000
 TRANSACTION_SECONDS = 120
 
-# Conditions that pass: connection, read-only or idle session, conflict, resources, lock, operator.
+# SQLSTATEs of temporary conditions: connection, read-only or idle session, conflict, resources, lock, operator.
 PASSING = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57")
 
 
 def is_away(error: BaseException) -> bool:
-    """Is the database away, or does it refuse what it was given? The error's class does not say: a key too long for its
-    index is an OperationalError, a session closed for idling an InternalError. Its SQLSTATE does."""
+    """Return True if the database is unavailable, False if it refuses the statement. The class of the error does not
+    tell (a key too long for its index is an OperationalError, a session closed for idling an InternalError); its
+    SQLSTATE does."""
     if not isinstance(error, psycopg.Error) or isinstance(error, psycopg.errors.PipelineAborted):
-        return False  # the latter: something before it was refused
+        return False  # PipelineAborted: an earlier statement was refused
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return error.sqlstate.startswith(PASSING)
@@ -76,7 +77,7 @@ def is_away(error: BaseException) -> bool:
 
 @contextmanager
 def ignoring_outage(doing: str) -> Iterator[None]:
-    """Log and ignore that the database is unavailable: the caller's loop tries again anyway."""
+    """Log and ignore that the database is unavailable: the caller's loop retries anyway."""
     try:
         yield
     except psycopg.Error as error:
@@ -90,11 +91,12 @@ Pool = AsyncConnectionPool[Connection]
 
 
 def normalise(url: str) -> str:
-    """One spelling for libpq, SQLAlchemy and DBOS: a postgresql:// URL with our time limits, where it has none."""
+    """Convert an address into one spelling for libpq, SQLAlchemy and DBOS: a postgresql:// URL, with our time limits
+    where it sets none."""
     try:
         given = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     except psycopg.ProgrammingError as error:
-        # What libpq quotes at the end may be a password.
+        # The text that libpq quotes at the end may be a password.
         why = re.sub(r'(?<!parameter)(:| after) ".*"', r'\1 "…"', one_line(error))
         raise SetUpError(f"DATABASE_URL is not a PostgreSQL address ({why}). {GIVE_IT}") from error
     user, password = given.pop("user", ""), given.pop("password", "")
@@ -103,21 +105,22 @@ def normalise(url: str) -> str:
         raise SetUpError(f"DATABASE_URL names no database. {GIVE_IT}")
     hosts = given.get("host", "").count(",") + 1
     if "port" in given and "," not in given["port"]:
-        given["port"] = ",".join([given["port"]] * hosts)  # libpq takes one port for all hosts, SQLAlchemy does not
+        given["port"] = ",".join([given["port"]] * hosts)  # libpq applies one port to all hosts, SQLAlchemy does not
     who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in sorted({**LIBPQ, **given}.items()))
     return f"postgresql://{who}{'@' if who else ''}/{quote(database, safe='')}?{query}"
 
 
 def check(dsn: str) -> None:
-    """Connect once, or say what is wrong and what to do. Changes nothing in the session: it may be another client's."""
+    """Connect once; raise SetUpError with what is wrong and what to do. Changes no setting of the session: behind a
+    pooler it may be shared with other clients."""
     try:
         with psycopg.connect(dsn, autocommit=True) as connection, given_up_after(connection, ANSWER_WITHIN_SECONDS):
             if why := too_old(connection.info.server_version):
                 raise SetUpError(why)
             refuse_shared_sessions(connection, lambda: psycopg.connect(dsn, autocommit=True))
     except psycopg.Error as error:
-        if "unsupported startup parameter" in str(error):  # only PgBouncer says so
+        if "unsupported startup parameter" in str(error):  # the text of PgBouncer alone
             raise SetUpError(OPTIONS_REFUSED.format(why=one_line(error))) from error
         raise SetUpError(
             f"The database does not answer: {one_line(error)}. Check that PostgreSQL is running and that "
@@ -136,7 +139,7 @@ async def _settle(connection: Connection, settings: Mapping[str, str]) -> None:
 
 
 async def open_session(dsn: str, settings: Mapping[str, str] = NOTHING_MORE) -> Connection:
-    """A connection outside the pools, with our limits and `settings`; autocommit."""
+    """Open a connection outside the pools, with our limits and `settings`; autocommit."""
     connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
     try:
         await _settle(connection, settings)
@@ -147,7 +150,7 @@ async def open_session(dsn: str, settings: Mapping[str, str] = NOTHING_MORE) -> 
 
 
 def open_blocking_session(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
-    """The same for a thread of its own."""
+    """Open a blocking connection with our limits, for use in a thread; autocommit."""
     connection = psycopg.connect(dsn, autocommit=True)
     try:
         connection.execute(SET, _values(NOTHING_MORE), prepare=False)
@@ -163,8 +166,8 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def hanging_up_after(connection: Connection, seconds: float) -> Iterator[None]:
-    """A peer that swallows what it is sent (a half-open socket, a proxy) must be given up on: whoever waits for its
-    answer inside finds the connection lost."""
+    """Shut the connection down after `seconds`, so that a statement inside fails with a lost connection: a peer that
+    accepts data and never answers (a half-open socket, a proxy) must not be waited for."""
     timer = asyncio.get_running_loop().call_later(seconds, hang_up, connection)
     try:
         yield
@@ -174,11 +177,11 @@ def hanging_up_after(connection: Connection, seconds: float) -> Iterator[None]:
 
 @asynccontextmanager
 async def together(connection: Connection) -> AsyncIterator[None]:
-    """A transaction whose statements go out with the next one whose answer is wanted: fewer round trips. Inside, a
-    cursor knows what it fetches, not its rowcount, and an error may show at a later statement.
+    """Open a transaction in pipeline mode: statements are sent together with the next one whose result is fetched, for
+    fewer round trips. Inside, a cursor has fetched rows but no rowcount, and an error may appear at a later statement.
 
-    In the middle of a pipeline a session is not idle for the server. What a process that sleeps there has locked is
-    free again only where transactions have a limit of their own, from PostgreSQL 17 on.
+    In the middle of a pipeline the server does not count a session as idle, so the locks of a process that hangs there
+    are released only by the limit on transactions, from PostgreSQL 17 on; older servers get no pipeline.
     """
     async with AsyncExitStack() as stack:
         if connection.info.server_version >= TRANSACTION_LIMITS_SINCE:
@@ -191,13 +194,14 @@ _asked_for_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
 
 
 def doubt_all() -> None:
-    """For whoever has lost a connection: the others are asked before they are handed out."""
+    """Have every pooled connection checked before it is handed out next: called after a connection was found lost."""
     _asked_for_at.clear()
 
 
 async def _still_lives(connection: Connection) -> None:
-    """One that was handed out a moment ago is not asked: it would not have come back if its server had gone. Whatever
-    has come in since, a farewell or the end, is a reason to ask."""
+    """Check a pooled connection before it is handed out. One that was handed out recently is not queried: it would not
+    have been returned if its server had gone. Input that arrived since (a FATAL message, end of file) is a reason to
+    query."""
     now = time.monotonic()
     recent = now - _asked_for_at.get(connection, now - RECENT_SECONDS) < RECENT_SECONDS
     if not recent or _something_came_in(connection):
@@ -219,9 +223,9 @@ def pool(
     checked: bool = True,
     transaction_seconds: int = TRANSACTION_SECONDS,
 ) -> Pool:
-    """Autocommit connections: a single statement is its own transaction, several take `connection.transaction()` or
-    `together`. A `checked` connection is known to live when it is handed out; whoever repeats what failed need not pay
-    for that."""
+    """Make a pool of autocommit connections: a single statement is its own transaction, several take
+    `connection.transaction()` or `together`. A `checked` connection is known to live when it is handed out; a caller
+    that retries failures need not pay for the check."""
 
     async def set_up_session(connection: Connection) -> None:
         await connection.set_autocommit(True)
@@ -234,8 +238,8 @@ def pool(
         check=_still_lives if checked else None,
         min_size=1,
         max_size=size,
-        # Short, both of them: the pool tries again at growing intervals within one, callers wait for the other; whoever
-        # needs the database tries again anyway, and should find it as soon as it is back.
+        # Both short: within reconnect_timeout the pool retries at growing intervals, for timeout callers wait. Callers
+        # retry anyway, and should find the database as soon as it is back.
         reconnect_timeout=2.5,
         timeout=3,
         open=False,

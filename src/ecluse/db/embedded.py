@@ -1,8 +1,8 @@
-"""The PostgreSQL that Ecluse runs for itself when no DATABASE_URL is set.
+"""The embedded PostgreSQL, which Ecluse runs itself when no DATABASE_URL is set.
 
-Every process that uses it holds a shared lock on `users.lock` in the data directory for as long as it lives; the
-kernel drops the lock however the process ends. The last one to leave stops the server, and a server whose starter was
-killed is taken over by the next process. Starts and stops take turns, under an exclusive lock on `start.lock`.
+Every process that uses it holds a shared lock on `users.lock` in the data directory for as long as it lives; the kernel
+releases the lock however the process ends. The last process to leave stops the server; a server whose starter was
+killed is taken over by the next process. Starts and stops are serialised by an exclusive lock on `start.lock`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 ROLE = "ecluse"
 MAX_LOG_BYTES = 10_000_000
 READY_SECONDS = 60.0
-PAUSES = (0.0, 0.5, 1.0, 2.0)  # before each attempt: a killed postmaster's processes take a moment to go
+PAUSES = (0.0, 0.5, 1.0, 2.0)  # before each attempt: the child processes of a killed postmaster take a moment to end
 SETTINGS = {
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
@@ -68,18 +68,18 @@ def default_data_dir() -> Path:
 
 
 def start(data_dir: Path) -> Embedded:
-    """Starts the server of this directory, or joins the one that runs; makes directory and database if need be.
+    """Start the server of this directory, or join the running one; create directory and database if needed.
 
-    `release` is called at exit. No signal handler is installed: on SIGTERM the program has to end normally, or the
-    server stays behind until the next process that uses the same directory has come and gone.
+    `release` is called at exit. No signal handler is installed: on SIGTERM the program has to exit normally, or the
+    server keeps running until the next process that uses the same directory has exited.
     """
-    binaries()  # first: without them nothing is made
+    binaries()  # first, so that nothing is created if they are missing
     data_dir = data_dir.expanduser().resolve()
     with clear_errors(data_dir):
         account = account_for(data_dir / "pg")
         make_data_dir(data_dir, account)
         with start_lock(data_dir) as lock, contextlib.ExitStack() as on_failure:
-            account = account_for(data_dir / "pg")  # again: another process may have made the data meanwhile
+            account = account_for(data_dir / "pg")  # again: another process may have created the data meanwhile
             server = Embedded(
                 data_dir,
                 socket_dir_for(data_dir, account),
@@ -123,15 +123,16 @@ class Embedded:
         return self.status() is not None and self.accepts_connections()
 
     def ensure_running(self) -> bool:
-        """Starts the server again if it has died; True if this call had to. Every using process may call it at once."""
+        """Start the server again if it has died; return True if this call started it. Safe for several processes at
+        once."""
         if self.is_running():
             return False
         with clear_errors(self.data_dir), start_lock(self.data_dir):
             return not self.users.closed and self.bring_up()
 
     def release(self) -> None:
-        """Ends this process's use. The last user stops the server; a second call does nothing."""
-        # A forked child shares the parent's lock, and must not give it up.
+        """End this process's use. The last process stops the server; a second call does nothing."""
+        # A forked child shares the parent's lock, and must not release it.
         if self.users.closed or os.getpid() != self.owner_pid:
             return
         with start_lock(self.data_dir):
@@ -139,7 +140,8 @@ class Embedded:
         atexit.unregister(self.release)
 
     def status(self) -> str | None:
-        """What the live postmaster of this directory says of itself (starting, ready, stopping); None without one."""
+        """Return the status that the live postmaster of this directory reports (starting, ready, stopping); None
+        without one."""
         try:
             lines = (self.pgdata / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
@@ -151,10 +153,10 @@ class Embedded:
     def accepts_connections(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.setblocking(False)
-            # Any other answer, such as a full queue, comes from a living server.
+            # Any other result, such as a full queue, comes from a live server.
             return probe.connect_ex(str(self.socket_dir / SOCKET)) not in (errno.ENOENT, errno.ECONNREFUSED)
 
-    # From here on: only under the start lock.
+    # The methods below are called only under the start lock.
 
     def leave(self) -> None:
         if self.users.closed:
@@ -164,7 +166,7 @@ class Embedded:
         except BlockingIOError:
             pass
         else:
-            # One that is still recovering is left to finish: stopping it would make the next start begin anew.
+            # A server still in recovery is left running: stopped, it would begin the recovery anew at the next start.
             if self.status() == "ready":
                 self.stop()
         self.users.close()
@@ -195,7 +197,7 @@ class Embedded:
             "--locale=C",
             "--auth=trust",
         )
-        # initdb inherits the start lock: should this process be killed, the next one waits until initdb is gone.
+        # initdb inherits the start lock: if this process is killed, the next one waits until initdb has ended.
         done = self.account.run(self.bin_dir / "initdb", *options, "-U", ROLE, "-D", half, pass_fds=(lock.fileno(),))
         if done.returncode != 0:
             raise set_up_error(f"initdb could not make {self.pgdata}:\n{(done.stderr or done.stdout).strip()}")
@@ -203,7 +205,7 @@ class Embedded:
         _sync(self.data_dir)
 
     def bring_up(self) -> bool:
-        """Waits for the server or starts it; True if it was started here."""
+        """Wait for the server or start it; return True if it was started here."""
         self.account.make_private_dir(self.socket_dir)
         launched = False
         for pause in PAUSES:
@@ -220,7 +222,7 @@ class Embedded:
                 return launched
             problem = f"it is still {status} after {READY_SECONDS:.0f} s" if status else "it ended at once"
             if status == "ready":
-                self.stop()  # somebody removed its socket
+                self.stop()  # its socket file was removed
         tail = "\n".join(self.log_file.read_text(errors="replace").splitlines()[-15:]) if self.log_file.exists() else ""
         raise set_up_error(
             f"PostgreSQL does not start in {self.pgdata}: {problem}. The end of {self.log_file}:\n{tail}"
@@ -253,7 +255,7 @@ class Embedded:
         return status
 
     def _launch(self) -> None:
-        # A pid in these files may by now be somebody else's, or a zombie: PostgreSQL would take it for a living server.
+        # The pid in these files may by now be another process or a zombie: PostgreSQL would take it for a live server.
         (self.pgdata / "postmaster.pid").unlink(missing_ok=True)
         (self.socket_dir / f"{SOCKET}.lock").unlink(missing_ok=True)
         if self.log_file.exists() and self.log_file.stat().st_size > MAX_LOG_BYTES:
@@ -262,7 +264,7 @@ class Embedded:
         settings = SETTINGS | {"unix_socket_directories": f'"{quoted}"'}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with open_private(self.log_file) as output:
-            # Through a shell that ends at once, so that the server is nobody's child and outlives its starter.
+            # Through a shell that exits at once, so that the server is not our child and outlives this process.
             script = ("/bin/sh", "-c", 'exec "$@" >&2 & echo $!', "sh")
             done = self.account.run(*script, self.bin_dir / "postgres", "-D", self.pgdata, *options, stderr=output)
         pid = int(done.stdout)
@@ -271,7 +273,7 @@ class Embedded:
 
 
 def _is_postmaster(pid: int, pgdata: Path) -> bool:
-    """Whether this process lives and serves this directory. A zombie has no command line."""
+    """Return True if this process is alive and serves this directory. A zombie has no command line."""
     if Path("/proc/self/cmdline").exists():
         try:
             return os.fsencode(pgdata) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

@@ -1,5 +1,5 @@
-"""LISTEN on one connection for the whole process. A notification only wakes somebody up: it may be lost (a restart, a
-half-open socket), so every listener also polls, and a lost connection wakes everybody once it is back."""
+"""LISTEN on one connection for the whole process. A notification is only a wake-up: it may be lost (a restart, a
+half-open socket), so every listener also polls, and after a reconnect all listeners are woken."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ANSWER_WITHIN = 5.0
 
 
 async def listen(dsn: str, channels: Mapping[str, Hear]) -> None:
-    """Runs until cancelled. `channels` maps a channel to what hears its payloads; after each (re)connect every channel
-    hears an empty payload, because something may have been said while nobody listened."""
+    """Listen until cancelled. `channels` maps a channel to the callback for its payloads; after each (re)connect every
+    callback gets an empty payload, because notifications may have been lost while there was no connection."""
     while True:
         try:
             async with await open_session(dsn) as connection:
@@ -34,7 +34,7 @@ async def listen(dsn: str, channels: Mapping[str, Hear]) -> None:
                     async for notice in connection.notifies(timeout=PROBE_EVERY):
                         channels[notice.channel](notice.payload)
                     with hanging_up_after(connection, ANSWER_WITHIN):
-                        await connection.execute("SELECT 1")  # a half-open socket says nothing until it is asked
+                        await connection.execute("SELECT 1")  # a half-open socket is noticed only by a query
         except psycopg.Error as error:
             if not is_away(error):
                 raise

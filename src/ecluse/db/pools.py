@@ -1,17 +1,17 @@
-"""How many connections a process takes, by its roles: the sizes of all pools. docs/operations.md has the table."""
+"""The sizes of all pools, and the number of connections of a process by its roles. docs/operations.md has the table."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-SIZE = 10  # of the general pool and of the workflows', unless ECLUSE_DB_POOL says otherwise
-CLAIMING = 3  # claims and commits; more would only wait for each other
+SIZE = 10  # of the general pool and of the workflows' pool, unless ECLUSE_DB_POOL is set
+CLAIMING = 3  # claims and commits; more of them would only wait for each other
 READING = 4  # the API's quick reads, at most
 DELIVERING = 4  # webhooks and mails, at most
 
 
 def most_connections(roles: Collection[str], size: int) -> int:
-    """What a process with these roles may hold at once."""
+    """Return how many connections a process with these roles may hold at once."""
     listeners = 2  # for the engine and for realtime
     count = size + listeners
     if "api" in roles:

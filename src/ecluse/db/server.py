@@ -1,7 +1,8 @@
-"""What a given server must be: PostgreSQL from 14 on, reached directly or through a pooler in session mode.
+"""Requirements on a server given by DATABASE_URL: PostgreSQL from 14 on, reached directly or through a pooler in
+session mode.
 
-In transaction mode a pooler lends a session for one transaction at a time: locks, LISTEN, settings and prepared
-statements of one client would be lost, or be another client's.
+A pooler in transaction mode assigns a session for one transaction at a time: locks, LISTEN, settings and prepared
+statements of one client would be lost, or would affect another client.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Session = psycopg.Connection[tuple[Any, ...]]
 
 
 def too_old(version: int) -> str | None:
-    """Why a server with this version number, such as 150018, is refused."""
+    """Return why a server with this version number (such as 150018) is refused, None if it is accepted."""
     if version >= OLDEST * 10_000:
         return None
     number = f"{version // 10_000}" if version >= 100_000 else f"{version // 10_000}.{version // 100 % 100}"
@@ -49,13 +50,13 @@ def too_old(version: int) -> str | None:
 
 
 def is_shared(ours: Sequence[int], theirs: Sequence[int]) -> bool:
-    """Whether two clients were served, in turn, by backends (process ids) of which neither has one to itself."""
+    """Return True if two clients, querying in turn, did not each have one backend (process id) to itself."""
     return len({*ours}) > 1 or len({*theirs}) > 1 or bool({*ours} & {*theirs})
 
 
 def refuse_shared_sessions(first: Session, connect: Callable[[], Session]) -> None:
-    """Raises SetUpError for a pooler in transaction mode. One statement for a direct connection."""
-    # A pooler invents the number that a client is told when it connects.
+    """Raise SetUpError for a pooler in transaction mode. A direct connection costs one statement."""
+    # A pooler makes up the backend pid that it reports at connect: equal pids mean a direct connection.
     if _backend(first) == first.info.backend_pid:
         return
     try:
@@ -74,14 +75,15 @@ def _backend(session: Session) -> int:
 
 
 def hang_up(connection: psycopg.BaseConnection[Any]) -> None:
-    # Shut down, not closed: the number of a closed file may be somebody else's by the time it is noticed.
+    # Shut down, not closed: the descriptor of a closed socket may be reused before the user of the connection notices.
     with socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def given_up_after(session: Session, seconds: float) -> Iterator[None]:
-    """A pooler without a free session accepts a statement and says nothing: then the connection is found lost."""
+    """Shut the connection down after `seconds`, so that a statement inside fails: a pooler without a free session
+    accepts a statement and never answers."""
     timer = threading.Timer(seconds, hang_up, (session,))
     timer.start()
     try:

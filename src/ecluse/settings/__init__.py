@@ -1,7 +1,7 @@
 """Every knob of the program, by its exact environment name. `python -m ecluse.settings` prints the reference page.
 
 A value that cannot be read stops the start-up with a message naming the variable; one below its minimum is raised to
-it, with a warning. Unknown variables are none of our business.
+it, with a warning. Unknown variables are ignored.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
 
     @model_validator(mode="after")
     def _patient_enough(self) -> Settings:
-        """Or the living would bury each other."""
+        """Raise ECLUSE_DEAD_AFTER_SECONDS to two heartbeats: with less, live replicas would declare each other dead."""
         minimum = 2 * self.ECLUSE_HEARTBEAT_SECONDS
         if minimum > self.ECLUSE_DEAD_AFTER_SECONDS:
             name = "ECLUSE_DEAD_AFTER_SECONDS"
@@ -207,8 +207,8 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
 
 
 def log_settings() -> tuple[Level, Form]:
-    """Level and form of the log, before the other knobs are read: what is wrong with those is logged. Values that
-    cannot be read are refused by `load`."""
+    """Return level and form of the log before the other knobs are read: warnings about those are logged. Values that
+    cannot be read are refused later, by `load`."""
     level, form = (os.environ.get(name, "") for name in ("ECLUSE_LOG_LEVEL", "ECLUSE_LOG_FORMAT"))
     return level if level in get_args(Level) else "INFO", form if form in get_args(Form) else "line"  # type: ignore[return-value]
 
@@ -222,7 +222,7 @@ def load() -> Settings:
 
 
 def reference() -> str:
-    """docs/configuration.md"""
+    """Return the text of docs/configuration.md."""
     lines = [
         "# Configuration",
         "",

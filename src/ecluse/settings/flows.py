@@ -145,7 +145,7 @@ class TranscriptionKnobs(BaseSettings):
 
     @model_validator(mode="after")
     def _derived(self) -> TranscriptionKnobs:
-        """Defaults that hang on other knobs."""
+        """Compute the defaults that depend on other knobs."""
         for name in ("FICHE", "RECORDING_WORKER", "FINALIZER"):
             if getattr(self, knob := f"TRANSCRIPTION_{name}_CONCURRENCY") is None:
                 setattr(self, knob, self.default_global_concurrency)

@@ -1,4 +1,4 @@
-"""The knobs of retention: how many days what is over is kept, by kind."""
+"""The knobs of retention: for how many days rows are kept after their end, by kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _days(default: int, description: str, zero: str = "for ever") -> Any:
 
 
 class KeepKnobs(BaseSettings):
-    """In days. Rows that an open or kept run needs are kept in any case."""
+    """Days of retention by kind. Rows that an open or kept run needs are kept in any case."""
 
     ECLUSE_KEEP_RUNS_DAYS: Days = _days(
         90,
