@@ -1,8 +1,9 @@
-"""The auditor: looks at a database, and at the ledger of the vendors it wrote to, and says where what is stored breaks
-what is promised. Read only, safe beside running servers.
+"""The auditor: reads a database, and the ledger of the vendors it wrote to, and reports where the stored data violate
+the invariants. Read-only, safe beside running servers.
 
-It shares no code with the program it judges, so that a mistake there cannot excuse itself here; `database`, `stuck`,
-`outbox`, `leases`, `schedules` and `ledger` hold the invariants, by the numbers under which they are known (I-01 …).
+It shares no code with the program it checks, so that a mistake there cannot hide itself here; `database`, `attempts`,
+`stuck`, `outbox`, `leases`, `schedules`, `ledger`, `rates`, `automation` and `transcriptions` hold the invariants, by
+their numbers (I-01 …).
 """
 
 from ecluse.verify.report import Report, Violation

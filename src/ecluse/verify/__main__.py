@@ -1,5 +1,5 @@
-"""``python -m ecluse.verify --database-url DSN [--ledger URL] [--json]``: exit code 0 is clean, 1 is broken (a readable
-list), 2 is that nothing could be said (one line on stderr)."""
+"""``python -m ecluse.verify --database-url DSN [--ledger URL] [--json]``: exit code 0 is clean, 1 is violations (a
+readable list), 2 is that the check was impossible (one line on stderr)."""
 
 from __future__ import annotations
 

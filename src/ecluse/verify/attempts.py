@@ -1,12 +1,11 @@
-"""I-13: how often something was tried.
+"""I-13, attempts: how often an item was executed, and how often its writes were sent.
 
-A failed execution is a row, numbered from 1 in its round; a success adds one to the count and no row; what a crash or a
-shutdown interrupted is neither (that a paid call was then sent again is noted among them, and is no execution), nor is
-what failed because the vendor was down. The
-budget bounds executions; only a write in doubt is asked about beyond it, as long as it takes, and not sent any more.
-Every send belongs to one execution, and every execution to one claim of its item: that bounds sends without knowing how
-many executions were interrupted. Deaths of workers use up nothing, and an item is given up because of them only if they
-died while it ran alone.
+A failed execution is a row, numbered from 1 in its round; a success adds one to the count and no row. An execution that
+a crash or a shutdown interrupted counts as neither (that a paid call was then sent again is noted among the attempts,
+and is no execution), nor does one that failed because the vendor was down. The budget limits executions; beyond it only
+a write in doubt is read back, for as long as it takes, and not sent any more. Every send belongs to one execution, and
+every execution to one claim of its item: that bounds sends without knowing how many executions were interrupted. Deaths
+of workers use up no budget, and an item is given up because of them only if workers died while it ran alone.
 """
 
 from ecluse.verify.retention import before, remains
@@ -14,7 +13,7 @@ from ecluse.verify.retention import before, remains
 EXECUTED = """attempts WHERE (maybe_paid AND error_code IN ('WORKER_CRASHED', 'INTERRUPTED')) IS NOT TRUE
     AND outage IS NOT TRUE"""
 
-# Attempts are deleted by their own age: a run that began later still has all of them.
+# Retention deletes attempts by their own age: a run created after this instant still has all of them.
 SINCE = before("attempts")
 
 NUMBERED = f"""
@@ -62,7 +61,7 @@ FROM effects e JOIN items i ON i.id = e.item_id AND i.round = e.round
 WHERE i.status <> 'open' AND e.last_send_at > i.finished_at ORDER BY e.item_id
 """
 
-# Claims under these names close items; nobody works under them.
+# Claims under these names only close items; no worker executes under them.
 SENT_UNDER_A_CLAIM = """
 WITH held AS (
     SELECT run_id, stage, lane_id, count(*) AS claims FROM claims
@@ -85,7 +84,7 @@ LEFT JOIN held h ON h.run_id = e.run_id AND h.stage = e.stage
 WHERE e.sends > coalesce(h.taken, 0) AND {remains("e.run_id")} ORDER BY 2, 1
 """  # noqa: S608 - the fragment of retention
 
-# Items that crashed before the evidence was counted have no instant of their first crash.
+# Items that crashed before solo deaths were counted have no `first_crash_at`.
 GIVEN_UP_ON_EVIDENCE = """
 SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id, format(
     'given up after %s workers had died with it in hand, but only %s of them while it ran alone', i.crashes,

@@ -1,11 +1,12 @@
-"""Automation: a fiche that succeeded has its transcripts and its audits (I-04), what a run and its schedule say in sum
-is what their rows say (I-12), no audit outlives its run undecided (I-19), and the end is told exactly once (I-09)."""
+"""Automation: a successful fiche has its transcripts and its audits (I-04), the sums of a run and of its schedule equal
+their rows (I-12), no audit is undecided after the end of its run (I-19), and the end is published exactly once
+(I-09)."""
 
 from __future__ import annotations
 
 from ecluse.verify.retention import before
 
-# What came later, or is gone upstream, or was told anew since, is none of the run's business.
+# Recordings that came after the stage began, were removed upstream, or were updated after the stage ended are excluded.
 UNWRITTEN = """
 SELECT format('run %s fiche %s', o.run_id, o.target) AS subject, o.run_id, o.target,
        format('successful, but %s recordings have no transcript', count(*)) AS message
@@ -28,8 +29,8 @@ WHERE o.outcome = 'successful' AND f.config_snapshot -> 'run_audits' = 'true' AN
 HAVING count(a.id) = 0 OR bool_or(a.status <> 'completed') ORDER BY 2, 3
 """
 
-# Transcripts may come in later; audits are there, decided or not, when their run ends. An erased fiche had some, too.
-# Of an old run, the transcriptions may be deleted and the run itself be next.
+# Transcripts may be added after the end of the run; audits exist, decided or not, when it ends. Audits of an erased
+# fiche count, too. Of a run beyond retention, the transcription runs may be deleted already.
 SUMMARY = f"""
 SELECT 'run ' || r.id AS subject, r.id AS run_id, CASE
     WHEN coalesce(a.n, 0) + coalesce(g.n, 0) <> f.audits_run THEN
@@ -56,7 +57,7 @@ WHERE r.ended_at IS NOT NULL AND (
 ORDER BY r.id
 """  # noqa: S608 - the fragment of retention
 
-# After redrives the last status says where the targets of the last run stand, which need not be the word of any run.
+# After redrives the last status is computed from the targets of the last run, so it need not be the status of any run.
 STATISTICS = """
 SELECT 'schedule ' || a.id AS subject, a.id AS schedule_id, format('counts %s runs (%s successful, %s partial, '
     '%s failed, %s cancelled; the last %s), but of its runs have ended %s', a.total_runs, a.successful_runs,

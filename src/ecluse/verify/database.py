@@ -1,7 +1,8 @@
-"""What the tables must say to each other (I-01, I-02, I-04, I-05, I-11, I-12, I-13).
+"""Consistency between the tables (I-01, I-02, I-04, I-05, I-11, I-12, I-13).
 
-Every statement returns what contradicts itself: a subject, a message, and which rows tell its story. All are set-based;
-a transaction of the program never shows half of what these compare.
+Every statement returns the violations: a subject, a message, and the keys of the rows that tell its story. All are
+set-based. The program writes the data that a statement compares in one transaction, so that no snapshot shows half
+of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ecluse.verify.retention import remains
 
 class Check(NamedTuple):
     invariant: str
-    counted: str  # how many things it looked at
+    counted: str  # SQL that counts the rows checked
     statements: tuple[str, ...]
 
 
@@ -68,8 +69,8 @@ I_01_CONSERVATION = Check(
     ),
 )
 
-# States that a run is given after its end (reverted, expired …) follow from no count: they are let pass here, and by
-# the words of a flow below. A run that an operator ended before there was a name for it has failed.
+# States that a run is given after its end (reverted, expired …) do not follow from counts: they are accepted here, and
+# in the check of a flow's statuses below. A run ended by an operator before the state `cancelled` existed has failed.
 I_02_STATUS_IS_A_FUNCTION = Check(
     "I-02",
     "SELECT count(*) AS n FROM runs WHERE ended_at IS NOT NULL",
@@ -99,7 +100,7 @@ I_02_STATUS_IS_A_FUNCTION = Check(
     ),
 )
 
-# An effect belongs to an item's round: an earlier round may have ended in a definite no, the one that succeeded not.
+# An effect belongs to a round of its item: an earlier round may have been definitely refused, the successful one not.
 I_04_NO_FALSE_SUCCESS = Check(
     "I-04",
     "SELECT count(*) AS n FROM outcomes WHERE outcome = 'successful'",
@@ -129,9 +130,9 @@ I_04_NO_FALSE_SUCCESS = Check(
     ),
 )
 
-# A failure warns if, when the run ended, a write of it had been applied or was in doubt, which is known by when it was
-# settled. One settled while the run was being ended (which takes its time with many targets) may be warned of or not;
-# one that turned out not to have been sent goes back to planned, and when it did is not recorded.
+# A failed outcome must warn if, when the run ended, one of its writes had been applied or was in doubt, which
+# `settled_at` tells. For a write settled while the run was being ended (slow with many targets), a warning is optional.
+# A write that turned out not to have been sent goes back to planned, and the instant of that is not recorded.
 I_05_NO_FALSE_FAILURE = Check(
     "I-05",
     "SELECT count(*) AS n FROM outcomes WHERE outcome = 'failed'",
@@ -156,8 +157,8 @@ I_05_NO_FALSE_FAILURE = Check(
     ),
 )
 
-# While a stage is open it may be dispatching: items may be ahead of `expected`, never behind. That every claim counts
-# its own items, all of its own stage, and that nothing is finished without a claim, makes the sums per stage right too.
+# An open stage may be in fan-out: there may be more items than `expected`, never fewer. If every claim counts its own
+# items, all of its own stage, and no item is finished without a claim, the sums per stage are right, too.
 I_12_COUNTERS = Check(
     "I-12",
     "SELECT (SELECT count(*) FROM stages) + (SELECT count(*) FROM claims) AS n",
@@ -214,7 +215,7 @@ CHECKS = (
     I_13_ATTEMPTS,
 )
 
-# The words of a flow that has none of its own: what each stands for, and where a run may go from it.
+# The default statuses, of a flow without its own: the state of each, and the statuses a run may move to from it.
 PLAIN = {
     "queued": ("queued", {"running", "failed"}),
     "running": ("running", {"completed", "partial", "failed"}),
@@ -225,7 +226,7 @@ PLAIN = {
 INITIAL = "queued"
 
 RUNS = "SELECT id, flow, status, state, successful FROM runs ORDER BY id"
-# Only the setter's own lines: failures of items, which quote anybody's words, carry an event id.
+# Only lines written by status changes: failures of items, which may quote any text, have an event id.
 MOVES = """
 SELECT run_id, split_part(message, ' -> ', 1) AS from_word, split_part(message, ' -> ', 2) AS to_word
 FROM run_log WHERE event_id IS NULL AND message ~ '^[^:>]{1,40} -> [^:>]{1,40}$' ORDER BY run_id, id
@@ -263,7 +264,7 @@ def _words_and_moves(connection: psycopg.Connection[dict[str, Any]], report: Rep
     words: dict[str, set[str]] = {}
     for row in runs:
         words.setdefault(row["flow"], set()).update((row["status"],), *chains.get(row["id"], []))
-    # Words alone do not tell: a flow may have these and begin elsewhere, so it must have been seen to begin here.
+    # A flow with its own statuses may use the same names and begin with another one: only flows seen in `queued` count.
     plain = {flow for flow, seen in words.items() if seen <= set(PLAIN) and INITIAL in seen}
     for row in runs:
         i_02_words(row, report, plain=row["flow"] in plain)
@@ -281,7 +282,8 @@ def i_02_words(row: dict[str, Any], report: Report, *, plain: bool) -> None:
 
 
 def i_11_transitions(row: dict[str, Any], chain: list[tuple[str, str]], report: Report, *, plain: bool) -> None:
-    """A chain without a gap from the first word to the present one; which moves exist is only known for plain words."""
+    """Check that the recorded moves form a chain without a gap up to the present status. Which moves are allowed is
+    known only for the default statuses."""
     at = INITIAL if plain else chain[0][0] if chain else row["status"]
     wrong = []
     for from_word, to_word in chain:

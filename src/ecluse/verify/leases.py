@@ -1,5 +1,5 @@
-"""I-10, leases: of one key the holdings follow each other, in the order of their numbers; a run that ended holds
-nothing. (That one which expired does not linger is part of I-19.)"""
+"""I-10, leases: the holdings of one key do not overlap and are in the order of their fence numbers; an ended run holds
+no lease. (That an expired lease is ended is part of I-19.)"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The effects against the vendors' own ledger (I-03 to I-06). The ledger speaks of records and keys, not of ours.
+"""Comparison of the effects with the vendors' own ledger (I-03 to I-06), which knows records and idempotency keys, but
+no runs or items.
 
-Our writes carry the effect's id, a UUID, as their Idempotency-Key. A write with any other key is somebody else's, and
-so is one without a key that says who made it (X-Client: a test, or a person, playing a third party); one with neither
-can only be ours, and is an orphan.
+Our writes carry the effect's id, a UUID, as their Idempotency-Key. A write with any other key is a third party's, and
+so is one without a key that names its client (X-Client: a test, or a person, playing a third party); a write with
+neither can only be ours, and is an orphan.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PAGE = 10_000
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 # Seconds. Instants of two processes on one host agree at least this well.
 TOLERANCE = 0.05
-# Seconds. What was read from a vendor may be this old when it is recorded.
+# Seconds. A value read from a vendor may be this old when it is recorded.
 READ_AGE = 5.0
 DEFINITELY_NOT = ("planned", "rejected", "not_applied", "conflict")
 
@@ -40,7 +41,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One entry; a key that is a UUID is written in one way."""
+    """One entry of the ledger; a key that is a UUID is normalised to one spelling."""
 
     seq: int
     at: float
@@ -73,14 +74,15 @@ class Ledger:
         return [line for line in self.by_key.get(key, ()) if line.kind == "effect"]
 
     def about(self, keys: Iterable[str | None], refs: Iterable[str | None], seqs: Collection[int]) -> list[Line]:
-        """Calls and applications with one of these keys, whatever was applied to these records, and these lines."""
+        """Return the lines with one of these keys, the lines applied to these records, and the lines with these
+        numbers."""
         with_key = [line for key in keys if key for line in self.by_key.get(key, ())]
         of_ref = [line for ref in refs if ref for history in self.by_ref.get(ref, {}).values() for line in history]
         these = [line for line in self.lines if line.seq in seqs]
         return list({line.seq: line for line in with_key + of_ref + these}.values())
 
     def held(self, ref: str, until: float, since: float) -> list[Any]:
-        """Every value that the record had from `since` to `until`, as far as the ledger knows."""
+        """Return every value that the record had from `since` to `until`, as far as the ledger knows."""
         values = []
         for history in self.by_ref.get(ref, {}).values():
             before = [line.value for line in history if line.at <= since]
@@ -121,7 +123,8 @@ def as_effect_id(key: str | None) -> str | None:
 
 
 def agrees(value: Any, wanted: Any) -> bool:
-    """Is what the vendor has what was wanted? It may have more fields, or the one field alone, without its name."""
+    """Return True if the vendor's value is the wanted one. It may have more fields, or be the value of the only wanted
+    field, without its name."""
     if not isinstance(wanted, dict):
         return bool(value == wanted)
     if isinstance(value, dict):
@@ -138,7 +141,7 @@ def check(
     moved: bool,
     since: float = float("-inf"),
 ) -> None:
-    """`since`: before that instant, intents may have been deleted by retention."""
+    """Check I-03 to I-06. `since`: before that instant, intents may have been deleted by retention."""
     report.checked["ledger_effects"] = len(ledger.applied) if ledger is not None else 0
     if ledger is None:
         report.notes.append(
@@ -164,8 +167,9 @@ def _violation(invariant: str, effect: dict[str, Any], message: str) -> Violatio
 
 
 def i_03_no_effect_twice(effect: dict[str, Any], ledger: Ledger, report: Report) -> None:
-    """A keyed write is applied once. An absolute one changes something once; that somebody else put back exactly what
-    there was before, and we therefore wrote again, cannot be seen by looking and is excused."""
+    """Check that a keyed write (C1) is applied once, and that an absolute write (C2) changes its record once. If a
+    third party restored the exact former value and we therefore wrote again, the program could not have noticed:
+    excused."""
     applied = ledger.applied_with(str(effect["id"]))
     if effect["class"] == "C1":
         if len(applied) > 1:
@@ -185,10 +189,10 @@ def i_04_no_false_success(effect: dict[str, Any], ledger: Ledger, report: Report
     own, wanted = ledger.applied_with(str(effect["id"])), effect["wanted"]
     if any(agrees(line.value, wanted) for line in own):
         return
-    if effect["class"] == "C2":  # in the wanted state, whoever brought it there
+    if effect["class"] == "C2":  # enough that the record had the wanted value, whichever client wrote it
         until = float("inf") if moved else effect["settled_at"].timestamp() + TOLERANCE
         held = ledger.held(effect["key"], until, float("-inf") if moved else until - READ_AGE)
-        # Written to by nobody, a record is what it always was: nothing speaks against our having read that.
+        # The ledger has no writes to the record, so its value is unknown here: that we read the wanted one is possible.
         if any(agrees(value, wanted) for value in held) or (not held and effect["sends"] == 0):
             return
         had = f"the record had {held[-1]!r}" if held else "the ledger knows nothing of that record"
@@ -198,7 +202,8 @@ def i_04_no_false_success(effect: dict[str, Any], ledger: Ledger, report: Report
 
 
 def i_05_no_false_failure(effect: dict[str, Any], ledger: Ledger, report: Report, *, moved: bool) -> None:
-    """What somebody else had overwritten by the time we looked does not exist any more."""
+    """Check that an effect settled as not applied was not applied. A write that a third party had overwritten before we
+    read the record back does not count."""
     if effect["state"] not in DEFINITELY_NOT:
         return
     settled_at = None if moved else effect["settled_at"]

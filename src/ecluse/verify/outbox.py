@@ -1,6 +1,7 @@
-"""I-09, the outbox: what a run tells is what its row says, once; everything is told, and of one aggregate in order.
+"""I-09, the outbox: the events of a run agree with its row and exist once; every event is published, and those of one
+aggregate in order.
 
-A run without a started event began before there were any: of such a run nothing is missing.
+A run without a `started` event began before the outbox existed: its missing events are no violation.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FROM (SELECT run_id, bool_or(ended_at IS NULL) AS open, count(*) FILTER (WHERE w
 WHERE n.started > 1 OR n.selected > 1 OR n.started = 1 AND n.ended <> (NOT n.open)::int ORDER BY run_id
 """  # noqa: S608 - the fragment above
 
-# What a run is called after its end (reverted, expired …) is not what it told.
+# Statuses given to a run after its end (reverted, expired …) differ from its events: such runs are excluded.
 WHAT = f"""
 {OF_RUNS}
 SELECT 'run ' || run_id AS subject, run_id, {AGGREGATE},
@@ -60,7 +61,7 @@ FROM (SELECT *, lag(id) OVER o AS former_id, lag(published_seq) OVER o AS former
 WHERE published_seq IS NOT NULL AND former_id IS NOT NULL AND (former IS NULL OR former > published_seq) ORDER BY id
 """  # noqa: S608 - the fragment above
 
-# What a sink does not take is tried again for as long as it takes, and says so: that is not forgotten.
+# An event that a sink rejects is retried for as long as it takes, and its row records the tries: it is not forgotten.
 UNTOLD = f"""
 {CARE}
 SELECT 'event ' || e.id AS subject, {AGGREGATE},

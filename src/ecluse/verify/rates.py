@@ -1,8 +1,9 @@
-"""I-14: what the vendors received, over all replicas, keeps the rates of the lanes and the patience that was asked for.
+"""I-14, rates: the calls that the vendors received, from all replicas, keep the rates of the lanes and respect
+`Retry-After`.
 
-A lane is matched with a vendor of the ledger by its name: `price-list:account-7` is a lane to `price_list`. Several
-lanes to one vendor may together do what they may do each; whose call was told to wait cannot be seen then. Rates are
-judged as they are now. The ledger counts calls, not their weights.
+A lane is matched with a vendor of the ledger by its name: `price-list:account-7` is a lane to `price_list`. For several
+lanes to one vendor the sum of their rates is the limit, and `Retry-After` is not checked: the ledger does not say which
+lane was told to wait. The present rates are applied. The ledger counts calls, not their weights.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from ecluse.verify.report import About, Report, Violation
 LANES = "SELECT name, per_second, burst FROM lanes ORDER BY name"
 ENDED = "SELECT ended_at FROM replicas WHERE ended_at IS NOT NULL"
 
-# Seconds by which calls may catch up with each other on their way.
+# Seconds by which calls may bunch up on their way to the vendor.
 BUNCHING = 0.25
-# Seconds after the answer in which calls may still arrive: they had begun, or began before the word got round.
+# Seconds after the answer in which calls may still arrive: those in flight, and those begun before the hold was known
+# on all replicas.
 UNDER_WAY = 0.5
-# A longer wait is a failed attempt, and nobody waits that long.
+# A longer `Retry-After` is ignored: the failed attempt is retried after the usual backoff.
 LONGEST_RETRY_AFTER = 900.0
-# Seconds around the end of a replica: it may have taken the answer with it.
+# Seconds around the end of a replica: it may have died before it stored the answer.
 LAST_WORDS = (-1.0, 15.0)
 SHOWN = 8
 
@@ -46,13 +48,14 @@ def check(lanes: list[dict[str, Any]], ended: list[dict[str, Any]], ledger: Ledg
 
 
 def _ours(line: Line) -> bool:
-    """Whoever says who he is, or has a key of his own, is somebody else."""
+    """Return True if the call is ours: calls that name a client, or have a key that is no effect id, are a third
+    party's."""
     return line.client is None and (line.key is None or as_effect_id(line.key) is not None)
 
 
 def i_14_rate(vendor: str, calls: Sequence[Line], rate: float, burst: int) -> Iterable[Violation]:
-    """A bucket that leaks at the lane's rate: it overflows exactly if some window holds too many."""
-    level, first = 0.0, 0  # where the window begins
+    """Check the rate by a leaky bucket at the lane's rate: it overflows exactly if some window holds too many calls."""
+    level, first = 0.0, 0  # index of the first call of the window
     for n, line in enumerate(calls):
         level = max(0.0, level - (line.at - calls[n - 1].at) * rate) if n else 0.0
         first = first if level > 0 else n

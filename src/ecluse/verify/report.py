@@ -1,4 +1,4 @@
-"""What an audit found, and how an operator, or a script, is told."""
+"""The findings of an audit, as text for operators and as JSON for scripts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-SHOWN = 20  # violations of one invariant
+SHOWN = 20  # violations of one invariant that are listed
 
 
 class About(NamedTuple):
-    """Which rows tell the story of a violation."""
+    """The keys of the rows that tell the story of a violation."""
 
     run_id: int | None = None
     target: str | None = None
     item_id: int | None = None
     effect_id: str | None = None
-    ref: str | None = None  # the record, as the vendor calls it
-    aggregate: str | None = None  # of events; with its tenant, as the next one
+    ref: str | None = None  # the record's name at the vendor
+    aggregate: str | None = None  # of events; prefixed with its tenant, as is `lease`
     lease: str | None = None
     schedule_id: int | None = None
     seqs: tuple[int, ...] = ()  # lines of the ledger
@@ -37,8 +37,8 @@ class Violation:
 
 @dataclass
 class Report:
-    """`checked` is how much was looked at, in all and per invariant: a check that had nothing to look at proves
-    nothing."""
+    """The result of an audit. `checked` counts what was examined, in all and per invariant: a check that examined
+    nothing proves nothing."""
 
     violations: list[Violation] = field(default_factory=list)
     checked: dict[str, int] = field(default_factory=dict)
@@ -79,5 +79,5 @@ class Report:
 
 
 def one_line(text: str) -> str:
-    """Keys and records may hold anything, a terminal's commands included."""
+    """Escape control characters: keys and records may hold anything, terminal commands included."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

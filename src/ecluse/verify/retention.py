@@ -1,5 +1,5 @@
-"""What retention and erasure account for. Rows of a run in `pruning` are being deleted; rows that are older than
-`pruned.before` of their kind may be deleted. Everything else is checked as ever."""
+"""SQL fragments that exempt rows deleted by retention. Rows of a run in `pruning` are being deleted; rows that are
+older than `pruned.before` of their kind may be deleted. All other rows are checked."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import psycopg
 
 
 def before(kind: str) -> str:
-    """An SQL expression: the instant before which rows of this kind may have been deleted."""
+    """Return an SQL expression: the instant before which rows of this kind may have been deleted."""
     return f"coalesce((SELECT before FROM pruned WHERE kind = '{kind}'), '-infinity')"  # noqa: S608 - our own words
 
 
 def remains(run_id: str) -> str:
-    """An SQL condition: the rows of this run are not being deleted."""
+    """Return an SQL condition: the rows of this run are not being deleted."""
     return f"NOT EXISTS (SELECT 1 FROM pruning p WHERE p.run_id = {run_id})"  # noqa: S608 - our own words
 
 
 def runs_before(connection: psycopg.Connection[dict[str, Any]]) -> float:
-    """Seconds since the epoch; runs that ended earlier may have been deleted, with their writes."""
+    """Return the instant, in seconds since the epoch, before which ended runs may have been deleted, with their
+    writes."""
     row = connection.execute(
         "SELECT extract(epoch FROM before)::float8 AS at FROM pruned WHERE kind = 'runs'"
     ).fetchone()

@@ -1,7 +1,8 @@
-"""I-08, due times: an instant that was fired is one run under the name that follows from it, and the other way round.
+"""I-08, due times: every fired slot has one run, under the event key computed from the slot, and every such run has a
+fired slot.
 
-Which instants a schedule is due at, tables alone cannot say (the tests ask an oracle); what became of those that were
-decided, they can.
+The tables alone do not tell at which instants a schedule is due (the tests ask an oracle), but they do tell what was
+decided for each slot.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ SELECT {NAME} AS subject, s.schedule_id, format('is of tenant %s, but its schedu
 FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id WHERE s.tenant_id <> c.tenant_id ORDER BY 2, s.due_at
 """  # noqa: S608 - the fragment above
 
-# Whoever waits, waits for a tick: a schedule that is off has none. Nor do two wait: the later takes the other's place.
+# A waiting slot needs a tick, and a disabled schedule has none. Two slots never wait at once: the later replaces the
+# earlier.
 WAITING = """
 SELECT 'schedule ' || s.schedule_id AS subject, s.schedule_id, CASE
     WHEN count(*) > 1 THEN format('%s of its instants wait at once', count(*))
@@ -53,7 +55,8 @@ FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id WHERE s.state = '
 GROUP BY s.schedule_id, c.next_due_at HAVING count(*) > 1 OR c.next_due_at IS NULL ORDER BY 2
 """
 
-# A flow that no running program knows is nobody's fault: it counts that others of the same flow were fired since.
+# A schedule of a flow that no running replica has loaded is no violation: only if others of the same flow were fired
+# since.
 PASSED_OVER = """
 SELECT 'schedule ' || c.id AS subject, c.id AS schedule_id,
        format('was due at %s, and others of flow %s were fired until %s', c.next_due_at, c.flow, d.at) AS message

@@ -1,8 +1,8 @@
 """One audit: a snapshot of the database first, the ledger after it.
 
-In this order nothing that happens meanwhile looks wrong. What the snapshot says was applied had been applied before it,
-hence stands in a ledger that is read later. The other way round only ledger lines from before the snapshot count: their
-intents were committed by then. For that comparison database and vendor must tell the same time: one host.
+In this order concurrent work does not look like a violation. An effect that is applied in the snapshot had been applied
+before, hence is in the ledger that is read later. In the other direction only ledger lines from before the snapshot are
+checked: their intents were committed by then. That comparison needs the same clock in database and vendor: one host.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ecluse.verify.story import tell
 
 
 class CannotCheck(Exception):
-    """Neither clean nor broken: nothing could be said. The message is for the operator."""
+    """The audit was not possible, so the result is neither clean nor broken. The message is for the operator."""
 
 
-# Freshly filled tables have no statistics: a planner that believes in one row would loop over thousands.
+# Freshly filled tables have no statistics: the planner would assume one row and use nested loops over thousands.
 SET_UP = "SET LOCAL enable_nestloop = off; SET LOCAL jit = off; SET LOCAL work_mem = '64MB'; SET LOCAL timezone = 'UTC'"
 MIGRATE = "Bring it to this program's schema with `ecluse migrate`"
 
@@ -45,9 +45,9 @@ def audit(dsn: str, ledger_url: str | None) -> Report:
         why = " ".join(str(error).split())
         raise CannotCheck(f"the database does not answer: {why}. Check that it is running, and its address.") from error
     except psycopg.ProgrammingError as error:
-        if error.sqlstate is not None:  # a privilege, say
+        if error.sqlstate is not None:  # for example a missing privilege
             raise CannotCheck(f"the database refuses: {error.diag.message_primary}.") from error
-        # What libpq quotes of an address that it cannot read may be a password.
+        # The part that libpq quotes of an unreadable address may be a password.
         raise CannotCheck("not a PostgreSQL address. Give it as postgresql://user@host:5432/database.") from error
     except ledger.Unreadable as error:
         raise CannotCheck(f"{error}. Give the address of a running sandbox, as http://127.0.0.1:8089.") from error
@@ -55,7 +55,7 @@ def audit(dsn: str, ledger_url: str | None) -> Report:
 
 def _look(connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None) -> Report:
     report = Report()
-    # The transaction's start: earlier than its snapshot, so that whatever was committed before is in it.
+    # The start of the transaction is earlier than its snapshot, so that everything committed before `cut` is in it.
     clock = connection.execute("SELECT now() AS cut, \"offset\" <> '0' AS moved FROM clock_offset").fetchone()
     assert clock is not None  # noqa: S101 - the migration put the row there
     database.check(connection, report)

@@ -1,4 +1,4 @@
-"""The smallest story of a violation: the rows and ledger lines of its key, in time order."""
+"""The story of a violation: the rows and ledger lines of its keys, in time order, shortened to a few lines."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""I-19, nothing stuck: whatever is under way has somebody who sees to it.
+"""I-19, nothing stuck: open work has a live replica that is responsible for it, or will be picked up.
 
-A failover takes its time, and nobody can see to anything while nothing runs: how long something has waited counts from
-when somebody was there for it, the start of the oldest replica that is alive now (or of the database, if later).
-Instants of replicas and workflows are real ones; where runs and items are timed by a clock that a test has moved, these
-are left out.
+A failover takes its time, and no work proceeds while no replica runs: waiting times are counted from the start of the
+oldest replica that is alive now (or of the database, if later). Instants of replicas and workflows are real time; runs
+and items use a clock that a test may have moved, and then checks of their instants are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ WITH care AS MATERIALIZED (
     ORDER BY p.started_at LIMIT 1)
 """
 
-# A silent replica that counts as alive is given ten minutes: how much silence means that it is dead is a setting.
+# A replica marked live without a heartbeat is given ten minutes: after how much silence it is dead is a setting.
 GONE = """
 (p.id IS NULL OR p.state <> 'live' AND p.ended_at < now() - interval '15 seconds'
  OR p.state = 'live' AND p.beat_at < now() - interval '10 minutes')
@@ -45,14 +44,14 @@ SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_i
 FROM items i JOIN runs r ON r.id = i.run_id WHERE i.status = 'open' AND r.ended_at IS NOT NULL ORDER BY i.id
 """
 
-# A workflow that has not heard of the end may still open a stage: an empty one, since nothing is dispatched any more.
+# A workflow that has not noticed the end may still open a stage: an empty one, since fan-out inserts no items any more.
 STAGES_OF_ENDED_RUNS = """
 SELECT format('run %s stage %s', s.run_id, s.stage) AS subject, s.run_id, 'open, but its run has ended' AS message
 FROM stages s JOIN runs r ON r.id = s.run_id
 WHERE s.ended_at IS NULL AND s.expected > 0 AND r.ended_at IS NOT NULL ORDER BY 2, 1
 """
 
-# Runs whose workflow was never started are taken up in turn, a hundred every five seconds.
+# Runs whose workflow was never started are started by the sweep in order, a hundred every five seconds.
 WORKFLOWS = f"""
 {CARE}
 SELECT 'run ' || r.id AS subject, r.id AS run_id, format('%s, but ', r.state) || CASE
@@ -73,7 +72,7 @@ WHERE CASE
 ORDER BY r.id
 """  # noqa: S608 - the fragments above
 
-# A sweep ends within two seconds what only a run waited for that was ended by force.
+# A sweep ends the runs that only a forcibly ended run waited for, within two seconds.
 ORPHANS = f"""
 {CARE}
 SELECT 'run ' || r.id AS subject, r.id AS run_id,
@@ -85,7 +84,7 @@ WHERE NOT care.moved AND r.ends_waited_for AND greatest(r.ended_at, care.since) 
 GROUP BY r.id ORDER BY r.id
 """  # noqa: S608 - the fragment above
 
-# Nothing of a run that is about to be ended is claimed: it must have a run that ends it.
+# No items of a run marked `ending` are claimed, so there must be an ended run that makes the sweep end it.
 ENDING = f"""
 {CARE}
 SELECT 'run ' || c.id AS subject, c.id AS run_id, 'is marked to be ended, and no ended run is left that ends it'
@@ -95,8 +94,8 @@ FROM care, runs c WHERE c.ending AND c.ended_at IS NULL AND NOT EXISTS (
 ORDER BY c.id
 """  # noqa: S608 - the fragment above
 
-# A run waits at one gate after the other: of its open stages, the latest deadline is the one that must be kept. Where
-# no workflow leads, there is no gate: such a run goes on for as long as its items do, and then ends by itself.
+# A run waits at one gate after the other: of its open stages, the latest deadline must be kept. A run without a
+# workflow has no gate: it goes on for as long as its items do, and then ends by itself.
 STAGES = f"""
 {CARE}
 SELECT 'run ' || s.run_id AS subject, s.run_id, format('stage %s should have ended at %s',
@@ -120,7 +119,7 @@ WHERE NOT care.moved AND r.state = 'running' AND NOT r.orchestrated
   AND greatest(w.last, care.since) < now() - interval '60 seconds' ORDER BY r.id
 """  # noqa: S608 - the fragment above
 
-# An item may wait its turn in a lane for long: it is stuck if its lane is free and yet nothing is taken from it.
+# An item may wait for long in a busy lane: it is stuck if its lane is free and yet no item is claimed from it.
 EFFECTS = f"""
 {CARE}
 SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,

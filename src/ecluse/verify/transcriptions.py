@@ -1,5 +1,5 @@
-"""Transcriptions: a success has its transcript (I-04), a run's summary is what its items say (I-12), and whoever
-waits for a run's end is told exactly once (I-09)."""
+"""Transcriptions: a successful item has its transcript (I-04), the summary of a run equals its items (I-12), and the
+end of a run is published exactly once (I-09)."""
 
 from __future__ import annotations
 
