@@ -1,4 +1,4 @@
-"""The server: one ASGI app whose lifespan opens the database, migrates it and starts the engine on the server's loop.
+"""The server: one ASGI app whose lifespan starts the engine, on the server's loop, and stops it.
 
 The embedded PostgreSQL is watched: if its postmaster dies, it is started again.
 """

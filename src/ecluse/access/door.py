@@ -1,6 +1,6 @@
 """Authentication and authorisation of API routes. Every route but the public ones declares the permission it needs, and
 none of its code runs before the caller's key was found to have it. Bodies are read strictly: JSON, or a form where a
-route asks for one, no duplicate key, no text that cannot be stored."""
+route takes one, no duplicate key, no text that cannot be stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNKNOWN = "This key is not known here, or has expired or been revoked."
 def needs(permission: str, *, narrowed: bool = False) -> dict[str, Any]:
     """Return what a route passes as `openapi_extra`. `narrowed`: the route restricts its answer to the scope of a
     caller whose scope is narrower than ALL; all other routes refuse such callers."""
-    assert permission in PERMISSIONS, permission  # noqa: S101 - said in code, never by a caller
+    assert permission in PERMISSIONS, permission  # noqa: S101 - given in code, never by a caller
     return {PERMISSION: permission, NARROWED: narrowed, "security": [{"key": []}]}
 
 

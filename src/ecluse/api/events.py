@@ -44,7 +44,7 @@ async def stream_events(
         Header(alias="Last-Event-ID", description="The id of the last event received here.", examples=["171234"]),
     ] = "",
 ) -> Response:
-    """Events of these channels, or of the whole tenant (for `runs.read`, scope ALL) if none is given."""
+    """Stream the events of these channels, or of the whole tenant (for `runs.read`, scope ALL) if none is given."""
     realtime, caller = realtime_of(request), caller_of(request)
     last = _place(last_event_id)
     subjects = []

@@ -15,7 +15,7 @@ routes = door.routes("access")
 
 @routes.get("/api/me", openapi_extra=needs("me.read", narrowed=True), response_model=Me)
 async def me(request: Request) -> Response:
-    """The key's tenant, role, scope and permissions."""
+    """Show the key's tenant, role, scope and permissions."""
     caller = caller_of(request)
     return as_json(
         {

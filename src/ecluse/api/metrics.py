@@ -59,7 +59,7 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
 
 
 class Metrics:
-    """One per server. `kit` and `hub` are set once the engine runs."""
+    """The metrics of a server. `kit` and `hub` are set once the engine runs."""
 
     def __init__(self) -> None:
         self.kit: Kit | None = None

@@ -35,7 +35,7 @@ def realtime_of(request: Request) -> Realtime:
 
 @routes.get("/api/realtime", openapi_extra=needs("me.read", narrowed=True), response_model=RealtimeAccess)
 async def show_access(request: Request) -> Response:
-    """What a client needs to connect, with pusher-js or any other client of the Pusher protocol."""
+    """Show what a client needs to connect, with pusher-js or any other client of the Pusher protocol."""
     realtime, tenant = realtime_of(request), caller_of(request).tenant
     why_off, hosted = realtime.why_off(tenant), realtime.hosted_for(tenant)
     told = {

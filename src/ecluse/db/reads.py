@@ -26,8 +26,7 @@ class ReadTimeout(EcluseError):
 
 
 class Reads:
-    """Runs reads on `quick`, an unchecked pool with READ_SETTINGS, and repeats them on `checked` if a connection is
-    dead."""
+    """Run reads on `quick`, an unchecked pool with READ_SETTINGS; repeat them on `checked` if a connection is dead."""
 
     def __init__(self, quick: Pool, checked: Pool) -> None:
         self._quick, self._checked = quick, checked

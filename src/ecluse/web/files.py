@@ -35,5 +35,5 @@ VERSION = hashlib.sha256(b"".join(file.plain for file in FILES.values())).hexdig
 
 
 def address(name: str) -> str:
-    assert name in FILES, name  # noqa: S101 - said in a template, never by a caller
+    assert name in FILES, name  # noqa: S101 - given in a template, never by a caller
     return f"{PATH}/{VERSION}/{name}"

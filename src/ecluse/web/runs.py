@@ -76,7 +76,7 @@ async def show_run(request: Request, run_id: str, part: PartOfRun) -> Response:
 @routes.get("/ui/runs/{run_id}/live", openapi_extra=needs(MAY))
 async def follow_run(request: Request, run_id: str, part: PartOfRun) -> Response:
     wanted = number("run", run_id)
-    await reads_of(request)(lambda c: run_queries.run_itself(c, caller_of(request).tenant, wanted))  # or a 404
+    await reads_of(request)(lambda c: run_queries.run_itself(c, caller_of(request).tenant, wanted))  # raises NotFound
     return live.stream(
         request,
         MAY,

@@ -78,7 +78,7 @@ async def show_one(request: Request, schedule_id: str) -> Response:
 @routes.get("/ui/schedules/{schedule_id}/live", openapi_extra=needs(MAY))
 async def follow_one(request: Request, schedule_id: str) -> Response:
     wanted = number("schedule", schedule_id)
-    await _schedule(request, wanted)  # or a 404
+    await _schedule(request, wanted)  # raises NotFound
     return live.stream(request, MAY, ONE, lambda: _schedule(request, wanted), _of_a_schedule)
 
 
