@@ -1,1 +1,1 @@
-"""The command line: reads arguments, calls the rest, prints. No decisions."""
+"""The command line: read arguments, call the other packages, print the results. No decisions are made here."""

@@ -1,4 +1,4 @@
-"""`ecluse audits …`: what is asked of transcripts, what was answered, and one more by hand."""
+"""`ecluse audits …`: list audit configs and audits, show an audit, and audit a fiche by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StatusName(StrEnum):
 def list_configs(
     tenant: TenantOption = None, limit: LimitOption = 50, offset: OffsetOption = 0, as_json: JsonOption = False
 ) -> None:
-    """The configs, by id."""
+    """List audit configs, by id."""
     rows = with_connection(lambda c: configs.listed(c, tenant, limit=limit, offset=offset))
     if as_json:
         typer.echo(json.dumps({"configs": rows}, default=str))
@@ -60,7 +60,7 @@ def list_audits(
     offset: OffsetOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """The newest audits first."""
+    """List audits, newest first."""
     wanted = reading.Wanted(fiche, config, automation_run, status.value if status else None, latest or None)
     rows = with_connection(lambda c: reading.list_audits(c, tenant, wanted, limit=limit, offset=offset))
     if as_json:
@@ -79,7 +79,7 @@ def show(
     audit_id: Annotated[int, typer.Argument(help="The audit's id.")],
     as_json: JsonOption = False,
 ) -> None:
-    """One audit: how each step was judged, and where its quotes stand."""
+    """Show one audit: score and comment of each step, and where its quotes are in the transcripts."""
     audit = with_connection(lambda c: reading.show_audit(c, None, audit_id))
     if as_json:
         typer.echo(json.dumps(audit, default=str))
@@ -102,8 +102,8 @@ def run(
     tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
     use_rlm: Annotated[bool, typer.Option("--use-rlm", help="Kept with the audit.")] = False,
 ) -> None:
-    """Audit one fiche with one config. A running server takes it up at once; it waits for one otherwise."""
-    from ecluse.flows.audits.flow import FLOW  # brings the vendor along: who only looks need not wait for it
+    """Audit one fiche with one config. A running server picks it up at once; otherwise it waits for one."""
+    from ecluse.flows.audits.flow import FLOW  # imports the vendor's client: read-only commands do not need it
 
     flow = next(one for one in bootstrap.load_flows(settings.load()) if one.name == FLOW)
     given = {"fiche_id": fiche, "audit_config_id": str(config), "use_rlm": use_rlm}

@@ -1,4 +1,4 @@
-"""`ecluse automation …`: start runs of schedules, look at them, and run once more what failed."""
+"""`ecluse automation …`: start runs of schedules, list and show them, and redrive failed fiches."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def trigger(
     timeout: TimeoutOption = None,
     tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
 ) -> None:
-    """Run a schedule now, whatever else is running. Does not affect when it is due."""
-    from ecluse.flows.automation import starting  # brings the faces along: who only looks need not wait for them
+    """Run a schedule now, even if another run is open. Its due times are not affected."""
+    from ecluse.flows.automation import starting  # imports FastAPI: read-only commands do not need it
 
     given = json_object(override, "--override") if override is not None else {}
     if fiches is not None:
@@ -81,7 +81,7 @@ def trigger(
         given |= {"mode": "manual", "fiche_ids": fiches}
     with in_options(override, {"fiche_ids": "--fiches"}):
         instead = Override.model_validate(given) if given else None
-    config = replace(bootstrap.automation_config(settings.load()), unset=())  # of this shell, not of the server
+    config = replace(bootstrap.automation_config(settings.load()), unset=())  # unset in this shell, not in the server
 
     async def ask(connection: Connection) -> dict[str, Any]:
         await tenants.require(connection, tenant, enabled=True)
@@ -110,8 +110,8 @@ def redrive(
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
 ) -> None:
-    """Run once more over the fiches that failed in a run. Which of them cannot succeed is said first. While that run
-    goes on, asking again gets the same one."""
+    """Run the fiches that failed in a run once more, in a new run. Fiches that cannot succeed are listed first. While
+    the new run is open, the command returns it instead of starting another."""
     from ecluse.flows.automation import starting
 
     async def tenant_of(connection: Connection) -> str:
@@ -167,7 +167,7 @@ def runs(
     offset: OffsetOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """The newest runs first."""
+    """List automation runs, newest first."""
     wanted: Any = {"schedule_id": schedule, "status": status.value if status else None}
     rows = with_connection(lambda c: reading.list_runs(c, tenant, **wanted, limit=limit, offset=offset))
     if as_json:
@@ -186,7 +186,7 @@ def runs(
 
 @app.command()
 def show(run_id: RunId, as_json: JsonOption = False) -> None:
-    """One run: where it stands, what it goes by, what was picked and why the rest was not."""
+    """Show one run: its status and settings, the selected fiches and why others were not selected, its stages."""
     longest = bootstrap.automation_config(settings.load()).longest
     run = with_connection(lambda c: reading.show_run(c, None, run_id, longest))
     if as_json:
@@ -219,7 +219,7 @@ def logs(
     tail: TailOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What happened in a run, the oldest first."""
+    """Show the log of a run, oldest line first."""
     last: dict[str, Any] = {"newest_first": True, "limit": tail, "offset": 0}
     part = last if tail else {"limit": limit, "offset": offset}
     rows = with_connection(lambda c: reading.list_logs(c, None, run_id, **part))
@@ -244,7 +244,7 @@ def fiches(
     offset: OffsetOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """What became of each fiche of a run; of one that is open, what it still lacks, or why it will fail."""
+    """List the fiches of a run with their outcome; for an open fiche its progress, or why it will fail."""
     wanted: Any = status.value if status else None
     rows = with_connection(lambda c: reading.list_fiches(c, None, run_id, status=wanted, limit=limit, offset=offset))
     if as_json:

@@ -1,5 +1,5 @@
-"""What the commands of automation are given in options, as the fields that HTTP has for it, and errors about those
-fields in the words of the command line."""
+"""Options of the automation commands, converted to the fields of the HTTP API, and validation errors that name options
+instead of fields."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Range(StrEnum):
 
 @contextmanager
 def in_options(as_json: str | None, known: Mapping[str, str] = OPTIONS) -> Iterator[None]:
-    """What is refused is named by its option, or as it stands in the JSON that was given beside them."""
+    """Name a refused field by its option, or as it is spelled in the JSON that was given beside the options."""
     spelled = _spelling(as_json, known)
     try:
         yield
@@ -114,14 +114,14 @@ def selection(
 
 
 def merged(given: dict[str, Any], more: str | None, key_file: Path | None) -> dict[str, Any]:
-    """Options win over --more."""
+    """Merge options, --more and the key file into one request body. Options win over --more."""
     rest = json_object(more, "--more") if more is not None else {}
     if SELECTION in given and isinstance(rest.get(SELECTION), dict):
         given = {**given, SELECTION: {**rest[SELECTION], **given[SELECTION]}}
     key = {"external_api_key": _read(key_file)} if key_file is not None else {}
     both = {**rest, **given, **key}
     if "cron_expression" in given and not both.keys() & SPELLINGS_OF_TYPE:
-        both["schedule_type"] = Type.CRON.value  # no other has any use for it
+        both["schedule_type"] = Type.CRON.value  # no other type uses it
     return both
 
 
@@ -137,7 +137,7 @@ def _spelling(as_json: str | None, known: Mapping[str, str]) -> Spelling:
 
 
 def _without_group(text: str) -> str:
-    """Options have no group: `fiche_selection.--fiches` is `--fiches`."""
+    """Drop the group from the name of an option: `fiche_selection.--fiches` becomes `--fiches`."""
     return text.replace(f"{SELECTION}.--", "--").removeprefix(f"{SELECTION}: ")
 
 

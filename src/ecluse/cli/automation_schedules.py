@@ -1,4 +1,4 @@
-"""`ecluse automation schedules …`: make, change, look at and switch schedules of automation."""
+"""`ecluse automation schedules …`: create, change, show, enable, disable and delete schedules of automation."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def create(
     key_file: KeyFile = None,
     tenant: Tenant = "default",
 ) -> None:
-    """Make a schedule. It is due for times from now on."""
+    """Create a schedule. Only due times from now on count."""
     if mode is None:
         mode = Mode.date_range if range_ else Mode.manual if fiches is not None else None
     timing = times(type_, at, day_of_week, day_of_month, cron, timezone)
@@ -120,7 +120,7 @@ def update(
     key_file: KeyFile = None,
     tenant: Tenant = "default",
 ) -> None:
-    """Change what is given, and only that. Runs under way go on as they began."""
+    """Change only the settings that are given. Open runs keep the settings they started with."""
     timing = times(type_, at, day_of_week, day_of_month, cron, timezone)
     chosen = selection(mode, range_, start_date, end_date, fiches, groupes, max_fiches)
     named = {"name": name} if name is not None else {}
@@ -134,8 +134,8 @@ def update(
 
 @app.command("rotate-secret")
 def rotate_secret(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Make another secret for the signatures of its webhook, or its first one. It is shown once. For a day the old one
-    signs as well."""
+    """Create a new secret for signing the webhook of a schedule, or its first one. It is shown once. For a day,
+    webhooks are signed with the old secret as well."""
 
     async def rotate(connection: Connection, database: bootstrap.Database) -> dict[str, Any]:
         secrets = bootstrap.open_secrets(settings.load(), database)
@@ -154,7 +154,7 @@ def list_(
     offset: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """By name, with when each is due next and how its last run went."""
+    """List schedules by name, with the next due time and the status of the last run."""
     rows = with_connection(lambda c: reading.list_schedules(c, tenant, _longest(), limit=limit, offset=offset))
     if as_json:
         typer.echo(json.dumps({"schedules": rows}, default=str))
@@ -178,7 +178,7 @@ def list_(
 
 @app.command()
 def show(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """One schedule in full, as JSON, with its last runs, its latest slots and when it is due next."""
+    """Show one schedule in full, as JSON, with its last runs, its latest slots and its next due times."""
     _show(schedule_id, tenant)
 
 
@@ -197,7 +197,7 @@ def preview(
     count: Annotated[int, typer.Option("-n", help="How many.", min=1, max=1000)] = 10,
     tenant: Tenant = "default",
 ) -> None:
-    """When it is due next, whether or not it is switched on, and what changes of the clocks do to it."""
+    """Show the next due times, whether or not the schedule is enabled, and how clock changes (DST) affect them."""
     row = with_connection(lambda c: reading.show_schedule_in_full(c, tenant, schedule_id, _longest()))
     if row["cron"] is None:
         raise InvalidInput(f"Schedule {schedule_id} is started by hand only.")
@@ -209,21 +209,21 @@ def preview(
 
 @app.command()
 def enable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Switch it on. It is due for what comes from now on."""
+    """Enable a schedule. Only due times from now on count."""
     _change(schedule_id, tenant, {"is_active": True}, "enable")
     show(schedule_id, tenant)
 
 
 @app.command()
 def disable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Switch it off. Runs that it has started go on."""
+    """Disable a schedule. Runs that it has started go on."""
     _change(schedule_id, tenant, {"is_active": False}, "disable")
     show(schedule_id, tenant)
 
 
 @app.command()
 def delete(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Its runs and slots stay, its name is free again."""
+    """Delete a schedule. Its runs and slots stay; its name is free again."""
 
     async def drop(connection: Connection) -> None:
         async with connection.transaction():
@@ -248,7 +248,7 @@ def _change(schedule_id: int, tenant: str, given: dict[str, Any], verb: str) -> 
 
 
 def _means(database: bootstrap.Database, sealing: object) -> dict[str, Any]:
-    from ecluse.vendors.guarded import GuardedHttp  # who only looks need not wait for it
+    from ecluse.vendors.guarded import GuardedHttp  # read-only commands do not need it
 
     given = settings.load()
     secrets = bootstrap.open_secrets(given, database) if sealing else None

@@ -1,4 +1,4 @@
-"""Questions before a command acts. They go to stderr: stdout is for what a script reads."""
+"""Confirmation questions of commands. They go to stderr: stdout is for the output that scripts read."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ecluse.base.errors import EcluseError
 
 
 class Unanswered(EcluseError):
-    """A question without a terminal to answer it at: exit code 2."""
+    """A confirmation is needed, but stdin is no terminal: exit code 2."""
 
     code = "UNANSWERED"
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """At a terminal; elsewhere `--yes` must have been given. A no ends the command."""
+    """Ask for confirmation at the terminal, unless `yes`. The answer no aborts the command."""
     if not yes and not choose(question):
         raise typer.Abort
 

@@ -1,4 +1,4 @@
-"""The database that the servers use, for one command: opened, migrated if it is new, and let go again."""
+"""The servers' database for one command: open it, migrate it if it is new, release it at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def operator() -> str:
-    """Who acts, for the audit trail."""
+    """Return the actor for the audit trail."""
     return f"cli:{getpass.getuser()}"
 
 
@@ -43,10 +43,10 @@ def with_database(use: Callable[[Connection, bootstrap.Database], Awaitable[R]])
 
             runner.upgrade(database.dsn)
             return asyncio.run(opened())
-    except UnicodeEncodeError as error:  # of JSON that escapes it, or an argument that is not UTF-8
+    except UnicodeEncodeError as error:  # escaped in JSON, or from an argument that is not UTF-8
         raise InvalidInput("The database cannot hold this input: half a character (a lone surrogate).") from error
     except psycopg.DataError as error:
-        why = error.diag.message_primary or one_line(error)  # what never got there is only said by the driver
+        why = error.diag.message_primary or one_line(error)  # before sending, only the driver reports the error
         raise InvalidInput(f"The database cannot hold this input: {why}.") from error
     except psycopg.Error as error:
         raise SetUpError(f"The database did not do it: {one_line(error)}.") from error
@@ -55,7 +55,7 @@ def with_database(use: Callable[[Connection, bootstrap.Database], Awaitable[R]])
 
 
 def _refuse_unless_new(dsn: str, error: psycopg.Error) -> None:
-    """Nobody minds if a new database is migrated in passing; one in use is its operator's decision."""
+    """Refuse unless the database is new: migrating one that is in use is its operator's decision."""
     with open_blocking_session(dsn) as connection:
         if connection.execute("SELECT 1 WHERE to_regclass('alembic_version') IS NULL").fetchone():
             return

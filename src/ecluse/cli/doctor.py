@@ -1,4 +1,4 @@
-"""`ecluse doctor`: is anything wrong, and what to do about it? Looks only; each finding is ok, warn or fail."""
+"""`ecluse doctor`: check environment and database, with advice per problem. Read-only; each is ok, warn or fail."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ecluse.db.connect import Connection, one_line, open_session
 from ecluse.db.pools import most_connections
 from ecluse.engine import ROLES
 
-SKEW = (1.0, 30.0)  # seconds: worth a word, wrong
-FREE = (2 * 1024**3, 200 * 1024**2)  # bytes on the disk: worth a word, too little
-SILENT_SECONDS = 15.0  # more than twice as long as a death takes to be noticed
+SKEW = (1.0, 30.0)  # seconds: warn above, fail above
+FREE = (2 * 1024**3, 200 * 1024**2)  # free bytes on the disk: warn below, fail below
+SILENT_SECONDS = 15.0  # more than twice the time after which a silent replica is declared dead
 SAMPLE = 5
 
 
@@ -38,7 +38,7 @@ class Finding:
 
 
 def graded(value: float, warn: float, fail: float) -> Literal["ok", "warn", "fail"]:
-    """Which of two limits is crossed; for what must not fall, give everything negative."""
+    """Grade a value by two upper limits. For lower limits, negate the value and both limits."""
     return "fail" if value > fail else "warn" if value > warn else "ok"
 
 
@@ -48,7 +48,7 @@ def newest_revision() -> str:
 
 
 def look() -> list[Finding]:
-    """Everything that can be looked at. What depends on something that failed is left out."""
+    """Run all checks. Checks that depend on a failed one are left out."""
     logging.configure("ERROR")
     try:
         given = settings.load()
@@ -79,7 +79,7 @@ def _environment(given: settings.Settings) -> Finding:
 
 
 def _flows(given: settings.Settings) -> list[Finding]:
-    """A flow that nobody has begun to set up is not wanted."""
+    """Warn of flows that are set up in part. A flow of which no variable is set is not in use: no warning."""
     return [
         Finding(
             "warn", one.flow, f"its runs fail: {', '.join(one.unset)} unset", "set them, as the others of this flow"
@@ -91,7 +91,7 @@ def _flows(given: settings.Settings) -> list[Finding]:
 
 
 def _secrets(given: settings.Settings) -> list[Finding]:
-    """With the embedded PostgreSQL a key is made by itself; another database has none until it is set."""
+    """Warn if there is no secret key. The embedded PostgreSQL gets one by itself, other databases do not."""
     if given.DATABASE_URL is None or given.ECLUSE_SECRET_KEY is not None or given.ECLUSE_SECRET_KEY_FILE is not None:
         return []
     says = "there is no key to seal secrets with: webhooks, API keys of schedules and Pusher apps are refused"
@@ -148,7 +148,7 @@ async def _server(connection: Connection) -> AsyncIterator[Finding]:
 
 
 def allowed_connections(most: int, *limits: int) -> int:
-    """Of a server that gives out `most`, to a role and in a database with these limits; -1 is none."""
+    """Return the connections allowed: the smallest of `most` and the limits of role and database; -1 means no limit."""
     return min([most, *(limit for limit in limits if limit >= 0)])
 
 

@@ -1,4 +1,4 @@
-"""`ecluse erase …`: removes personal data for good, after saying what will be removed; recorded in the audit trail."""
+"""`ecluse erase …`: delete personal data for good, after listing it and asking; recorded in the audit trail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN = 8  # runs
 
 OF_TENANT = "t.tenant_id = %(tenant)s"
 OF_SCHEDULES = "t.schedule_id IN (SELECT s.id FROM schedules s WHERE s.tenant_id = %(tenant)s)"
-# Everything but runs and their rows, which are deleted first; in the order of the foreign keys. The tenant stays,
+# All tables but runs and their rows, which are deleted first; in the order of the foreign keys. The tenant's row stays,
 # disabled, and so does its audit trail.
 TENANT = (
     Erasure("events", "events_outbox", OF_TENANT),
@@ -70,9 +70,9 @@ def fiche(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a fiche: its data, recordings, transcripts, audits, paid results, and the words about it in runs, events,
-    deliveries and logs. Of its runs, numbers, counts, outcomes and codes stay. Erase it in the CRM first."""
-    from ecluse.flows.automation import erasing as of_fiche  # brings the faces along
+    """Erase a fiche: its data, recordings, transcripts, audits, paid results, and the texts about it in runs, events,
+    deliveries and logs. Its runs keep numbers, counts, outcomes and codes. Erase it in the CRM first."""
+    from ecluse.flows.automation import erasing as of_fiche  # imports FastAPI
 
     folders = bootstrap.trace_folders(settings.load())
 
@@ -109,7 +109,7 @@ def erase_tenant(
         list[str] | None, typer.Option("--flow", help="A flow to load, as package:NAME. Repeatable.")
     ] = None,
 ) -> None:
-    """Remove everything of a tenant, schedules, keys and secrets included, and disable it. Its audit trail stays."""
+    """Erase all data of a tenant, schedules, keys and secrets included, and disable it. Its audit trail stays."""
     given = settings.load()
     flows = {one.name: one for one in bootstrap.load_flows(given, flow or ())}
     folders = bootstrap.trace_folders(given)
@@ -121,14 +121,14 @@ def erase_tenant(
 
     async def erase(connection: Connection) -> Counter[str]:
         subject = f"tenant:{tenant}"
-        async with connection.transaction():  # from its end on, no run is started
+        async with connection.transaction():  # once committed, no run of it is started
             if await tenants.set_disabled(connection, tenant, True):
                 await audit_trail.record(connection, tenant, operator(), "tenant.disable", subject, "to be erased")
             await connection.execute(NAMELESS, (tenant,))
             await _refuse_open_runs(connection, tenant)
         cursor = await connection.execute(OF_FLOWS, (tenant, list(folders)))
         files = sum(folders[name].erase(run) for name, run in await cursor.fetchall())
-        pace = sweep.Pace(rest=0, longest=math.inf)  # a person waits for its end
+        pace = sweep.Pace(rest=0, longest=math.inf)  # no pauses: an operator waits
         done = await erasure.delete_tenant(connection, flows, tenant, TENANT, Progress(), pace)
         done["log files"] = files
         await audit_trail.record(connection, tenant, operator(), "tenant.erase", subject, _counts(done))

@@ -1,4 +1,4 @@
-"""`ecluse fiches …`: what is known of the CRM's fiches and their recordings."""
+"""`ecluse fiches …`: list and show the cached fiches of the CRM, with their recordings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_fiches(
     offset: Annotated[int, typer.Option(min=0)] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """The fiches, the latest sales first."""
+    """List cached fiches, latest sales first."""
     wanted = reading.Wanted(groupe=groupe)
     rows = with_connection(lambda c: reading.list_fiches(c, tenant, wanted, limit=limit, offset=offset))
     if as_json:
@@ -46,7 +46,7 @@ def show(
     tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
     as_json: JsonOption = False,
 ) -> None:
-    """One fiche: what the CRM says of it, and its recordings by start time."""
+    """Show one fiche: its data from the CRM, and its recordings by start time."""
     fiche = with_connection(lambda c: reading.show_fiche(c, tenant, fiche_id))
     if as_json:
         typer.echo(json.dumps(fiche, default=str))

@@ -1,4 +1,4 @@
-"""What several commands are given in the same words: a flow, an input."""
+"""Arguments that several commands share: a flow, a JSON object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ecluse.engine import Flow
 
 
 def flow_named(name: str) -> Flow:
-    """By its name, if ECLUSE_FLOWS loads it, or as package:NAME."""
+    """Return the flow with this name, if ECLUSE_FLOWS loads it, or the flow given as package:NAME."""
     known = {f.name: f for f in bootstrap.load_flows(settings.load(), [name] if ":" in name else [])}
     chosen = next(reversed(known.values())) if ":" in name else known.get(name)
     if chosen is None:
@@ -25,7 +25,7 @@ def flow_named(name: str) -> Flow:
 def json_object(text: str, option: str = "--input") -> dict[str, Any]:
     try:
         parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or what is nested as deeply
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, or nesting as deep
         raise InvalidInput(f"{option} is not JSON that can be read: {error}") from error
     if not isinstance(parsed, dict):
         raise InvalidInput(f"{option} must be a JSON object")

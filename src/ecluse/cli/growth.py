@@ -1,4 +1,4 @@
-"""How fast the database grows, and the size it comes to with the retention knobs as they are. An estimate: the share of
+"""Growth rate of the database, and the size it reaches under the current retention knobs. An estimate: the share of
 recent rows is taken from a sample of each large table."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ecluse.settings import Settings
 
 DAYS = 7.0
 SAMPLE = 50_000  # rows
-LATE = timedelta(days=1)  # without a sweep
+LATE = timedelta(days=1)  # without a sweep: worth a warning
 
 
 class Group(NamedTuple):
-    """Tables that grow together; the age of the rows of the first one is known."""
+    """Tables that grow together; `at` is the creation time of rows in the first one."""
 
     name: str
     knob: str
@@ -81,13 +81,13 @@ class Growing(NamedTuple):
 class Standing(NamedTuple):
     bytes: int
     now: datetime
-    since: datetime | None  # the oldest run there is
-    before: datetime | None  # until where runs were pruned
-    old: bool  # runs that the knob does not keep
+    since: datetime | None  # creation of the oldest run
+    before: datetime | None  # runs older than this were pruned
+    old: bool  # there are runs older than the knob keeps
 
 
 async def measure(connection: Connection, given: Settings) -> tuple[Standing, float, list[Growing]]:
-    """How things stand, the days that were measured, and the groups."""
+    """Return the current state, the number of days measured, and the growth per group (none before a day of runs)."""
     async with connection.cursor(row_factory=namedtuple_row) as cursor:
         await cursor.execute(STANDING, (given.ECLUSE_KEEP_RUNS_DAYS or 36_500,))
         (row,) = await cursor.fetchall()
@@ -122,7 +122,7 @@ def sentence(standing: Standing, days: float, groups: Sequence[Growing]) -> str:
 
 
 def trouble(standing: Standing, given: Settings) -> tuple[str, str] | None:
-    """What is wrong with retention, and what to do about it."""
+    """Return what is wrong with retention and the advice, or None."""
     keep = given.ECLUSE_KEEP_RUNS_DAYS
     if not keep:
         return "runs are never deleted (ECLUSE_KEEP_RUNS_DAYS=0)", "set it to the days for which runs are needed"

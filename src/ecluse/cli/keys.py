@@ -1,4 +1,4 @@
-"""`ecluse keys …`: API keys. A key is printed once, when it is made; what changes is recorded in the audit trail."""
+"""`ecluse keys …`: API keys. A key is printed once, when it is created. Changes are recorded in the audit trail."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def create(
     groupe: Annotated[list[str] | None, typer.Option(help="One of its groupes, for scope GROUP; repeatable.")] = None,
     crm_user: Annotated[str | None, typer.Option(metavar="ID", help="The user in the CRM, for scope SELF.")] = None,
 ) -> None:
-    """Make a key and print it: this is the only time that it can be seen."""
+    """Create a key and print it: it cannot be shown again."""
     lifetime = None if expires is None else duration(expires)
 
     async def ask(connection: Connection) -> tuple[int, str]:
@@ -74,7 +74,7 @@ def create(
 
 @app.command()
 def revoke(key_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="The key's id.")]) -> None:
-    """Make a key useless, within about a second and for good."""
+    """Revoke a key for good. It is refused within about a second."""
 
     async def ask(connection: Connection) -> bool:
         async with connection.transaction():
@@ -88,7 +88,7 @@ def revoke(key_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 
 
 @app.command("list")
 def list_keys(tenant: Annotated[str | None, typer.Option(help="Only this one's.")] = None) -> None:
-    """All of them: id, tenant, first characters, role, state, last use, name, and whose fiches if not all."""
+    """List keys: id, tenant, first characters, role, state, last use, name, and the scope unless it is ALL."""
     rows = with_connection(lambda connection: keys.listed(connection, tenant))
     if not rows:
         none = "no keys yet: make one with `ecluse keys create --role … --name …`"

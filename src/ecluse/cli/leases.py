@@ -1,4 +1,4 @@
-"""`ecluse leases …`: who holds what, and the way to take it away from a holder that will never let go."""
+"""`ecluse leases …`: list held leases, and release one by force from a holder that will not release it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def list_held(
     limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
     offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """The leases that are held, by key."""
+    """List held leases, by tenant and key."""
     rows = with_connection(lambda connection: list_leases(connection, tenant, limit=limit, offset=offset))
     if not rows:
         typer.echo("nothing is held")
@@ -38,7 +38,7 @@ def release(
     reason: Annotated[str, typer.Option(help="Why; it stays with the lease.")],
     tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
 ) -> None:
-    """Take a lease away from its holder, which cannot write under it any more. A dead one's expires by itself."""
+    """Release a lease by force: its holder can no longer write under it. A dead holder's lease expires by itself."""
 
     async def ask(connection: Connection) -> bool:
         async with connection.transaction():

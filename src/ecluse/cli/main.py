@@ -1,4 +1,4 @@
-"""`ecluse …`: every command, in one list. Errors meant for the operator end with exit code 2 and one clear message."""
+"""`ecluse …`: all commands in one list. An EcluseError ends the program with exit code 2 and its message on stderr."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run the server: API, scheduler and worker in one process. Start it again to add a replica."""
-    from ecluse.app import Server, create_app  # here, because the other commands should not wait for it
+    from ecluse.app import Server, create_app  # imported here: slow, and not needed by other commands
     from ecluse.cli import welcome
     from ecluse.migrations import runner
 
@@ -110,7 +110,7 @@ def serve(
     given = settings.load()
     logging.configure(given.ECLUSE_LOG_LEVEL, given.ECLUSE_LOG_FORMAT)
     flows = bootstrap.load_flows(given, flow or ())
-    # However it ends, it ends through `finally`: the embedded PostgreSQL must not stay behind.
+    # Turn SIGTERM into SystemExit: `finally` must run, or the embedded PostgreSQL would be left running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with _bound(host or given.ECLUSE_HOST, given.ECLUSE_PORT if port is None else port) as listener:
         database = bootstrap.open_database(given)
@@ -119,7 +119,7 @@ def serve(
             roles: frozenset[Role] = frozenset(one.value for one in role) if role else ROLES
             application = create_app(given, database, flows, roles)
             server = Server(application)
-            # uvicorn raises again, when it is done, what made it leave: by then that is no news.
+            # uvicorn raises the signal that stopped it again after its shutdown: ignore it, the server is down by then.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: setattr(server, "should_exit", True))
             log.info("listening", address=listener.getsockname()[:2])
@@ -135,7 +135,7 @@ def serve(
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Taken before anything is started: a server that cannot listen must not have joined the others."""
+    """Bind the listening socket, before anything is started: a server that cannot listen must not join the cluster."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -152,7 +152,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 @app.command()
 def migrate(flow: FlowOption = None) -> None:
-    """Bring the database to this program's schema. Servers do it by themselves when they start."""
+    """Migrate the database to this program's schema. Servers also do this when they start."""
     from ecluse.migrations import runner
 
     given = settings.load()
@@ -166,10 +166,10 @@ def migrate(flow: FlowOption = None) -> None:
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def psql(context: typer.Context) -> None:
-    """Open psql on the database in use; further arguments go to psql."""
+    """Open psql on the database in use; further arguments are passed to psql."""
     database = bootstrap.open_database(settings.load())
-    # A child, not exec: this process keeps the embedded server up for as long as psql runs. Ctrl-C is psql's business,
-    # and a password on a command line is everybody's.
+    # Run psql as a child, not by exec: this process keeps the embedded server up while psql runs. Ctrl-C is left to
+    # psql. The password goes through the environment, because all users of the host can read command lines.
     signal.signal(signal.SIGINT, lambda *_: None)
     address = conninfo_to_dict(database.dsn)
     environment = {**os.environ, "PGPASSWORD": str(address.pop("password", os.environ.get("PGPASSWORD", "")))}
@@ -187,7 +187,7 @@ def sandbox(
     seed: Annotated[int, typer.Option(help="The same seed gives the same records and the same faults.")] = 1,
     faults: Annotated[Path | None, typer.Option(help="A JSON file with fault rules to start with.")] = None,
 ) -> None:
-    """Simulate the vendors on the wire, with faults on demand and a ledger of every call they received."""
+    """Simulate the vendors over HTTP, with faults on demand and a ledger of every call they receive."""
     from ecluse.sandbox.__main__ import main as sandbox_main
 
     arguments = ["--port", str(port), "--seed", str(seed), *(["--faults", str(faults)] if faults else [])]
@@ -199,7 +199,7 @@ def verify(
     ledger: Annotated[str | None, typer.Option(metavar="URL", help="A sandbox, to compare its ledger as well.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")] = False,
 ) -> None:
-    """Audit the database: does what is stored keep what is promised? Changes nothing. 0 clean, 1 broken, 2 unknown."""
+    """Check that stored data keeps the documented promises. Read-only. Exit code 0 clean, 1 violations, 2 unknown."""
     from ecluse.verify.__main__ import run as verify_run
 
     database = bootstrap.open_database(settings.load())
@@ -212,7 +212,7 @@ def verify(
 
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """Look for what is wrong, and say what to do about it. Changes nothing. 0 if nothing failed, 1 otherwise."""
+    """Check environment and database, with advice per problem. Read-only. Exit code 0 if no check failed, else 1."""
     from ecluse.cli.doctor import look
 
     findings = look()
@@ -232,7 +232,7 @@ Keep = Annotated[bool, typer.Option("--keep", help="Leave server and sandbox run
 
 @demo.callback()
 def demo_default(context: typer.Context) -> None:
-    """Scripted demonstrations, offline, with simulated vendors. Without a name: automation."""
+    """Run a scripted demonstration, offline, with simulated vendors. Default: automation."""
     if context.invoked_subcommand is None:
         demo_automation()
 
@@ -257,7 +257,7 @@ def demo_automation(
 
 @demo.command("transcription")
 def demo_transcription(as_json: AsJson = False) -> None:
-    """Transcribe 20 fiches at flaky vendors, kill the server half-way, and compare what everybody says."""
+    """Transcribe 20 fiches at flaky vendors, kill the server half-way, and compare API, database and vendor."""
     from ecluse.demo import transcription
 
     _play(lambda: transcription.run(as_json=as_json))
@@ -265,7 +265,7 @@ def demo_transcription(as_json: AsJson = False) -> None:
 
 @demo.command("hello")
 def demo_hello(keep: Keep = False, as_json: AsJson = False) -> None:
-    """Read 2,000 prices from a flaky vendor, kill the worker half-way, and account for every one."""
+    """Read 2,000 prices from a flaky vendor, kill the worker half-way, and account for every price."""
     from ecluse.demo import hello
 
     _play(lambda: hello.run(keep=keep, as_json=as_json))

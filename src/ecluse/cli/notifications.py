@@ -1,4 +1,4 @@
-"""`ecluse notifications …`: who is told of what, what became of each telling, and telling it once more."""
+"""`ecluse notifications …`: list endpoints and deliveries, and repeat a delivery."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StateName(StrEnum):
 
 @app.command("endpoints")
 def list_endpoints(tenant: Tenant = None, limit: Limit = 50, offset: Offset = 0) -> None:
-    """Who is told of what. They are made over HTTP: POST /api/notifications/endpoints."""
+    """List endpoints with their events. They are created over HTTP: POST /api/notifications/endpoints."""
     rows = with_connection(lambda c: endpoints.list_endpoints(c, tenant, limit=limit, offset=offset))
     if not rows:
         typer.echo("nobody is told of anything")
@@ -48,7 +48,7 @@ def list_deliveries(
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> None:
-    """What was told to whom, the newest first."""
+    """List deliveries, newest first."""
     page = {"limit": limit, "offset": offset}
     rows = with_connection(
         lambda c: log.list_deliveries(c, tenant, endpoint_id=endpoint, state=state and state.value, **page)
@@ -65,7 +65,7 @@ def list_deliveries(
 
 @app.command()
 def redeliver(delivery_id: Annotated[int, typer.Argument(metavar="ID", min=1, help="As listed.")]) -> None:
-    """Tell it once more, under the same message id."""
+    """Repeat a delivery, under the same message id."""
     from ecluse.notify import dispatch
 
     async def ask(connection: Connection) -> Started:

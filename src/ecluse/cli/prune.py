@@ -1,4 +1,4 @@
-"""`ecluse prune`: deletes, or counts, what is older than the retention knobs allow."""
+"""`ecluse prune`: delete, or count, rows that are older than the retention knobs allow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prune(
         list[str] | None, typer.Option("--flow", help="A flow to load, as package:NAME. Repeatable.")
     ] = None,
 ) -> None:
-    """Delete what is older than the ECLUSE_KEEP_… knobs allow. Servers do it by themselves, every five minutes."""
+    """Delete rows that are older than the ECLUSE_KEEP_… knobs allow. Servers also do this, every five minutes."""
     given = settings.load()
     flows = bootstrap.load_flows(given, flow or ())
     by_name, rules = {one.name: one for one in flows}, bootstrap.retention_rules(given, flows)
@@ -62,7 +62,7 @@ def prune(
 
 
 class Progress:
-    """Prints how many rows of a kind have been deleted so far, every few seconds."""
+    """Callback that prints, every few seconds, how many rows of a kind have been deleted so far."""
 
     def __init__(self) -> None:
         self._rows: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""`ecluse realtime …`: the app that a tenant's clients and publishers connect with."""
+"""`ecluse realtime …`: show the app that a tenant's clients and publishers connect with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show(
     secret: Annotated[bool, typer.Option("--secret", help="With the secret, which publishers sign with.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """The tenant's app: id and key, as clients of the Pusher protocol want them. Made when there is none."""
+    """Show id and key of the tenant's app, for clients of the Pusher protocol. The app is created if there is none."""
     from ecluse.realtime.apps import App, app_of
 
     given = settings.load()

@@ -1,4 +1,4 @@
-"""`ecluse runs …`: start, list and look at runs, through the database that the servers use."""
+"""`ecluse runs …`: start, end, list, show and follow runs, through the database that the servers use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(
     ] = None,
     tenant: Annotated[str, typer.Option(help="For whom.")] = "default",
 ) -> None:
-    """Ask for a run. A running server takes it up at once; it waits for one otherwise."""
+    """Start a run. A running server picks it up at once; otherwise it waits for one."""
     chosen, parsed = flow_named(flow), json_object(given)
     if chosen.not_by_hand:
         raise InvalidInput(chosen.not_by_hand)
@@ -68,8 +68,8 @@ def end(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Without being asked, as in scripts.")] = False,
 ) -> None:
-    """End a run now: it is cancelled, and so are the runs that only it waits for. What will happen is said first. Exit
-    code 1 if it had ended already, 2 if it was not ended."""
+    """Cancel a run now, and the runs that only it waits for, after showing what will happen and asking. Exit code 1 if
+    it had ended already or the answer was no, 2 on an error."""
     from ecluse.engine.work.completion import end_by_operator
 
     known = {f.name: f for f in bootstrap.load_flows(settings.load(), [flow] if flow else [])}
@@ -122,7 +122,7 @@ def _what_will_happen(preview: dict[str, Any]) -> str:
 
 @app.command("show")
 def show_run(run_id: Annotated[int, typer.Argument(help="The run's id.")]) -> None:
-    """One run in full, as JSON: its columns, its stages, its outcomes by reason."""
+    """Show one run in full, as JSON: its columns, its stages, its outcomes by reason."""
     _show(run_id)
 
 
@@ -140,7 +140,7 @@ def list_runs(
     limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
     offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """The newest runs first; what other runs have started, and deliveries of notifications, only by `--flow`."""
+    """List runs, newest first. Runs started by other runs, and notification deliveries, are listed only with --flow."""
     wanted: dict[str, Any] = {"flow": flow, "state": state, "but": [NOTIFICATIONS], "top": flow is None}
     rows = with_connection(lambda c: run_queries.list_runs(c, tenant=tenant, **wanted, limit=limit, offset=offset))
     if not rows:
@@ -162,7 +162,7 @@ def log(
     offset: Annotated[int, typer.Option(min=0)] = 0,
     tail: Annotated[int | None, typer.Option(help="Only the last so many lines.", min=1, max=10_000)] = None,
 ) -> None:
-    """The run's own account: dispatches, stalls, failures and moves, the oldest first."""
+    """Show the log of a run, oldest line first: dispatches, stalls, failures and status changes."""
     read = run_queries.list_trace if trace else run_queries.list_log
     last: dict[str, Any] = {"newest_first": True, "limit": tail, "offset": 0}
     part = last if tail else {"limit": limit, "offset": offset}
@@ -188,8 +188,8 @@ def why_waiting(
     offset: Annotated[int, typer.Option(min=0, help="With --items.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Why a run waits, and the runs it waits for: each cause with its count and, where it can be told, when the first
-    and the last of them start."""
+    """Explain why a run, and the runs it waits for, are waiting: each cause with the number of items and, where known,
+    when the first and the last of them start."""
 
     async def ask(connection: Connection) -> tuple[RunWaits, list[Waiting]]:
         run = await why_run(connection, None, run_id)
@@ -239,8 +239,8 @@ def watch_run(
     every: Annotated[float, typer.Option(help="Seconds between looks.", min=0.1, max=60)] = 1.0,
     timeout: Annotated[float | None, typer.Option(help="For so many seconds at most.", min=0)] = None,
 ) -> None:
-    """Follow a run until it ends. Exit code 0 if it completed, 1 if it did not, 2 if there is no such run, 4 if it goes
-    on: no worker is live for it, or --timeout is over."""
+    """Follow a run until it ends. Exit code 0 if it completed, 1 if it did not, 2 if there is no such run, 4 if it is
+    still open: no worker of its flow is live, or --timeout is over."""
     from ecluse.cli.watch import watch
 
     raise typer.Exit(watch(run_id, every, timeout))

@@ -1,4 +1,4 @@
-"""`ecluse schedules …`: make schedules, look ahead, switch them on and off, fire one by hand."""
+"""`ecluse schedules …`: create, list, preview, enable, disable and delete schedules, and fire one by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ecluse.engine import (
 )
 
 app = typer.Typer(no_args_is_help=True, help="Start runs by the clock.")
-AUTOMATION = "automation"  # has commands of its own, because its schedules say more
+AUTOMATION = "automation"  # has its own commands, because its schedules have more settings
 
 
 class Overlap(StrEnum):
@@ -62,7 +62,7 @@ def create(
     catch_up: Annotated[CatchUp, typer.Option(help="After a downtime: run the latest, or none.")] = CatchUp.latest,
     tenant: Tenant = "default",
 ) -> None:
-    """Make a schedule. Without --cron it is only fired by hand."""
+    """Create a schedule. Without --cron it is fired by hand only."""
     if flow == AUTOMATION:
         raise InvalidInput("A schedule of automation says which fiches: use `ecluse automation schedules create`.")
     new = NewSchedule(
@@ -87,7 +87,7 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
     offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """By name, with when each is due next."""
+    """List schedules by name, with the next due time."""
     rows = with_connection(lambda connection: list_schedules(connection, tenant, limit=limit, offset=offset))
     if not rows:
         none = "no schedules yet: make one with `ecluse schedules create FLOW --name … --cron …`"
@@ -101,7 +101,7 @@ def list_(
 
 @app.command()
 def show(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """One schedule in full, as JSON, with its latest slots."""
+    """Show one schedule in full, as JSON, with its latest slots."""
     _print(with_connection(lambda connection: show_schedule(connection, tenant, schedule_id)))
 
 
@@ -115,7 +115,7 @@ def preview(
     count: Annotated[int, typer.Option("-n", help="How many.", min=1, max=1000)] = 10,
     tenant: Tenant = "default",
 ) -> None:
-    """When it is due next, and what changes of the clocks do to it."""
+    """Show the next due times, and how clock changes (DST) affect them."""
     if schedule_id is not None:
         row = with_connection(lambda connection: load_schedule(connection, tenant, schedule_id))
         cron, timezone, window_start, window_end = (row[n] for n in ("cron", "timezone", "window_start", "window_end"))
@@ -129,21 +129,21 @@ def preview(
 
 @app.command()
 def enable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Switch it on. It is due for what comes from now on."""
+    """Enable a schedule. Only due times from now on count."""
     _switch(schedule_id, tenant, enabled=True)
     show(schedule_id, tenant)
 
 
 @app.command()
 def disable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Switch it off. Runs that it has started go on."""
+    """Disable a schedule. Runs that it has started go on."""
     _switch(schedule_id, tenant, enabled=False)
     show(schedule_id, tenant)
 
 
 @app.command()
 def delete(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Its runs and slots stay, its name is free again."""
+    """Delete a schedule. Its runs and slots stay; its name is free again."""
 
     async def drop(connection: Connection) -> None:
         if (await load_schedule(connection, tenant, schedule_id))["flow"] == AUTOMATION:
@@ -163,7 +163,7 @@ def run(
     tenant: Tenant = "default",
     flow: Annotated[str | None, typer.Option(help="Its flow as package:NAME, unless ECLUSE_FLOWS loads it.")] = None,
 ) -> None:
-    """Fire it by hand, now. No due instant is used up by that."""
+    """Fire a schedule by hand, now. No due time is used up by that."""
 
     async def fire(connection: Connection) -> dict[str, str]:
         row = await load_schedule(connection, tenant, schedule_id)

@@ -1,4 +1,4 @@
-"""What came of a run, in words: one sum everywhere, with what was cancelled apart from what failed."""
+"""Result counts of a run as text, the same in every command; cancelled targets are counted apart from failed ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def in_full(row: Mapping[str, Any]) -> str:
 
 
 def in_short(row: Mapping[str, Any]) -> str:
-    """Of a list: successful + failed + ignored."""
+    """Return the counts for a line of a list: successful + failed + ignored, and cancelled if any."""
     cancelled = f" + {row['cancelled']} cancelled" if row["cancelled"] else ""
     return f"{row['successful']}+{row['failed'] - row['cancelled']}+{row['ignored']}{cancelled}"
 
 
 def word(row: Mapping[str, Any]) -> str:
-    """How a run stands, for people: the flow's word, unless it was cancelled."""
+    """Return the status to show: the flow's own status, or `cancelled` for a cancelled run."""
     return "cancelled" if row["state"] == "cancelled" else str(row["status"])
 
 

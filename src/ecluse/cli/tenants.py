@@ -1,4 +1,4 @@
-"""`ecluse tenants …`: who there is. What changes is recorded in the audit trail."""
+"""`ecluse tenants …`: create, list, disable and enable tenants. Changes are recorded in the audit trail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TenantArgument = Annotated[str, typer.Argument(help="The tenant's id.")]
 def create(
     tenant: TenantArgument, name: Annotated[str | None, typer.Option(help="For people. Default: the id.")] = None
 ) -> None:
-    """Add a tenant."""
+    """Create a tenant."""
 
     async def ask(connection: Connection) -> None:
         async with connection.transaction():
@@ -34,13 +34,13 @@ def create(
 
 @app.command()
 def disable(tenant: TenantArgument, reason: Annotated[str, typer.Option(help="Why; it is recorded.")]) -> None:
-    """Let none of its keys in any more. Its runs go on."""
+    """Disable a tenant: its API keys are refused. Its open runs go on."""
     _set_disabled(tenant, True, reason)
 
 
 @app.command()
 def enable(tenant: TenantArgument) -> None:
-    """Let its keys in again."""
+    """Enable a tenant: its API keys are accepted again."""
     _set_disabled(tenant, False, None)
 
 
@@ -59,7 +59,7 @@ def _set_disabled(tenant: str, disabled: bool, reason: str | None) -> None:
 
 @app.command("list")
 def list_tenants() -> None:
-    """All of them, with the number of keys that are not revoked."""
+    """List all tenants, with the number of keys that are not revoked."""
     for row in with_connection(tenants.listed):
         state = f"disabled {row['disabled_at']:%Y-%m-%d %H:%M}" if row["disabled_at"] else "enabled"
         typer.echo(harmless(f"{row['id']:<24} {row['keys']:>4} keys  {state:<26} {row['name']}"))

@@ -1,4 +1,4 @@
-"""`ecluse transcriptions …`: queue fiches, and see how it stands with one."""
+"""`ecluse transcriptions …`: queue fiches, and show the status and logs of one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Priority(StrEnum):
 
 
 def _queue(tenant: str, fiche_ids: list[str], priority: Priority, *, daily: bool) -> list[dict[str, Any]]:
-    from ecluse.flows.transcriptions.starting import start as start_fiches  # those who only look need not wait for it
+    from ecluse.flows.transcriptions.starting import start as start_fiches  # read-only commands do not need it
 
     if why := ids.why_not(fiche_ids):
         raise InvalidInput(f"{why}. Nothing was queued.")
@@ -48,7 +48,7 @@ def _queue(tenant: str, fiche_ids: list[str], priority: Priority, *, daily: bool
     async def ask(connection: Connection) -> list[dict[str, Any]]:
         await tenants.require(connection, tenant, enabled=True)
         row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
-        assert row is not None  # noqa: S101 - a value without a table
+        assert row is not None  # noqa: S101 - no table: always one row
         moment, today = int(row[0].timestamp() * 1000), row[0].date()
         names = [rules.day_id(one, today) if daily else rules.click_id(one, moment) for one in once]
         started = await start_fiches(
@@ -65,7 +65,7 @@ def start(
     priority: Annotated[Priority, typer.Option(help="Who goes first.")] = Priority.normal,
     tenant: Tenant = "default",
 ) -> None:
-    """Queue one fiche. One that is being transcribed gets no second run: the answer names the one there is."""
+    """Queue one fiche. If it is being transcribed, no second run is started: the answer names the open run."""
     typer.echo(json.dumps(_queue(tenant, [fiche_id], priority, daily=False)[0]))
 
 
@@ -75,14 +75,14 @@ def batch(
     priority: Annotated[Priority, typer.Option(help="Who goes first.")] = Priority.normal,
     tenant: Tenant = "default",
 ) -> None:
-    """Queue many, each once a day unless its run has ended. One line each."""
+    """Queue many fiches. A fiche is queued again on the same day only if its run has ended. Prints a line per fiche."""
     for one in _queue(tenant, fiche_ids, priority, daily=True):
         typer.echo(json.dumps(one))
 
 
 @app.command()
 def status(fiche_id: FicheId, tenant: Tenant = "default", as_json: JsonOption = False) -> None:
-    """How many recordings have a transcript, what became of each, and the run that is at work or was the last."""
+    """Show how many recordings have a transcript, the state of each, and the open or last run."""
     found = with_connection(lambda connection: reading.status(connection, tenant, fiche_id))
     if as_json:
         typer.echo(json.dumps(found, default=str))
@@ -112,7 +112,7 @@ def logs(
     limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
     offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """The stored log lines of a fiche, the oldest first (WORKFLOW_LOG_DB_ENABLED stores them)."""
+    """Show the stored log lines of a fiche, oldest first (WORKFLOW_LOG_DB_ENABLED stores them)."""
     rows = with_connection(lambda c: reading.logs(c, tenant, fiche_id, run_id=run_id, limit=limit, offset=offset))
     if not rows:
         typer.echo("no lines are stored: WORKFLOW_LOG_DB_ENABLED=true stores those to come")

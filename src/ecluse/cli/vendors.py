@@ -1,4 +1,4 @@
-"""`ecluse vendors …`: the lanes to the vendors, how full they are, and whether they are open."""
+"""`ecluse vendors …`: list the lanes to the vendors with their load and state; pause and resume a lane."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import Moved, list_lanes, needing_lane, pause_lane, resume_lane
 
 EVERYBODY = "system"  # a lane belongs to no tenant
-NAMED = 20  # stages that a pause or its end concerns
+NAMED = 20  # affected stages listed at most
 AT = "%Y-%m-%d %H:%M:%S%z"
 app = typer.Typer(no_args_is_help=True, help="The lanes to the vendors: look at them, pause and resume them.")
 
@@ -26,7 +26,7 @@ Reason = Annotated[str, typer.Option(help="Why; everybody who asks why something
 
 @app.command("list")
 def list_vendors() -> None:
-    """Every lane: its caps, what is in hand and waiting, and why nothing starts if nothing does."""
+    """List all lanes: caps, items in flight and waiting, and the reason if a lane is paused, held or down."""
     lanes = with_connection(list_lanes)
     if not lanes:
         typer.echo("no lanes yet: a server that has flows writes them when it starts")
@@ -44,8 +44,8 @@ def pause(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, even if runs may fail by it.")] = False,
 ) -> None:
-    """Start nothing more of this lane, on any replica, until it is resumed. Calls under way come to their end. Stages
-    that need it time out as ever, unless their clock is stopped."""
+    """Pause a lane: no replica starts its items until it is resumed. Calls in flight finish. Stages that need the lane
+    still time out, unless their clock is stopped."""
     waiting = with_connection(lambda connection: needing_lane(connection, name))
     if not stop_clock:
         fails = [(one, f"fails what still waits at {one.deadline_at:{AT}}") for one in waiting[:NAMED]]
@@ -70,7 +70,7 @@ def pause(
 
 @app.command()
 def resume(name: Name, reason: Reason) -> None:
-    """Let a paused lane go on, at once. Deadlines move by as long as their clock stood still."""
+    """Resume a paused lane, at once. The deadline of each stage moves by the time its clock was stopped."""
 
     async def ask(connection: Connection) -> list[Moved] | None:
         async with connection.transaction():
@@ -92,7 +92,7 @@ def resume(name: Name, reason: Reason) -> None:
 
 
 def _say(stages: Sequence[tuple[Any, str]], total: int, *, err: bool = False) -> None:
-    """Of each stage what is said of it, and how many more there are."""
+    """Print a line per stage, and how many stages are not shown."""
     for one, said in stages:
         typer.echo(harmless(f"run {one.run_id} ({one.flow}, {one.tenant_id}): stage {one.stage} {said}"), err=err)
     if total > len(stages):

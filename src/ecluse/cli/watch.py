@@ -1,5 +1,5 @@
-"""`ecluse runs watch ID`: a run as it goes, until it ends. One line that is rewritten at a terminal, a line per change
-elsewhere. A database that restarts in between is waited for."""
+"""`ecluse runs watch ID`: follow a run until it ends. At a terminal one line is rewritten, elsewhere each change is a
+line. While the database is unavailable, the command retries."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ecluse.db.connect import Connection, is_away, one_line, open_session
 from ecluse.engine import State
 from ecluse.insight import run_queries
 
-PACE_SECONDS = 10.0  # over which the rate is measured
-NO_WORKER_SECONDS = 10.0  # longer than a take-over; a server that restarts may take as long
+PACE_SECONDS = 10.0  # window over which the rate is measured
+NO_WORKER_SECONDS = 10.0  # longer than a failover; a restarting server may take as long
 STILL_OPEN = 4  # exit code
 
-# One that has gone without a word is only known by its silence, while no other is there to see it.
+# Check the heartbeat, too: a worker that crashed stays 'live' as long as no other replica declares it dead.
 WORKER = """
 SELECT 1 FROM replicas p, unnest(p.work) AS w(name) WHERE p.state = 'live' AND 'worker' = ANY(p.roles)
     AND starts_with(w.name, %s || '/') AND p.beat_at > clock_timestamp() - make_interval(secs => %s) LIMIT 1
@@ -36,12 +36,12 @@ SELECT 1 FROM replicas p, unnest(p.work) AS w(name) WHERE p.state = 'live' AND '
 
 
 class StillOpen(Exception):
-    """It is not followed any longer."""
+    """The run has not ended, but is not followed any longer."""
 
 
 @dataclass
 class Patience:
-    """How long a run is followed that does not end: for as long as a worker could go on with it, and `timeout`."""
+    """How long an open run is followed: as long as a worker of its flow is live, and at most `timeout` seconds."""
 
     dead_after: float
     timeout: float | None
@@ -61,7 +61,7 @@ class Patience:
 
 @dataclass
 class Pace:
-    """How fast a stage goes, from what was seen of it in the last seconds."""
+    """Rate of a stage over the last PACE_SECONDS."""
 
     seen: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -74,7 +74,7 @@ class Pace:
 
 
 def line(run: Mapping[str, Any], pace: dict[str, Pace], now: float) -> str:
-    """What to say of a run that goes on."""
+    """Return the progress line of an open run."""
     said = [f"run {run['id']} {run['flow']} {run['status']}"]
     if run["phase"]:
         said.append(harmless(run["phase"]))
@@ -147,5 +147,5 @@ async def _follow(dsn: str, run_id: int, every: float, patience: Patience) -> ru
             if not away:
                 typer.echo(f"database away, looking again until it is back: {one_line(error)}", err=True)
             away = True
-            patience.worker_seen = clock.monotonic()  # without its database no worker can be seen
+            patience.worker_seen = clock.monotonic()  # heartbeats cannot be read without the database
             await asyncio.sleep(every)

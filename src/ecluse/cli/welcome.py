@@ -1,4 +1,4 @@
-"""The first lines of a server's log: which program this is, where to look at it, and how to get in."""
+"""The first lines of a server's log: the version, the URL to open, and how to make the first API key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ecluse.db.connect import open_blocking_session
 
 log = structlog.get_logger(__name__)
 
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not listened on: what is to be opened instead
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here, only replaced in URLs
 USABLE = "SELECT FROM api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ecluse_now()) LIMIT 1"
 MAKE_ONE = "ecluse keys create --name laptop --role operator"
 
@@ -21,7 +21,7 @@ def name_program() -> None:
 
 
 def say_where(listener: socket.socket, dsn: str, public_url: str | None) -> None:
-    """Of a server that answers people."""
+    """Log the URL to open and, if there is no usable API key, how to make one. For servers with the role api."""
     log.info("open it in a browser", url=public_url or url_of(*listener.getsockname()[:2]))
     with open_blocking_session(dsn) as connection:
         if connection.execute(USABLE).fetchone() is None:
