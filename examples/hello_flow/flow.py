@@ -1,9 +1,9 @@
 """Hello, Ecluse: the path of one article.
 
-It is selected (so the run answers for it), waits in the price list's lane, is read by whichever worker has a hand
-free, and its price is stored in the same commit that finishes it. If asked, its price is then raised and a twin of it
-created at the vendor: two writes, of the two kinds there are. An article that is gone upstream is ignored; one that
-cannot be dealt with within its budget fails; the run ends completed, partial or failed accordingly.
+It is selected (so the run answers for it), waits in the price list's lane, is read by the next worker with a free slot,
+and its price is stored in the same commit that finishes the item. If the input asks for it, its price is then raised
+and a twin of it created at the vendor: one write of each of the two kinds. An article that is gone upstream is ignored;
+an item that does not succeed within its retry budget fails; the run ends completed, partial or failed accordingly.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .work import (
     wanted_price,
 )
 
-# The vendor answers within the deadline or not at all; for as long again it may still apply what it has received.
+# The vendor answers within the deadline or never; for as long again it may still apply a write that it received.
 DEADLINE = timedelta(seconds=2)
 QUIET = 2 * DEADLINE
 
@@ -94,7 +94,7 @@ async def chosen(_: Connection, run: Run) -> Sequence[NewItem]:
 
 
 async def raised(connection: Connection, run: Run) -> Sequence[NewItem]:
-    """What each price is to become: decided once, from what was read, and kept with the item."""
+    """Return the new price of each article: computed once, from the price that was read, and stored with the item."""
     factor = 1 + Input.model_validate(run.input).raise_percent / 100
     prices = await prices_of(connection, run, [item.key for item in await open_targets(connection, run)])
     return [NewItem(sku, payload={"price": str(round(price * factor, 2))}) for sku, price in prices]

@@ -1,4 +1,4 @@
-"""What an item does, and how a whole batch of results is stored. No retry, no sleep, no status, no commit here."""
+"""The work on one item, and the saving of a batch of results. Retries, waiting, status and commits are elsewhere."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ async def read_price(context: WorkContext, item: Item) -> Result:
     return Done({"price": article.price, "currency": article.currency})
 
 
-# The price is set: a write whose state can be read back. The version makes the vendor refuse it, if somebody else was
-# faster.
+# Setting the price: a write whose state can be read back. With the version, the vendor refuses it if another client has
+# changed the article since.
 
 
 def wanted_price(item: Item) -> Any:
-    return {"price": as_text(Decimal(item.payload["price"]))}  # spelled as it will be read
+    return {"price": as_text(Decimal(item.payload["price"]))}  # in the format in which it is read back
 
 
 async def price_at_vendor(context: WorkContext, item: Item) -> Any:
@@ -70,7 +70,7 @@ async def set_price(context: WorkContext, item: Item, order: Order) -> Any:
     return {"price": as_text(article.price)}
 
 
-# A twin is created: a write that the vendor does once per key.
+# Creating a twin: a write that the vendor applies once per idempotency key.
 
 
 def twin(item: Item) -> Any:
@@ -99,7 +99,7 @@ async def save_raised_prices(connection: Connection, results: Sequence[Saved]) -
 
 
 def _rows(results: Sequence[Saved]) -> str:
-    # Two runs may deal with one article in the same commit: the later item is newer, and a row is written once.
+    # Two runs may have the same article in one commit: keep the later item, a statement may write a row only once.
     latest = {(one.item.tenant_id, one.item.key): one for one in sorted(results, key=lambda one: one.item.id)}
     rows = [
         {"tenant_id": tenant, "sku": sku, "run_id": one.item.run_id, **one.result}

@@ -1,4 +1,4 @@
-"""What became of the run of the demonstration, what it took, and what the kill cost."""
+"""Report of the automation demonstration: outcomes, stages and calls of the run, and the cost of the kill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STAGES = """
 SELECT stage, coalesce(units, expected) AS items, extract(epoch FROM ended_at - started_at)::float8 AS seconds
 FROM stages WHERE run_id = %s ORDER BY started_at
 """
-# Whose work was in dead hands, and what of it costs money.
+# Items in flight at a killed replica, and the time until it was declared dead; then, paid calls that were repeated.
 TAKEN_OVER = """
 SELECT (SELECT count(*) FROM items WHERE crashes > 0) AS items,
        (SELECT extract(epoch FROM max(ended_at) - %s)::float8 FROM replicas WHERE state = 'dead') AS seconds
@@ -36,7 +36,7 @@ REPEATED = "SELECT error_code, count(*) AS calls FROM attempts WHERE maybe_paid 
 
 
 def expected(fiche_id: str) -> str:
-    """What is to become of a fiche, as the simulated CRM describes them."""
+    """Return the expected outcome of a fiche, or its error code, by the id ranges of the simulated CRM."""
     number = int(fiche_id)
     special = {91: "NO_RECORDINGS", 92: "NO_URL", 93: "NOT_FOUND"}.get(number // 100)
     if special is not None:
@@ -47,7 +47,7 @@ def expected(fiche_id: str) -> str:
 
 
 def gather(played: Scene, key: str, run_id: int, kill: Kill, seconds: float) -> dict[str, Any]:
-    """What the API says of the run, what the database holds of its fiches, what the vendors have seen."""
+    """Collect the report: the run from the API, its outcomes from the database, the calls from the ledger."""
     run = json.loads(get(f"{played.url}/api/automation/runs/{run_id}", key))
     (retries,) = played.query(RETRIES, run_id)
     outcomes = [{**one, "code": one["error_code"] or one["outcome"]} for one in played.query(OUTCOMES, run_id)]

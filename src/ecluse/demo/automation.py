@@ -1,6 +1,6 @@
-"""The whole of it: a schedule takes a CRM's fiches through their details, transcripts and audits, at vendors that
-throttle, fail and lose answers, while the server is killed half-way. In the end each fiche has one outcome, the one
-that was to be expected, and the auditor agrees."""
+"""Demonstration of the automation flow: a schedule takes a CRM's fiches through details, transcripts and audits, at
+vendors that throttle, fail and lose answers; the server is killed half-way. At the end each fiche has one outcome, the
+expected one, and the auditor finds no violation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ecluse.demo.scene import Scene, post, scene, stay
 from ecluse.demo.watching import Kill, Seen, watch
 
 FIRST_DAY = date(2026, 3, 2)
-FEWEST_A_DAY = 20  # fiches that a sales list of the sandbox has
+FEWEST_A_DAY = 20  # fewest fiches in a sales list of the sandbox
 LONGEST_SECONDS = 300.0
 VENDORS = {
     "CRM_BASE_URL": "{vendor}/crm",
@@ -30,7 +30,7 @@ VENDORS = {
     "LLM_API_KEY": "demo",
     "LLM_MODEL": "sandbox",
 }
-# Mild: whatever fails heals within the attempts that there are, but for the one recording that nobody can read.
+# Mild: every failure heals within the attempts allowed, except for the one recording that cannot be read.
 FAULTS: list[dict[str, object]] = [
     {"vendor": "crm", "kind": "latency", "seconds": 0.2},
     {"vendor": "crm", "kind": "latency", "rate": 0.03, "seconds": 1.5},
@@ -116,7 +116,7 @@ def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
 
 
 def _schedule(played: Scene, key: str, fiches: int) -> str:
-    """Daily, but not while we look on; over days that had enough sales."""
+    """Create the audit configs and a daily schedule, not due during the demonstration, over days with enough sales."""
     for audit in AUDITS:
         post(f"{played.url}/api/audit-configs", {**audit, "run_automatically": True}, key)
     last_day = FIRST_DAY + timedelta(days=fiches // FEWEST_A_DAY)

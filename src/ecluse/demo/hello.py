@@ -1,5 +1,5 @@
 """The first demonstration: an embedded PostgreSQL, a flaky simulated vendor, a server that is killed half-way, and at
-the end a report in which every selected article has exactly one outcome, and an auditor's word for it."""
+the end a report in which every selected article has exactly one outcome, checked by the auditor."""
 
 from __future__ import annotations
 

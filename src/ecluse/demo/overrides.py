@@ -1,5 +1,4 @@
-"""What a demonstration sets otherwise than the program does, so that people need not wait: each is said, with its
-reason."""
+"""Knobs that a demonstration changes from their defaults, mostly to take less time; each is printed with its reason."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What every demonstration plays on: simulated vendors, an embedded PostgreSQL of its own or a given database, a server
-that can be killed, the auditor. Whatever happens, nothing stays behind but the rows in a given database."""
+"""The environment of every demonstration: simulated vendors, an embedded PostgreSQL of its own or a given database, a
+server that can be killed, the auditor. However it ends, nothing is left but the rows in a given database."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ TOLD_TO_GO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass
 class Scene:
-    vendor: str  # where the simulated vendors are
+    vendor: str  # URL of the simulated vendors
     dsn: str
     data: Path
     environment: dict[str, str]
     arguments: Sequence[str]
-    psql: str  # how to look inside
+    psql: str  # command that opens psql on the database
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
 
@@ -59,7 +59,7 @@ class Scene:
     def start_server(self) -> None:
         self.port = self.port or _free_port()
         command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port), *self.arguments]
-        # Failures are part of the play: what the server says of them is kept, not shown.
+        # Failures are part of the demonstration: the server's output goes to a file, not to the terminal.
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - our own program
                 command, env=self.environment, stdout=log, stderr=log, start_new_session=True
@@ -83,7 +83,7 @@ class Scene:
             _end(self.process)
 
     def command(self, *arguments: str) -> str:
-        """What our own program prints when it is called like this."""
+        """Run `ecluse` with these arguments and return its stdout."""
         command = [sys.executable, "-m", "ecluse", *arguments]
         answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)  # noqa: S603
         if answer.returncode:
@@ -102,14 +102,14 @@ class Scene:
         return answer
 
     def paid(self, vendor: str) -> list[str]:
-        """What the vendor charged for, by its own account: a record that was paid for twice is there twice."""
+        """Return the records that the vendor charged for, from its ledger; a record charged twice is there twice."""
         ledger = json.loads(get(f"{self.vendor}/_sandbox/ledger?vendor={vendor}&kind=paid"))
         return [entry["ref"] for entry in ledger["entries"]]
 
     def audit(self) -> str | list[dict[str, str]]:
-        """ "clean", or the violations."""
+        """Run the auditor; return "clean" or the violations."""
         address = conninfo_to_dict(self.dsn)
-        environment = {**self.environment, "PGPASSWORD": str(address.pop("password", ""))}  # not for the process list
+        environment = {**self.environment, "PGPASSWORD": str(address.pop("password", ""))}  # not in the process list
         where = ("--database-url", make_conninfo("", **address), "--ledger", self.vendor)
         command = [sys.executable, "-m", "ecluse.verify", *where, "--json"]
         answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
@@ -127,8 +127,9 @@ def scene(
     arguments: Sequence[str] = (),
     given: str | None = None,
 ) -> Iterator[Scene]:
-    """`{vendor}` in the environment's values is where the simulated vendors are. No knob of the caller's counts: a
-    demonstration touches no database but the `given` one and does not write to the caller's mail server."""
+    """Start everything a demonstration needs. `{vendor}` in the environment's values becomes the URL of the simulated
+    vendors. Knobs in the caller's environment are dropped: a demonstration touches no database but the `given` one, and
+    does not use the caller's mail server."""
     with _tidy(), _folder() as data, _database(data, given) as (dsn, reached_by), _sandbox(faults) as vendor:
         own = {name: value.format(vendor=vendor) for name, value in environment.items()}
         whole = {**_inherited(data), **own, **reached_by, "no_proxy": "127.0.0.1"}
@@ -144,7 +145,7 @@ def scene(
 
 @contextmanager
 def _database(data: Path, given: str | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """Its address, and the knobs by which the server finds it."""
+    """Yield the DSN, and the knobs by which the server finds the database."""
     knobs = {"ECLUSE_DATA_DIR": str(data / "postgres")}
     if given is not None:
         dsn = normalise(given)
@@ -152,7 +153,7 @@ def _database(data: Path, given: str | None) -> Iterator[tuple[str, dict[str, st
         _refuse_used(dsn)
         yield dsn, {**knobs, "DATABASE_URL": dsn, "ECLUSE_SECRET_KEY": b64encode(os.urandom(32)).decode()}
         return
-    database = embedded.start(data / "postgres")  # the server joins it
+    database = embedded.start(data / "postgres")  # `ecluse serve` joins it
     try:
         yield database.dsn(), knobs
     finally:
@@ -173,7 +174,7 @@ def _refuse_used(dsn: str) -> None:
 
 def _inherited(data: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in Settings.model_fields}
-    # Where nothing may be compiled beside the sources, the server that comes after the kill would compile it all again.
+    # Without bytecode files beside the sources, the server started after the kill would compile everything again.
     if inherited.pop("PYTHONDONTWRITEBYTECODE", ""):
         inherited["PYTHONPYCACHEPREFIX"] = str(data / "compiled")
     return inherited
@@ -181,7 +182,7 @@ def _inherited(data: Path) -> dict[str, str]:
 
 @contextmanager
 def _tidy() -> Iterator[None]:
-    """However it is told to go, it goes through `finally`; being told again does not make it leave half-way."""
+    """Turn signals into exceptions, so that `finally` runs. Further signals do not interrupt the clean-up."""
     before = {number: signal.getsignal(number) for number in _heeded()}
     for number in before:
         signal.signal(number, _go)
@@ -193,7 +194,7 @@ def _tidy() -> Iterator[None]:
 
 
 def _heeded() -> list[signal.Signals]:
-    """Not those that we are to ignore, as under nohup."""
+    """Return the signals to handle: not those that are ignored, as under nohup."""
     return [number for number in TOLD_TO_GO if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -212,20 +213,20 @@ def _deaf() -> None:
 @contextmanager
 def _folder() -> Iterator[Path]:
     data = Path(tempfile.mkdtemp(prefix="ecluse-demo-"))
-    data.chmod(0o711)  # the account that runs PostgreSQL must get through, nobody else may look
+    data.chmod(0o711)  # PostgreSQL's account must pass through; only the owner may list
     try:
         yield data
     finally:
         _deaf()
         until = time.monotonic() + DOWN_SECONDS
         while data.exists() and time.monotonic() < until:
-            # A process that was cut off may still write its last file while the folder is being emptied.
+            # Retry: a process that was killed may still write its last file while the folder is being emptied.
             shutil.rmtree(data, ignore_errors=True)
 
 
 @contextmanager
 def _sandbox(faults: Sequence[Mapping[str, object]]) -> Iterator[str]:
-    # A session of its own, as the server: Ctrl-C is for us, who end both when we are done with them.
+    # A session of its own, like the server: Ctrl-C reaches only this process, which stops both at the end.
     process = subprocess.Popen(
         [sys.executable, "-m", "ecluse.sandbox", "--port", "0", "--seed", "7"],
         stdout=subprocess.PIPE,
@@ -252,7 +253,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 def stay(say: Callable[[], None]) -> None:
-    """Until told to go, which from here on is no reason to hurry."""
+    """Wait for a signal to stop. Signals stay blocked, so that none interrupts the clean-up."""
     heeded = _heeded()
     signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
     say()

@@ -1,5 +1,5 @@
-"""Twenty fiches transcribed by vendors that throttle and fail, the server killed half-way. At the end what the API
-says, what the database holds and what the vendor was paid for stand side by side, fiche by fiche."""
+"""Demonstration of the transcription flow: twenty fiches at vendors that throttle and fail; the server is killed
+half-way. At the end, the accounts of API, database and vendor are compared fiche by fiche."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
 from ecluse.demo.scene import Scene, get, post, scene
 from ecluse.demo.watching import Seen, watch
 
-# One without recordings, one with a recording that has no URL, one that the CRM does not know.
+# The last three: one without recordings, one with a recording without URL, one that the CRM does not know.
 FICHES = [str(number) for number in (*range(1001, 1016), 9000, 9001, 9100, 9200, 9300)]
 FAULTS: list[dict[str, object]] = [
     {"vendor": "elevenlabs", "kind": "latency", "seconds": 0.4},
@@ -110,7 +110,7 @@ def _play(console: Console, played: Scene) -> dict[str, Any]:
 
 
 def _account(told: dict[str, Any], stored: list[str], paid: Counter[str]) -> dict[str, Any]:
-    """What is said of one fiche, and whether API, database and vendor agree."""
+    """Return the figures of one fiche, and whether API, database and vendor agree."""
     said = sorted(one["call_id"] for one in told["recordings"] if one["has_transcription"])
     run, fiche = told["run"], told["fiche_id"]
     at_the_vendor = sorted(call for call in paid if call.rpartition("-")[0] == fiche)
@@ -123,7 +123,7 @@ def _account(told: dict[str, Any], stored: list[str], paid: Counter[str]) -> dic
         "failed": run["failed"],
         "in_database": len(stored),
         "paid": len(at_the_vendor),
-        # What was paid for and could not be stored before a kill would show here.
+        # A transcript that was paid for but not stored before the kill would show here.
         "agree": said == sorted(stored) == at_the_vendor and len(said) == told["transcribed"],
     }
 

@@ -1,4 +1,4 @@
-"""A run as it goes, for people: bars at a terminal, a line now and then elsewhere; and the kill in the middle of it."""
+"""Progress display of a demonstration (bars at a terminal, lines elsewhere), and the kill of its server half-way."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ecluse.base.errors import SetUpError
 from ecluse.demo.scene import Scene
 
 LOOK_SECONDS = 0.1
-LINE_SECONDS = 3.0  # between two lines, where there is no terminal
-PACE_SECONDS = 5.0  # over which the rate is measured
+LINE_SECONDS = 3.0  # between two lines, without a terminal
+PACE_SECONDS = 5.0  # window over which the rate is measured
 
-# The first work of whoever came after the kill.
+# From the kill to the first claim by a replica that started after it.
 BACK = """
 SELECT extract(epoch FROM min(c.taken_at) - k.at)::float8 AS seconds FROM (SELECT %s::timestamptz AS at) k
 JOIN replicas r ON r.started_at > k.at JOIN claims c ON c.replica_id = r.id GROUP BY k.at
@@ -27,7 +27,7 @@ JOIN replicas r ON r.started_at > k.at JOIN claims c ON c.replica_id = r.id GROU
 
 
 class Seen(NamedTuple):
-    """One look at what is being played."""
+    """Progress of the demonstration at one moment."""
 
     phase: str
     done: int
@@ -37,13 +37,13 @@ class Seen(NamedTuple):
 
 class Kill(NamedTuple):
     at: datetime
-    idle_seconds: float  # until a worker took up work again
+    idle_seconds: float  # until a worker claimed items again
 
 
 def watch(
     console: Console, played: Scene, look: Callable[[], Seen], *, kill_when: Callable[[Seen], bool], longest: float
 ) -> Kill:
-    """To the end, with one kill on the way."""
+    """Display progress until the end, and kill and restart the server once, as soon as `kill_when` says so."""
     killed_at, kill = None, None
     until = time.monotonic() + longest
     with _display(console) as display:
@@ -88,7 +88,7 @@ def _pace(task: Task) -> str:
 
 
 class _Display:
-    """A bar per phase."""
+    """Progress display with a bar per phase."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
@@ -119,7 +119,7 @@ class _Display:
             self.say(f"{now - self._began:5.1f} s  {seen.phase:<13} {said}".rstrip())
 
     def end_phase(self) -> None:
-        """It was over before the next began, whatever we had seen of it."""
+        """Show the current phase as complete: it ended before the next began, even if its end was not observed."""
         if self._task is not None:
             total = self.progress.tasks[self._task].total or 1
             self.progress.update(self._task, completed=total, total=total)
