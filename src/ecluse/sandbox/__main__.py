@@ -1,6 +1,6 @@
 """``python -m ecluse.sandbox --port P --seed S [--faults FILE.json]``: a sandbox in a process of its own.
 
-It prints one line when it listens and leaves on SIGTERM or SIGINT, even with calls hanging.
+It prints one line when it listens and exits on SIGTERM or SIGINT, even with calls in flight.
 """
 
 from __future__ import annotations

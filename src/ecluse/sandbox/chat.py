@@ -1,5 +1,5 @@
-"""Answers of a language model that nobody can use: what the ``chat_…`` rules make of a good one. An answer that is not
-one of a chat stays as it is."""
+"""Unusable answers of a language model: how the ``chat_…`` rules spoil a good one. Answers that are no chat completions
+stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The control routes under ``/_sandbox/``: the ledger, the fault rules, the rate caps, health and reset.
 
-Calls to these are neither recorded nor faulted.
+Calls to these routes are neither recorded nor subject to faults.
 """
 
 from __future__ import annotations

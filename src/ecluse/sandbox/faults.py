@@ -1,8 +1,8 @@
-"""Fault rules: what may be asked for, and which call is hit.
+"""Fault rules: their fields, and the decision which calls they hit.
 
-Whether a call is hit hangs on the seed, the rule's number, the record and how many calls that record had before,
+Whether a call is hit depends on the seed, the rule's number, the record and the number of that record's earlier calls,
 never on arrival order: a run under concurrency repeats exactly. (``times`` and ``after`` count over all records, so
-they alone depend on which call came first.) How a fault looks on the wire is in ``wire.py``.
+only they depend on which call came first.) How a fault looks on the wire is in ``wire.py``.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Rule:
 
 
 def draw(seed: int, rule_id: int, subject: str, earlier_calls: int) -> float:
-    """A number from 0 up to 1 that depends on nothing else than its arguments."""
+    """Return a number in [0, 1) that depends on the arguments only."""
     drawn = blake2b(
         f"{seed}/{rule_id}/{earlier_calls}/{subject}".encode(errors="backslashreplace"), digest_size=6
     ).digest()
@@ -190,7 +190,7 @@ class FaultBook:
         self._calls: Counter[tuple[str, str]] = Counter()
 
     def add(self, given: object) -> list[Rule]:
-        """Adds one rule or a list of rules: all of them, or none when one is bad."""
+        """Add one rule or a list of rules; if one is bad, none is added."""
         listed = given if isinstance(given, list) else [given]
         rules = [parse_rule(self._last_id + n, rule, self._vendors) for n, rule in enumerate(listed, 1)]
         self._last_id += len(rules)
@@ -203,12 +203,12 @@ class FaultBook:
         return len(self.rules) < before
 
     def clear(self) -> None:
-        """Numbering restarts, so that the same rules set again hit alike."""
+        """Delete all rules. Numbering restarts, so that the same rules, added again, hit the same way."""
         self.rules = []
         self._last_id = 0
 
     def pick(self, vendor: str, method: str, subject: str) -> tuple[Rule | None, float]:
-        """The rule that decides this call, if any, and the latency added by all latency rules that hit."""
+        """Return the first rule that hits (latency rules only if no other does), and the latency of those before it."""
         earlier_calls = self._calls[vendor, subject]
         self._calls[vendor, subject] = earlier_calls + 1
         latency, slowed_by = 0.0, None

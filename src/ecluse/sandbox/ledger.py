@@ -1,8 +1,8 @@
 """The ledger: one entry per call received, per effect applied and per answer that was paid for, in the order they
 happened.
 
-Append-only and in memory, on one event loop, hence without locks. A call's entry is written when it arrives and
-completed when it is answered; the entry of an effect or a payment is written, complete, at the instant it happens.
+Append-only and in memory, on one event loop, hence without locks. A call's entry is written when the call arrives and
+completed when it is answered; the entry of an effect or a payment is written, complete, when it happens.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Ledger:
         )
 
     def clear(self) -> None:
-        """Forgets the entries, not the numbering: a reader's ``after`` cursor stays true."""
+        """Delete the entries but keep the numbering: a reader's ``after`` cursor stays valid."""
         self.entries = []
         self.most_in_flight = self.in_flight.copy()
 

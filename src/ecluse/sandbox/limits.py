@@ -1,6 +1,6 @@
 """Rate caps at the vendor: token buckets and in-flight caps, one per vendor or per value of a header.
 
-Every limit posted applies; a call over any of them is refused and takes nothing from the others.
+Every limit posted applies; a call over any of them is refused and takes no token from the others.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Limit:
         return self.concurrency is not None and bucket.in_flight >= self.concurrency
 
     def wait(self, bucket: Bucket) -> float:
-        """How long this bucket's next call must wait, as far as the vendor can tell; 0 when it may come now."""
+        """Return the seconds until this bucket admits a call, as far as the vendor can tell; 0 if it does now."""
         if self.full(bucket):
             return 1.0
         if self.per_second is not None and bucket.tokens < 1:
@@ -118,7 +118,7 @@ class Limits:
         self.limits = []
 
     def enter(self, vendor: str, headers: Mapping[str, str], now: float) -> list[Bucket] | Refusal:
-        """The buckets the call now holds, to be given back with ``leave``, or why it may not come in."""
+        """Admit a call: return the buckets it holds, to be released with ``leave``, or the refusal."""
         held = []
         for limit in self.limits:
             if limit.vendor == vendor:

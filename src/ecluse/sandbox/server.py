@@ -22,7 +22,7 @@ SHUTDOWN_GRACE = 0.1  # seconds; aiohttp waits up to twice this
 
 
 class Elsewhere:
-    """Answers what no vendor is mounted for, so that a call that went astray is in the ledger too."""
+    """Stand-in for paths at which no vendor is mounted, so that misdirected calls are in the ledger, too."""
 
     def __init__(self, seed: int) -> None: ...
 
@@ -46,7 +46,7 @@ async def serve(
     faults: list[dict[str, object]] | None = None,
     ready: Callable[[int], None] | None = None,
 ) -> None:
-    """Runs a sandbox until cancelled; ``ready`` is called with the port once it listens."""
+    """Run a sandbox until cancelled; ``ready`` is called with the port once it listens."""
     sandbox = Sandbox(seed, faults or [])
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
@@ -95,7 +95,7 @@ async def handle_call(
         if request.transport is not None and not request.transport.is_closing():
             entry.status = response.status
             entry.retry_after = asked_to_wait(response.headers.get("Retry-After"))
-    except ConnectionError:  # the client left in the middle of its own body or of ours
+    except ConnectionError:  # the client disconnected during its request or our answer
         response = web.Response()
     finally:
         limits.leave(held)

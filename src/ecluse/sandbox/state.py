@@ -1,4 +1,4 @@
-"""All that one running sandbox holds: its vendors, fault rules, rate caps and ledger, and how to start afresh."""
+"""State of one running sandbox: its vendors, fault rules, rate caps and ledger, and their reset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Sandbox:
     ledger: Ledger
     faults: FaultBook
     limits: Limits
-    mounts: dict[str, tuple[str, Vendor]]  # first segment of the path, to the vendor's name and itself
+    mounts: dict[str, tuple[str, Vendor]]  # first segment of the path -> the vendor's name and the vendor
 
     def __init__(self, seed: int, faults: object) -> None:
         self.seed = seed
@@ -21,7 +21,7 @@ class Sandbox:
         self.reset()
 
     def reset(self) -> None:
-        """New objects rather than emptied ones: a call still in flight ends in the world it began in."""
+        """Replace all state by new objects instead of emptying it: a call in flight keeps the objects it began with."""
         self.ledger = Ledger()
         self.faults = FaultBook(self.seed, VENDORS)
         self.faults.add(self._first_faults)

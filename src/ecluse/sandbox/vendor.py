@@ -1,7 +1,7 @@
-"""What a simulated vendor is: the call it is given, the answer it gives, the two methods it has.
+"""Interface of a simulated vendor: the call it receives, the answer it returns, the methods it has.
 
-A vendor is one class in one file of ``vendors/`` and one line of its registry. It only knows its own behaviour:
-faults, rate caps, latency and the recording of calls happen around it.
+A vendor is one class in one file of ``vendors/`` and one line of its registry. It only has its own behaviour:
+faults, rate caps, latency and the recording of calls are handled around it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Call:
 
     @property
     def subject(self) -> str:
-        """What the fault rules go by: the record, else the creation asked for, else the page asked for."""
+        """The key that fault rules use: the id of the record, else the idempotency key, else the path."""
         return self.entry.ref or self.entry.key or self.entry.path
 
     def effect(self, ref: str, value: object, before: object = None) -> None:
         self.ledger.happened("effect", self.entry, ref, value, before)
 
     def paid(self, ref: str, value: object) -> None:
-        """Nothing changed over here, but the caller is charged for this answer."""
+        """Record that the caller is charged for this answer, which changed nothing at the vendor."""
         self.ledger.happened("paid", self.entry, ref, value)
 
 
@@ -57,7 +57,7 @@ class Answer:
 
 
 def json_answer(value: object, status: int = 200) -> Answer:
-    # What is not valid UTF-8 in a client's header or body comes back as a JSON escape, which backslashreplace writes.
+    # Invalid UTF-8 from a client's header or body is returned as a JSON escape, which backslashreplace writes.
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return Answer(status, text.encode(errors="backslashreplace"))
 
@@ -70,14 +70,14 @@ class Vendor(Protocol):
     def __init__(self, seed: int) -> None: ...
 
     def ref(self, call: Call) -> str | None:
-        """The id of the record the call is about, or None when it is about no single one."""
+        """Return the id of the record the call is about, or None if it is not about a single one."""
 
     def error(self, status: int, code: str, message: str) -> Answer:
-        """How this vendor words a refusal. Besides its own, it is asked for those that happen around it: rate_limited,
-        concurrency, server_error, not_found, unauthorized, moved, and whatever a rule of kind ``refused`` names."""
+        """Return a refusal in this vendor's format. Also used for refusals that are decided around it: rate_limited,
+        concurrency, server_error, not_found, unauthorized, moved, and the code of a rule of kind ``refused``."""
 
     def handle(self, call: Call) -> Answer:
-        """Answers the call, recording each write it applies with ``call.effect``.
+        """Answer the call, and record each write it applies with ``call.effect``.
 
-        It is synchronous on purpose: nothing can come between the application of a write and its record.
+        Synchronous on purpose: nothing can happen between the application of a write and its record.
         """

@@ -1,8 +1,8 @@
-"""How an answer, or a fault in its place, goes out on the socket.
+"""Sending of an answer, or of a fault in its place, on the socket.
 
 A refusal (429, 401, a reset…) comes before anything is applied. Every other fault lets the vendor apply the call and
-then spoils the answer. Latency comes after the application, so that a client that hangs up meanwhile has still
-written.
+then spoils the answer. Latency comes after the application, so that the write of a client that hangs up
+meanwhile is still applied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ecluse.sandbox.vendor import Answer, json_answer
 
 HANGUP_CHECK = 0.1  # seconds
 HUGE_CHUNK = b"x" * 65_536
-Error = Callable[[int, str, str], Answer]  # a vendor's own way of refusing
+Error = Callable[[int, str, str], Answer]  # builds a refusal in a vendor's format
 LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
@@ -39,7 +39,7 @@ def throttled(error: Error, retry_after: object, *, concurrency: bool) -> Answer
 
 
 def asked_to_wait(header: str | None) -> float | None:
-    """Seconds; None also where a client could not read it."""
+    """Return the seconds of a Retry-After header; None if there is none or a client could not parse it."""
     if header is None:
         return None
     try:
@@ -85,7 +85,7 @@ REWRITES: dict[str, Callable[[Answer], Answer]] = {
 
 
 def tainted(body: bytes, mark: str) -> bytes:
-    """The same JSON with the mark inside its longest text: the one most likely to be free text, not an id."""
+    """Return the JSON with the mark inside its longest text, which is most likely free text and not an id."""
     value = json.loads(body)
     target = max(texts(value), key=len, default=None)
     if target is None:
@@ -145,7 +145,7 @@ def plain(answer: Answer) -> web.Response:
 
 async def hold(request: web.BaseRequest, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    # aiohttp tells of a hang-up only by the transport's absence, hence a look now and then.
+    # aiohttp shows a hang-up only by the missing transport, hence the polling.
     while request.transport is not None and (left := deadline - time.monotonic()) > 0:  # noqa: ASYNC110
         await asyncio.sleep(min(left, HANGUP_CHECK))
     if request.transport is not None:

@@ -1,6 +1,6 @@
-"""Where recordings lie: ``GET /recordings/{call_id}.mp3``, with the query that the CRM signed, else 403.
+"""Storage of recordings: ``GET /recordings/{call_id}.mp3``, with the query that the CRM signed, else 403.
 
-The bytes are the call's own and always the same; they are no sound.
+The bytes are computed from the call id, always the same, and no real audio.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def signature(seed: int, call_id: str) -> str:
 
 
 def recording_path(seed: int, call_id: str) -> str:
-    """As the CRM gives it, below the sandbox's own address."""
+    """Return the signed path of a recording below the sandbox's address, as the CRM gives it."""
     return f"/audio/recordings/{call_id}.mp3?Expires={EXPIRES}&Signature={signature(seed, call_id)}"
 
 

@@ -112,7 +112,7 @@ class Crm:
         return json_answer({"success": True, "message": "OK", "information": information, "recordings": recordings})
 
     def _recordings(self, number: int, host: str) -> list[dict[str, object]] | None:
-        """None: there is no such fiche."""
+        """Return the recordings of a fiche, or None if there is no such fiche."""
         if number in ALIKE:
             return [self._recording(number, k, host) for k in range(1, 6)]
         if number not in NOT_NORMAL:

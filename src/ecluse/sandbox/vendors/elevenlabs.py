@@ -1,9 +1,9 @@
 """ElevenLabs' speech to text: ``POST /v1/speech-to-text``, multipart, with any key but ``invalid`` as ``xi-api-key``.
 
-What is answered hangs on the recording alone, which is the last part of the ``source_url``'s path, or the name of the
+The answer depends on the recording alone, which is the last part of the ``source_url``'s path, or the name of the
 file, without its extension: that is also the ``ref`` in the ledger. Each answer is charged: one entry of kind ``paid``.
-The address is not fetched. Both kinds of 429 come from caps (``concurrency``, or a rate) and from ``throttle`` rules
-(``"concurrency": true``); whatever else refuses, from rules: ``{"kind": "refused", "status": 401, "code":
+The URL is not fetched. Both kinds of 429 come from caps (``concurrency``, or a rate) and from ``throttle`` rules
+(``"concurrency": true``); other refusals come from rules: ``{"kind": "refused", "status": 401, "code":
 "quota_exceeded"}``.
 """
 
@@ -19,7 +19,7 @@ from ecluse.sandbox.vendor import Answer, Call, json_answer
 
 ROUTE = "/v1/speech-to-text"
 MODELS = ("scribe_v1", "scribe_v2")
-# Our words for what happens around a vendor, in this one's.
+# The sandbox's codes of refusals decided around a vendor -> this vendor's codes.
 CODES = {
     "rate_limited": "rate_limit_exceeded",
     "concurrency": "concurrent_limit_exceeded",
@@ -87,11 +87,11 @@ class ElevenLabs:
 
 
 class Said(NamedTuple):
-    body: bytes  # an answer, but for its id
+    body: bytes  # the answer without its id
     seconds: float
 
 
-# There are few different ones, and hundreds of words are dear to write.
+# Cached: there are few different transcripts, and serializing hundreds of words is expensive.
 @lru_cache(1_000)
 def transcript(drawn: int, longer: int, language: str, *, diarized: bool, worded: bool) -> Said:
     turns = [*OPENING, *(TURNS[(drawn + n) % len(TURNS)] for n in range(6 + longer))]
@@ -122,7 +122,7 @@ def transcript(drawn: int, longer: int, language: str, *, diarized: bool, worded
 
 
 def form_of(call: Call) -> dict[str, bytes]:
-    """The fields of a multipart body; of a file its content, and its name as ``filename``."""
+    """Return the fields of a multipart body; a file as its content, with its name as ``filename``."""
     boundary = re.search(r'boundary="?([^";]+)"?', call.headers.get("Content-Type", ""))
     form: dict[str, bytes] = {}
     for part in call.body.split(b"--" + boundary[1].encode())[1:-1] if boundary else ():
@@ -135,7 +135,7 @@ def form_of(call: Call) -> dict[str, bytes]:
 
 
 def text(form: dict[str, bytes], name: str) -> str:
-    """Nothing, where the official client writes ``null``."""
+    """Return a field as text; empty where the official client writes ``null``."""
     value = form.get(name, b"").decode(errors="replace")
     return "" if value == "null" else value
 

@@ -1,12 +1,12 @@
 """A language model behind OpenAI's API: ``POST /v1/chat/completions`` with any key but ``invalid`` as ``Bearer``.
 
-What is answered hangs on the seed and the request alone. Asked for a ``json_schema``, it answers with one: numbers
-within their bounds, the first of an enum, and as text of ``quotes`` passages of the last user message (what stands
-before the first ``": "`` of a line is taken for the speaker; lines that begin with ``#`` are headings). One quote in
-eight was never said. Without a schema it answers with a sentence.
+The answer depends on the seed and the request alone. With a ``json_schema``, it is a value of that schema: numbers
+within their bounds, the first of an enum, and as text of ``quotes`` passages of the last user message (the part of a
+line before the first ``": "`` is taken for the speaker; lines that begin with ``#`` are headings). One quote in eight
+is invented. Without a schema, the answer is a sentence.
 
 The ``ref`` in the ledger is the caller's ``X-Client-Request-Id``. Each answer is charged: one entry of kind ``paid``.
-Useless answers come from rules: ``chat_refusal``, ``chat_length``, ``chat_filtered``, ``chat_broken``, ``chat_empty``;
+Unusable answers come from rules: ``chat_refusal``, ``chat_length``, ``chat_filtered``, ``chat_broken``, ``chat_empty``;
 an empty account from ``{"kind": "refused", "status": 429, "code": "insufficient_quota"}``.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from ecluse.sandbox.vendor import Answer, Call, json_answer
 
 ROUTE = "/v1/chat/completions"
-# Our words for what happens around a vendor, in this one's.
+# The sandbox's codes of refusals decided around a vendor -> this vendor's codes.
 CODES = {
     "rate_limited": "rate_limit_exceeded",
     "concurrency": "rate_limit_exceeded",
@@ -95,7 +95,7 @@ class Llm:
 
 
 class Drawn:
-    """Numbers that depend on nothing else than what they were made of."""
+    """Pseudo-random numbers that depend on the given bytes only."""
 
     def __init__(self, of: bytes) -> None:
         self.name = of.hex()
@@ -103,7 +103,7 @@ class Drawn:
 
     @staticmethod
     def _draw(state: int) -> Iterator[int]:
-        while True:  # Knuth's multiplier: the high half is as good as drawn
+        while True:  # Knuth's multiplier: the high bits are random enough
             state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
             yield state >> 33
 
@@ -112,7 +112,7 @@ class Drawn:
 
 
 def made(schema: dict[str, Any], known: dict[str, Any], drawn: Drawn, said: str, name: str) -> Any:
-    """A value of this schema."""
+    """Return a value of this schema."""
     if "$ref" in schema:
         schema = known[schema["$ref"].rpartition("/")[2]]
     if "anyOf" in schema:
@@ -136,7 +136,7 @@ def made(schema: dict[str, Any], known: dict[str, Any], drawn: Drawn, said: str,
 
 
 def quote(said: str, drawn: Drawn) -> str:
-    """Up to twelve words in a row of some line; now and then, of none."""
+    """Return up to twelve consecutive words of some line; one time in eight, words that are in no line."""
     if drawn.below(8) == 0:
         return INVENTED
     for _ in range(8):

@@ -1,7 +1,7 @@
 """A generic REST price list: articles to page through and read, prices to write, articles to create.
 
-Any ``SKU-<5 digits or more>`` exists, with a name and a price computed from the seed; only what was changed or
-created is kept. Creation honours ``Idempotency-Key``, price writes honour ``If-Match``.
+Any ``SKU-<5 digits or more>`` exists, with a name and a price computed from the seed; only changed or created
+articles are stored. Creation honours ``Idempotency-Key``, price writes honour ``If-Match``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Article:
 
 @dataclass(slots=True)
 class Creation:
-    """What an idempotency key stands for: it is running for as long as its first call is unanswered."""
+    """The creation under an idempotency key; it is running until its first call is answered."""
 
     wanted: dict[str, object]
     call: Entry
