@@ -1,1 +1,1 @@
-"""The schema: one Alembic tree, applied under a lock when a program starts."""
+"""The database schema: one Alembic tree, applied under a lock when a server starts."""

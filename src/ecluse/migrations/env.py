@@ -1,4 +1,4 @@
-"""Alembic's entry: the runner hands over an open connection; there is no offline mode and no ini file."""
+"""Alembic's entry point. The runner passes an open connection; there is no offline mode and no ini file."""
 
 from __future__ import annotations
 

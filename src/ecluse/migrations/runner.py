@@ -1,7 +1,7 @@
-"""Bring a database to this program's schema, under a lock so that replicas that start together take turns.
+"""Migrate a database to this program's schema, under a lock, so that replicas that start together take turns.
 
-Order: the engine's tables (Alembic), the orchestration's own schema, then the idempotent DDL of flows that bring their
-tables along. A database that a newer program has migrated is refused, untouched.
+Order: the engine's tables (Alembic), the schema of DBOS, then the idempotent DDL of flows that have tables of their
+own. A database that a newer program has migrated is refused and not changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK_AGAIN_SECONDS = 0.1
 
 
 def upgrade(dsn: str, flows: Iterable[Flow] = ()) -> str:
-    """Returns the schema's revision. Blocking: call it in a thread."""
+    """Migrate the database; return the revision of the schema. Blocking: call it in a thread."""
     try:
         return _upgrade(dsn, flows)
     except (psycopg.errors.InsufficientPrivilege, sqlalchemy.exc.ProgrammingError) as error:
@@ -37,10 +37,10 @@ def upgrade(dsn: str, flows: Iterable[Flow] = ()) -> str:
 
 
 def _upgrade(dsn: str, flows: Iterable[Flow]) -> str:
-    # A session of its own holds the lock: a migration may end transactions, a session lock outlives them.
+    # A session of its own holds the lock: a migration may commit transactions, which a session lock outlives.
     with psycopg.connect(dsn, autocommit=True, application_name="ecluse migrate") as guard:
-        # Asked again and again, not waited for: a statement that waits holds a snapshot, and the orchestration's
-        # CREATE INDEX CONCURRENTLY waits for every snapshot. Nobody would ever break that circle.
+        # Poll for the lock instead of waiting in a statement: a waiting statement holds a snapshot, and CREATE INDEX
+        # CONCURRENTLY in the migrations of DBOS waits for every snapshot. PostgreSQL would never resolve that deadlock.
         while guard.execute("SELECT 1 WHERE pg_try_advisory_lock(%s)", (LOCK,)).fetchone() is None:
             time.sleep(LOOK_AGAIN_SECONDS)
         engine = sqlalchemy.create_engine(

@@ -1,7 +1,7 @@
 """The engine's tables: runs, stages, items, claims, attempts, outcomes, run_log, lanes, replicas.
 
-Hot tables carry no foreign keys (a check per row) and keep `status` out of every index (finishing an item stays a HOT
-update); what a foreign key would promise is audited instead.
+Hot tables have no foreign keys (they cost a check per row) and `status` is in no index (so that finishing an item is a
+HOT update); the auditor checks what a foreign key would guarantee.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ CREATE TABLE replicas (
 COMMENT ON TABLE replicas IS 'heartbeats, on real time; a row that ended stays for a while as a tombstone';
 """
 
-# The guard takes FOR SHARE on the run before it looks: without it a late writer with an open transaction can slip an
-# outcome into a run that is being finalised (write skew). Statement level: a row-level trigger costs a factor of ten.
+# The guard locks the run FOR SHARE before it reads it: otherwise a late writer with an open transaction could add an
+# outcome to a run that is being finalized (write skew). Statement level: a row-level trigger is ten times slower.
 CONSERVATION = """
 CREATE FUNCTION outcomes_guard() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,5 +1,5 @@
-"""Writes at vendors: one row per wanted effect, committed before it is sent; what an outcome cannot be sure of; the
-budget an execution count is judged by; work that waits, by event name."""
+"""Effects: one row per intended write at a vendor, committed before it is sent; outcomes whose write may exist although
+they failed; the execution budget of a stage; a view of unclaimed work by event name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Lanes that can be held, paused and broken; the order of waiting items apart from the instant they are due; what a
-replica can work on."""
+"""Lanes with rate, hold, breaker and pause; the order of waiting items, separate from their due time; roles, stages and
+worker slots of a replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases, one row per holding; the outbox of events."""
+"""Leases, one row per holding, and the outbox of events."""
 
 from __future__ import annotations
 

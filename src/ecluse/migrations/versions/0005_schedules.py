@@ -1,4 +1,4 @@
-"""Schedules and their slots: one row per due instant that was decided, and what became of it."""
+"""Schedules and their slots: one row per due time that was decided, with the decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what: tenants, API keys, secrets at rest, what people did, answers for repeated requests."""
+"""Access: tenants, API keys, encrypted secrets, the audit trail, and stored answers by idempotency key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace rows of all flows, for those who switch them on."""
+"""Log lines of all flows as rows, written if WORKFLOW_LOG_DB_ENABLED is set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fiches as the CRM tells them, their recordings and what was said in them; runs of transcription and what was paid."""
+"""Cached fiches of the CRM, their recordings and transcripts; transcription runs and results that were paid for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Realtime: an app of the Pusher protocol per tenant, and which channels somebody listens to at which replica."""
+"""Realtime: an app of the Pusher protocol per tenant, and the channels that have subscribers at each replica."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from alembic import op
 revision = "0009"
 down_revision = "0008"
 
-# Who listens where is only worth knowing while it is so: unlogged, and told anew after a crash of the database.
+# Subscriptions are only of use while they last: unlogged tables, which replicas fill again after a database crash.
 REALTIME = """
 CREATE TABLE realtime_apps (
     tenant_id  text PRIMARY KEY REFERENCES tenants,

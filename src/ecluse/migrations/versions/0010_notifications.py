@@ -1,4 +1,4 @@
-"""Who wants to be told what, by webhook or mail, and what became of each telling."""
+"""Notification endpoints (webhook or mail) with their events, and the deliveries to them."""
 
 from __future__ import annotations
 

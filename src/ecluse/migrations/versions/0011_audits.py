@@ -1,4 +1,4 @@
-"""Audits: what is asked of a fiche's transcripts, in which version, and what a model answered."""
+"""Audits: configs and their versions (the questions to a fiche's transcripts), and the answers of a model."""
 
 from __future__ import annotations
 

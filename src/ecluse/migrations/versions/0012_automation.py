@@ -1,7 +1,7 @@
-"""Automation: what schedules of fiches say, what runs of them found, and the views under the names that operators know.
+"""Automation: settings of fiche schedules, facts about their runs, and views under the names that operators know.
 
-Name, time zone and activity of a schedule are the engine's own columns: `automation_schedules` shows both together, so
-that there is one truth for each.
+Name, time zone and `enabled` of a schedule are columns of the engine's `schedules`: the view `automation_schedules`
+shows them beside the settings, so that each value is stored once.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whoever claims from a lane with a cap takes the next turn there, so that one statement can tell whether it has seen
-every claim before its own."""
+"""Turn counter of lanes with a cap: each claim increments it, so that a claim statement can tell whether its snapshot
+includes every earlier claim."""
 
 from __future__ import annotations
 

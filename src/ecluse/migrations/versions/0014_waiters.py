@@ -1,4 +1,4 @@
-"""Which run waits for which: a run that another run or a person waits for is not ended with its parent."""
+"""Which run waits for which run: a run that another run or a person waits for is not ended with its parent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Runs ended on request: a state of their own, who ended them, and how many targets were never finished; the runs that
-only such a run waited for; redrives as such. The phase of a run that has ended is cleared."""
+"""Cancelled runs: a state of their own, the person or run that ended them, and the number of unfinished targets; marks
+for the runs that only a cancelled run waited for; `redrive_of`. The phase of ended runs is cleared."""
 
 from __future__ import annotations
 

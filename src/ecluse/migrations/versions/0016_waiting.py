@@ -1,5 +1,5 @@
-"""Why an item was put off, what a run did last, and when a gate opens its next round: what a run's waiting is explained
-with; and the items of a run that wait, by index."""
+"""Columns that explain why a run waits: why an item was postponed, when a claim last finished an item, when a gate
+opens its next round; and an index of the waiting items of a run."""
 
 from __future__ import annotations
 

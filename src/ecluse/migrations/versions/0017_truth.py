@@ -1,4 +1,4 @@
-"""Which open targets are known to fail, and log lines that fold: the same failure of many items is one line."""
+"""View of open targets that are known to fail, and folded log lines: the same failure of many items is one line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from alembic import op
 revision = "0017"
 down_revision = "0016"
 
-# A stage says how many rounds it may open: without one left, a failure is final. Of runs under way at the upgrade only
-# automation has rounds, and its snapshot says how many.
+# A stage stores how many rounds it may open: with none left, a failure is final. Among runs that are open during the
+# upgrade only those of automation have rounds; their number is in the run's snapshot.
 STAGES = """
 ALTER TABLE stages ADD COLUMN rounds smallint NOT NULL DEFAULT 0;
 COMMENT ON COLUMN stages.rounds IS 'how many rounds may be opened after the first; with none left a failure is final';
@@ -18,9 +18,10 @@ WHERE s.run_id = f.run_id AND s.ended_at IS NULL AND (f.config_snapshot ->> 'ret
 CREATE INDEX claims_failed ON claims (run_id, stage) WHERE failed > 0;
 """
 
-# Per unit of work. A target of the run itself; a fiche of which the details can neither be fetched nor were known; a
-# target of a run that waits for another one, of which the latest counts: what its recordings say has the last word,
-# whoever transcribed them. (OFFSET: found by key, whatever the planner believes of tables that were just filled.)
+# One row per failed item, in three parts: targets of the run itself; fiches whose details could not be fetched and are
+# not cached; targets of a run that waits for another run (the latest one for the target counts). In the last part the
+# recordings decide, so a recording that has a transcript by now is no failure, whichever run transcribed it.
+# OFFSET keeps the lookups by key, whatever the planner estimates for tables that were just filled.
 FINAL = """
 CREATE VIEW final_failures AS
 SELECT c.run_id, i.target, i.key, i.error_code, i.error, i.finished_at, NULL::integer AS recordings
@@ -67,8 +68,8 @@ WHERE w.waiter_run_id IS NOT NULL;
 COMMENT ON VIEW final_failures IS 'failed items that no further round will repeat, by the target they belong to';
 """
 
-# Per target: the first cause names the code; of recordings the text says how many of how many, which, and how many
-# others failed for another reason.
+# One row per target: its code is that of the first failure; for recordings the text has how many of how many failed so,
+# which ones, and how many others failed for another reason.
 EXPECTED = """
 CREATE VIEW expected_failures AS
 SELECT run_id, target, codes[1] AS error_code,
@@ -98,7 +99,7 @@ FROM (
 COMMENT ON VIEW expected_failures IS 'targets without an outcome that are known to fail, and why';
 """
 
-# Unique per sentence: whoever fails the same way adds to the line.
+# Unique per failure text: an item that fails in the same way increments the count of the line.
 LOG = """
 ALTER TABLE run_log ADD COLUMN count integer NOT NULL DEFAULT 1;
 ALTER TABLE run_log ADD COLUMN targets text[];
@@ -120,7 +121,7 @@ CREATE VIEW automation_logs AS
 SELECT l.id, l.run_id, l.at AS "timestamp", l.level, run_log_message(l.message, l.count, l.targets) AS message,
        l.data AS metadata, l.event_id, r.tenant_id, l.count, l.targets, l.last_at
 FROM run_log l JOIN runs r ON r.id = l.run_id AND r.flow = 'automation';
-"""  # noqa: RUF001 - the sign is meant
+"""  # noqa: RUF001 - a multiplication sign on purpose
 
 
 def upgrade() -> None:

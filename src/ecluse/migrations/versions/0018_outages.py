@@ -1,5 +1,5 @@
-"""Vendors that are down: since when, as shown by which items, and attempts that used up nothing; lanes that are paused
-with the clock of the stages that need them."""
+"""Vendors that are down: since when, shown by which items, and attempts that do not count as executions; paused lanes
+that stop the clock of the stages that need them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Evidence against an item that may kill its workers: how many died since its first one, in a small group with it, and
-while it ran alone. Endpoints lose the instant of their last rotation, which their old secret has itself."""
+"""Evidence against an item that may kill its workers: the time of the first death with it in flight, deaths while it
+ran in a small group, and while it ran alone. Endpoints lose `rotated_at`: the old secret has that time itself."""
 
 from __future__ import annotations
 
