@@ -1,8 +1,8 @@
-"""Which requirements does no test cite?
+"""Print the requirements that no test cites.
 
 Reads the ids of docs/requirements.md and the `pytest.mark.req(...)` markers of tests/. The tests are parsed, not
-imported, so that the answer needs no database and no working code. A marker that cites an unknown id is an error: it
-would look like coverage and be none.
+imported, so that no database and no working code is needed. A marker that cites an unknown id is an error: it would
+look like coverage and be none.
 """
 
 import ast
@@ -30,7 +30,7 @@ def citations_in(source: str, name: str) -> Iterator[Citation]:
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="mark"), attr="req"), args=args):
                 for arg in args:
-                    # An argument that is no plain string shows up as its code, and so as an unknown id.
+                    # An argument that is not a string literal is reported as its source code, an unknown id.
                     cited = arg.value if isinstance(arg, ast.Constant) else ast.unparse(arg)
                     yield Citation(str(cited), f"{name}:{arg.lineno}")
 

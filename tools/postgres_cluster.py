@@ -1,10 +1,10 @@
-"""Run a command beside a PostgreSQL of its own: `python -m tools.postgres_cluster BIN_DIRECTORY COMMAND …`
+"""Run a command with a PostgreSQL cluster of its own: `python -m tools.postgres_cluster BIN_DIRECTORY COMMAND …`
 
-The cluster is made with the programs in that directory, in a temporary one, with the settings that a package has (JIT
-included; only the number of connections is raised), and runs as an ordinary user. The command finds in DATABASE_URL
-a role that may create databases and nothing else, in ECLUSE_TEST_OWNER_URL one that may not even do that, of which the
-first one is a member, and in ECLUSE_TEST_POSTGRES_BIN the directory. At the end, however the command ended, nothing is
-left.
+The cluster is created in a temporary directory with the programs of BIN_DIRECTORY and the default settings of a package
+(JIT included; only the number of connections is raised), and runs as an ordinary user. The command gets three
+variables: DATABASE_URL for a role with CREATEDB and no other privilege, ECLUSE_TEST_OWNER_URL for a role without
+CREATEDB, of which the first is a member, and ECLUSE_TEST_POSTGRES_BIN, the directory. The cluster is deleted at the
+end, however the command ended.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ecluse.db.postgres_user import Account, account_for
 
 CONNECTIONS = 300
 ROLE = "tester"
-OWNER = "owner"  # of databases that the other one makes for it
+OWNER = "owner"  # owns databases that the other role creates for it
 
 
 @contextmanager
 def cluster(programs: Path) -> Iterator[dict[str, str]]:
-    """The URLs of two ordinary roles, by the variables that tests look for them in."""
+    """Run a cluster; yield the URLs of two ordinary roles by the names of the variables that tests read."""
     folder = Path(tempfile.mkdtemp(prefix="ecl-pg-"))
-    folder.chmod(0o711)  # the account that runs PostgreSQL must get through, nobody else may look
+    folder.chmod(0o711)  # PostgreSQL's account must pass through; only the owner may list
     data, log = folder / "data", folder / "log"
     account = account_for(data)
     try:
@@ -43,7 +43,7 @@ def cluster(programs: Path) -> Iterator[dict[str, str]]:
         account.make_private_dir(folder / "run")
         log.touch()
         os.chown(log, account.uid, account.gid)
-        # Over TCP with a password, as a server elsewhere; the local socket is for its administrator.
+        # TCP needs a password, as with a remote server; the local socket is for the administrator.
         auth = ("--auth-local=trust", "--auth-host=scram-sha-256")
         _done(account, programs / "initdb", "-D", data, "-U", "postgres", "--encoding=UTF8", "--locale=C.UTF-8", *auth)
         port = _free_port()
@@ -81,10 +81,10 @@ def _free_port() -> int:
 
 
 def main(programs: str, *command: str) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through `finally`
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` runs
     with cluster(Path(programs)) as urls:
         environment = os.environ | urls | {"ECLUSE_TEST_POSTGRES_BIN": programs}
-        return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - what was asked for
+        return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - the caller's command
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Print docs/state_machines.md: every state a row can be in, what it means, and which moves exist.
+"""Print docs/state_machines.md: every state of a row, its meaning, and the moves between states.
 
-Runs come from the table that the engine itself obeys. The others are stated here, and held to the truth by
-tests/engine/test_state_machines.py: their states are those of the database's constraints; of items, effects and
-replicas, every move that a run through their ways is seen to make is one of theirs. Nobody watches the moves of slots
-and leases.
+The states of runs come from the table that the engine itself uses. The others are stated here and checked by
+tests/engine/test_state_machines.py: their states equal those of the database's constraints; for items, effects and
+replicas, every move observed in the tests is one of those listed. The moves of slots and leases are not checked.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 from ecluse.engine import PLAIN, State
 
-BEGIN = ""  # the move from here is the row's first state
+BEGIN = ""  # before the row exists: the move from here leads to its first state
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Machine:
     title: str
     about: str
     meaning: Mapping[str, str]  # each state, in one line
-    moves: Mapping[str, Mapping[str, str]]  # from a state, to each of those, because of this
+    moves: Mapping[str, Mapping[str, str]]  # from a state, to each next state -> the reason
 
 
 NEUTRAL = {
