@@ -40,7 +40,7 @@ def _upgrade(dsn: str, flows: Iterable[Flow]) -> str:
     # A session of its own holds the lock: a migration may commit transactions, which a session lock outlives.
     with psycopg.connect(dsn, autocommit=True, application_name="ecluse migrate") as guard:
         # Poll for the lock instead of waiting in a statement: a waiting statement holds a snapshot, and CREATE INDEX
-        # CONCURRENTLY in the migrations of DBOS waits for every snapshot. PostgreSQL would never resolve that deadlock.
+        # CONCURRENTLY in the migrations of DBOS waits for every snapshot. Nothing would break that cycle.
         while guard.execute("SELECT 1 WHERE pg_try_advisory_lock(%s)", (LOCK,)).fetchone() is None:
             time.sleep(LOOK_AGAIN_SECONDS)
         engine = sqlalchemy.create_engine(

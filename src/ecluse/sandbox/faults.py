@@ -208,7 +208,7 @@ class FaultBook:
         self._last_id = 0
 
     def pick(self, vendor: str, method: str, subject: str) -> tuple[Rule | None, float]:
-        """Return the first rule that hits (latency rules only if no other does), and the latency of those before it."""
+        """Return the first rule that hits, other than latency (else the last latency rule), and the latency to add."""
         earlier_calls = self._calls[vendor, subject]
         self._calls[vendor, subject] = earlier_calls + 1
         latency, slowed_by = 0.0, None

@@ -1,5 +1,6 @@
-"""Evidence against an item that may kill its workers: the time of the first death with it in flight, deaths while it
-ran in a small group, and while it ran alone. Endpoints lose `rotated_at`: the old secret has that time itself."""
+"""Evidence against an item that may kill its workers: when the first worker died with it in flight (deaths are compared
+from then on), deaths while it ran in a small group, and while it ran alone. Endpoints lose `rotated_at`: the old secret
+has that time itself."""
 
 from __future__ import annotations
 
