@@ -1,1 +1,1 @@
-"""Ecluse measured beside its peers on one Postgres. Run it with `python -m bench`."""
+"""Benchmarks of Ecluse and its peers on one Postgres. Run them with `python -m bench`."""

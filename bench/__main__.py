@@ -1,4 +1,4 @@
-"""All candidates, one after another, on one Postgres: a table with ratios, and with --json one line for machines."""
+"""Measure all candidates, one after another, on one Postgres: a table with ratios, and with --json one line of JSON."""
 
 import argparse
 import importlib.util
@@ -12,7 +12,7 @@ from rich.table import Table
 from bench.harness import CANDIDATES, CandidateError, Measured, median, run_candidate, run_probe
 from bench.server import server
 
-# the ones a ratio is published for: interleaved, so that a slow minute of the machine hits all of them
+# candidates with a published ratio: interleaved, so that a slow minute of the machine affects all of them
 REPEATED = ("ecluse", "pgqueuer", "pgqueuer_asyncpg")
 ROUNDS = 3
 IO_MS = 50.0
@@ -26,7 +26,7 @@ def say(line: str) -> None:
 
 
 def measure(names: list[str], dsn: str, items: int, io_ms: float, concurrency: int, failed: set[str]) -> Runs:
-    """Every candidate's runs; the repeated ones three times in turn."""
+    """Run every candidate; the repeated ones three times, in turn."""
     plan = [name for _ in range(ROUNDS) for name in names if name in REPEATED]
     plan += [name for name in names if name not in REPEATED]
     runs: Runs = {}
@@ -43,7 +43,7 @@ def measure(names: list[str], dsn: str, items: int, io_ms: float, concurrency: i
 
 
 def count(names: list[str], dsn: str, items: int, concurrency: int, log: Path, failed: set[str]) -> dict[str, float]:
-    """Statements per item, in runs of their own because logging slows the server."""
+    """Return the statements per item, counted in separate runs, because logging slows the server."""
     per_item: dict[str, float] = {}
     for name in names:
         try:
@@ -59,7 +59,7 @@ def count(names: list[str], dsn: str, items: int, concurrency: int, log: Path, f
 
 
 def probes(dsn: str, log: Path | None, concurrency: int, failed: set[str]) -> dict[str, float]:
-    """Ecluse's own figures: latencies(), idle() and a large run, all from bench.ecluse_kit."""
+    """Measure Ecluse alone: latencies(), idle() and a large run, all from bench.ecluse_kit."""
     found: dict[str, float] = {}
     try:
         found |= run_probe("latencies", dsn, log)
@@ -106,7 +106,7 @@ def table(names: list[str], noop: Runs, io: Runs, per_item: dict[str, float]) ->
 
 
 def summary(noop: Runs, per_item: dict[str, float], found: dict[str, float]) -> dict[str, float | None]:
-    """The keys `make bench` promises; null where not measured."""
+    """Return the figures that `make bench` promises; None where not measured."""
     rates = {f"{name}_items_s": rate(noop, name) for name in ("ecluse", "pgqueuer", "pgqueuer_asyncpg", "dbos", "raw")}
     own = ("gate_ms_median", "start_ms_median", "idle_statements_s", "idle_cpu_percent")
     figures: dict[str, float | None] = {**rates, **{key: found.get(key) for key in own}}

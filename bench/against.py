@@ -1,6 +1,6 @@
-"""This tree against a former commit of it, side by side on one server: `python -m bench.against REV`.
+"""Compare this tree with an earlier commit, on one server: `python -m bench.against REV`.
 
-Runs alternate, and each pair gives one ratio: what the machine does meanwhile hits both sides alike.
+Runs alternate, and each pair gives one ratio, so that other load on the machine affects both sides alike.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
         subprocess.run(["tar", "-x", "-C", str(former)], input=archive, check=True)
         pairs = []
         for n in range(options.pairs):
-            trees = (former, ROOT) if n % 2 == 0 else (ROOT, former)  # whoever comes second finds a warmer server
+            trees = (former, ROOT) if n % 2 == 0 else (ROOT, former)  # the second finds a warmer server
             rates = {tree: items_per_second(tree, dsn, options.items) for tree in trees}
             pairs.append((rates[former], rates[ROOT]))
             print(

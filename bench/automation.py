@@ -1,18 +1,18 @@
-"""What the automation flow costs above its calls: `make bench-automation`.
+"""Overhead of the automation flow above its vendor calls: `make bench-automation`.
 
 10,000 fiches of 5 recordings, audited with 2 configs, are 80,000 calls at simulated vendors without latency. A bare
-asyncio script (`bench.bare`) makes them and stores nothing; then a server makes them, as one run that is asked for and
-watched over HTTP; then the script once more, because a machine is not always equally fast. Each has a sandbox of its
-own, fresh. Both make at most 100 calls at once.
+asyncio script (`bench.bare`) makes them and stores nothing; then a server makes them, in one run that is started and
+polled over HTTP; then the script once more, because the speed of a machine varies. Each has a fresh sandbox of its own.
+Both have at most 100 calls in flight.
 
-tax                  seconds of the run by those of the script (goal: at most 2.0)
-rss_mb               the most memory that the server ever had (goal: 400)
-statements_per_item  of a tenth of the fiches, all statements of all connections, in a run of its own that is not timed
+tax                  seconds of the run divided by those of the script (goal: at most 2.0)
+rss_mb               peak memory of the server (goal: 400)
+statements_per_item  all statements of all connections, for a tenth of the fiches, in a separate run that is not timed
                      (goal: 0.5; an item is a call)
-linear               seconds per fiche, those of all fiches by those of a tenth of them (goal: about 1)
-poll_…_ms            `GET /api/automation/runs/{id}` meanwhile, twice a second (goal: 50)
+linear               seconds per fiche with all fiches divided by those with a tenth of them (goal: about 1)
+poll_…_ms            `GET /api/automation/runs/{id}` during the run, twice a second (goal: 50)
 cpu_…                milliseconds of CPU per call: the script, the server, its PostgreSQL and the sandbox beside it
-others_…             cores that neither had, because somebody else was busy: above 0.1, measure again
+others_…             cores used by other programs meanwhile: above 0.1, measure again
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ecluse.db.connect import normalise
 from ecluse.migrations.runner import upgrade
 
 CONCURRENCY = 100
-# A hundred calls at once in each lane, no rate; what is told to nobody is not written to the log either.
+# A hundred calls in flight per lane, no effective rate limit; only errors are logged, because the log is not read.
 KNOBS = {
     "CRM_CONCURRENCY": str(CONCURRENCY),
     "TRANSCRIPTION_RECORDING_WORKER_CONCURRENCY": str(CONCURRENCY),
@@ -113,7 +113,7 @@ async def ask(session: aiohttp.ClientSession, method: str, path: str, body: Any 
 
 
 async def prepare(session: aiohttp.ClientSession, fiches: int) -> str:
-    """A schedule over these fiches, that only a hand fires."""
+    """Create a schedule over these fiches that is fired by hand only; return its id."""
     configs = [(await ask(session, "POST", "/api/audit-configs", one))["id"] for one in bare.configs()]
     first = bare.FIRST_FICHE
     body = {
@@ -129,7 +129,7 @@ async def prepare(session: aiohttp.ClientSession, fiches: int) -> str:
 
 
 async def watch(session: aiohttp.ClientSession, run_id: str, fiches: int) -> list[float]:
-    """Until it has ended, in a look that tells how long it took to be answered."""
+    """Poll the run until it has ended; return the milliseconds of each poll."""
     took = []
     while True:
         began = time.perf_counter()
@@ -143,7 +143,7 @@ async def watch(session: aiohttp.ClientSession, run_id: str, fiches: int) -> lis
 
 
 async def check(session: aiohttp.ClientSession, vendors: str, fiches: int) -> None:
-    """That nothing was called twice, or not at all."""
+    """Check that every call was made exactly once."""
     async with session.get(f"{vendors}/_sandbox/stats") as answer:
         stats = await answer.json()
     made = {name: stats[name]["calls"] for name in ("crm", "elevenlabs", "llm")}

@@ -1,8 +1,8 @@
-"""What the automation flow is measured against: the same calls with the same clients, prompts and schema, by an asyncio
-script that stores nothing, repeats nothing and answers nobody: `python -m bench.bare VENDORS --fiches N`.
+"""Baseline of the automation flow: the same calls with the same clients, prompts and schema, made by an asyncio script
+that stores nothing, retries nothing and serves no requests: `python -m bench.bare VENDORS --fiches N`.
 
-A hundred workers (or as many as said), each with one call in flight, take one fiche after another: read it, have its
-recordings written down, ask the model once per config.
+A hundred workers (or `--concurrency`), each with one call in flight, take one fiche after another: read it, have its
+recordings transcribed, ask the model once per config.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ecluse.vendors.elevenlabs import ElevenLabs, Speech
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.llm import Llm
 
-FIRST_FICHE = 20_000_000  # from here on the sandbox's fiches have exactly five recordings
+FIRST_FICHE = 20_000_000  # in this range the sandbox's fiches have exactly five recordings
 RECORDINGS = 5
 MODEL = "bench"
 STEPS = (
@@ -40,7 +40,7 @@ STEPS = (
 
 
 def configs() -> list[dict[str, Any]]:
-    """Two, as they are posted to `/api/audit-configs`."""
+    """Return the two audit configs, as they are posted to `/api/audit-configs`."""
     made = [{"name": name, "criteria": criteria, "weight": 1, "max_score": 10} for name, criteria in STEPS]
     return [{"name": name, "steps": made} for name in ("Conformité", "Qualité")]
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=100)
     options = parser.parse_args()
     found = uvloop.run(script(options.vendors, options.fiches, options.concurrency))
-    found["all_cpu_s"] = time.process_time()  # with its imports
+    found["all_cpu_s"] = time.process_time()  # including imports
     found["peak_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps(found))
 

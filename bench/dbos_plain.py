@@ -7,7 +7,7 @@ from dbos import DBOS, DBOSConfig
 
 from bench.harness import Measured
 
-# about 50 items/s: more would only take longer
+# DBOS does about 50 items/s: more items would only take longer
 MOST_ITEMS = 500
 QUEUE = "items"
 
@@ -27,7 +27,7 @@ async def item(n: int, io_ms: float) -> int:
 @DBOS.workflow()
 async def fan_out(items: int, io_ms: float) -> int:
     handles = [await DBOS.enqueue_workflow_async(QUEUE, item, n, io_ms) for n in range(items)]
-    # in turn, not gathered: one waiter polls instead of 500, and most have ended when their turn comes
+    # awaited in turn, not gathered: one waiter polls instead of 500, and most children have ended when their turn comes
     return len([await handle.get_result(polling_interval_sec=0.05) for handle in handles])
 
 

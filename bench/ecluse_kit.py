@@ -1,5 +1,5 @@
-"""Ecluse itself: a whole run through the kit (select, fan-out, work, group commit, gate, outcomes, status), with an
-outcome per item in the database; and its own figures: gate and start latency, idle cost."""
+"""The candidate Ecluse: a whole run through the kit (select, fan-out, work, group commit, gate, outcomes, status), with
+an outcome per item in the database; and figures of Ecluse alone: gate and start latency, idle cost."""
 
 import asyncio
 import statistics
@@ -31,7 +31,7 @@ class Input(BaseModel):
     io_ms: float = 0
 
 
-first_call = 0.0  # perf_counter at the first call of the run under way
+first_call = 0.0  # perf_counter at the first call of the current run
 
 
 async def work(_: WorkContext, item: Item) -> Result:
@@ -86,8 +86,8 @@ async def run(dsn: str, items: int, io_ms: float, concurrency: int) -> Measured:
 
 
 async def latencies(dsn: str) -> dict[str, float]:
-    """start: from the call that starts a single-item run to its first vendor call. gate: from the commit of a stage's
-    last item to the gate having ended, both stamped by the database."""
+    """Return two medians. start: from the call that starts a single-item run to its first vendor call. gate: from the
+    commit of a stage's last item to the end of its gate, both timestamps from the database."""
     global first_call
     kit = await _started(dsn, 200)
     starts: list[float] = []
@@ -112,7 +112,7 @@ def size(file: Path | None) -> int:
 
 
 async def idle(dsn: str, server_log: Path | None) -> dict[str, float]:
-    """One replica with nothing to do: statements per second (BEGIN and COMMIT counted) and this process's CPU."""
+    """Measure an idle replica: statements per second (BEGIN and COMMIT included) and this process's CPU."""
     logging.configure("WARNING")
     await asyncio.to_thread(upgrade, normalise(dsn), [FLOW])
     with psycopg.connect(dsn, autocommit=True) as admin:
@@ -120,7 +120,7 @@ async def idle(dsn: str, server_log: Path | None) -> dict[str, float]:
         admin.execute(f"ALTER DATABASE \"{name}\" SET log_statement = 'all'")
     kit = Kit(normalise(dsn), [FLOW])
     await kit.start()
-    await asyncio.sleep(5)  # what a start costs is not idle cost
+    await asyncio.sleep(5)  # exclude the cost of the start
     offset = size(server_log)
     cpu, began = time.process_time(), time.perf_counter()
     await asyncio.sleep(IDLE_SECONDS)

@@ -1,4 +1,4 @@
-"""What every candidate returns, and how one candidate is run: fresh database, own process, optional statement count."""
+"""The result of a candidate, and how a candidate is run: fresh database, own process, optional statement count."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ CANDIDATES: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """One run of one candidate; `seconds` runs from the first insert until all items are known to be done."""
+    """One run of one candidate; `seconds` is from the first insert until all items are known to be done."""
 
     name: str
     items: int
@@ -51,11 +51,11 @@ class Measured:
 
 
 class CandidateError(RuntimeError):
-    """A candidate's process ended badly; its own words are on stderr."""
+    """A candidate's process failed; its error is on stderr."""
 
 
 def with_database(dsn: str, database: str) -> str:
-    """The same URL with another database name (a regex, because urlunsplit drops an empty host's slashes)."""
+    """Return the URL with another database name (a regex, because urlunsplit drops an empty host's slashes)."""
     changed, found = re.subn(r"^(postgres(?:ql)?://[^/?]*)(?:/[^?]*)?", rf"\g<1>/{database}", dsn)
     if not found:
         raise ValueError("the benchmark needs a DSN in URL form: postgresql://…")
@@ -64,11 +64,11 @@ def with_database(dsn: str, database: str) -> str:
 
 @contextmanager
 def fresh_database(dsn: str) -> Iterator[str]:
-    """An empty database, dropped at the end; yields its DSN."""
+    """Create an empty database, dropped at the end; yield its DSN."""
     name = f"bench_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        # each run starts after a checkpoint, else one candidate pays for the pages its predecessor left dirty
+        # start each run after a checkpoint: otherwise a candidate pays for writing the dirty pages of the one before it
         with suppress(psycopg.errors.InsufficientPrivilege):
             admin.execute("CHECKPOINT")
         try:
@@ -90,7 +90,7 @@ def _one(arguments: list[str]) -> dict[str, Any]:
 def run_candidate(
     name: str, dsn: str, items: int, io_ms: float, concurrency: int, server_log: Path | None = None
 ) -> Measured:
-    """One run in its own process. With `server_log` its statements are counted: do not use that run's time."""
+    """Run a candidate in its own process. With `server_log` its statements are counted: do not use that run's time."""
     with fresh_database(dsn) as own:
         arguments = [name, "--dsn", own, "--items", str(items), "--io-ms", str(io_ms)]
         arguments += ["--concurrency", str(concurrency)]
@@ -102,7 +102,7 @@ def run_candidate(
 
 
 def run_probe(probe: str, dsn: str, server_log: Path | None) -> dict[str, float]:
-    """`latencies` or `idle` of bench.ecluse_kit, in its own process and database."""
+    """Run `latencies` or `idle` of bench.ecluse_kit, in its own process and database."""
     with fresh_database(dsn) as own:
         arguments = ["ecluse", "--dsn", own, "--probe", probe]
         if server_log is not None:
@@ -111,7 +111,7 @@ def run_probe(probe: str, dsn: str, server_log: Path | None) -> dict[str, float]
 
 
 def median(runs: list[Measured]) -> Measured:
-    """The run in the middle, so that its figures belong together; peak memory is the highest seen."""
+    """Return the run with the median rate, so that its figures belong together; peak memory is the highest of all."""
     middle = statistics.median_low(run.items_s for run in runs)
     peaks = [run.peak_rss_mb for run in runs if run.peak_rss_mb is not None]
     chosen = next(run for run in runs if run.items_s == middle)

@@ -1,7 +1,7 @@
-"""What lanes promise, measured: `python -m bench.lanes --seconds 8`.
+"""Measure the promises of lanes: `python -m bench.lanes --seconds 8`.
 
-Three worker processes share a lane whose rate is the vendor's own hard limit; a vendor asks for patience; a high
-priority meets a thousand low ones; a tenant with one item meets one with fifty thousand.
+Three worker processes share a lane whose rate equals the hard limit of the vendor; the vendor sends a Retry-After; a
+high-priority item competes with thousands of low ones; a tenant with one item competes with one that has 50,000.
 """
 
 import argparse
@@ -41,9 +41,9 @@ N = TypeVar("N", int, float)
 
 WORKERS = 3
 RATE = 100
-PATIENCE = 2  # seconds that the vendor asks for
+PATIENCE = 2  # seconds of the vendor's Retry-After
 LONG = timedelta(hours=1)
-NOTICE = 0.1  # seconds in which calls that had begun may still arrive
+NOTICE = 0.1  # seconds in which calls already in flight may still arrive
 
 
 async def read(context: WorkContext, item: Item) -> Result:
@@ -129,7 +129,7 @@ async def finished(connection: Connection, run_id: int) -> int:
 
 
 async def throttled(url: str, after: float) -> float:
-    """When a call was told to wait; 0 if none was."""
+    """Return when a call was answered with a Retry-After; 0 if none was."""
     return next((one["done_at"] or 0.0 for one in calls(url, after) if one["fault"] == "throttle"), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""One candidate in this process: `python -m bench.one NAME --dsn …`; the result is the last line of stdout, as JSON."""
+"""Run one candidate in this process: `python -m bench.one NAME --dsn …`. The last line of stdout is its JSON result."""
 
 import argparse
 import dataclasses
@@ -13,7 +13,7 @@ from bench.harness import CANDIDATES, Measured
 
 
 def peak_rss_mb() -> float:
-    """Peak memory of this program alone: ru_maxrss would keep the parent's peak across fork and exec."""
+    """Return the peak memory of this program alone: ru_maxrss would keep the parent's peak across fork and exec."""
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():

@@ -1,7 +1,7 @@
-"""``python -m bench.outbox``: events written by eight tasks in short transactions, told to a receiver outside, while
-the publisher is killed again and again and another takes over. Prints what was lost, out of order or doubled, and how
-long an event took from its commit until the receiver had it. Goals: nothing lost, nothing out of order; outside the
-kills p99 at most 500 ms, the longest of all at most 2 s."""
+"""``python -m bench.outbox``: eight tasks write events in short transactions, which are published to an external
+receiver while the publisher is killed repeatedly and another takes over. Prints how many events were lost, out of order
+or received twice, and the latency from commit to receiver. Goals: nothing lost, nothing out of order; p99 outside the
+kills at most 500 ms, maximum at most 2 s."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from ecluse.migrations.runner import upgrade
 WRITERS = 8
 AGGREGATES = 200
 STANDING_BY = 3  # publishers
-# A death, its discovery and the successor's first batch: an event written in this time is one of the kill's.
+# A death, its detection and the successor's first batch: events written in this time count as affected by the kill.
 KILL_SECONDS = 1.0
-# The holder of the lock, and how many publishers there are (each has two connections).
+# The holder of the lock, and the number of publishers (each has two connections).
 HOLDER = """
 SELECT max(a.application_name) FILTER (WHERE l.pid IS NOT NULL), count(DISTINCT a.application_name)
 FROM pg_stat_activity a LEFT JOIN pg_locks l ON l.pid = a.pid AND l.locktype = 'advisory' AND l.granted
@@ -44,7 +44,7 @@ WHERE a.datname = current_database() AND a.application_name LIKE 'publisher %'
 
 
 class Receiver:
-    """Takes lines over a socket, `key` each, and remembers when it first had them."""
+    """Receives lines of event keys over a socket and records when each key first arrived."""
 
     def __init__(self) -> None:
         self.first: dict[str, float] = {}
@@ -77,8 +77,9 @@ async def publish(dsn: str, name: str, socket: str) -> None:
 
 
 class Work:
-    """As many stretches of events as there are kills, and one more. In the middle of each the writers wait until enough
-    publishers stand by (what a new process takes to start is not measured), and then one is killed while they write."""
+    """Progress of the benchmark: one stretch of events more than there are kills. In the middle of a stretch the
+    writers wait until enough publishers stand by (the start of a process is not measured); then, while they write, the
+    publisher that holds the lock is killed."""
 
     def __init__(self, events: int, kills: int, seconds: float) -> None:
         self.events = events
@@ -87,7 +88,7 @@ class Work:
         self.pause = WRITERS * seconds / self.stretch
         self.committed: dict[str, float] = {}
         self.killed: list[float] = []
-        self.ready = asyncio.Event()  # somebody publishes
+        self.ready = asyncio.Event()  # all publishers are up, and one holds the lock
         self.armed = False  # about to kill
         self.done = False
 
@@ -107,7 +108,7 @@ async def write(dsn: str, work: Work) -> None:
 
         async def writer() -> None:
             for n in left:
-                while not work.may_write:  # noqa: ASYNC110 - the killer does not know who waits
+                while not work.may_write:  # noqa: ASYNC110 - polls: the killer does not know the waiting writers
                     await asyncio.sleep(0.05)
                 key = f"a{chance.randrange(AGGREGATES)}/{n}"
                 async with connections.connection() as connection, connection.transaction():
@@ -156,7 +157,7 @@ async def measure(dsn: str, work: Work) -> None:
             await work.ready.wait()
             await write(dsn, work)
             deadline = time.monotonic() + 30
-            while len(receiver.first) < work.events and time.monotonic() < deadline:  # noqa: ASYNC110 - as a bystander
+            while len(receiver.first) < work.events and time.monotonic() < deadline:  # noqa: ASYNC110 - polls
                 await asyncio.sleep(0.1)
             work.done = True
             await killing

@@ -1,11 +1,11 @@
-"""pgqueuer 1.6 at its fastest fair settings: a durable queue without runs, gates or results.
+"""The candidate pgqueuer 1.6 at its fastest fair settings: a durable queue without runs, gates or results.
 
-Chosen by measuring, always for pgqueuer's benefit:
-- all tables logged (its default): Ecluse is durable too;
+Settings chosen by measurement, always in favour of pgqueuer:
+- all tables logged (its default): Ecluse is durable, too;
 - batch_size 200 is both its claim and its completion batch;
 - no limit in SQL. `concurrency_limit` and `max_concurrent_tasks` count picked rows, so a full worker polls again only
-  after 0.1 s, and the latter must be twice the batch. A semaphore in the handler holds the same number of items in
-  flight and lost nothing;
+  after 0.1 s, and the latter must be twice the batch. A semaphore in the handler keeps the same number of items in
+  flight and was no slower;
 - its psycopg driver waits for NOTIFY on the connection it queries with and holds that connection's lock for up to a
   second, so queries stall. `Split` listens on a second connection; the driver as shipped is `pgqueuer_shipped`.
 """
@@ -27,7 +27,7 @@ from pgqueuer.queries import Queries
 from bench.harness import Measured
 
 BATCH = 200
-# slices, so that the worker starts while the rest is inserted
+# enqueued in slices, so that the worker starts while the rest is inserted
 ENQUEUE_SLICE = 5_000
 ENTRYPOINT = "item"
 LEFT = "SELECT count(*) FROM pgqueuer"
@@ -84,7 +84,7 @@ async def _measure(
     workers = [asyncio.create_task(m.run(batch_size=BATCH, dequeue_timeout=timedelta(seconds=1))) for m in managers]
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as observer:
         for manager in managers:
-            # its own probe over NOTIFY: the worker is up and listens before the clock starts
+            # pgqueuer's own probe over NOTIFY: the worker listens before the clock starts
             await asyncio.sleep(0.5)
             await manager.listener_healthy()
         started = time.perf_counter()
@@ -93,7 +93,7 @@ async def _measure(
             many = len(payloads)
             await Queries(enqueuer).enqueue([ENTRYPOINT] * many, payloads, [0] * many)
         await all_ran.wait()
-        while await _count(observer, LEFT):  # noqa: ASYNC110 - the table decides, not an event of ours
+        while await _count(observer, LEFT):  # noqa: ASYNC110 - polls: only the table shows the end
             await asyncio.sleep(0.005)
         seconds = time.perf_counter() - started
         assert await _count(observer, LOGGED) == ran == items, ran
@@ -109,7 +109,7 @@ async def _psycopg(name: str, shipped: bool, dsn: str, items: int, io_ms: float,
         async def connect() -> psycopg.AsyncConnection:
             return await stack.enter_async_context(await psycopg.AsyncConnection.connect(dsn, autocommit=True))
 
-        # two managers, because one has a single connection to claim and complete on; four were no faster beyond noise
+        # two managers, because each claims and completes on a single connection; four were not measurably faster
         drivers: list[Driver] = [
             PsycopgDriver(await connect()) if shipped else Split(await connect(), await connect()) for _ in range(2)
         ]
@@ -117,17 +117,17 @@ async def _psycopg(name: str, shipped: bool, dsn: str, items: int, io_ms: float,
 
 
 async def run(dsn: str, items: int, io_ms: float, concurrency: int) -> Measured:
-    """psycopg, listening on a connection of its own."""
+    """Measure with psycopg, listening on a connection of its own."""
     return await _psycopg("pgqueuer", False, dsn, items, io_ms, concurrency)
 
 
 async def run_shipped(dsn: str, items: int, io_ms: float, concurrency: int) -> Measured:
-    """psycopg exactly as pgqueuer ships it."""
+    """Measure with psycopg exactly as pgqueuer ships it."""
     return await _psycopg("pgqueuer_shipped", True, dsn, items, io_ms, concurrency)
 
 
 async def run_asyncpg(dsn: str, items: int, io_ms: float, concurrency: int) -> Measured:
-    """asyncpg's pool driver, which its manual recommends for throughput."""
+    """Measure with asyncpg's pool driver, which the manual recommends for throughput."""
     async with asyncpg.create_pool(dsn, min_size=5, max_size=5) as pool:
         driver = AsyncpgPoolDriver(pool)
         return await _measure("pgqueuer_asyncpg", [driver], driver, dsn, items, io_ms, concurrency)

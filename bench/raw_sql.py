@@ -1,4 +1,4 @@
-"""The ceiling: one table, claim a batch with SKIP LOCKED, complete it with one UPDATE. No runs, fences or log."""
+"""The upper bound: one table, claim a batch with SKIP LOCKED, complete it with one UPDATE. No runs, fences or log."""
 
 import asyncio
 import time

@@ -1,9 +1,9 @@
-"""How quick reads stay while work goes on: `python -m bench.reads`.
+"""Latency of reads under load: `python -m bench.reads`.
 
-One process answers (`--role api`), another works through a run of 20,000 items of 50 ms, and this one asks 200 times a
-second: half `GET /api/runs`, half `GET /api/runs/{id}` of the run under way. A request counts from the instant at
-which it was due, whether or not the one before had been answered. `inside` is the server's own account of the same
-requests, as the bounds of its histogram: what lies between the two is the network, the caller, and waiting for a core.
+One process serves the API (`--role api`), another works through a run of 20,000 items of 50 ms, and this one sends 200
+requests a second: half `GET /api/runs`, half `GET /api/runs/{id}` of the open run. A request is timed from the instant
+at which it was due, whether or not the one before had been answered. `inside` is the server's own measurement of the
+same requests, as bounds of its histogram: the difference is the network, the caller, and waiting for a core.
 """
 
 import argparse
@@ -38,7 +38,7 @@ FLOW = "bench.ecluse_kit:FLOW"
 
 @contextlib.contextmanager
 def process(dsn: str, *roles: str) -> Iterator[int]:
-    """A server with these roles; its port."""
+    """Run a server with these roles; yield its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -66,7 +66,7 @@ class Caller:
         self.latencies.setdefault(name, []).append((time.perf_counter() - due) * 1000)
 
     async def steadily(self, rate: float, run_id: str, stop: asyncio.Event) -> float:
-        """Ask until it is over; how many requests a second were really made."""
+        """Send requests at this rate until `stop`; return the requests per second that were really made."""
         paths = [("list", "/api/runs"), ("show", f"/api/runs/{run_id}")]
         began, asked, under_way = time.perf_counter(), 0, set()
         while not stop.is_set():
@@ -83,7 +83,7 @@ class Caller:
 
 
 async def inside(session: aiohttp.ClientSession) -> Counter[float]:
-    """How many reads took at most so many seconds, by the server's own clock."""
+    """Return the server's histogram: bound in seconds -> number of reads that took at most as long."""
     async with session.get("/metrics") as answer:
         text = await answer.text()
     found: Counter[float] = Counter()
@@ -94,7 +94,7 @@ async def inside(session: aiohttp.ClientSession) -> Counter[float]:
 
 
 def within(before: Counter[float], after: Counter[float], share: float) -> float:
-    """The bound in milliseconds under which this share of what came in between was answered."""
+    """Return the bound in milliseconds under which this share of the requests between the two histograms lies."""
     counts = {bound: after[bound] - before[bound] for bound in sorted(after)}
     return next(bound * 1000 for bound, count in counts.items() if count >= share * max(counts.values()))
 
@@ -146,7 +146,7 @@ async def measure(dsn: str, items: int, io_ms: float, rate: float, work: bool) -
             asyncio.get_running_loop().call_later(WARM_UP_SECONDS, stop.set)
             await Caller(session).steadily(rate, first, stop)
             gc.collect()
-            gc.disable()  # the caller's own pauses are not the server's
+            gc.disable()  # no pauses of the caller that would count as the server's
             caller, stop = Caller(session), asyncio.Event()
             if work:
                 run_id = await start(session, items, io_ms)

@@ -1,6 +1,7 @@
-"""``python -m bench.realtime``: 500 listeners of two tenants, half of them sockets and half streams, at two replicas;
-events of both kinds are told at one of them. Prints how long an event took from the call that told it (or, of a durable
-one, from its commit) until a listener had it, and what reached the wrong tenant. Goals: p99 at most 500 ms, no leak."""
+"""``python -m bench.realtime``: 500 subscribers of two tenants, half by socket and half by stream, at two replicas;
+ephemeral and durable events are emitted at one of them. Prints the latency from the call that emitted an event (for a
+durable one, from its commit) to a subscriber, and the events that reached the wrong tenant. Goals: p99 at most 500 ms,
+no leak."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ async def by_stream(session: aiohttp.ClientSession, url: str, tenant: str, key: 
 
 
 async def trigger(session: aiohttp.ClientSession, url: str, app: App, payload: dict[str, Any]) -> None:
-    """An ephemeral event, by the same way into the hub that a run's take."""
+    """Send an ephemeral event, which enters the hub in the same way as the events of a run."""
     path = f"/apps/{app.app_id}/events"
     channel = f"private-fiche-{payload['fiche_id']}"
     body = json.dumps({"name": "transcription.progress", "channel": channel, "data": json.dumps(payload)}).encode()
@@ -136,7 +137,7 @@ async def prepare(dsn: str) -> tuple[dict[str, App], dict[str, str]]:
 async def tell_all(
     connection: Connection, session: aiohttp.ClientSession, url: str, apps: dict[str, App], events: int, rate: float
 ) -> None:
-    """Ephemeral and durable in turn, of each tenant in turn, evenly."""
+    """Emit events at a steady rate, ephemeral and durable in turn, for each tenant in turn."""
     began, under_way = time.perf_counter(), set()
     for n in range(events):
         if (wait := began + n / rate - time.perf_counter()) > 0:
@@ -157,7 +158,7 @@ async def tell_all(
 
 async def until(condition: Callable[[], bool], seconds: float) -> None:
     patience = time.monotonic() + seconds
-    while not condition() and time.monotonic() < patience:  # noqa: ASYNC110 - hundreds of tasks make it true
+    while not condition() and time.monotonic() < patience:  # noqa: ASYNC110 - polls: hundreds of tasks make it true
         await asyncio.sleep(0.05)
 
 
@@ -179,7 +180,7 @@ async def measure(dsn: str, clients: int, events: int, rate: float) -> Tally:
                 listening.append(asyncio.create_task(by_stream(session, url, tenant, bearers[tenant], fiche, tally)))
         per_key = Counter((TENANTS[n % 2], str(n // 8 % FICHES)) for n in range(clients))
         await until(lambda: tally.connected >= clients, 60)
-        await asyncio.sleep(1)  # until the replicas know of each other's listeners
+        await asyncio.sleep(1)  # until the replicas know each other's subscriptions
         tally.expected = sum(per_key[TENANTS[n % 2], str(n // 4 % FICHES)] for n in range(events))
         await tell_all(connection, session, one, apps, events, rate)
         await until(lambda: tally.received >= tally.expected, 10)

@@ -1,13 +1,13 @@
-"""What retention costs, and the size a database comes to: `python -m bench.retention`.
+"""Cost of retention, and the size that a database reaches: `python -m bench.retention`.
 
 1,000,000 items of ended runs are inserted (half of them in runs of 10,000, half in runs of 20, with stages, claims,
-outcomes, log and events, as the auditor wants them), beside runs that are young. Then everything old is deleted at the
-pace of a server, while the young runs are read as pages and API read them, 50 times a second; before that, they are
-read without deleting. At the end the auditor looks at what is left.
+outcomes, log and events, as the auditor expects them), beside young runs. Then all old runs are deleted at the pace of
+a server, while the young runs are read as pages and API read them, 50 times a second; before that, they are read
+without deleting. At the end the auditor checks the remaining rows.
 
 rows_s               rows deleted per second, pauses included (goal: at least 20,000)
 items_s              items among them
-read_max_ms          the slowest read meanwhile (goal: at most 50); read_p99_ms, and both without deleting (idle_…)
+read_max_ms          the slowest read during the deletion (goal: at most 50); read_p99_ms, and both without it (idle_…)
 batch_max_ms         the longest transaction of the sweep
 others               cores that other programs used meanwhile: above 0.1, measure again
 
@@ -16,8 +16,8 @@ simulated vendors, then the size of each group of tables is divided by the fiche
 and the days that the default knobs keep, plus 30 % for dead rows between two vacuums, that is the size after a year.
 
 bytes_per_fiche      of each group of tables
-steady_gb            what is deleted by age, for 10,000 fiches a day
-lasting_gb_a_year    what is kept for ever by default: fiches, transcripts, audits
+steady_gb            size of rows that are deleted by age, for 10,000 fiches a day
+lasting_gb_a_year    size of rows that are kept for ever by default: fiches, transcripts, audits
 year_gb              both, after a year
 """
 
@@ -56,7 +56,7 @@ IDLE_SECONDS = 10.0
 YEAR, A_DAY, SLACK = 365, 10_000, 1.3
 GB = 1e9
 
-# Runs are open first: the outcomes of an ended run are final.
+# Insert the runs as open and end them last: the outcomes of an ended run are final.
 STATEMENTS = (
     """
 WITH made AS (
@@ -109,7 +109,7 @@ def say(line: str) -> None:
 
 
 def fill(dsn: str, items: int) -> int:
-    """Returns a young run to look at."""
+    """Insert the rows; return the id of a young run to read."""
     old, young = timedelta(days=100), timedelta(days=1)
     kinds = [("large-", max(1, items // 20_000), 10_000, old), ("small-", items // 40, 20, old)]
     kinds += [("young-", 10, 10_000, young)]
@@ -130,7 +130,7 @@ def fill(dsn: str, items: int) -> int:
 
 
 async def read(connections: Pool, run: int, until: asyncio.Event) -> list[float]:
-    """Milliseconds of each read, from the instant at which it was due."""
+    """Read until the event is set; return the milliseconds of each read, from the instant at which it was due."""
     asked: list[Callable[[Connection], Awaitable[Any]]] = [
         lambda c: run_queries.list_runs(c, tenant="default", limit=50, offset=0),
         lambda c: run_queries.show_run(c, "default", run),

@@ -1,5 +1,5 @@
-"""The scheduler with 100,000 schedules: what a tick with nothing due costs the database, and how long 1,000 that are
-due at once take three replicas, from the instant to the rows, and to the end of their runs.
+"""The scheduler with 100,000 schedules: the duration of a tick with nothing due, and the time three replicas take for
+1,000 schedules that are due at once, from the due time to the rows, and to the end of the runs.
 
 `python -m bench.schedules [--schedules 100000] [--due 1000] [--json]`
 """
@@ -77,11 +77,11 @@ def measure(dsn: str, schedules: int, due: int) -> dict[str, Any]:
         admin.execute(FILL, given | rest)
         admin.execute("ANALYZE schedules")
         ticks = uvloop.run(empty_ticks(dsn))
-        # In two minutes at the latest, when the replicas are up.
+        # Due at the next full minute that leaves the replicas 25 s to start.
         instant = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(minutes=1)
         if (instant - datetime.now(UTC)).total_seconds() < 25:
             instant += timedelta(minutes=1)
-        cron = f"{instant.minute} * * * *"  # the same in every zone of whole hours
+        cron = f"{instant.minute} * * * *"  # the same instant in every time zone with an offset of whole hours
         admin.execute(FILL, given | {"cron": cron, "due": instant, "apart": timedelta(0), "first": 1, "last": due})
         command = [sys.executable, "-m", "bench.schedules", "--replica", dsn]
         replicas = [subprocess.Popen(command, cwd=ROOT) for _ in range(REPLICAS)]

@@ -1,4 +1,4 @@
-"""The Postgres all candidates share: the given one, or an embedded one of the benchmark's own."""
+"""The Postgres that all candidates share: the given one, or an embedded one for the benchmark."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def server(dsn: str | None, server_log: Path | None) -> Iterator[tuple[str, Path | None]]:
-    """DSN and server log (None: statements cannot be counted)."""
+    """Yield the DSN and the server log (None: statements cannot be counted)."""
     dsn = dsn or os.environ.get("DATABASE_URL")
     if dsn:
         yield dsn, server_log
@@ -18,7 +18,7 @@ def server(dsn: str | None, server_log: Path | None) -> Iterator[tuple[str, Path
     from ecluse.db.embedded import start
 
     base = Path(tempfile.mkdtemp(prefix="ecluse-bench-"))
-    # started by root the server runs as another user, who must be able to pass through
+    # if root starts the server, it runs as another user, who must be able to pass through
     base.chmod(0o711)
     try:
         handle = start(base / "data")

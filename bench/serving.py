@@ -1,4 +1,4 @@
-"""Servers and their vendors as processes of their own, and what these have cost so far."""
+"""Servers and sandboxes as separate processes, and their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Running(NamedTuple):
 
 
 class Served(NamedTuple):
-    session: aiohttp.ClientSession  # at the first of them
+    session: aiohttp.ClientSession  # connected to the first replica
     replicas: list[Running]
 
 
@@ -79,33 +79,33 @@ async def served(
 
 
 def _stat(pid: int) -> list[str]:
-    """What follows the name: state, parent, …"""
+    """Return the fields of /proc/PID/stat after the name: state, parent, …"""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process that lives, without its children."""
+    """Return the CPU time of a running process, without its children."""
     user, system = _stat(pid)[11:13]
     return (int(user) + int(system)) / TICKS
 
 
 def postmaster(dsn: str) -> int:
-    """Of a PostgreSQL on this machine."""
+    """Return the PID of the postmaster of a PostgreSQL on this machine."""
     with psycopg.connect(dsn) as connection:
         return int(_stat(connection.info.backend_pid)[1])
 
 
 def cpu_of_server(pid: int) -> float:
-    """Of a postmaster and all that it has started."""
+    """Return the CPU time of a postmaster and all processes it has started."""
     seconds = 0.0
     for child in [child for task in Path(f"/proc/{pid}/task").iterdir() for child in _words(task / "children")]:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # gone: it is in its parent's account
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended: counted in its parent's time
             seconds += cpu_seconds(int(child))
     return seconds + sum(map(int, _stat(pid)[11:15])) / TICKS
 
 
 def cpu_of_machine() -> float:
-    """Whoever used it."""
+    """Return the CPU time used by all processes of the machine."""
     user, nice, system, _, _, *interrupts = map(int, _words(Path("/proc/stat"))[1:8])
     return (user + nice + system + sum(interrupts)) / TICKS
 

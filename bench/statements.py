@@ -1,4 +1,4 @@
-"""Statements counted from the server log: the embedded build has no pg_stat_statements."""
+"""Count statements from the server log: the embedded build has no pg_stat_statements."""
 
 import re
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ _SETTINGS = {"log_statement": "all", "log_parameter_max_length": "0", "log_min_d
 
 @dataclass
 class Counted:
-    """Filled when the block ends."""
+    """The count, set when the block ends."""
 
     count: int = 0
 
 
 def count_in_log(server_log: Path, start: int, end: int) -> int:
-    """Logged statements between two byte offsets of the log."""
+    """Count the logged statements between two byte offsets of the log."""
     with server_log.open("rb") as log:
         log.seek(start)
         return sum(1 for line in log.read(end - start).splitlines() if _STATEMENT.match(line))
@@ -49,7 +49,7 @@ def count_statements(dsn: str, server_log: Path) -> Iterator[Counted]:
         try:
             yield counted
         finally:
-            # a statement is logged before it runs, so whatever has been answered is in the file
+            # a statement is logged before it runs, so every answered statement is in the file
             counted.count = count_in_log(server_log, start, server_log.stat().st_size)
             for name in _SETTINGS:
                 admin.execute(sql.SQL("ALTER DATABASE {} RESET {}").format(database, sql.Identifier(name)))

@@ -1,11 +1,12 @@
 """Figures of the transcription flow, at simulated vendors without latency: ``python -m bench.transcription WHAT``.
 
-click   a fiche with 5 recordings, again and again: how long the API takes to answer, from there to the first event at a
-        listener, and from the vendor's last answer to the terminal event (goals: 50, 500 and 100 ms)
+click   a fiche with 5 recordings, repeatedly: the time from the request to the answer of the API, from the request to
+        the first event at a subscriber, and from the vendor's last answer to the terminal event (goals: 50, 500 and
+        100 ms)
 cap     600 calls a minute over 3 replicas: most calls in any 60 s, share of the cap used, 429s (goals: never above the
-        cap, at least 95 %, none); the vendor refuses what is above it
-batch   1,000 fiches of 5 recordings in one request, with 500 hands (ECLUSE_HANDS): statements per recording (goal: at
-        most 0.5; with the 200 hands of the default it was 0.66), then, without counting them, recordings a second
+        cap, at least 95 %, none)
+batch   1,000 fiches of 5 recordings in one request, with 500 worker slots (ECLUSE_HANDS): statements per recording
+        (goal: at most 0.5; with the default of 200 it was 0.66), then, without counting them, recordings a second
 """
 
 from __future__ import annotations
