@@ -11,8 +11,8 @@ import pytest
 
 from ecluse.bootstrap import automation_config
 from ecluse.engine import load_run
-from ecluse.flows.automation import telling
-from ecluse.flows.automation.reading import staleness
+from ecluse.flows.automation import events
+from ecluse.flows.automation.queries import staleness
 from ecluse.flows.automation.shapes import ChangedSchedule, ScheduleInFull, SchedulePage
 from ecluse.settings import Settings
 from tests.api.conftest import add_tenant, new_key, serving
@@ -413,7 +413,7 @@ def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
     schedule = made(shared_api, schedule_type="DAILY", time_of_day="06:00")
     assert (schedule.is_stale, schedule.overdue, schedule.failures) == (False, False, 0)
     run = int(shared_api.post("/api/automation/trigger", {"scheduleId": schedule.id}).json["run_id"])
-    asyncio.run(told(shared_dsn, run, telling.begun))
+    asyncio.run(told(shared_dsn, run, events.begun))
     began = "UPDATE automation_settings SET last_run_at = ecluse_now() - %s * interval '1 minute' WHERE id = %s"
     ask(shared_dsn, "UPDATE schedules SET last_fired_at = NULL WHERE id = %s", schedule.id)  # the later one counts
     ask(shared_dsn, began, 69, schedule.id)

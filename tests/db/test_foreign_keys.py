@@ -6,7 +6,7 @@ from ecluse.bootstrap import load_flows, retention_rules
 from ecluse.cli.erase import RUNS, TENANT
 from ecluse.engine import Aged
 from ecluse.engine.retention import families, sweep
-from ecluse.flows.automation.erasing import OF_THE_FICHE
+from ecluse.flows.automation.erasure import OF_THE_FICHE
 from ecluse.settings import Settings
 
 # An index serves whose first columns are those of the key, whole or wherever the column has a value.

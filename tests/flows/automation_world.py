@@ -13,11 +13,11 @@ from ecluse.engine.kit import Kit
 from ecluse.engine.schedule.slots import event_key
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
-from ecluse.flows.automation import schedules, starting
+from ecluse.flows.automation import schedules, start
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.flow import Automation
 from ecluse.flows.automation.plan import Plan
-from ecluse.flows.automation.selection import Override
+from ecluse.flows.automation.selection_model import Override
 from ecluse.flows.automation.work import Access, connected
 from ecluse.vendors.guarded import GuardedHttp
 from tests.flows.audit_world import STEPS, quick
@@ -95,7 +95,7 @@ class World:
     async def trigger(self, schedule_id: int, **override: Any) -> int:
         async with self.kit.pool.connection() as connection:
             given = Override.model_validate(override) if override else None
-            return (await starting.start(connection, self.flow, self.tenant, schedule_id, given)).run.id
+            return (await start.start(connection, self.flow, self.tenant, schedule_id, given)).run.id
 
     def fired(self, schedule_id: int, due: datetime) -> Start:
         """As a tick would start it."""

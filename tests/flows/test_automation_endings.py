@@ -8,7 +8,7 @@ import pytest
 
 from ecluse.engine import Start, announce, enable_schedule, load_run
 from ecluse.engine.lead import durable
-from ecluse.flows.automation import schedules, selecting, snapshot, starting
+from ecluse.flows.automation import schedules, select, snapshot, start
 from ecluse.flows.automation.plan import Plan
 from ecluse.vendors.guarded import GuardedHttp
 from tests.flows.automation_scenes import MONDAY, NO_AUDITS, ONLY_DETAILS, held_up, known, log_rows, out_of_order, over
@@ -120,7 +120,7 @@ async def test_a_schedule_that_is_gone_or_off_when_its_run_begins_is_not_run(aut
         given = {"name": f"schedule {n}", "schedule_type": "MANUAL", "fiche_selection": {"mode": "manual"}}
         plan, guard = Plan.model_validate(given), GuardedHttp([])
         row = await schedules.create(connection, made.flow, "default", plan, secrets=None, guard=guard)
-        started = await starting.start(connection, made.flow, "default", row["id"], None)
+        started = await start.start(connection, made.flow, "default", row["id"], None)
         ids.append((row["id"], started.run.id))
     (deleted, first), (off, second) = ids
     await schedules.delete(connection, "default", deleted)
@@ -159,7 +159,7 @@ async def test_what_a_run_has_decided_it_does_not_decide_again(automate, connect
         await known(world, MONDAY, f1001="Lyon")
         run, before = await load_run(connection, run_id), story_of(world, run_id)
         assert await snapshot.make(connection, run) is False
-        assert await selecting.select(connection, run) == 1
+        assert await select.select(connection, run) == 1
         assert story_of(world, run_id) == before
     assert (await world.ended(run_id))["status"] == "completed"
     assert list(world.results(run_id)) == ["1000"]

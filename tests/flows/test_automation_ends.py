@@ -13,10 +13,10 @@ from ecluse.engine import load_run
 from ecluse.engine.cluster.forced_ends import end_stale
 from ecluse.engine.lead.gate import open_units
 from ecluse.engine.runs.lifecycle import RunEnded
-from ecluse.flows.automation import filtering, selecting, snapshot
+from ecluse.flows.automation import eligibility, select, snapshot
 from ecluse.flows.automation import flow as story
 from ecluse.flows.automation.config import Config
-from ecluse.flows.automation.transcribing import Transcripts
+from ecluse.flows.automation.transcripts import Transcripts
 from tests.flows.automation_trouble import Deaf, maker, move
 from tests.flows.fiche_rows import call, details, save
 from tests.flows.transcription_world import until
@@ -119,8 +119,8 @@ async def test_a_story_that_has_not_heard_of_the_end_starts_nothing_more(trouble
     await save(connection, ("1000", details(call("1000-1"))))
     run = await load_run(connection, await world.trigger(await world.schedule("1000")))
     await snapshot.make(connection, run)
-    await selecting.select(connection, run)
-    assert await filtering.decide(connection, run, None) == (1, 0)
+    await select.select(connection, run)
+    assert await eligibility.decide(connection, run, None) == (1, 0)
     waits = replace(world.flow.stage("fetch"), name="transcribe")
     await open_units(connection, run, waits)
     assert await story._resolve(connection, run) == 1
@@ -159,7 +159,7 @@ async def test_a_run_that_nobody_leads_is_ended_as_stale_and_its_schedule_is_fre
     for run_id in (stale, fresh):
         run = await load_run(connection, run_id)
         await snapshot.make(connection, run)
-        await selecting.select(connection, run)
+        await select.select(connection, run)
     query(BEGUN, LIMIT + timedelta(minutes=1), stale)
     query(BEGUN, LIMIT - timedelta(minutes=1), fresh)
     world = await troubled()

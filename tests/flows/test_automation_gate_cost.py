@@ -4,7 +4,7 @@ of them: it must read what is there once, not once for each fiche."""
 import psycopg
 import pytest
 
-from ecluse.flows.automation import transcribing
+from ecluse.flows.automation import transcripts
 
 FICHES, RECORDINGS = 1_000, 5
 FILL = f"""
@@ -48,5 +48,5 @@ def cost(connection, statement, parameters) -> float:
 @pytest.mark.parametrize("statement", ["COUNT", "FICHES", "HEALABLE", "LEFT_BY_OTHERS", "LATE"])
 def test_a_look_reads_each_recording_a_few_times_at_most(filled, statement):
     assert cost(filled, getattr(transcribing, statement), {"run": 1}) < 15 * FICHES * RECORDINGS
-    counted = filled.execute(transcribing.COUNT, {"run": 1}).fetchone()
+    counted = filled.execute(transcripts.COUNT, {"run": 1}).fetchone()
     assert counted == (FICHES * RECORDINGS, FICHES, FICHES * (RECORDINGS - 1), 0)

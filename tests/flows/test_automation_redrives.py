@@ -8,9 +8,9 @@ import pytest
 
 from ecluse.access.envelope import Refused
 from ecluse.engine import load_run
-from ecluse.flows.automation import telling
-from ecluse.flows.automation.redriving import Failed, chosen, preview
-from ecluse.flows.automation.starting import preview_redrive, redrive, start
+from ecluse.flows.automation import events
+from ecluse.flows.automation.redrive import Failed, chosen, preview
+from ecluse.flows.automation.start import preview_redrive, redrive, start
 from ecluse.flows.automation.statistics import last_run_status
 from ecluse.insight import run_queries
 from ecluse.insight.redrives import redrives_of, standing
@@ -88,7 +88,7 @@ def test_a_redrive_says_how_its_run_stands_and_never_makes_it_worse(came_to, red
 
 async def ended(connection, run, **outcomes):
     await end_run(connection, run.id, **outcomes)
-    await telling.ended(connection, [await load_run(connection, run.id)])
+    await events.ended(connection, [await load_run(connection, run.id)])
 
 
 async def test_a_redrive_does_not_turn_its_schedule_red_and_its_run_says_where_it_stands(connection, query):

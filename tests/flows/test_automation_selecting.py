@@ -8,7 +8,7 @@ import pytest
 
 from ecluse.engine import load_run
 from ecluse.engine.lead import durable
-from ecluse.flows.automation import schedules, selecting, snapshot, telling
+from ecluse.flows.automation import events, schedules, select, snapshot
 from ecluse.flows.automation.plan import Changes
 from ecluse.settings import Settings
 from ecluse.vendors.guarded import GuardedHttp
@@ -197,9 +197,9 @@ async def test_of_a_long_list_events_name_the_first_and_count_them_all(automate,
     world = await automate(kit={"roles": frozenset({"api"})})
     ids = [str(1000 + n) for n in range(count, 0, -1)]
     run = await load_run(connection, await world.trigger(await world.schedule("7"), fiche_ids=ids))
-    await telling.begun(connection, run)
+    await events.begun(connection, run)
     await snapshot.make(connection, run)
-    assert await selecting.select(connection, run) == count
+    assert await select.select(connection, run) == count
     ((_, told),) = world.events(run.id, "automation.run.selection")
     assert (told["job_id"], told["total_fiches"]) == (f"automation-run-{run.id}", count)
     assert (told["fiche_ids"], told.get("truncated", False)) == (ids[:200], count > 200)
@@ -298,7 +298,7 @@ async def test_a_selection_that_failed_fails_again_when_its_step_is_repeated(aut
     async def repeated(name, function):
         if name != "select-fiches":
             return await once(name, function)
-        with pytest.raises(selecting.CrmUnavailable):
+        with pytest.raises(select.CrmUnavailable):
             await once(f"{name}, lost", function)
         seen.append(name)
         return await once(name, function)

@@ -9,10 +9,10 @@ import pytest
 
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import InvalidInput, NotFound
-from ecluse.flows.automation import schedules, telling
+from ecluse.flows.automation import events, schedules
 from ecluse.flows.automation.plan import Changes
-from ecluse.flows.automation.selection import Override
-from ecluse.flows.automation.starting import redrive, start
+from ecluse.flows.automation.selection_model import Override
+from ecluse.flows.automation.start import redrive, start
 from ecluse.realtime.channels import channels_of
 from ecluse.vendors.guarded import GuardedHttp
 from tests.flows.automation_rows import FLOW, end_run, new_schedule
@@ -53,7 +53,7 @@ async def test_a_run_and_the_event_that_says_so_are_there_together(connection, o
 async def test_whoever_looks_at_the_schedule_hears_of_its_new_run_at_once(connection, query):
     schedule = (await new_schedule(connection))["id"]
     run = (await start(connection, FLOW, "default", schedule, None)).run
-    await telling.begun(connection, run)
+    await events.begun(connection, run)
     ((payload,),) = query("SELECT payload FROM events_outbox WHERE event_type = 'automation.schedule.run_created'")
     assert payload["run_id"] == str(run.id)
     assert f"private-job-automation-schedule-{schedule}" in channels_of(payload, private=True)
@@ -156,11 +156,11 @@ async def test_a_run_beside_the_one_that_holds_the_schedule_does_not_free_it(con
     holder, beside = [(await start(connection, FLOW, "default", schedule, None)).run for _ in range(2)]
     assert one("SELECT holding_run_id, last_run_id FROM automation_schedules") == (holder.id, beside.id)
     for run in (holder, beside):
-        await telling.begun(connection, run)
+        await events.begun(connection, run)
     assert one("SELECT last_run_status FROM automation_schedules") == "running"
     await end_run(connection, beside.id, f1="failed")
-    await telling.ended(connection, [beside])
+    await events.ended(connection, [beside])
     assert one("SELECT last_run_status, failed_runs FROM automation_schedules") == ("running", 1)
     await end_run(connection, holder.id, f1="successful", f2="failed")
-    await telling.ended(connection, [holder])
+    await events.ended(connection, [holder])
     assert one("SELECT last_run_status, total_runs, partial_runs FROM automation_schedules") == ("partial", 2, 1)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from ecluse.flows.automation import reading, schedules
+from ecluse.flows.automation import queries, schedules
 from tests.engine.flows import until
 from tests.engine.test_ticks import BEGIN, RULES, hour, world
 from tests.flows.automation_rows import FLOW, end_run, new_schedule
@@ -68,7 +68,7 @@ async def test_only_what_is_active_and_not_by_hand_is_considered(automated):
 async def test_a_downtime_is_told_and_made_up_for_once_if_that_is_wanted(automated, one, catch_up):
     schedule = await make(automated, catch_up=catch_up)
     (line,) = await automated.tick(hour(11) - timedelta(minutes=1))
-    shown = await automated.do(reading.show_schedule_in_full, "default", schedule, LONGEST)
+    shown = await automated.do(queries.show_schedule_in_full, "default", schedule, LONGEST)
     last = (
         ("fired", "caught up") if catch_up == "latest" else ("missed", "nobody was there in time, and catch_up is skip")
     )

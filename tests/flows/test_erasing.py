@@ -12,8 +12,8 @@ from ecluse.base.errors import NotFound
 from ecluse.engine import Event
 from ecluse.engine.retention import erasure as engine_erasing
 from ecluse.engine.retention.sweep import Pace
-from ecluse.flows.automation import erasing
-from ecluse.flows.automation.reading import list_fiches
+from ecluse.flows.automation import erasure
+from ecluse.flows.automation.queries import list_fiches
 from ecluse.flows.transcriptions.starting import start
 from ecluse.notify.dispatch import Recipient, notify
 from ecluse.notify.flow import working
@@ -130,12 +130,12 @@ async def test_nothing_of_an_erased_fiche_is_found_anywhere_and_the_facts_add_up
     holding |= {"automation_run_facts"}
     assert {table.removeprefix("public.") for table in before} == holding
     outcomes = query("SELECT target, outcome, error_code FROM outcomes WHERE run_id = %s ORDER BY 1", run)
-    subject = await erasing.find(connection, "default", "1000")
+    subject = await erasure.find(connection, "default", "1000")
     assert (subject.shared, len(subject.runs), len(subject.deliveries), len(subject.calls)) == ([run], 2, 2, 1)
-    foreseen = await erasing.foresee(connection, subject)
+    foreseen = await erasure.foresee(connection, subject)
     assert found(query, "PLANTED-42") == before, "a look changes nothing"
     async with connection.transaction():
-        done = await erasing.erase(connection, subject)
+        done = await erasure.erase(connection, subject)
     assert done == foreseen
     assert (done["fiche"], done["audits"], done["recordings and transcripts"]) == (1, 1, 1)
     assert [found(query, word) for word in ("PLANTED-42", "TOLD-99", said)] == [{}, {}, {}]
@@ -153,7 +153,7 @@ async def test_nothing_of_an_erased_fiche_is_found_anywhere_and_the_facts_add_up
     report = audit(dsn, world.sandbox.url)
     assert report.violations == [], report.text()
     # Once more there is nothing to do; the runs can still be looked at.
-    assert not any((await erasing.foresee(connection, await erasing.find(connection, "default", "1000"))).values())
+    assert not any((await erasure.foresee(connection, await erasure.find(connection, "default", "1000"))).values())
     shown = {row["fiche_id"]: row for row in await list_fiches(connection, "default", run, limit=10, offset=0)}
     assert (shown["1000"]["status"], shown["1000"]["details"]) == ("successful", "missing")
 
@@ -163,14 +163,14 @@ async def test_a_fiche_of_an_open_run_is_not_erased_and_the_run_is_named(world, 
     await transcribing.pause()
     (started,) = await transcribing.start("9000")
     await until(lambda: query("SELECT count(*) FROM items WHERE stage = 'recordings'") == [(5,)])
-    subject = await erasing.find(connection, "default", "9000")
+    subject = await erasure.find(connection, "default", "9000")
     with pytest.raises(Refused) as refused:
         async with connection.transaction():
-            await erasing.erase(connection, subject)
+            await erasure.erase(connection, subject)
     assert f"({started.run_id})" in refused.value.message
     assert query("SELECT count(*) FROM recordings") == [(5,)]
     with pytest.raises(NotFound):
-        await erasing.find(connection, "default", "9001")
+        await erasure.find(connection, "default", "9001")
 
 
 async def test_a_fiche_whose_call_outlived_its_run_is_not_erased(world, connection, query):
@@ -183,7 +183,7 @@ async def test_a_fiche_whose_call_outlived_its_run_is_not_erased(world, connecti
     )
     with pytest.raises(Refused, match="in flight"):
         async with connection.transaction():
-            await erasing.erase(connection, await erasing.find(connection, "default", "9000"))
+            await erasure.erase(connection, await erasure.find(connection, "default", "9000"))
     assert query("SELECT count(*) FROM recordings") == [(5,)]
 
 

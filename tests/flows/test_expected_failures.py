@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from ecluse.flows.automation import reading
+from ecluse.flows.automation import queries
 from ecluse.insight import run_queries as engine
 from tests.flows.automation_scenes import NO_AUDITS, held_up, log_rows
 from tests.flows.automation_trouble import Deaf, maker
@@ -28,8 +28,8 @@ def troubled(start_kit, sandbox, query):
 async def told(world, run_id, fiche_id):
     """What the run says of a fiche, and of all of them."""
     async with world.kit.pool.connection() as connection:
-        fiches = await reading.list_fiches(connection, "default", run_id, limit=50, offset=0)
-        run = await reading.show_run(connection, "default", run_id, PATIENCE)
+        fiches = await queries.list_fiches(connection, "default", run_id, limit=50, offset=0)
+        run = await queries.show_run(connection, "default", run_id, PATIENCE)
         plain = await engine.show_run(connection, "default", run_id)
         outcomes = (await engine.results(connection, run_id, reasons=10, limit=1))["outcomes"]
     assert run["will_fail"] == plain["will_fail"]

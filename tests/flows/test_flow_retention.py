@@ -9,7 +9,7 @@ import pytest
 from ecluse.bootstrap import load_flows, retention_rules
 from ecluse.engine import OldRuns, Start
 from ecluse.engine.retention.sweep import Pace, foresee, prune
-from ecluse.flows.automation import reading, schedules, starting
+from ecluse.flows.automation import queries, schedules, start
 from ecluse.flows.transcriptions import reading as transcriptions
 from ecluse.flows.transcriptions.starting import start
 from ecluse.notify.flow import working
@@ -65,7 +65,7 @@ async def a_busy_day(world, connection, receiver, secrets) -> dict[str, int]:
     )
     first = await world.trigger(schedule)
     assert (await world.ended(first))["status"] == "partial"
-    again = (await starting.redrive(connection, world.flow, "default", first)).run.id
+    again = (await start.redrive(connection, world.flow, "default", first)).run.id
     await world.ended(again)
     by_name = world.kit.by_name
     (alone,) = await start(connection, by_name["transcription"], "default", ["1002"], event_ids=["by-hand"])
@@ -109,7 +109,7 @@ async def test_old_runs_go_with_all_their_rows_and_the_results_stay(automate, co
     assert report.violations == [], report.text()
     assert await pruned(connection, flows) == {}
     # What people look at still answers.
-    shown = await reading.show_schedule_in_full(connection, "default", ids["schedule"], timedelta(hours=1))
+    shown = await queries.show_schedule_in_full(connection, "default", ids["schedule"], timedelta(hours=1))
     assert ([run["id"] for run in shown["runs"]], shown["total_runs"]) == ([newest], 3)
     status = await transcriptions.status(connection, "default", "1002")
     assert (status["transcribed"] > 0, status["percentage"], status["run"]) == (True, 100, None)
@@ -183,7 +183,7 @@ async def test_a_run_that_had_the_transcripts_of_another_outlives_it(automate, c
     assert (query(present, family), query(present, [second])) == ([(0,)], [(1,)])
     report = audit(dsn, world.sandbox.url)
     assert report.violations == [], report.text()
-    shown = await reading.list_fiches(connection, "default", second, limit=10, offset=0)
+    shown = await queries.list_fiches(connection, "default", second, limit=10, offset=0)
     assert [(row["fiche_id"], row["status"]) for row in shown] == [("1001", "successful"), ("1002", "successful")]
 
 

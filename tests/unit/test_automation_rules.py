@@ -13,11 +13,11 @@ from ecluse.engine.lead.gate import StageProgress, Wait, decide
 from ecluse.engine.model.retry import GiveUp, Retry
 from ecluse.engine.model.retry import decide as decide_retry
 from ecluse.flows.audits.flow import Config as AuditConfig
-from ecluse.flows.automation.filtering import judge
+from ecluse.flows.automation.eligibility import judge
+from ecluse.flows.automation.events import summary, wanted
 from ecluse.flows.automation.flow import Automation
-from ecluse.flows.automation.selecting import Listed, pick, why_none
-from ecluse.flows.automation.selection import Selection, crm_date
-from ecluse.flows.automation.telling import summary, wanted
+from ecluse.flows.automation.select import Listed, pick, why_none
+from ecluse.flows.automation.selection_model import Selection, crm_date
 from ecluse.flows.fiches.cache import FicheState, is_not_found, is_ready
 from ecluse.settings import Settings
 from tests.unit.seeded import seeded

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ecluse.base import cron
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import readable
-from ecluse.flows.automation.selection import (
+from ecluse.flows.automation.selection_model import (
     Override,
     Selection,
     budget_warning,

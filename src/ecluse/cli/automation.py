@@ -19,9 +19,9 @@ from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
 from ecluse.engine import Started, cause_in_words, load_run
-from ecluse.flows.automation import reading
+from ecluse.flows.automation import queries
 from ecluse.flows.automation.schedules import FLOW, find
-from ecluse.flows.automation.selection import Override
+from ecluse.flows.automation.selection_model import Override
 
 app = typer.Typer(no_args_is_help=True, help="Automation: schedules of fiches, and what became of their runs.")
 app.add_typer(automation_schedules.app, name="schedules")
@@ -72,7 +72,7 @@ def trigger(
     tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
 ) -> None:
     """Run a schedule now, even if another run is open. Its due times are not affected."""
-    from ecluse.flows.automation import starting  # imports FastAPI: read-only commands do not need it
+    from ecluse.flows.automation import start  # imports FastAPI: read-only commands do not need it
 
     given = json_object(override, "--override") if override is not None else {}
     if fiches is not None:
@@ -87,9 +87,9 @@ def trigger(
         await tenants.require(connection, tenant, enabled=True)
         schedule_id = await find(connection, tenant, schedule)
         async with connection.transaction():
-            started = await starting.start(connection, flow_named(FLOW), tenant, schedule_id, instead)
+            started = await start.start(connection, flow_named(FLOW), tenant, schedule_id, instead)
             await _record(connection, tenant, "automation_schedule.trigger", f"schedule:{schedule_id}")
-            found = await starting.warnings(connection, tenant, schedule_id, instead, config)
+            found = await start.warnings(connection, tenant, schedule_id, instead, config)
         return await _told(connection, started, warnings=found)
 
     with in_options(override, {"fiche_ids": "--fiches"}):
@@ -112,7 +112,7 @@ def redrive(
 ) -> None:
     """Run the fiches that failed in a run once more, in a new run. Fiches that cannot succeed are listed first. While
     the new run is open, the command returns it instead of starting another."""
-    from ecluse.flows.automation import starting
+    from ecluse.flows.automation import start
 
     async def tenant_of(connection: Connection) -> str:
         tenant = (await load_run(connection, run_id)).tenant_id
@@ -121,7 +121,7 @@ def redrive(
 
     async def look(connection: Connection) -> dict[str, Any]:
         tenant = await tenant_of(connection)
-        return await starting.preview_redrive(connection, tenant, run_id, include_cancelled=cancelled)
+        return await start.preview_redrive(connection, tenant, run_id, include_cancelled=cancelled)
 
     preview = with_connection(look)
     if preview["cannot_succeed"]:
@@ -134,7 +134,7 @@ def redrive(
     async def ask(connection: Connection) -> dict[str, Any]:
         tenant = await tenant_of(connection)
         async with connection.transaction():
-            started = await starting.redrive(
+            started = await start.redrive(
                 connection,
                 flow_named(FLOW),
                 tenant,
@@ -169,7 +169,7 @@ def runs(
 ) -> None:
     """List automation runs, newest first."""
     wanted: Any = {"schedule_id": schedule, "status": status.value if status else None}
-    rows = with_connection(lambda c: reading.list_runs(c, tenant, **wanted, limit=limit, offset=offset))
+    rows = with_connection(lambda c: queries.list_runs(c, tenant, **wanted, limit=limit, offset=offset))
     if as_json:
         typer.echo(json.dumps({"runs": rows}, default=str))
         return
@@ -188,7 +188,7 @@ def runs(
 def show(run_id: RunId, as_json: JsonOption = False) -> None:
     """Show one run: its status and settings, the selected fiches and why others were not selected, its stages."""
     longest = bootstrap.automation_config(settings.load()).longest
-    run = with_connection(lambda c: reading.show_run(c, None, run_id, longest))
+    run = with_connection(lambda c: queries.show_run(c, None, run_id, longest))
     if as_json:
         typer.echo(json.dumps(run, default=str))
         return
@@ -222,7 +222,7 @@ def logs(
     """Show the log of a run, oldest line first."""
     last: dict[str, Any] = {"newest_first": True, "limit": tail, "offset": 0}
     part = last if tail else {"limit": limit, "offset": offset}
-    rows = with_connection(lambda c: reading.list_logs(c, None, run_id, **part))
+    rows = with_connection(lambda c: queries.list_logs(c, None, run_id, **part))
     if tail:
         rows.reverse()
     if as_json:
@@ -246,7 +246,7 @@ def fiches(
 ) -> None:
     """List the fiches of a run with their outcome; for an open fiche its progress, or why it will fail."""
     wanted: Any = status.value if status else None
-    rows = with_connection(lambda c: reading.list_fiches(c, None, run_id, status=wanted, limit=limit, offset=offset))
+    rows = with_connection(lambda c: queries.list_fiches(c, None, run_id, status=wanted, limit=limit, offset=offset))
     if as_json:
         typer.echo(json.dumps({"fiches": rows}, default=str))
         return

@@ -19,7 +19,7 @@ from ecluse.cli.automation_given import SPELLINGS_OF_TYPE, Mode, Range, Type, in
 from ecluse.cli.database import operator, with_connection, with_database
 from ecluse.cli.given import flow_named
 from ecluse.db.connect import Connection
-from ecluse.flows.automation import reading, schedules
+from ecluse.flows.automation import queries, schedules
 from ecluse.flows.automation.plan import Changes, Plan
 
 app = typer.Typer(no_args_is_help=True, help="Schedules of automation: when, which fiches, what is done with them.")
@@ -155,7 +155,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List schedules by name, with the next due time and the status of the last run."""
-    rows = with_connection(lambda c: reading.list_schedules(c, tenant, _longest(), limit=limit, offset=offset))
+    rows = with_connection(lambda c: queries.list_schedules(c, tenant, _longest(), limit=limit, offset=offset))
     if as_json:
         typer.echo(json.dumps({"schedules": rows}, default=str))
         return
@@ -183,7 +183,7 @@ def show(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
 
 
 def _show(schedule_id: int, tenant: str, **more: Any) -> None:
-    row = with_connection(lambda c: reading.show_schedule_in_full(c, tenant, schedule_id, _longest()))
+    row = with_connection(lambda c: queries.show_schedule_in_full(c, tenant, schedule_id, _longest()))
     typer.echo(json.dumps(row | more, default=str, indent=2))
 
 
@@ -198,7 +198,7 @@ def preview(
     tenant: Tenant = "default",
 ) -> None:
     """Show the next due times, whether or not the schedule is enabled, and how clock changes (DST) affect them."""
-    row = with_connection(lambda c: reading.show_schedule_in_full(c, tenant, schedule_id, _longest()))
+    row = with_connection(lambda c: queries.show_schedule_in_full(c, tenant, schedule_id, _longest()))
     if row["cron"] is None:
         raise InvalidInput(f"Schedule {schedule_id} is started by hand only.")
     table = timetable(row["cron"], row["timezone"], None, None)

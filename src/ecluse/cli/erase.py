@@ -72,7 +72,7 @@ def fiche(
 ) -> None:
     """Erase a fiche: its data, recordings, transcripts, audits, paid results, and the texts about it in runs, events,
     deliveries and logs. Its runs keep numbers, counts, outcomes and codes. Erase it in the CRM first."""
-    from ecluse.flows.automation import erasing as of_fiche  # imports FastAPI
+    from ecluse.flows.automation import erasure as of_fiche  # imports FastAPI
 
     folders = bootstrap.trace_folders(settings.load())
 

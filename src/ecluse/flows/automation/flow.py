@@ -39,11 +39,11 @@ from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
 from ecluse.flows.audits.flow import audit_stage
 from ecluse.flows.audits.planning import plan_audits
-from ecluse.flows.automation import filtering, selecting, snapshot, telling, work
+from ecluse.flows.automation import eligibility, events, select, snapshot, work
 from ecluse.flows.automation.config import Config
-from ecluse.flows.automation.filtering import FETCH
-from ecluse.flows.automation.selecting import REVALIDATE
-from ecluse.flows.automation.transcribing import TRANSCRIBE, Transcripts
+from ecluse.flows.automation.eligibility import FETCH
+from ecluse.flows.automation.select import REVALIDATE
+from ecluse.flows.automation.transcripts import TRANSCRIBE, Transcripts
 
 if TYPE_CHECKING:
     from ecluse.engine.lead.story import Story
@@ -79,7 +79,7 @@ class Automation:
         self.transcription = transcription
         self.revalidate = Stage(
             REVALIDATE,
-            Lane("crm-sales", max_per_key=selecting.AT_ONCE, breaker=VENDOR_DOWN),
+            Lane("crm-sales", max_per_key=select.AT_ONCE, breaker=VENDOR_DOWN),
             work.revalidate,
             save=work.save_sales,
             retry=CRM_READS,
@@ -129,7 +129,7 @@ class Automation:
             AutomationRun,
             tables=("automation_run_facts", "automation_run_fiches"),
             vendors=vendors,
-            ended=telling.ended,
+            ended=events.ended,
             units=Transcripts(transcription, config, 0).count,
             longest=config.longest,
             slot_key="automation-schedule-{schedule}-{due}",
@@ -141,20 +141,20 @@ class Automation:
         wanted = _Wanted(**await story.step("load-schedule", _begin))
         await story.phase("selection")
         if wanted.dated:
-            await story.fan_out(self.revalidate, selecting.days)
+            await story.fan_out(self.revalidate, select.days)
             await story.gate(self.revalidate)
-        if await story.step("select-fiches", selecting.select):
+        if await story.step("select-fiches", select.select):
             await self._take_through(story, wanted)
         await story.phase("finalizing")
         if not wanted.run_audits:
-            await story.step("settle-fiches", filtering.settle_open, Settled("", "successful"))
+            await story.step("settle-fiches", eligibility.settle_open, Settled("", "successful"))
 
     async def _take_through(self, story: Story, wanted: _Wanted) -> None:
         await story.phase("fetching")
         fetch = replace(self.fetch, rounds=wanted.rounds)
         await story.fan_out(fetch, _fetches)
         await story.gate(fetch, seen=partial(_seen, story.tell, "fetching", "Fiche details"))
-        left = await story.step("filter-fiches", filtering.decide, self.config.max_recordings)
+        left = await story.step("filter-fiches", eligibility.decide, self.config.max_recordings)
         if wanted.run_transcription:
             if not await self._goes_on(story, wanted, left):
                 return
@@ -167,7 +167,7 @@ class Automation:
     async def _goes_on(self, story: Story, wanted: _Wanted, left: tuple[int, int]) -> bool:
         still_there, failed = left
         if still_there and failed and not wanted.continue_on_error:
-            await story.step("stop", filtering.stop)
+            await story.step("stop", eligibility.stop)
             return False
         return still_there > 0
 
@@ -177,7 +177,7 @@ class Automation:
         await story.step("dispatch-transcriptions", transcripts.dispatch, stage.max_wait)
         await story.gate(stage, units=transcripts, seen=partial(_seen_transcribing, story.tell, transcripts))
         await story.step("settle-transcriptions", transcripts.settle)
-        return await story.once("left-after-transcriptions", filtering.left)
+        return await story.once("left-after-transcriptions", eligibility.left)
 
     async def _audit(self, story: Story, wanted: _Wanted) -> None:
         if not await story.step("resolve-audit-configs", _resolve):
@@ -211,10 +211,10 @@ async def _begin(connection: Connection, run: Run) -> dict[str, Any]:
     async with connection.transaction():
         await keep_open(connection, run)
         if await snapshot.make(connection, run):
-            await telling.begun(connection, run)
+            await events.begun(connection, run)
         made = await snapshot.load(connection, run)
     return _Wanted(
-        dated=bool(selecting.days_of(made)),
+        dated=bool(select.days_of(made)),
         rounds=made.rounds,
         run_transcription=made.run_transcription,
         run_audits=made.run_audits,
@@ -231,9 +231,9 @@ async def _fetches(connection: Connection, run: Run) -> list[NewItem]:
     """Return a fetch item per open fiche, even if it is cached. The items have no target: a failed fetch does not
     settle its fiche."""
     wanted = await snapshot.load(connection, run)
-    open_ = await filtering.open_fiches(connection, run)
+    open_ = await eligibility.open_fiches(connection, run)
     sample = [f"{run.flow}-{run.id}-{FETCH}-{fiche_id}" for fiche_id in open_[:3]]
-    await telling.say(connection, run, "Dispatched fiche/fetch fan-out events", fiches=len(open_), event_ids=sample)
+    await events.say(connection, run, "Dispatched fiche/fetch fan-out events", fiches=len(open_), event_ids=sample)
     return [NewItem(fiche_id, target="", payload=wanted.own_key) for fiche_id in open_]
 
 
@@ -245,12 +245,12 @@ async def _resolve(connection: Connection, run: Run) -> int:
     )
     if found.unknown or found.inactive:
         message = "Some audit configs are not there, or not active: left out"
-        await telling.say(connection, run, message, "warning", unknown=found.unknown, inactive=found.inactive)
+        await events.say(connection, run, message, "warning", unknown=found.unknown, inactive=found.inactive)
     named = [{"id": str(one.id), "version": one.version, "name": one.name} for one in found.configs]
     await snapshot.add(connection, run, audit_configs=named)
     if not found.configs:
-        await telling.say(connection, run, NO_CONFIGS, "error")
-        await filtering.settle_open(connection, run, Settled("", "failed", "NO_AUDIT_CONFIGS", NO_CONFIGS))
+        await events.say(connection, run, NO_CONFIGS, "error")
+        await eligibility.settle_open(connection, run, Settled("", "failed", "NO_AUDIT_CONFIGS", NO_CONFIGS))
     return len(found.configs)
 
 
@@ -262,16 +262,16 @@ async def _audits(connection: Connection, run: Run) -> list[NewItem]:
         items = await plan_audits(
             connection,
             run,
-            await filtering.open_fiches(connection, run),
+            await eligibility.open_fiches(connection, run),
             resolved,
             use_rlm=wanted.selection.use_rlm,
             schedule_id=wanted.schedule_id,
         )
     fiches = len({item.target for item in items})
     counted = f"{len(resolved)} configs × {fiches} fiches = {len(items)} total audits"  # noqa: RUF001 - as it is known
-    await telling.say(connection, run, f"Running {counted}")
+    await events.say(connection, run, f"Running {counted}")
     sample = [f"{run.flow}-{run.id}-audit-{item.key}" for item in items[:3]]
-    await telling.say(connection, run, "Dispatched audit/run fan-out events", audits=len(items), event_ids=sample)
+    await events.say(connection, run, "Dispatched audit/run fan-out events", audits=len(items), event_ids=sample)
     return items
 
 
@@ -295,14 +295,14 @@ async def _seen(
         told = f"{look.finished}/{look.expected} (completed={look.succeeded}, failed={look.failed})"
     else:
         told = f"{done}/{look.expected}"
-    await telling.say(connection, run, f"{what} progress: {told}")
-    tell([telling.progress(run, phase, done, look.expected, look.failed)])
+    await events.say(connection, run, f"{what} progress: {told}")
+    tell([events.progress(run, phase, done, look.expected, look.failed)])
     if isinstance(decision, Redispatch) and phase == "fetching":
         message = "Fiche details stalled; retrying incomplete fetches"
-        await telling.say(connection, run, message, "warning", round=decision.round)
+        await events.say(connection, run, message, "warning", round=decision.round)
     if isinstance(decision, Redispatch) and phase == "auditing":
         message = f"Audits stalled; sending the missing ones again (round {decision.round})"
-        await telling.say(connection, run, message, "warning", missing=look.expected - done)
+        await events.say(connection, run, message, "warning", missing=look.expected - done)
 
 
 async def _seen_transcribing(
@@ -323,4 +323,4 @@ async def _say_audits_late(connection: Connection, run: Run) -> None:
     row = await (await connection.execute(LATE_AUDITS, (run.id,))).fetchone()
     completed, failed, total = row or (0, 0, 0)
     message = f"Audit timeout/stall - finished {completed + failed}/{total} (completed={completed}, failed={failed})"
-    await telling.say(connection, run, message, "warning")
+    await events.say(connection, run, message, "warning")

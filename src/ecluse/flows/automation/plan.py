@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints, model_validator
 
 from ecluse.base.text import storable
-from ecluse.flows.automation.selection import EitherSpelling, Override, Selection, merged
+from ecluse.flows.automation.selection_model import EitherSpelling, Override, Selection, merged
 from ecluse.notify.rules import LONGEST_ADDRESS, is_address
 
 ScheduleType = Literal["MANUAL", "DAILY", "WEEKLY", "MONTHLY", "CRON"]

@@ -15,10 +15,10 @@ from ecluse.access.idempotency import Answer
 from ecluse.access.wire import Filter, Limit, Offset, Order, Row, kit_of, number, reads_of, with_ids_as_text
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, Started
-from ecluse.flows.automation import diagnostic, reading, schedules, shapes, starting
+from ecluse.flows.automation import diagnostic, queries, schedules, shapes, start
 from ecluse.flows.automation.diagnostic import Setup
 from ecluse.flows.automation.plan import Changes, Plan
-from ecluse.flows.automation.reading import FicheStatus, RunFilter
+from ecluse.flows.automation.queries import FicheStatus, RunFilter
 from ecluse.insight import run_queries as engine
 
 routes = door.routes("automation")
@@ -35,7 +35,7 @@ def setup_of(request: Request) -> Setup:
 async def list_schedules(request: Request, limit: Limit = 50, offset: Offset = 0) -> Response:
     """List schedules by name, with their due times and the status of their last runs."""
     tenant, longest = caller_of(request).tenant, setup_of(request).config.longest
-    rows = await reads_of(request)(lambda c: reading.list_schedules(c, tenant, longest, limit=limit, offset=offset))
+    rows = await reads_of(request)(lambda c: queries.list_schedules(c, tenant, longest, limit=limit, offset=offset))
     return as_json({"schedules": with_ids_as_text(rows), "limit": limit, "offset": offset})
 
 
@@ -122,11 +122,11 @@ async def trigger(request: Request, body: shapes.Trigger) -> Response:
     override, config = body.override_fiche_selection, setup_of(request).config
 
     async def ask(connection: Connection) -> Answer:
-        started = await starting.start(
+        started = await start.start(
             connection, _flow(request), tenant, schedule_id, override, correlation_id=request_id(request)
         )
         await _record(connection, request, "automation_schedule.trigger", f"schedule:{schedule_id}")
-        found = await starting.warnings(connection, tenant, schedule_id, override, config)
+        found = await start.warnings(connection, tenant, schedule_id, override, config)
         return Answer(200, _started(started, found))
 
     return await idempotency.once(request, kit_of(request).pool, ask)
@@ -151,7 +151,7 @@ async def show_run(request: Request, run_id: str) -> Response:
     not."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
     longest = setup_of(request).config.longest
-    return as_json(_told(await reads_of(request)(lambda c: reading.show_run(c, tenant, wanted, longest))))
+    return as_json(_told(await reads_of(request)(lambda c: queries.show_run(c, tenant, wanted, longest))))
 
 
 @routes.get(f"{RUNS}/{{run_id}}/logs", openapi_extra=needs("automation.read"), response_model=shapes.AutomationLogPage)
@@ -163,7 +163,7 @@ async def list_logs(
 
     async def ask(connection: Connection) -> Row:
         newest = order == "desc"
-        rows = await reading.list_logs(connection, tenant, wanted, newest_first=newest, limit=limit, offset=offset)
+        rows = await queries.list_logs(connection, tenant, wanted, newest_first=newest, limit=limit, offset=offset)
         return {"logs": with_ids_as_text(rows), "total": await engine.count_log(connection, wanted)}
 
     return as_json({**await reads_of(request)(ask), "limit": limit, "offset": offset})
@@ -178,7 +178,7 @@ async def list_fiches(
     """List the outcomes of a run's fiches, by id; of an open fiche, what it still lacks."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
     rows = await reads_of(request)(
-        lambda c: reading.list_fiches(c, tenant, wanted, status=status, limit=limit, offset=offset)
+        lambda c: queries.list_fiches(c, tenant, wanted, status=status, limit=limit, offset=offset)
     )
     return as_json({"fiches": with_ids_as_text(rows), "limit": limit, "offset": offset})
 
@@ -189,7 +189,7 @@ async def preview_redrive(request: Request, run_id: str, include_cancelled: bool
     started."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
     preview = await reads_of(request)(
-        lambda c: starting.preview_redrive(c, tenant, wanted, include_cancelled=include_cancelled)
+        lambda c: start.preview_redrive(c, tenant, wanted, include_cancelled=include_cancelled)
     )
     return as_json(preview)
 
@@ -208,7 +208,7 @@ async def redrive(
     options = (body or shapes.Redrive()).model_dump()
 
     async def ask(connection: Connection) -> Answer:
-        started = await starting.redrive(
+        started = await start.redrive(
             connection, _flow(request), tenant, wanted, **options, correlation_id=request_id(request)
         )
         if not started.deduplicated:
@@ -231,7 +231,7 @@ async def diagnose(request: Request) -> Response:
 
 async def _in_full(connection: Connection, request: Request, schedule_id: int) -> Row:
     tenant, longest = caller_of(request).tenant, setup_of(request).config.longest
-    row = await reading.show_schedule_in_full(connection, tenant, schedule_id, longest)
+    row = await queries.show_schedule_in_full(connection, tenant, schedule_id, longest)
     for part in ("slots", "runs"):
         with_ids_as_text(row[part])
     return _told(row)
@@ -242,7 +242,7 @@ async def _runs(
 ) -> Response:
     tenant = caller_of(request).tenant
     rows = await reads_of(request)(
-        lambda c: reading.list_runs(c, tenant, schedule_id=schedule_id, status=status, limit=limit, offset=offset)
+        lambda c: queries.list_runs(c, tenant, schedule_id=schedule_id, status=status, limit=limit, offset=offset)
     )
     return as_json({"runs": with_ids_as_text(rows), "limit": limit, "offset": offset})
 

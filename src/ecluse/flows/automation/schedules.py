@@ -14,7 +14,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import Aged, Flow, NewSchedule, create_schedule, delete_schedule, load_schedule, update_schedule
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
-from ecluse.flows.automation.selection import Selection
+from ecluse.flows.automation.selection_model import Selection
 from ecluse.notify.rules import HIDDEN, new_secret, old_name, schedule_secret_name
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pydantic.alias_generators import to_camel
 from ecluse.access.wire import Shape, Standing, WillFail
 from ecluse.engine import EndCause, State
 from ecluse.flows.automation.plan import CatchUp, Priority, ScheduleType
-from ecluse.flows.automation.reading import FicheStatus, RunStatus
-from ecluse.flows.automation.selection import EitherSpelling, Override, Selection
+from ecluse.flows.automation.queries import FicheStatus, RunStatus
+from ecluse.flows.automation.selection_model import EitherSpelling, Override, Selection
 
 Id = Annotated[str, Field(examples=["7"])]
 

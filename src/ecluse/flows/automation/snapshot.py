@@ -15,7 +15,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import Run
 from ecluse.flows.audits.configs import ConfigVersion
 from ecluse.flows.automation.schedules import selection_of
-from ecluse.flows.automation.selection import Override, Selection, merged, parsed
+from ecluse.flows.automation.selection_model import Override, Selection, merged, parsed
 
 SETTINGS = (
     "run_transcription", "skip_if_transcribed", "transcription_priority", "run_audits", "use_automatic_audits",

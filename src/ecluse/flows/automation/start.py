@@ -15,11 +15,11 @@ from ecluse.base.ids import uuid7
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, Start, Started, fire_by_hand, load_schedule, write_events
 from ecluse.flows.audits.configs import resolve_configs
-from ecluse.flows.automation import telling
+from ecluse.flows.automation import events
 from ecluse.flows.automation.config import Config
-from ecluse.flows.automation.redriving import chosen, failed_in, preview
+from ecluse.flows.automation.redrive import chosen, failed_in, preview
 from ecluse.flows.automation.schedules import load, selection_of
-from ecluse.flows.automation.selection import (
+from ecluse.flows.automation.selection_model import (
     AUDIT_WAIT,
     WAIT,
     Override,
@@ -165,5 +165,5 @@ async def _fire(
     if not started.deduplicated:
         # The run emits these events, too, under the same keys (deduplicated). Written here, subscribers need not wait
         # until a replica takes up the run.
-        await write_events(connection, telling.asked_for(started.run))
+        await write_events(connection, events.asked_for(started.run))
     return started

@@ -17,7 +17,7 @@ from ecluse.base.timetable import timetable
 from ecluse.db.connect import Connection
 from ecluse.engine import show_schedule
 from ecluse.flows.automation.schedules import SELECTION
-from ecluse.flows.automation.selection import Selection
+from ecluse.flows.automation.selection_model import Selection
 from ecluse.flows.fiches.cache import states
 from ecluse.insight import run_queries as engine
 from ecluse.insight.redrives import redrives_of, standing

@@ -13,8 +13,8 @@ from psycopg.rows import class_row
 from ecluse.base.errors import NonRetriableError
 from ecluse.db.connect import Connection
 from ecluse.engine import NewItem, Run, keep_open, note_errors, select_targets
-from ecluse.flows.automation import snapshot, telling
-from ecluse.flows.automation.selection import Selection, crm_date, dates_to_query
+from ecluse.flows.automation import events, snapshot
+from ecluse.flows.automation.selection_model import Selection, crm_date, dates_to_query
 from ecluse.flows.automation.snapshot import Snapshot
 
 REVALIDATE = "revalidate"
@@ -101,9 +101,9 @@ async def days(connection: Connection, run: Run) -> list[NewItem]:
     """Return an item for each day to request from the CRM. None of them is a target, and none has to succeed."""
     wanted = await snapshot.load(connection, run)
     dates = days_of(wanted)
-    await telling.say(connection, run, f"Calculated {len(dates)} dates to query", dates=[crm_date(d) for d in dates])
+    await events.say(connection, run, f"Calculated {len(dates)} dates to query", dates=[crm_date(d) for d in dates])
     message = f"Revalidating fiche cache for {len(dates)} date(s) before automation"
-    await telling.say(connection, run, message)
+    await events.say(connection, run, message)
     return [NewItem(day.isoformat(), target="", payload=wanted.own_key, group=f"run-{run.id}") for day in dates]
 
 
@@ -128,19 +128,19 @@ async def _select(connection: Connection, run: Run) -> None:
     picked = await (_named if manual else _sold)(connection, run, wanted)
     ids, asked = picked.fiche_ids, days_of(wanted)
     refused = await _refused(connection, run, len(asked), bool(ids))
-    await telling.say(connection, run, f"Final: {len(ids)} fiches to process", dropped=picked.dropped)
+    await events.say(connection, run, f"Final: {len(ids)} fiches to process", dropped=picked.dropped)
     await snapshot.add_summary(connection, run, selection={"picked": len(ids), "dropped": picked.dropped})
     if not ids and not refused:
         await connection.execute(WHY_NONE, (why_none(wanted.selection, asked), run.id))
     await select_targets(connection, {run.id: [NewItem(fiche_id) for fiche_id in ids]})
     controls = wanted.selection.model_dump(mode="json", exclude={"fiche_ids"})
-    await telling.selected(connection, run, ids, controls, refused)
+    await events.selected(connection, run, ids, controls, refused)
 
 
 async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
-    await telling.say(connection, run, "Processing manual fiche selection")
+    await events.say(connection, run, "Processing manual fiche selection")
     picked = pick((Listed(one, None, False) for one in wanted.selection.fiche_ids), wanted.selection)
-    await telling.say(connection, run, f"Using {len(picked.fiche_ids)} manually selected fiches")
+    await events.say(connection, run, f"Using {len(picked.fiche_ids)} manually selected fiches")
     return picked
 
 
@@ -151,7 +151,7 @@ async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
         async with connection.cursor(row_factory=class_row(Listed)) as cursor:
             await cursor.execute(LISTED, (run.tenant_id, min(dates), max(dates), dates))
             found = await cursor.fetchall()
-    await telling.say(connection, run, f"Loaded {len(found)} fiches from DB")
+    await events.say(connection, run, f"Loaded {len(found)} fiches from DB")
     return pick(found, wanted.selection)
 
 
@@ -167,6 +167,6 @@ async def _refused(connection: Connection, run: Run, asked: int, any_picked: boo
         for day, code, error, status in rows
     ]
     message = incomplete(days, asked, failed[0]["error"] or "not in time", any_picked)
-    await telling.say(connection, run, message, "warning" if any_picked else "error", apiErrors=failed)
+    await events.say(connection, run, message, "warning" if any_picked else "error", apiErrors=failed)
     await note_errors(connection, run, {"apiErrors": failed, "missing_days": days, "selection_incomplete": message})
     return days

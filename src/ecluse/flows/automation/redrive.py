@@ -12,8 +12,8 @@ from psycopg.rows import class_row
 from ecluse.access.envelope import Refused
 from ecluse.db.connect import Connection
 from ecluse.engine import CANCELLED
-from ecluse.flows.automation.filtering import FETCH
-from ecluse.flows.automation.selection import MOST_FICHES
+from ecluse.flows.automation.eligibility import FETCH
+from ecluse.flows.automation.selection_model import MOST_FICHES
 from ecluse.flows.fiches.ids import is_fiche_id
 
 # Codes of permanent failures that are not the record's fault, but that of a setting, a key, a crash of workers or the

@@ -8,8 +8,8 @@ from pydantic_core import to_json
 
 from ecluse.db.connect import Connection
 from ecluse.engine import Run, Settled, settle_targets
-from ecluse.flows.automation import snapshot, telling
-from ecluse.flows.automation.selection import Selection
+from ecluse.flows.automation import events, snapshot
+from ecluse.flows.automation.selection_model import Selection
 from ecluse.flows.fiches.cache import FicheState, states
 
 FETCH = "fetch"
@@ -84,10 +84,10 @@ async def decide(connection: Connection, run: Run, default_limit: int | None) ->
         stale = [one for one in why if (state := known.get(one)) is not None and state.ready]
         if stale:
             message = f"{len(stale)} fiches go on with the details known before: they could not be fetched anew"
-            await telling.say(connection, run, message, "warning", sample=stale[:5])
+            await events.say(connection, run, message, "warning", sample=stale[:5])
         await snapshot.add_summary(connection, run, filters={"picked": gone_on, **counted})
         message = "Fiche detail fetch complete (distributed)"
-        await telling.say(connection, run, message, picked=gone_on, **counted)
+        await events.say(connection, run, message, picked=gone_on, **counted)
     return await left(connection, run)
 
 
@@ -121,4 +121,4 @@ async def stop(connection: Connection, run: Run) -> None:
     """Ignore the open fiches: neither success nor failure would be true of fiches that were not processed to the
     end."""
     await settle_open(connection, run, Settled("", "ignored", "STOPPED", STOPPED))
-    await telling.say(connection, run, "Stopped: a fiche has failed, and continueOnError is false", "warning")
+    await events.say(connection, run, "Stopped: a fiche has failed, and continueOnError is false", "warning")
