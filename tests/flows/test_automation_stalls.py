@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from ecluse.engine import needing_lane, pause_lane, resume_lane
-from ecluse.flows.transcriptions.starting import start
+from ecluse.flows.transcriptions.start import start
 from tests.flows.automation_trouble import Deaf, failing, maker, move
 from tests.flows.fiche_rows import call, details, save
 from tests.flows.transcription_world import until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecluse.flows.transcriptions.starting import start
+from ecluse.flows.transcriptions.start import start
 from tests.flows.automation_scenes import NO_AUDITS, asked, held_up, log_rows
 from tests.flows.transcription_world import until
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from ecluse.engine.cluster.forced_ends import end_orphans
-from ecluse.flows.transcriptions.starting import start
+from ecluse.flows.transcriptions.start import start
 from tests.flows.automation_scenes import NO_AUDITS
 from tests.flows.automation_trouble import Deaf, maker
 from tests.flows.transcription_world import until

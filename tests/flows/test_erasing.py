@@ -14,7 +14,7 @@ from ecluse.engine.retention import erasure as engine_erasing
 from ecluse.engine.retention.sweep import Pace
 from ecluse.flows.automation import erasure
 from ecluse.flows.automation.queries import list_fiches
-from ecluse.flows.transcriptions.starting import start
+from ecluse.flows.transcriptions.start import start
 from ecluse.notify.dispatch import Recipient, notify
 from ecluse.notify.flow import working
 from ecluse.verify import audit

@@ -10,8 +10,8 @@ from ecluse.bootstrap import load_flows, retention_rules
 from ecluse.engine import OldRuns, Start
 from ecluse.engine.retention.sweep import Pace, foresee, prune
 from ecluse.flows.automation import queries, schedules, start
-from ecluse.flows.transcriptions import reading as transcriptions
-from ecluse.flows.transcriptions.starting import start
+from ecluse.flows.transcriptions import queries as transcriptions
+from ecluse.flows.transcriptions.start import start
 from ecluse.notify.flow import working
 from ecluse.settings import Settings
 from ecluse.verify import audit

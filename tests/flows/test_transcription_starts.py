@@ -12,7 +12,7 @@ from ecluse.base.errors import InvalidInput
 from ecluse.engine import Start, insert_runs
 from ecluse.flows.transcriptions.flow import FicheTranscribe
 from ecluse.flows.transcriptions.rules import Counts
-from ecluse.flows.transcriptions.waiting import transcribe
+from ecluse.flows.transcriptions.wait import transcribe
 from tests.flows.fiche_rows import call, details, save
 from tests.flows.transcription_world import FIVE, UNKNOWN, World, until
 

@@ -12,7 +12,7 @@ from ecluse.base import trace
 from ecluse.base.clock import Clock
 from ecluse.base.trace_files import TraceFiles, TraceFolder
 from ecluse.bootstrap import Lacking, lacking, load_flows, trace_files, transcription_config
-from ecluse.flows.transcriptions import reading
+from ecluse.flows.transcriptions import queries
 from ecluse.settings import Settings
 from ecluse.vendors.elevenlabs import Speech
 from tests.flows.transcription_world import until
@@ -90,8 +90,8 @@ async def test_the_lines_are_stored_by_fiche_and_run_where_that_is_wanted(world,
         (name, str(run["id"])) for name in ("finalize-fiche-transcription", "transcribe-fiche", "transcribe-recording")
     ]
     async with w.kit.pool.connection() as connection:
-        page = await reading.logs(connection, "default", "1000", run_id=str(run["id"]), limit=200, offset=0)
-        other = await reading.logs(connection, "default", "1000", run_id="4711", limit=200, offset=0)
+        page = await queries.logs(connection, "default", "1000", run_id=str(run["id"]), limit=200, offset=0)
+        other = await queries.logs(connection, "default", "1000", run_id="4711", limit=200, offset=0)
     assert [line["message"] for line in page] == messages
     assert other == []
 

@@ -19,7 +19,7 @@ from ecluse.engine.work.claim import Claimant, claim_capped
 from ecluse.engine.work.completion import sweep
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.config import Config
-from ecluse.flows.transcriptions.starting import start
+from ecluse.flows.transcriptions.start import start
 from ecluse.flows.transcriptions.work import transcribe
 from tests.flows.fiche_rows import call, details, save
 from tests.flows.transcription_world import FIVE, Gate, World, transcription, until

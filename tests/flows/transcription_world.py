@@ -13,10 +13,10 @@ from typing import Any
 from ecluse.base.clock import Clock
 from ecluse.engine import EphemeralEvent, pause_lane, resume_lane
 from ecluse.engine.kit import Kit
-from ecluse.flows.transcriptions import reading
+from ecluse.flows.transcriptions import queries
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.flow import Transcription
-from ecluse.flows.transcriptions.starting import StartedFiche, start
+from ecluse.flows.transcriptions.start import StartedFiche, start
 from ecluse.flows.transcriptions.vendors import Access, Vendors, connected
 from tests.flows.outages import brief
 from tests.sandbox_process import SandboxProcess
@@ -104,7 +104,7 @@ class World:
 
     async def status(self, fiche_id: str) -> dict[str, Any]:
         async with self.kit.pool.connection() as connection:
-            return await reading.status(connection, self.tenant, fiche_id)
+            return await queries.status(connection, self.tenant, fiche_id)
 
     async def pause(self) -> None:
         async with self.kit.pool.connection() as connection:

@@ -9,7 +9,7 @@ import pytest
 from ecluse.base.ids import retry_id
 from ecluse.flows.fiches.ids import in_names
 from ecluse.flows.transcriptions import rules
-from ecluse.flows.transcriptions.reading import assembled, functions
+from ecluse.flows.transcriptions.queries import assembled, functions
 from ecluse.flows.transcriptions.rules import Attempt, Counts, End
 from ecluse.vendors.elevenlabs import Speech
 

@@ -21,7 +21,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
     from ecluse.flows.audits import saving as audits
     from ecluse.flows.automation import schedules
     from ecluse.flows.fiches import cache as fiches
-    from ecluse.flows.transcriptions import saving, starting
+    from ecluse.flows.transcriptions import start, store
 
     deliveries = tuple(flow.name for flow in flows if flow.name == NOTIFICATIONS)
     others = tuple(flow.name for flow in flows if flow.name != NOTIFICATIONS)
@@ -31,7 +31,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
         "ATTEMPTS": ATTEMPTS,
         "SLOTS": SLOTS,
         "WORKFLOWS": WORKFLOWS,
-        "PAID_RESULTS": saving.KEPT,
+        "PAID_RESULTS": store.KEPT,
         "LEASES": LEASES,
         "AUDIT_TRAIL": audit_trail.KEPT,
         "DELIVERIES": OldRuns("deliveries", deliveries),
@@ -39,7 +39,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
         "AUDITS": audits.KEPT,
         "FICHES": fiches.KEPT,
     }
-    rules = [Rule(one, FIXED) for one in (idempotency.KEPT, starting.KEPT, schedules.KEPT)]
+    rules = [Rule(one, FIXED) for one in (idempotency.KEPT, start.KEPT, schedules.KEPT)]
     for name, kind in kinds.items():
         days = getattr(settings, knob := f"ECLUSE_KEEP_{name}_DAYS")
         rules.append(Rule(kind, timedelta(days=days) if days else None, knob))

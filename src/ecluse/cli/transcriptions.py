@@ -15,7 +15,7 @@ from ecluse.cli.database import with_connection
 from ecluse.cli.given import flow_named
 from ecluse.db.connect import Connection
 from ecluse.flows.fiches import ids
-from ecluse.flows.transcriptions import reading, rules
+from ecluse.flows.transcriptions import queries, rules
 
 app = typer.Typer(no_args_is_help=True, help="Queue transcriptions of fiches, and look at them.")
 Tenant = Annotated[str, typer.Option(help="Tenant.")]
@@ -36,7 +36,7 @@ class Priority(StrEnum):
 
 
 def _queue(tenant: str, fiche_ids: list[str], priority: Priority, *, daily: bool) -> list[dict[str, Any]]:
-    from ecluse.flows.transcriptions.starting import start as start_fiches  # read-only commands do not need it
+    from ecluse.flows.transcriptions.start import start as start_fiches  # read-only commands do not need it
 
     if why := ids.why_not(fiche_ids):
         raise InvalidInput(f"{why}. Nothing was queued.")
@@ -83,7 +83,7 @@ def batch(
 @app.command()
 def status(fiche_id: FicheId, tenant: Tenant = "default", as_json: JsonOption = False) -> None:
     """Show how many recordings have a transcript, the state of each, and the open or last run."""
-    found = with_connection(lambda connection: reading.status(connection, tenant, fiche_id))
+    found = with_connection(lambda connection: queries.status(connection, tenant, fiche_id))
     if as_json:
         typer.echo(json.dumps(found, default=str))
         return
@@ -113,7 +113,7 @@ def logs(
     offset: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Show the stored log lines of a fiche, oldest first (WORKFLOW_LOG_DB_ENABLED stores them)."""
-    rows = with_connection(lambda c: reading.logs(c, tenant, fiche_id, run_id=run_id, limit=limit, offset=offset))
+    rows = with_connection(lambda c: queries.logs(c, tenant, fiche_id, run_id=run_id, limit=limit, offset=offset))
     if not rows:
         typer.echo("no lines are stored: WORKFLOW_LOG_DB_ENABLED=true stores those to come")
     for row in rows:

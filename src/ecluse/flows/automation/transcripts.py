@@ -19,7 +19,7 @@ from ecluse.flows.automation import events, snapshot
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.selection_model import AUDIT_WAIT, WAIT, budget_warning
 from ecluse.flows.fiches.ids import in_names
-from ecluse.flows.transcriptions.starting import start
+from ecluse.flows.transcriptions.start import start
 
 TRANSCRIBE = "transcribe"
 INCOMPLETE = "Transcription incomplete (timeout/stall)"

@@ -37,7 +37,7 @@ from ecluse.engine import (
 from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.fetching import Fetched, save_details
 from ecluse.flows.fiches.ids import FicheId
-from ecluse.flows.transcriptions import planning, rules, saving, stalling, telling, traces, work
+from ecluse.flows.transcriptions import events, plan, rules, store, traces, watchdog, work
 from ecluse.flows.transcriptions.config import Config
 
 # Items queued behind the provider's rate cap may wait for days: that is not a stall.
@@ -85,7 +85,7 @@ class Transcription:
 
     def __init__(self, config: Config, vendors: Callable[[Clock], AbstractAsyncContextManager[Any]]) -> None:
         self.config = config
-        progress = telling.Progress(config.progress_every)
+        progress = events.Progress(config.progress_every)
         do = work.bound(config)
         self.refresh = Stage(
             rules.REFRESH,
@@ -97,9 +97,9 @@ class Transcription:
             retry=CRM_READS,
             max_wait=PATIENCE,
         )
-        news = partial(telling.news, progress)
+        news = partial(events.news, progress)
         self.known = Stage(
-            rules.KNOWN, Lane("here"), do[rules.KNOWN], save=saving.save_known, news=news, max_wait=PATIENCE, last=True
+            rules.KNOWN, Lane("here"), do[rules.KNOWN], save=store.save_known, news=news, max_wait=PATIENCE, last=True
         )
         self.recordings = Stage(
             rules.RECORDINGS,
@@ -111,7 +111,7 @@ class Transcription:
                 breaker=PROVIDER_DOWN,
             ),
             do[rules.RECORDINGS],
-            save=saving.save_recordings,
+            save=store.save_recordings,
             news=news,
             last=True,
             paid=True,
@@ -128,8 +128,8 @@ class Transcription:
             tables=("transcription_runs",),
             vendors=vendors,
             begin=self._begin,
-            ended=telling.ended,
-            watch=partial(stalling.watch, config.stall, [stage.lane.name for stage in stages]),
+            ended=events.ended,
+            watch=partial(watchdog.watch, config.stall, [stage.lane.name for stage in stages]),
         )
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
@@ -160,7 +160,7 @@ class Transcription:
             traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)
         if at_once:
             known = [run for run in runs if run.id in at_once]
-            await planning.plan(connection, known, self.known, self.recordings, self.config)
+            await plan.plan(connection, known, self.known, self.recordings, self.config)
 
     def _refreshes(self, run: Run) -> bool:
         return run.input["refresh"] or not self.config.configured
@@ -171,4 +171,4 @@ class Transcription:
             Run(item.run_id, item.tenant_id, item.flow, item.event_key, item.payload, item.correlation_id)
             for item in (one.item for one in saved)
         ]
-        await planning.plan(connection, runs, self.known, self.recordings, self.config)
+        await plan.plan(connection, runs, self.known, self.recordings, self.config)

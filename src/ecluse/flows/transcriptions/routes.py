@@ -18,9 +18,9 @@ from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
 from ecluse.flows.fiches import ids
 from ecluse.flows.fiches.scopes import fiche_in_path, require_visible
-from ecluse.flows.transcriptions import reading, rules, shapes
+from ecluse.flows.transcriptions import queries, rules, shapes
 from ecluse.flows.transcriptions.config import Config
-from ecluse.flows.transcriptions.starting import count_requests, start
+from ecluse.flows.transcriptions.start import count_requests, start
 
 routes = door.routes("transcriptions")
 
@@ -121,7 +121,7 @@ async def show_status(request: Request, fiche_id: str) -> Response:
 
     async def ask(connection: Connection) -> Row:
         await require_visible(connection, caller, [wanted])
-        return await reading.status(connection, caller.tenant, wanted)
+        return await queries.status(connection, caller.tenant, wanted)
 
     return as_json(await reads_of(request)(ask))
 
@@ -147,8 +147,8 @@ async def list_logs(
 
     async def ask(connection: Connection) -> list[Row]:
         await require_visible(connection, caller, [wanted])
-        await reading.require_known(connection, caller.tenant, wanted)
-        return await reading.logs(connection, caller.tenant, wanted, **given)  # type: ignore[arg-type]
+        await queries.require_known(connection, caller.tenant, wanted)
+        return await queries.logs(connection, caller.tenant, wanted, **given)  # type: ignore[arg-type]
 
     rows = with_ids_as_text(await reads_of(request)(ask))
     return as_json({"logs": rows, "stored": kit_of(request).trace_rows, "limit": limit, "offset": offset})
@@ -165,7 +165,7 @@ async def show_transcript(request: Request, fiche_id: str, call_id: str) -> Resp
 
     async def ask(connection: Connection) -> Row:
         await require_visible(connection, caller, [wanted])
-        return await reading.transcript(connection, caller.tenant, wanted, call_id)
+        return await queries.transcript(connection, caller.tenant, wanted, call_id)
 
     return as_json(await reads_of(request)(ask))
 

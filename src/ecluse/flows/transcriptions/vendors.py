@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ecluse.base.clock import Clock
 from ecluse.engine import BatchedQuery
-from ecluse.flows.transcriptions.looking import Standing, look
+from ecluse.flows.transcriptions.precheck import Standing, look
 from ecluse.vendors.audio import AudioSource
 from ecluse.vendors.crm import Crm
 from ecluse.vendors.elevenlabs import ElevenLabs, Speech

@@ -30,7 +30,7 @@ from ecluse.engine import (
 from ecluse.flows.fiches.cache import states
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.flow import Taken
-from ecluse.flows.transcriptions.planning import event_of
+from ecluse.flows.transcriptions.plan import event_of
 from ecluse.flows.transcriptions.rules import Counts
 
 TRIES = 5

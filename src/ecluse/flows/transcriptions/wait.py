@@ -11,10 +11,10 @@ from ecluse.db.connect import Connection
 from ecluse.engine.kit import Kit
 from ecluse.flows.fiches.cache import states
 from ecluse.flows.transcriptions import rules
+from ecluse.flows.transcriptions.events import counts_of
 from ecluse.flows.transcriptions.flow import FicheTranscribe
 from ecluse.flows.transcriptions.rules import Counts
-from ecluse.flows.transcriptions.starting import start
-from ecluse.flows.transcriptions.telling import counts_of
+from ecluse.flows.transcriptions.start import start
 from ecluse.insight import run_queries
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ecluse.db.connect import Connection
 from ecluse.engine import Event, Run, give_up, load_runs, wake_workers, write_events
 from ecluse.flows.transcriptions import rules, traces
-from ecluse.flows.transcriptions.planning import event_of
+from ecluse.flows.transcriptions.plan import event_of
 
 # Find idle lanes first: while all lanes move, no items are read. The newest claims are enough to see movement; claims
 # with replica 'given up' record items that were given up, not claimed by a worker.

@@ -13,7 +13,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import EphemeralEvent, Event, FinishedItem, Run
 from ecluse.flows.fiches.fetching import Fetched, save_details
 from ecluse.flows.transcriptions import rules, traces
-from ecluse.flows.transcriptions.planning import event_of
+from ecluse.flows.transcriptions.plan import event_of
 from ecluse.flows.transcriptions.rules import Counts, End
 
 REMEMBERED = 10_000  # runs whose last progress event is remembered

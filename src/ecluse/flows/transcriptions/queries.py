@@ -13,8 +13,8 @@ from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.flows.fiches import cache
 from ecluse.flows.transcriptions import rules
+from ecluse.flows.transcriptions.events import DONE
 from ecluse.flows.transcriptions.rules import Attempt, Counts
-from ecluse.flows.transcriptions.telling import DONE
 from ecluse.insight import run_queries
 from ecluse.insight.waiting import why
 
