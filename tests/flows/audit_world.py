@@ -16,8 +16,8 @@ from ecluse.engine.lead.story import Story
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.configs import ConfigVersion
 from ecluse.flows.audits.flow import Audit, Config, audit_stage, connected
-from ecluse.flows.audits.planning import plan_audits
-from ecluse.flows.audits.saving import record_failures
+from ecluse.flows.audits.plan import plan_audits
+from ecluse.flows.audits.store import record_failures
 from ecluse.flows.audits.work import Access
 from tests.flows.fiche_rows import call, details, save
 from tests.flows.outages import brief

@@ -14,8 +14,8 @@ from ecluse.flows.audits.configs import ConfigVersion, resolve_configs
 from ecluse.flows.audits.configs import delete as delete_config
 from ecluse.flows.audits.configs import update as update_config
 from ecluse.flows.audits.flow import connected
-from ecluse.flows.audits.planning import plan_audits
-from ecluse.flows.audits.saving import record_failures, save_audits
+from ecluse.flows.audits.plan import plan_audits
+from ecluse.flows.audits.store import record_failures, save_audits
 from ecluse.flows.audits.transcripts import Transcripts
 from ecluse.flows.audits.work import audit
 from tests.flows.audit_world import SAID, access, automation

@@ -15,7 +15,7 @@ from ecluse.base.logging import harmless
 from ecluse.cli.database import with_connection
 from ecluse.db.connect import Connection
 from ecluse.engine import Start, insert_run
-from ecluse.flows.audits import configs, reading
+from ecluse.flows.audits import configs, queries
 
 app = typer.Typer(no_args_is_help=True, help="Look at audits and their configs, and make one.")
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
@@ -61,8 +61,8 @@ def list_audits(
     as_json: JsonOption = False,
 ) -> None:
     """List audits, newest first."""
-    wanted = reading.Wanted(fiche, config, automation_run, status.value if status else None, latest or None)
-    rows = with_connection(lambda c: reading.list_audits(c, tenant, wanted, limit=limit, offset=offset))
+    wanted = queries.Wanted(fiche, config, automation_run, status.value if status else None, latest or None)
+    rows = with_connection(lambda c: queries.list_audits(c, tenant, wanted, limit=limit, offset=offset))
     if as_json:
         typer.echo(json.dumps({"audits": rows}, default=str))
         return
@@ -80,7 +80,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show one audit: score and comment of each step, and where its quotes are in the transcripts."""
-    audit = with_connection(lambda c: reading.show_audit(c, None, audit_id))
+    audit = with_connection(lambda c: queries.show_audit(c, None, audit_id))
     if as_json:
         typer.echo(json.dumps(audit, default=str))
         return

@@ -18,8 +18,8 @@ from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.engine import VENDOR_DOWN, Event, Flow, Lane, RetryPolicy, Run, Stage, begin_runs, open_stage
-from ecluse.flows.audits import planning, saving, work
-from ecluse.flows.audits.saving import STAGE
+from ecluse.flows.audits import plan, store, work
+from ecluse.flows.audits.store import STAGE
 from ecluse.flows.audits.work import Access, Auditor, connected_auditor
 from ecluse.flows.fiches.ids import FicheId
 
@@ -68,8 +68,8 @@ def audit_stage(
             breaker=VENDOR_DOWN,
         ),
         partial(work.audit, config.max_input_chars, auditor),
-        save=saving.save_audits,
-        news=saving.news,
+        save=store.save_audits,
+        news=store.news,
         paid=True,
         retry=LLM_CALLS,
         time_limit=timedelta(seconds=config.call_seconds) + HANDLING,
@@ -114,8 +114,8 @@ class Audit:
         for run_id, fiche, config, version, active in await cursor.fetchall():
             run = by_id[run_id]
             _require(run, fiche, config, active)
-            wanted.append(planning.asked(run, run.input["fiche_id"], config, version, run.input["use_rlm"], "api"))
-        items = await planning.plan(connection, wanted)
+            wanted.append(plan.asked(run, run.input["fiche_id"], config, version, run.input["use_rlm"], "api"))
+        items = await plan.plan(connection, wanted)
         await open_stage(connection, self.stage, [(run, items[run.id]) for run in runs], select=True)
 
 
@@ -130,5 +130,5 @@ def _require(run: Run, fiche: int | None, config: int | None, active: bool | Non
 
 
 async def _ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
-    await saving.record_failures(connection, [run.id for run in runs])
+    await store.record_failures(connection, [run.id for run in runs])
     return ()

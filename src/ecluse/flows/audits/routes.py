@@ -16,9 +16,9 @@ from ecluse.access.idempotency import Answer
 from ecluse.access.wire import Limit, Offset, Row, kit_of, number, reads_of, with_ids_as_text
 from ecluse.db.connect import Connection
 from ecluse.engine import Start, insert_run
-from ecluse.flows.audits import configs, reading, shapes
+from ecluse.flows.audits import configs, queries, shapes
 from ecluse.flows.audits.flow import FLOW
-from ecluse.flows.audits.reading import Status, Wanted
+from ecluse.flows.audits.queries import Status, Wanted
 from ecluse.flows.fiches.ids import FicheId, in_names
 from ecluse.flows.fiches.scopes import require_visible, visible
 
@@ -99,7 +99,7 @@ async def list_audits(
     caller = caller_of(request)
     wanted = Wanted(fiche_id, _number(audit_config_id), _number(automation_run_id), status, latest)
     rows = await reads_of(request)(
-        lambda c: reading.list_audits(c, caller.tenant, wanted, visible=visible(caller), limit=limit, offset=offset)
+        lambda c: queries.list_audits(c, caller.tenant, wanted, visible=visible(caller), limit=limit, offset=offset)
     )
     return as_json({"audits": with_ids_as_text(rows), "limit": limit, "offset": offset})
 
@@ -110,7 +110,7 @@ async def list_audits(
 async def show_audit(request: Request, audit_id: str) -> Response:
     """Show an audit in full: what was asked, how each step was judged, and where its quotes were found."""
     caller, wanted = caller_of(request), number("audit", audit_id)
-    audit = await reads_of(request)(lambda c: reading.show_audit(c, caller.tenant, wanted, visible=visible(caller)))
+    audit = await reads_of(request)(lambda c: queries.show_audit(c, caller.tenant, wanted, visible=visible(caller)))
     return as_json(_told(audit))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ecluse.access.wire import Body, Shape
-from ecluse.flows.audits.reading import Status
+from ecluse.flows.audits.queries import Status
 from ecluse.flows.audits.steps import Step, Steps
 from ecluse.flows.fiches.ids import FicheId
 

@@ -15,7 +15,7 @@ from ecluse.base.errors import EcluseError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, is_away, one_line
 from ecluse.engine import EphemeralEvent, Event, Run, cause_in_words, note_errors, write_events
-from ecluse.flows.audits.saving import record_failures
+from ecluse.flows.audits.store import record_failures
 from ecluse.flows.automation import statistics
 from ecluse.notify.dispatch import Recipient, notify
 from ecluse.notify.rules import schedule_secret_name

@@ -38,7 +38,7 @@ from ecluse.engine import (
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
 from ecluse.flows.audits.flow import audit_stage
-from ecluse.flows.audits.planning import plan_audits
+from ecluse.flows.audits.plan import plan_audits
 from ecluse.flows.automation import eligibility, events, select, snapshot, work
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.eligibility import FETCH

@@ -8,7 +8,7 @@ from psycopg.rows import dict_row
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.flows.audits.saving import STAGE
+from ecluse.flows.audits.store import STAGE
 from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.reading import EVERYTHING, Visible
 
