@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ecluse.access.keys import Caller
-from ecluse.flows.fiches.fetching import Fetched, save_details
+from ecluse.flows.fiches.fetch import Fetched, save_details
 
 Row = dict[str, Any]
 

@@ -10,7 +10,7 @@ import pytest
 
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.flows.fiches.cache import cache_sales, states
-from ecluse.flows.fiches.fetching import fetch_fiche
+from ecluse.flows.fiches.fetch import fetch_fiche
 from ecluse.vendors.crm import Crm
 from tests.flows.fiche_rows import save
 from tests.vendors.raw_server import answers, client_of, raw_server, response

@@ -8,7 +8,7 @@ import random
 import psycopg
 import pytest
 
-from ecluse.flows.fiches.fetching import Fetched, save_details
+from ecluse.flows.fiches.fetch import Fetched, save_details
 from tests.flows.fiche_rows import call, details, save
 
 RECORDINGS = "SELECT call_id, recording_url, removed_at IS NOT NULL FROM recordings ORDER BY call_id"

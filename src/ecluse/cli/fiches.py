@@ -9,7 +9,7 @@ import typer
 
 from ecluse.base.logging import harmless
 from ecluse.cli.database import with_connection
-from ecluse.flows.fiches import reading
+from ecluse.flows.fiches import queries
 
 app = typer.Typer(no_args_is_help=True, help="Look at the fiches that are cached, and their recordings.")
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
@@ -24,8 +24,8 @@ def list_fiches(
     as_json: JsonOption = False,
 ) -> None:
     """List cached fiches, latest sales first."""
-    wanted = reading.Wanted(groupe=groupe)
-    rows = with_connection(lambda c: reading.list_fiches(c, tenant, wanted, limit=limit, offset=offset))
+    wanted = queries.Wanted(groupe=groupe)
+    rows = with_connection(lambda c: queries.list_fiches(c, tenant, wanted, limit=limit, offset=offset))
     if as_json:
         typer.echo(json.dumps({"fiches": rows}, default=str))
         return
@@ -47,7 +47,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show one fiche: its data from the CRM, and its recordings by start time."""
-    fiche = with_connection(lambda c: reading.show_fiche(c, tenant, fiche_id))
+    fiche = with_connection(lambda c: queries.show_fiche(c, tenant, fiche_id))
     if as_json:
         typer.echo(json.dumps(fiche, default=str))
         return

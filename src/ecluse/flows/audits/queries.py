@@ -10,7 +10,7 @@ from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.flows.audits.store import STAGE
 from ecluse.flows.fiches import cache
-from ecluse.flows.fiches.reading import EVERYTHING, Visible
+from ecluse.flows.fiches.queries import EVERYTHING, Visible
 
 Row = dict[str, Any]
 Status = Literal["pending", "running", "completed", "failed"]

@@ -18,7 +18,7 @@ from ecluse.flows.audits.work import Access as AuditAccess
 from ecluse.flows.audits.work import Auditor, connected_auditor
 from ecluse.flows.automation.schedules import secret_name
 from ecluse.flows.fiches.cache import cache_sales
-from ecluse.flows.fiches.fetching import Fetched, fetch_fiche, save_details
+from ecluse.flows.fiches.fetch import Fetched, fetch_fiche, save_details
 from ecluse.vendors.crm import Crm
 from ecluse.vendors.http import VendorHttp
 

@@ -16,9 +16,9 @@ from ecluse.access.envelope import as_json
 from ecluse.access.wire import Filter, Limit, Offset, Row, reads_of, with_ids_as_text
 from ecluse.base.text import LONGEST_FOREIGN_ID, storable
 from ecluse.db.connect import Connection
-from ecluse.flows.fiches import reading, shapes
+from ecluse.flows.fiches import queries, shapes
 from ecluse.flows.fiches.cache import Details
-from ecluse.flows.fiches.reading import Wanted
+from ecluse.flows.fiches.queries import Wanted
 from ecluse.flows.fiches.scopes import fiche_in_path, require_visible, visible
 
 routes = door.routes("fiches")
@@ -53,7 +53,7 @@ async def list_fiches(
     """List fiches, the latest sales first, each with the number of its transcribed recordings."""
     caller, wanted = caller_of(request), Wanted(groupe, sales_from, sales_to, details, has_recordings, q)
     rows = await reads_of(request)(
-        lambda c: reading.list_fiches(c, caller.tenant, wanted, visible=visible(caller), limit=limit, offset=offset)
+        lambda c: queries.list_fiches(c, caller.tenant, wanted, visible=visible(caller), limit=limit, offset=offset)
     )
     return as_json({"fiches": with_ids_as_text(rows), "limit": limit, "offset": offset})
 
@@ -67,7 +67,7 @@ async def show_fiche(request: Request, fiche_id: str) -> Response:
 
     async def ask(connection: Connection) -> Row:
         await require_visible(connection, caller, [wanted])
-        return await reading.show_fiche(connection, caller.tenant, wanted)
+        return await queries.show_fiche(connection, caller.tenant, wanted)
 
     fiche = await reads_of(request)(ask)
     with_ids_as_text([fiche, *fiche["recordings"]])

@@ -17,7 +17,7 @@ from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.ids import is_fiche_id
-from ecluse.flows.fiches.reading import EVERYTHING, Visible
+from ecluse.flows.fiches.queries import EVERYTHING, Visible
 
 NAMED = 5  # refused ids listed in the message
 

@@ -11,7 +11,7 @@ from psycopg.rows import dict_row
 
 from ecluse.db.connect import Connection
 from ecluse.engine import EphemeralEvent, Event, FinishedItem, Run
-from ecluse.flows.fiches.fetching import Fetched, save_details
+from ecluse.flows.fiches.fetch import Fetched, save_details
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.plan import event_of
 from ecluse.flows.transcriptions.rules import Counts, End

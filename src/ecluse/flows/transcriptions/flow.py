@@ -35,7 +35,7 @@ from ecluse.engine import (
     open_stage,
 )
 from ecluse.flows.fiches import cache
-from ecluse.flows.fiches.fetching import Fetched, save_details
+from ecluse.flows.fiches.fetch import Fetched, save_details
 from ecluse.flows.fiches.ids import FicheId
 from ecluse.flows.transcriptions import events, plan, rules, store, traces, watchdog, work
 from ecluse.flows.transcriptions.config import Config

@@ -13,7 +13,7 @@ import psycopg
 from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
 from ecluse.db.connect import is_away
 from ecluse.engine import Done, EphemeralEvent, Item, Postponed, Result, WorkContext
-from ecluse.flows.fiches.fetching import fetch_fiche
+from ecluse.flows.fiches.fetch import fetch_fiche
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.chunks import derive
 from ecluse.flows.transcriptions.config import Config
