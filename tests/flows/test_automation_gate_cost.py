@@ -47,6 +47,6 @@ def cost(connection, statement, parameters) -> float:
 @pytest.mark.req("AUT-200")
 @pytest.mark.parametrize("statement", ["COUNT", "FICHES", "HEALABLE", "LEFT_BY_OTHERS", "LATE"])
 def test_a_look_reads_each_recording_a_few_times_at_most(filled, statement):
-    assert cost(filled, getattr(transcribing, statement), {"run": 1}) < 15 * FICHES * RECORDINGS
+    assert cost(filled, getattr(transcripts, statement), {"run": 1}) < 15 * FICHES * RECORDINGS
     counted = filled.execute(transcripts.COUNT, {"run": 1}).fetchone()
     assert counted == (FICHES * RECORDINGS, FICHES, FICHES * (RECORDINGS - 1), 0)
