@@ -12,7 +12,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all test-postgres15 browser pooler postgres15 check lint format types imports demo bench bench-automation bench-retention chaos chaos-automation coverage-of-requirements requirements docs clean
+.PHONY: help test quick test-all test-postgres15 browser pooler postgres15 check lint format types imports demo bench bench-automation bench-retention chaos chaos-automation coverage-of-requirements requirements docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ once_more = || { [ $$? = 1 ] && echo "FAILED BESIDE OTHERS; once more, alone:" &
 test: check browser pooler ## All checks and all tests but the slow ones; DATABASE_URL=… runs them on that server
 	$(BIN)/pytest -n 2 --dist loadfile --maxfail 10 -m "not slow and not alone" $(once_more)
 	$(BIN)/pytest -m "alone and not slow" $(once_more)
+
+quick: check ## The inner loop: all checks, unit, engine and repository tests
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow and not alone" tests/unit tests/engine tests/repo
 
 test-all: test ## All checks and all tests, the slow ones too
 	$(BIN)/pytest -m slow
