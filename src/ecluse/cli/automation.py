@@ -18,7 +18,7 @@ from ecluse.cli.automation_given import in_options
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
-from ecluse.engine import Started, cause_in_words, load_run
+from ecluse.engine import CANCELLED, Started, cause_in_words, load_run
 from ecluse.flows.automation import queries
 from ecluse.flows.automation.schedules import FLOW, find
 from ecluse.flows.automation.selection_model import Override
@@ -194,6 +194,8 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
         return
     stages, snapshot = run.pop("stages"), run.pop("config_snapshot")
     run["schedule_name"] = snapshot.get("schedule_name")
+    if run["state"] == "cancelled":
+        run["status"] = "cancelled"
     if run["completed_at"] is not None:
         run["selected"] = sums.in_full(_counts(run))
     del run["total_fiches"]
@@ -259,7 +261,8 @@ def fiches(
         if expected := row["will_fail"]:
             gates = f"will fail: {expected['code']} {expected['reason']} ({gates})"
         why = row["error"] or row["ignore_reason"] or gates
-        typer.echo(harmless(f"{row['fiche_id']:>20}  {row['status']:<10} {why}"))
+        status = "cancelled" if row["error_code"] == CANCELLED else row["status"]
+        typer.echo(harmless(f"{row['fiche_id']:>20}  {status:<10} {why}"))
 
 
 def _counts(row: dict[str, Any]) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def _show_causes(run: RunWaits) -> None:
     typer.echo(f"{run.waiting:,} waiting, {run.in_flight:,} in flight" if run.groups else harmless(run.summary))
     for group in run.groups:
         where = f"{group.flow}/{group.stage}" if group.stage else group.flow
-        lane = f", lane {group.lane}" if group.lane else ""
+        lane = f", lane {group.lane}" if group.lane and f"lane {group.lane}" not in group.detail else ""
         typer.echo(harmless(f"{group.count:>8}  {group.cause}: {where}{lane}: {group.detail}"))
         if group.first_at is not None:
             last = "" if group.last_at is None else f", the last about {group.last_at:%Y-%m-%d %H:%M:%S}"

@@ -76,6 +76,7 @@ class Facts:
     down_since: datetime | None  # the lane's breaker has opened, and no call has been answered since
     last_failure: str | None
     clock_stopped: bool
+    per_second: float | None
     spacing: timedelta | None
     next_free_at: datetime | None
     max_in_flight: int | None
@@ -148,8 +149,8 @@ def detail_of(item: Facts, *, shared: bool = False) -> str:
             return f"lane {item.lane} has its {item.max_in_flight} calls in flight"
         case "per key":
             return f"{item.max_per_key} of its group are in flight, which is its cap in lane {item.lane}"
-        case "throttled" if item.spacing is not None:
-            return f"lane {item.lane} starts {60 / item.spacing.total_seconds():.4g} calls a minute"
+        case "throttled" if item.per_second is not None:
+            return f"lane {item.lane} starts {60 * item.per_second:.4g} calls a minute"
         case _ if item.busy >= item.hands:
             return f"all {item.hands} worker slots of {item.workers} replicas are busy"
         case _:

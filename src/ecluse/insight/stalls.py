@@ -26,7 +26,8 @@ SELECT r.id, {PROGRESS}, ecluse_now() FROM runs r WHERE r.id = ANY(%(runs)s) AND
 # Starts from the closed lanes, of which there are few or none, and goes up to the runs in question.
 CLOSED = """
 WITH RECURSIVE lane AS MATERIALIZED (
-    SELECT id, name, paused_reason, held_until FROM lanes, (SELECT ecluse_now() AS now) clock
+    SELECT id, name, paused_reason, held_until, CASE WHEN trips > 0 THEN failing_since END AS down_since
+    FROM lanes, (SELECT ecluse_now() AS now) clock
     WHERE paused_at IS NOT NULL OR held_until > now),
 waiting AS (
     SELECT DISTINCT l.id AS lane_id, i.run_id AS id FROM lane l CROSS JOIN LATERAL (
@@ -35,7 +36,8 @@ waiting AS (
     UNION
     SELECT c.lane_id, w.waiter_run_id FROM waiting c JOIN run_waiters w ON w.run_id = c.id
     WHERE w.waiter_run_id IS NOT NULL)
-SELECT DISTINCT ON (w.id) w.id, l.name, l.paused_reason, l.held_until FROM waiting w JOIN lane l ON l.id = w.lane_id
+SELECT DISTINCT ON (w.id) w.id, l.name, l.paused_reason, l.held_until, l.down_since
+FROM waiting w JOIN lane l ON l.id = w.lane_id
 WHERE w.id = ANY(%(runs)s) ORDER BY w.id, l.paused_reason IS NULL, l.name
 """
 
@@ -48,6 +50,7 @@ class Stall(NamedTuple):
     lane: str | None
     paused_reason: str | None
     held_until: datetime | None
+    down_since: datetime | None = None  # of the vendor: no call has been answered since
 
 
 def is_quiet(progress_at: datetime, now: datetime) -> bool:
@@ -62,4 +65,4 @@ async def stalls(connection: Connection, tenant: str, run_ids: Collection[int]) 
     progress = await (await connection.execute(LATEST, given)).fetchall()
     quiet = {run_id: at for run_id, at, now in progress if is_quiet(at, now)}
     closed = {row[0]: row[1:] for row in await (await connection.execute(CLOSED, given)).fetchall()}
-    return {run_id: Stall(quiet.get(run_id), *closed.get(run_id, (None, None, None))) for run_id in {*quiet, *closed}}
+    return {run_id: Stall(quiet.get(run_id), *closed.get(run_id, (None, None, None, None))) for run_id in {*quiet, *closed}}

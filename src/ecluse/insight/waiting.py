@@ -136,7 +136,7 @@ SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.execut
        l.name AS lane, l.paused_at, l.paused_reason, l.paused_by,
        CASE WHEN l.held_until > now THEN l.held_until END AS held_until,
        l.held_reason, CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since, l.last_failure,
-       l.clock_stopped_at IS NOT NULL AS clock_stopped, l.spacing,
+       l.clock_stopped_at IS NOT NULL AS clock_stopped, l.per_second, l.spacing,
        greatest(l.next_free_at, now) AS next_free_at, l.max_in_flight, l.in_flight,
        coalesce(l.failures >= l.break_after, false) AS probing, coalesce(m.group_key = ANY(l.full_keys), false)
            AS key_full,

@@ -23,6 +23,8 @@ from ecluse.engine.runs.units import Counted
 P = ParamSpec("P")
 R = TypeVar("R")
 DATABASE_AWAY_SECONDS = 0.5
+# What child runs have done is shown at their parent as its gate counted it last.
+UNITS_POLL_SECONDS = 5.0
 
 
 Seen = Callable[[Connection, Run, gate.StageProgress, gate.GateEnded | gate.Redispatch | gate.Wait], Awaitable[None]]
@@ -183,7 +185,7 @@ async def _look(
                 name = f"{stage.gate or stage.name} gate"
                 what = f"{name} (polling DB for {stage.signal})" if stage.signal else name
                 run.trace.waiting(what, items=seen.expected, deadline=seen.deadline_at.isoformat())
-            return "wait", seconds
+            return "wait", seconds if units is None else min(seconds, UNITS_POLL_SECONDS)
 
 
 async def lead(story: Story) -> None:
