@@ -38,7 +38,7 @@ LANES = {
     "paused": ("paused", "paused_at = now(), paused_by = 'cli:ann', paused_reason = 'invoice'", "cli:ann: invoice"),
     "held": ("held", "held_until = ecluse_now() + interval '1 minute', held_reason = 'Retry-After: 429'", "429"),
     "broken": ("breaker", "break_after = 5, failures = 5", "one call at a time"),
-    "rated": ("throttled", "per_second = 0.5, next_free_at = ecluse_now() + interval '4 s'", "29.4 calls a minute"),
+    "rated": ("throttled", "per_second = 0.5, next_free_at = ecluse_now() + interval '4 s'", "30 calls a minute"),
 }
 
 

@@ -186,7 +186,8 @@ PLAIN = Facts(
     now=NOW, id=1, run_id=7, flow="test", stage="work", key="k", target="t", due_at=NOW, executions=0, crashes=0,
     suspicion=0, error_code=None, error=None, postponed_cause=None, postponed_why=None, position=3, counted=9,
     lane="lane", paused_at=None, paused_reason=None, paused_by=None, held_until=None, held_reason=None, down_since=None,
-    last_failure=None, clock_stopped=False, spacing=None, next_free_at=NOW, max_in_flight=None, in_flight=0,
+    last_failure=None, clock_stopped=False, per_second=None, spacing=None, next_free_at=NOW, max_in_flight=None,
+    in_flight=0,
     probing=False, key_full=False, max_per_key=None, workers=1,
     hands=10, busy=10, pace=None,
 )  # fmt: skip
@@ -196,7 +197,7 @@ HELD = {"held_until": NOW + 60 * SECOND, "held_reason": "Retry-After: 429"}
 LEASED = {"postponed_cause": "lease", "postponed_why": "run 3 has it"}
 DOWN = {"down_since": NOW - 9 * SECOND, "last_failure": "503 for 4711"}
 BROKEN = DOWN | {"held_until": NOW + 60 * SECOND, "held_reason": f"{TRIGGERED}: 4711"}
-RATED = {"spacing": 6 * SECOND, "next_free_at": NOW + 4 * SECOND}
+RATED = {"per_second": 1 / 6, "spacing": 6 * SECOND, "next_free_at": NOW + 4 * SECOND}
 LATER = NOW + 30 * SECOND
 
 WHY = [

@@ -261,8 +261,8 @@ def fiches(
         if expected := row["will_fail"]:
             gates = f"will fail: {expected['code']} {expected['reason']} ({gates})"
         why = row["error"] or row["ignore_reason"] or gates
-        status = "cancelled" if row["error_code"] == CANCELLED else row["status"]
-        typer.echo(harmless(f"{row['fiche_id']:>20}  {status:<10} {why}"))
+        became = "cancelled" if row["error_code"] == CANCELLED else row["status"]
+        typer.echo(harmless(f"{row['fiche_id']:>20}  {became:<10} {why}"))
 
 
 def _counts(row: dict[str, Any]) -> dict[str, Any]:

@@ -147,7 +147,12 @@ def _trigger(played: Scene, key: str, schedule: str) -> int:
 def _watch(console: Console, played: Scene, run_id: int) -> Kill:
     def look() -> Seen:
         (row,) = played.query(PROGRESS, run_id)
-        return Seen(row["phase"] or ("ended" if row["ended"] else "selection"), row["done"], row["planned"] or None, ended=row["ended"])
+        return Seen(
+            row["phase"] or ("ended" if row["ended"] else "selection"),
+            row["done"],
+            row["planned"] or None,
+            ended=row["ended"],
+        )
 
     def half_way(seen: Seen) -> bool:
         return seen.phase == "auditing" or (seen.phase == "transcribing" and 0 < 2 * seen.done >= (seen.total or 0))

@@ -42,6 +42,9 @@ WHERE w.id = ANY(%(runs)s) ORDER BY w.id, l.paused_reason IS NULL, l.name
 """
 
 
+NOT_CLOSED = (None, None, None, None)
+
+
 class Stall(NamedTuple):
     """A run that makes no progress. `quiet_since`: its last progress, if that is long ago. `lane`: a closed lane in
     which items wait, of the run or of a run that it waits for."""
@@ -65,4 +68,4 @@ async def stalls(connection: Connection, tenant: str, run_ids: Collection[int]) 
     progress = await (await connection.execute(LATEST, given)).fetchall()
     quiet = {run_id: at for run_id, at, now in progress if is_quiet(at, now)}
     closed = {row[0]: row[1:] for row in await (await connection.execute(CLOSED, given)).fetchall()}
-    return {run_id: Stall(quiet.get(run_id), *closed.get(run_id, (None, None, None, None))) for run_id in {*quiet, *closed}}
+    return {run_id: Stall(quiet.get(run_id), *closed.get(run_id, NOT_CLOSED)) for run_id in {*quiet, *closed}}
