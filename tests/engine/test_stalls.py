@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from ecluse.engine import Waiter, put_waiters
-from ecluse.insight import run_queries, stalls
-from ecluse.insight.stalls import Stall
+from ecluse.insight import run_queries
+from ecluse.insight.stalls import Stall, stalls
 from ecluse.insight.waiting import why_run
 from ecluse.web import standing
 from tests.engine.flows import open_board

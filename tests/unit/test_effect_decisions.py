@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from ecluse.base.errors import NotSentError, PermanentError, TransientError, VendorError
 from ecluse.base.ids import effect_id
 from ecluse.engine import AbsoluteWrite, Item, KeyedWrite, Order, WorkContext
+from ecluse.engine.effects.perform import Performed, WriteExecutor
 from ecluse.engine.effects.protocol import (
     SEND_WITHIN,
     Intent,
-    Performed,
     Standing,
-    WriteExecutor,
     after_failure,
     again_or_never,
     agrees,

@@ -15,8 +15,7 @@ is open is marked `effect_may_exist`, and a sweep (`probe.py`) keeps reading the
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
@@ -24,13 +23,11 @@ from uuid import UUID
 
 from pydantic_core import from_json, to_json
 
-from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError, VendorError
-from ecluse.base.ids import effect_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.engine.model.claimed import ClaimedItem, ClaimKey
-from ecluse.engine.model.flow import AbsoluteWrite, Done, Item, KeyedWrite, Order, WorkContext, Write
+from ecluse.engine.model.flow import AbsoluteWrite, KeyedWrite, Write
 from ecluse.engine.model.retry import GiveUp, Retry
 
 SEND_WITHIN = 1.0  # seconds from the intent to its send; up to twice as long if its commit had to be repeated
@@ -111,12 +108,6 @@ class EffectEnd(NamedTuple):
     error: str | None = None
 
 
-class Performed(NamedTuple):
-    outcome: Done | VendorError | datetime  # an instant: execute again then
-    effect: EffectEnd | None = None
-
-
-# The caller has locked the claims, in the same transaction.
 INTEND = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 mine AS MATERIALIZED (
@@ -220,135 +211,3 @@ def again_or_never(write: Write, verdict: Retry | GiveUp, now: datetime) -> Retr
     if isinstance(verdict, Retry):
         return Retry(max(verdict.at, now + write.quiet))
     return Retry(now + write.quiet) if isinstance(write, AbsoluteWrite) else GiveUp(permanent=True)
-
-
-Phase = Literal["recording", "asking", "sending"]
-
-
-class WriteExecutor:
-    """Takes a write through the protocol, as far as one execution can."""
-
-    def __init__(
-        self,
-        intend: Callable[[Intent], Awaitable[Standing]],
-        may_send: Callable[[Item], bool],
-        now: Callable[[], datetime],
-    ) -> None:
-        self._intend = intend
-        self._may_send = may_send
-        self._now = now
-        # Kept while the worker holds the item: after an interruption it says how far the write had come.
-        self.phase: dict[ClaimKey, Phase] = {}
-
-    async def perform(
-        self, write: Write, context: WorkContext, taken: ClaimedItem, spent: VendorError | None = None
-    ) -> Performed:
-        """Start or continue the write. `spent`: it may not be sent again, and fails with this error unless it turns out
-        to have been applied."""
-        performed = await self._perform(write, context, taken, spent)
-        self.phase.pop(taken.claim_key, None)
-        return performed
-
-    async def _perform(
-        self, write: Write, context: WorkContext, taken: ClaimedItem, spent: VendorError | None
-    ) -> Performed:
-        item = taken.item
-        name = effect_id(item.tenant_id, item.event_key, item.stage, item.key, item.round)
-        if spent is not None or item.executions or item.crashes:
-            standing = await self._record(Intent(taken, name, write, send=None))
-            if standing.state != "planned":
-                return await self._go_on(write, context, taken, standing, spent)
-            if spent is not None:
-                return Performed(spent)
-        wanted, before = plain(write.wanted(item)), None
-        if isinstance(write, AbsoluteWrite):
-            try:
-                before = plain(await write.read(context, item))
-            except VendorError as error:
-                return Performed(error)
-        need = not isinstance(write, AbsoluteWrite) or not agrees(before, wanted)
-        if need and isinstance(write, AbsoluteWrite):
-            await context.permit(item)  # the read used the first one; not awaited between the intent and its send
-        standing = await self._record(Intent(taken, name, write, wanted, before, send=need))
-        if standing.went and standing.state == "sending":
-            return await self._send(write, context, taken, standing, doubtful=False)
-        return await self._go_on(write, context, taken, standing, spent)
-
-    async def _record(self, intent: Intent) -> Standing:
-        self.phase[intent.taken.claim_key] = "recording"
-        standing = await self._intend(intent)
-        self.phase[intent.taken.claim_key] = "asking" if standing.state in OPEN else "recording"
-        return standing
-
-    async def _go_on(
-        self, write: Write, context: WorkContext, taken: ClaimedItem, standing: Standing, spent: VendorError | None
-    ) -> Performed:
-        """Continue a write whose effect another execution has recorded."""
-        if standing.state == "planned":  # by a concurrent transaction: its row is not visible yet
-            return Performed(self._now() + LATER)
-        if standing.state == "applied":
-            return Performed(Done(standing.result if isinstance(write, KeyedWrite) else standing.wanted))
-        if standing.state not in OPEN:
-            return Performed(PermanentError(standing.error or f"the write is {standing.state}", code="NOT_APPLIED"))
-        if not standing.quiet_over and standing.quiet_until is not None:
-            return Performed(standing.quiet_until)
-        return await self._ask(write, context, taken, standing, spent)
-
-    async def _ask(
-        self, write: Write, context: WorkContext, taken: ClaimedItem, standing: Standing, spent: VendorError | None
-    ) -> Performed:
-        """Find out what became of the last send, and send again unless it was applied or may not be repeated."""
-        before, doubtful = standing.before, isinstance(write, KeyedWrite)
-        if isinstance(write, AbsoluteWrite):
-            try:
-                before = plain(await write.read(context, taken.item))
-            except VendorError as error:
-                return Performed(error, EffectEnd(standing.id, standing.sends, "unknown"))
-            verdict = conclude(before, standing.wanted, standing.before)
-            if verdict == "applied":
-                return Performed(Done(standing.wanted), EffectEnd(standing.id, standing.sends, "applied"))
-            if verdict == "conflict":
-                message = f"found {json.dumps(before)}: not as wanted, nor as before, {json.dumps(standing.before)}"
-                conflict = EffectEnd(standing.id, standing.sends, "conflict", None, message)
-                return Performed(PermanentError(message, code="CONFLICT"), conflict)
-        elif isinstance(write, KeyedWrite) and standing.age is not None and standing.age > KEY_LIFE * write.remembered:
-            spent = PermanentError(f"sent {standing.age} ago: the vendor may have forgotten its key", ambiguous=True)
-        if spent is not None:
-            state: State = "unknown" if doubtful else "not_applied"
-            return Performed(spent, EffectEnd(standing.id, standing.sends, state, None, spent.message))
-        if isinstance(write, AbsoluteWrite):
-            await context.permit(taken.item)
-        again = await self._record(
-            Intent(taken, standing.id, write, standing.wanted, before, again_after=standing.sends)
-        )
-        if not again.went:
-            return Performed(again.quiet_until or self._now() + LATER)
-        return await self._send(write, context, taken, again, doubtful=doubtful)
-
-    async def _send(
-        self, write: Write, context: WorkContext, taken: ClaimedItem, standing: Standing, *, doubtful: bool
-    ) -> Performed:
-        item = taken.item
-        late = asyncio.get_running_loop().time() - standing.asked_at > SEND_WITHIN
-        if late or not self._may_send(item):
-            state: State = "unknown" if doubtful else "planned"
-            return Performed(
-                self._now() + LATER, EffectEnd(standing.id, standing.sends, state, None, "not sent: too late")
-            )
-        crashpoint("before send")
-        self.phase[taken.claim_key] = "sending"
-        try:
-            result = await write.send(context, item, Order(str(standing.id), standing.wanted, standing.before))
-        except VendorError as error:
-            state = after_failure(error, doubtful=doubtful)
-            return Performed(error, EffectEnd(standing.id, standing.sends, state, None, error.message))
-        crashpoint("after send")
-        if isinstance(write, AbsoluteWrite):
-            if result is not None and not agrees(plain(result), standing.wanted):
-                message = f"the vendor made it {json.dumps(plain(result))} of the wanted {json.dumps(standing.wanted)}"
-                return Performed(
-                    PermanentError(message, code="NOT_AS_WANTED"),
-                    EffectEnd(standing.id, standing.sends, "conflict", None, message),
-                )
-            result = standing.wanted
-        return Performed(Done(result), EffectEnd(standing.id, standing.sends, "applied", result))

@@ -16,7 +16,8 @@ import structlog
 from ecluse.base.clock import Clock
 from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.engine.effects.paid import PaidCalls
-from ecluse.engine.effects.protocol import LATER, EffectEnd, Fenced, WriteExecutor
+from ecluse.engine.effects.perform import WriteExecutor
+from ecluse.engine.effects.protocol import LATER, EffectEnd, Fenced
 from ecluse.engine.lanes.registry import Closed, Lanes
 from ecluse.engine.model import counters
 from ecluse.engine.model.claimed import ClaimedItem

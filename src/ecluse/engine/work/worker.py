@@ -20,7 +20,7 @@ from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
 from ecluse.db.connect import Connection, Pool, is_away
 from ecluse.engine.effects.paid import PaidCalls
-from ecluse.engine.effects.protocol import WriteExecutor
+from ecluse.engine.effects.perform import WriteExecutor
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.model.flow import EmitLive, Flow, Item, WorkContext
