@@ -99,7 +99,7 @@ class Calls:
 
 async def ask_once(kit: Kit) -> None:
     """What the settling loop does every five seconds."""
-    await settle_forgotten(kit.pool, kit.by_name, kit.worker._contexts, kit.replica)
+    await settle_forgotten(kit.pool, kit.by_name, kit.worker._executor._contexts, kit.replica)
 
 
 # ── By an operator ─────────────────────────────────────────────────────────────────────────────────────────────────
