@@ -220,6 +220,8 @@ async def test_the_run_names_the_cause_while_its_transcriptions_wait(
         printed = time.monotonic()
         assert (said.code, said.err) == (0, "")
         assert f"  {case.cause}: " in said.out
+        shown = await asyncio.to_thread(ecluse, "automation", "show", str(run_id))
+        assert "why it waits " in shown.out
         seconds = {"page": await told, "API": answered - asked, "command": printed - typed}
         print(name, {face: f"{taken:.1f} s" for face, taken in seconds.items()})
         assert max(seconds.values()) <= SOON

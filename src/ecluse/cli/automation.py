@@ -22,6 +22,7 @@ from ecluse.engine import CANCELLED, Started, cause_in_words, load_run
 from ecluse.flows.automation import queries
 from ecluse.flows.automation.schedules import FLOW, find
 from ecluse.flows.automation.selection_model import Override
+from ecluse.insight.waiting import why_run
 
 app = typer.Typer(no_args_is_help=True, help="Automation: schedules of fiches, and what became of their runs.")
 app.add_typer(automation_schedules.app, name="schedules")
@@ -211,6 +212,9 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
         end = stage["end_cause"] or f"until {stage['deadline_at']:%H:%M:%SZ}"
         told = f"{finished}/{stage['expected']}, {stage['failed']} failed, {stage['waiting']} waiting"
         typer.echo(f"  {stage['stage']:<18} {told} ({end})")
+    if run["completed_at"] is None:
+        waits = with_connection(lambda c: why_run(c, None, run_id))
+        typer.echo(harmless(f"{'why it waits':<20} {waits.summary}"))
 
 
 @app.command()
