@@ -275,6 +275,9 @@ def test_what_cannot_succeed_and_what_was_cancelled_is_said_before_a_redrive(ecl
         query(statement.replace("RUN", run))
     (line,) = ecluse("automation", "runs", "--status", "cancelled").out.splitlines()
     assert (line.split()[4], line.endswith("4 = 1+2+0 + 1 cancelled")) == ("cancelled", True)
+    assert ecluse("automation", "show", str(run)).out.split("\nstatus", 1)[1].split()[0] == "cancelled"
+    listed = [one.split()[:2] for one in ecluse("automation", "fiches", str(run)).out.splitlines()]
+    assert sorted(status for _, status in listed) == ["cancelled", "failed", "failed", "successful"]
     silent = ecluse("automation", "redrive", run)
     told = "1 of 2 fiches cannot succeed as they are:\n       1  NO_URL  (fiche 1: no URL)\n"
     assert (silent.code, silent.out, silent.err.startswith(told), "--yes" in silent.err) == (2, "", True, True)
