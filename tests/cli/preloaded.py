@@ -9,7 +9,6 @@ import os
 import sys
 from typing import Any
 
-import ecluse.flows.automation.starting
 import typer.rich_utils  # noqa: F401 - what the commands import when they run
 
 import ecluse.cli.doctor
@@ -17,6 +16,7 @@ import ecluse.cli.watch
 import ecluse.engine.kit
 import ecluse.flows.audits.flow
 import ecluse.flows.automation.flow
+import ecluse.flows.automation.start
 import ecluse.flows.transcriptions.flow
 import ecluse.migrations.runner
 import ecluse.vendors.price_list  # noqa: F401
