@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -53,7 +55,20 @@ def database(
     finally:
         server.ensure_running()
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            _drop(connection, name)
+
+
+def _drop(connection: psycopg.Connection[Any], name: str) -> None:
+    """An ordinary role is refused while an autovacuum worker, which is of no role, is in the database."""
+    until = time.monotonic() + 30
+    while True:
+        try:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+            return
+        except psycopg.errors.InsufficientPrivilege:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 @contextmanager

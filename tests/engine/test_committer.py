@@ -11,6 +11,7 @@ import pytest
 from pydantic_core import to_json
 from structlog.testing import capture_logs
 
+from ecluse.db.connect import TRANSACTION_LIMITS_SINCE
 from ecluse.engine import Done, Flow, Item, Result, Saved, Start, WorkContext
 from tests.engine.flows import PATIENCE, flow, keys, run_to_end, stage, until
 from tests.support.runs import wait_for_run
@@ -130,7 +131,8 @@ async def test_what_takes_too_long_together_is_stored_in_parts(start_kit, one, m
     kit = await start_kit(f)
     row = await run_to_end(kit, f, keys(8))
     assert (row["status"], row["successful"]) == ("completed", 8)
-    assert gave_up
+    # Before PostgreSQL 17 a transaction has no limit but its idle time.
+    assert bool(gave_up) is (int(one("SHOW server_version_num")) >= TRANSACTION_LIMITS_SINCE)
     assert min(gave_up) > 3
     assert one("SELECT count(*) FROM saved") == 8
 

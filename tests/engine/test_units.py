@@ -130,7 +130,7 @@ async def test_the_end_of_the_last_run_opens_the_gate(start_kit, query):
     assert (row["status"], row["successful"]) == ("completed", 3)
     (shown,) = row["stages"]
     assert (shown["stage"], shown["expected"], shown["done"], shown["end_cause"]) == ("children", 3, 3, "done")
-    assert seen[-1] == (3, 3, "Passed")
+    assert seen[-1] == (3, 3, "GateEnded")
     assert query("SELECT error_details FROM runs WHERE id = %s", started.run.id) == [({"noticed": 0},)]
 
 

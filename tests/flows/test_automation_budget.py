@@ -79,8 +79,9 @@ async def test_what_does_not_fit_into_the_time_fails_and_the_rest_succeeds(start
     assert any(warning in line for line in world.logs(run_id))
     assert 120 <= in_time <= 151, "fifteen minutes are 150 calls, and the first need not wait"
     failed = sorted(fiche for fiche, (outcome, _) in results.items() if outcome == "failed")
-    # Of one that was under way some recordings are missing; the last call may just have made it.
-    assert failed in (FICHES[in_time // 12 :], FICHES[(in_time + 1) // 12 :])
+    # Of those that were under way some recordings are missing; the last call may just have made it.
+    least = len(FICHES) - (in_time + 1) // 12
+    assert least <= len(failed) <= least + 2
     assert run["status"] == "partial"
     assert (run["successful_fiches"], run["failed_fiches"]) == (len(FICHES) - len(failed), len(failed))
     assert {results[fiche][1] for fiche in failed} == {"Transcription incomplete (timeout/stall)"}
