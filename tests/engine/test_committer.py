@@ -133,7 +133,7 @@ async def test_what_takes_too_long_together_is_stored_in_parts(start_kit, one, m
     assert (row["status"], row["successful"]) == ("completed", 8)
     # Before PostgreSQL 17 a transaction has no limit but its idle time.
     assert bool(gave_up) is (int(one("SHOW server_version_num")) >= TRANSACTION_LIMITS_SINCE)
-    assert min(gave_up) > 3
+    assert all(count > 3 for count in gave_up)
     assert one("SELECT count(*) FROM saved") == 8
 
 
