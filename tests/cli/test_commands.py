@@ -243,7 +243,7 @@ def test_why_the_items_of_a_run_wait_is_told(ecluse, query):
     assert all("night shift" in line for line in lines)
     first, group, example = ecluse("runs", "why", run_id).out.splitlines()
     assert first == "3 waiting, 0 in flight"
-    assert group.startswith("       3  paused: hello/read, lane lane: lane lane was paused by bob: night shift")
+    assert group.startswith("       3  paused: hello/read: lane lane was paused by bob: night shift")
     assert f"1 (run {run_id})" in example
     told = ecluse("runs", "why", run_id, "--json").json
     assert (told["waiting"], told["groups"][0]["cause"], told["blocked"]) == (3, "paused", True)
