@@ -21,7 +21,6 @@ from ecluse.db.connect import (
     LIBPQ,
     NOTHING_MORE,
     check,
-    is_away,
     normalise,
     open_blocking_session,
     open_session,
@@ -29,6 +28,7 @@ from ecluse.db.connect import (
     together,
 )
 from ecluse.db.listen import listen
+from ecluse.db.outage import is_unavailable
 
 WHAT_TO_DO = "postgresql://user:password@host:5432/database"
 
@@ -348,7 +348,7 @@ async def test_what_somebody_who_sleeps_in_the_middle_of_a_transaction_has_locke
 
         with pytest.raises(psycopg.Error) as caught:
             await sleep_on_it()
-        assert is_away(caught.value)
+        assert is_unavailable(caught.value)
         async with own.connection() as fresh:
             assert await (await fresh.execute("SELECT 1")).fetchone() == (1,)
 
@@ -363,4 +363,4 @@ async def test_what_was_refused_earlier_in_a_pipeline_is_no_sign_that_the_databa
     async with pool(dsn, size=1) as own, own.connection() as connection:
         with pytest.raises((psycopg.errors.PipelineAborted, psycopg.errors.InFailedSqlTransaction)) as caught:
             await go_on(connection)
-        assert not is_away(caught.value)
+        assert not is_unavailable(caught.value)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
-from ecluse.db.connect import is_away
+from ecluse.db.outage import is_unavailable
 from ecluse.engine import EphemeralEvent, PublishedEvent
 from ecluse.realtime import apps, pusher_server
 from ecluse.realtime import hub as hubs
@@ -97,7 +97,7 @@ async def test_those_who_wait_in_line_for_a_database_that_is_away_do_not_each_wa
     waiting = [known.with_key(pool, f"{n % 2}") for n in range(20)]
     ended = await asyncio.gather(*waiting, return_exceptions=True)
     assert {str(error) for error in ended} == {"connection refused"}
-    assert all(is_away(error) for error in ended)
+    assert all(is_unavailable(error) for error in ended)
     assert pool.asked == 1
 
 

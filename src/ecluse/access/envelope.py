@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecluse.base.errors import Conflict, EcluseError, ForbiddenTransition, InvalidInput, NotFound
 from ecluse.base.validation import as_sent, problem, respelled, where
-from ecluse.db.connect import is_away, one_line
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.reads import ReadTimeout
 
 log = structlog.get_logger(__name__)
@@ -165,7 +165,7 @@ def _announced(sent: Headers) -> int:
 
 
 def _unexpected(request_id: str, error: Exception) -> Response:
-    if isinstance(error, psycopg.Error) and is_away(error):
+    if isinstance(error, psycopg.Error) and is_unavailable(error):
         log.warning("request: database away", error=one_line(error))
         headers = {"Retry-After": "1"}
         return error_answer(request_id, 503, "DATABASE_AWAY", "The database does not answer.", headers=headers)

@@ -23,7 +23,8 @@ from ecluse.access.permissions import ROLES
 from ecluse.base.clock import Clock
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, Pool, is_away, one_line
+from ecluse.db.connect import Connection, Pool
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.reads import Reads
 
 log = structlog.get_logger(__name__)
@@ -108,7 +109,7 @@ class Keys:
             async with self._pool.connection() as connection:
                 await connection.execute(NOTE_USE, (key_id,))
         except psycopg.Error as error:
-            if not is_away(error):
+            if not is_unavailable(error):
                 raise
             log.warning("noting the use of a key: database away", error=one_line(error))
 

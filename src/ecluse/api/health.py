@@ -11,7 +11,7 @@ import structlog
 from fastapi import APIRouter, Request, Response
 
 from ecluse.base.version import version
-from ecluse.db.connect import one_line
+from ecluse.db.outage import one_line
 from ecluse.engine.kit import Kit
 
 log = structlog.get_logger(__name__)

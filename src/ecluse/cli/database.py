@@ -12,7 +12,8 @@ import psycopg
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import InvalidInput, SetUpError
-from ecluse.db.connect import Connection, one_line, open_blocking_session, open_session
+from ecluse.db.connect import Connection, open_blocking_session, open_session
+from ecluse.db.outage import one_line
 
 R = TypeVar("R")
 

@@ -19,7 +19,8 @@ from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import SetUpError
 from ecluse.cli import growth
-from ecluse.db.connect import Connection, one_line, open_session
+from ecluse.db.connect import Connection, open_session
+from ecluse.db.outage import one_line
 from ecluse.db.pools import most_connections
 from ecluse.engine import ROLES
 

@@ -20,7 +20,8 @@ from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound
 from ecluse.base.logging import harmless
 from ecluse.cli import sums
-from ecluse.db.connect import Connection, is_away, one_line, open_session
+from ecluse.db.connect import Connection, open_session
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.engine import State
 from ecluse.insight import run_queries
 
@@ -142,7 +143,7 @@ async def _follow(dsn: str, run_id: int, every: float, patience: Patience) -> ru
         except psycopg.errors.UndefinedTable as error:
             raise NotFound(f"there is no run {run_id}") from error
         except psycopg.Error as error:
-            if not is_away(error):
+            if not is_unavailable(error):
                 raise
             if not away:
                 typer.echo(f"database away, looking again until it is back: {one_line(error)}", err=True)

@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
 from ecluse.base.errors import SetUpError
+from ecluse.db.outage import one_line
 from ecluse.db.server import OPTIONS_REFUSED, given_up_after, hang_up, refuse_shared_sessions, too_old
 
 log = structlog.get_logger(__name__)
@@ -59,32 +60,6 @@ NOTHING_MORE: Mapping[str, str] = {}
 RECENT_SECONDS = 5.0
 TRANSACTION_LIMITS_SINCE = 170_000
 TRANSACTION_SECONDS = 120
-
-# SQLSTATEs of temporary conditions: connection, read-only or idle session, conflict, resources, lock, operator.
-PASSING = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57")
-
-
-def is_away(error: BaseException) -> bool:
-    """Return True if the database is unavailable, False if it refuses the statement. The class of the error does not
-    tell (a key too long for its index is an OperationalError, a session closed for idling an InternalError); its
-    SQLSTATE does."""
-    if not isinstance(error, psycopg.Error) or isinstance(error, psycopg.errors.PipelineAborted):
-        return False  # PipelineAborted: an earlier statement was refused
-    if error.sqlstate is None:
-        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return error.sqlstate.startswith(PASSING)
-
-
-@contextmanager
-def ignoring_outage(doing: str) -> Iterator[None]:
-    """Log and ignore that the database is unavailable: the caller's loop retries anyway."""
-    try:
-        yield
-    except psycopg.Error as error:
-        if not is_away(error):
-            raise
-        log.warning(f"{doing}: database unavailable", error=one_line(error))
-
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 Pool = AsyncConnectionPool[Connection]
@@ -158,10 +133,6 @@ def open_blocking_session(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
         connection.close()
         raise
     return connection
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from ecluse.db.connect import hanging_up_after, is_away, open_session
+from ecluse.db.connect import hanging_up_after, open_session
+from ecluse.db.outage import is_unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +37,7 @@ async def listen(dsn: str, channels: Mapping[str, Hear]) -> None:
                     with hanging_up_after(connection, ANSWER_WITHIN):
                         await connection.execute("SELECT 1")  # a half-open socket is noticed only by a query
         except psycopg.Error as error:
-            if not is_away(error):
+            if not is_unavailable(error):
                 raise
             log.warning("listen: connection lost, reconnecting", error=str(error).strip())
             await asyncio.sleep(RECONNECT_AFTER)

@@ -13,7 +13,8 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from ecluse.base.errors import EcluseError
-from ecluse.db.connect import Connection, Pool, doubt_all, is_away
+from ecluse.db.connect import Connection, Pool, doubt_all
+from ecluse.db.outage import is_unavailable
 
 R = TypeVar("R")
 READ_SECONDS = 5
@@ -38,7 +39,11 @@ class Reads:
         except psycopg.errors.QueryCanceled as error:
             raise ReadTimeout(f"This takes longer than {READ_SECONDS} s; ask for less, or later.") from error
         except psycopg.Error as error:
-            if isinstance(error, PoolTimeout) or not is_away(error) or (error.sqlstate or "").startswith(TOO_MUCH):
+            if (
+                isinstance(error, PoolTimeout)
+                or not is_unavailable(error)
+                or (error.sqlstate or "").startswith(TOO_MUCH)
+            ):
                 raise
         doubt_all()
         async with self._checked.connection() as connection:

@@ -18,8 +18,9 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import NotFound
 from ecluse.base.ids import replica_id
 from ecluse.base.tasks import stopped
-from ecluse.db.connect import ignoring_outage, pool
+from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
+from ecluse.db.outage import ignoring_outage
 from ecluse.db.pools import CLAIMING, SIZE
 from ecluse.engine.cluster.heartbeat import Heartbeat
 from ecluse.engine.cluster.sweeps import ForcedEnds, Sweeps, set_clock

@@ -18,7 +18,8 @@ from psycopg.rows import class_row
 from pydantic_core import to_json
 
 from ecluse.base.errors import EcluseError, NotFound
-from ecluse.db.connect import Connection, Pool, is_away, one_line
+from ecluse.db.connect import Connection, Pool
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.engine import Event, PublishedEvent, Start, Started, insert_runs
 from ecluse.notify import endpoints
 from ecluse.notify.flow import FLOW
@@ -93,7 +94,7 @@ async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
                 async with connection.transaction():
                     await deliver(connection, wanted)
     except (psycopg.Error, EcluseError) as error:
-        if len(told) > 1 or is_away(error):
+        if len(told) > 1 or is_unavailable(error):
             raise
         log.error("nobody is told of an event", event_key=told[0].event_key, error=one_line(error))
 

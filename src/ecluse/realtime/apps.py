@@ -11,7 +11,8 @@ from typing import Protocol
 
 import psycopg
 
-from ecluse.db.connect import Connection, Pool, is_away, one_line
+from ecluse.db.connect import Connection, Pool
+from ecluse.db.outage import is_unavailable, one_line
 
 KEY = re.compile(r"[0-9a-f]{20}")
 FRESH_SECONDS = 1.0
@@ -86,7 +87,7 @@ class Apps:
                     async with pool.connection() as connection:
                         app = await _found(connection, self._vault, condition, value)
                 except psycopg.Error as error:
-                    if is_away(error):
+                    if is_unavailable(error):
                         self._away = (time.monotonic() + FRESH_SECONDS, one_line(error))
                     raise
                 if app is not None:

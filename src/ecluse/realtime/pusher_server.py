@@ -21,7 +21,8 @@ from pydantic_core import from_json
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ecluse.base.tasks import stopped
-from ecluse.db.connect import Pool, is_away, one_line
+from ecluse.db.connect import Pool
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.realtime.apps import KEY, App, Apps
 from ecluse.realtime.channels import NAME, PRIVATE, encoded, subject_of
 from ecluse.realtime.hub import DISABLED, LONGEST_NAME, TOO_SLOW, Hub, Listener, Message, Transport, frame
@@ -91,7 +92,7 @@ class PusherServer:
         try:
             app = await self._apps.with_key(pool, key)
         except psycopg.Error as error:
-            if not is_away(error):
+            if not is_unavailable(error):
                 raise
             log.warning("a socket came: database away", error=one_line(error))
             return NOT_NOW

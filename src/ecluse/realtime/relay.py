@@ -16,7 +16,8 @@ import psycopg
 import structlog
 from pydantic_core import from_json
 
-from ecluse.db.connect import Connection, Pool, is_away, one_line
+from ecluse.db.connect import Connection, Pool
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.realtime.channels import WHOLE_TENANT, encoded, fit
 from ecluse.realtime.hub import Hub, Key, Message
 
@@ -133,7 +134,7 @@ class Relay:
                     await self._put_interests(connection)
                     await self._pass_on(connection)
             except psycopg.Error as error:
-                if not is_away(error):
+                if not is_unavailable(error):
                     raise
                 log.warning("realtime relay: database away", error=one_line(error))
                 self._hub.dropped["relay away"] += len(self._queue)

@@ -10,7 +10,8 @@ from contextlib import suppress
 import psycopg
 import structlog
 
-from ecluse.db.connect import Pool, is_away, one_line
+from ecluse.db.connect import Pool
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.engine import read_published
 from ecluse.realtime.hub import Hub
 
@@ -37,7 +38,7 @@ class Tail:
                 while await self._read_on():
                     pass
             except psycopg.Error as error:
-                if not is_away(error):
+                if not is_unavailable(error):
                     raise
                 log.warning("reading published events: database away", error=one_line(error))
             with suppress(TimeoutError):

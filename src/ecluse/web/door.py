@@ -22,7 +22,7 @@ from ecluse.access.door import PERMISSION
 from ecluse.access.envelope import Refused, status_of
 from ecluse.access.keys import Caller
 from ecluse.base.errors import EcluseError
-from ecluse.db.connect import is_away
+from ecluse.db.outage import is_unavailable
 from ecluse.web import render
 
 COOKIE = "ecluse_key"
@@ -78,7 +78,7 @@ def _instead(request: Request, error: Exception) -> Response:
         case RequestValidationError():
             wrong = ", ".join(str(one["loc"][-1]) for one in error.errors())
             return render.trouble(request, 422, f"This address is not understood: {wrong}.")
-        case psycopg.Error() if is_away(error):
+        case psycopg.Error() if is_unavailable(error):
             return render.trouble(request, 503, "The database does not answer. Reload the page in a moment.")
     raise error
 

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from ecluse.access.envelope import Refused, status_of
 from ecluse.base.errors import EcluseError
-from ecluse.db.connect import is_away, one_line
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.realtime.channels import WHOLE_TENANT
 from ecluse.realtime.hub import Listener, Message
 from ecluse.realtime.room import Realtime
@@ -70,7 +70,7 @@ def stream(
             except Refused:
                 yield _event(render.fragment(request, "logged_out.html")) + END
             except (EcluseError, psycopg.Error) as error:  # the stream ends, and the page reconnects
-                if not (is_away(error) or (isinstance(error, EcluseError) and status_of(error) is not None)):
+                if not (is_unavailable(error) or (isinstance(error, EcluseError) and status_of(error) is not None)):
                     raise
                 log.warning("a page is not kept up to date", error=one_line(error))
 

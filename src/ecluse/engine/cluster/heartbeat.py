@@ -16,7 +16,8 @@ from typing import Any
 import psycopg
 import structlog
 
-from ecluse.db.connect import is_away, one_line, open_blocking_session
+from ecluse.db.connect import open_blocking_session
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.engine.lead import durable
 from ecluse.engine.runs.leases import RENEW
 from ecluse.engine.work.suspects import take_over
@@ -105,7 +106,7 @@ class Heartbeat:
                     while not self._stop.wait(every):
                         act(connection)
             except Exception as error:  # any error: the end of this thread would go unnoticed
-                if is_away(error):
+                if is_unavailable(error):
                     log.warning("heart: database away", error=one_line(error))
                 else:
                     log.exception("heart: trying again")

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 import structlog
 
 from ecluse.base.clock import Clock
-from ecluse.db.connect import Pool, ignoring_outage
+from ecluse.db.connect import Pool
+from ecluse.db.outage import ignoring_outage
 from ecluse.engine.cluster import forced_ends
 from ecluse.engine.effects import probe
 from ecluse.engine.lead import durable

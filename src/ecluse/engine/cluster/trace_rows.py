@@ -15,7 +15,8 @@ import structlog
 from ecluse.base import trace
 from ecluse.base.clock import Clock
 from ecluse.base.text import storable
-from ecluse.db.connect import Pool, ignoring_outage, is_away
+from ecluse.db.connect import Pool
+from ecluse.db.outage import ignoring_outage, is_unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +95,7 @@ class TraceRows:
                 async with self._pool.connection() as connection:
                     await connection.execute(STORE, (rows.encode("utf-8", "replace").decode(),))
             except psycopg.Error as error:
-                if is_away(error):
+                if is_unavailable(error):
                     raise
                 log.error("traces could not be stored", error=str(error).strip(), rows=len(batch))
                 self._drop(len(batch))

@@ -18,7 +18,8 @@ from psycopg.rows import dict_row
 
 from ecluse.base.clock import Clock
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, Pool, is_away, one_line
+from ecluse.db.connect import Connection, Pool
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.engine.lanes import lane_log
 from ecluse.engine.lanes.breaker import HOLD, Change, record_ends
 from ecluse.engine.model.breaker import (
@@ -191,7 +192,7 @@ class Lanes:
                 await self._bear(error)
 
     async def _bear(self, error: psycopg.Error) -> None:
-        if not is_away(error):
+        if not is_unavailable(error):
             raise error
         log.warning("lanes: database away, trying again", error=one_line(error))
         await asyncio.sleep(RECONNECT_SECONDS)

@@ -23,7 +23,8 @@ from sqlalchemy import exc
 
 from ecluse.base.ids import workflow_id
 from ecluse.base.tasks import stopped
-from ecluse.db.connect import Connection, is_away, one_line, open_blocking_session
+from ecluse.db.connect import Connection, open_blocking_session
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.engine.model.flow import Run
 
 log = structlog.get_logger(__name__)
@@ -53,8 +54,8 @@ class NotHere(Exception):
 def away(error: BaseException) -> bool:
     """Return whether the error says "database unavailable", raised by the driver or wrapped by DBOS."""
     if isinstance(error, exc.DBAPIError):
-        return error.orig is not None and is_away(error.orig)
-    return isinstance(error, exc.TimeoutError) or is_away(error)
+        return error.orig is not None and is_unavailable(error.orig)
+    return isinstance(error, exc.TimeoutError) or is_unavailable(error)
 
 
 def not_the_storys(error: Exception) -> bool:

@@ -12,7 +12,8 @@ import psycopg
 
 from ecluse.base.crash import after_step, crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
-from ecluse.db.connect import Connection, Pool, is_away
+from ecluse.db.connect import Connection, Pool
+from ecluse.db.outage import is_unavailable
 from ecluse.engine.lead import durable, gate
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import EmitLive, Flow, Run, Source, Stage
@@ -91,7 +92,7 @@ class Story:
                     crashpoint(after_step(name))
                     return result
                 except psycopg.Error as error:
-                    if not is_away(error):
+                    if not is_unavailable(error):
                         raise
                     self.run.trace.warn("step: database away, trying again", step=name, error=str(error))
                     await asyncio.sleep(DATABASE_AWAY_SECONDS)

@@ -18,7 +18,8 @@ import structlog
 
 from ecluse.base.tasks import stopped
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, hanging_up_after, ignoring_outage, open_session
+from ecluse.db.connect import Connection, hanging_up_after, open_session
+from ecluse.db.outage import ignoring_outage
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, PUBLISHED_EVENT, PublishedEvent, Sink
 
 log = structlog.get_logger(__name__)

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import psycopg
 import structlog
 
-from ecluse.db.connect import Connection, Pool, ignoring_outage, is_away, one_line
+from ecluse.db.connect import Connection, Pool
+from ecluse.db.outage import ignoring_outage, is_unavailable, one_line
 from ecluse.engine.model.flow import Flow, KeyedWrite
 from ecluse.engine.retention import families
 from ecluse.engine.retention.families import Limits
@@ -183,7 +184,7 @@ def _apart(kind: str, pace: Pace) -> Iterator[None]:
     except psycopg.Error as error:
         if isinstance(error, TOO_SLOW):
             pace.slower()
-        elif is_away(error):
+        elif is_unavailable(error):
             raise
         log.error("retention cannot delete this kind", kind=kind, error=one_line(error))
 

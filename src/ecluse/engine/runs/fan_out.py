@@ -14,7 +14,8 @@ from pydantic_core import PydanticSerializationError, to_json
 from ecluse.base.crash import crashpoint
 from ecluse.base.ids import item_event_id
 from ecluse.base.text import LONGEST_KEY, storable
-from ecluse.db.connect import Connection, is_away, together
+from ecluse.db.connect import Connection, together
+from ecluse.db.outage import is_unavailable
 from ecluse.engine.model.flow import NewItem, Run, Stage
 from ecluse.engine.runs import lifecycle, run_log
 
@@ -135,7 +136,7 @@ async def _insert(
     except psycopg.errors.UniqueViolation:
         return await _insert(connection, names, items, chunk, INSERT)
     except (psycopg.Error, PydanticSerializationError) as error:
-        if is_away(error):
+        if is_unavailable(error):
             raise
         if len(items) == 1:
             await _refuse(connection, names, items[0], str(error).strip())

@@ -18,7 +18,8 @@ from pydantic_core import to_json
 from ecluse.base.crash import crashpoint
 from ecluse.base.cron import ZONE_RULES
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, Pool, ignoring_outage, is_away
+from ecluse.db.connect import Connection, Pool
+from ecluse.db.outage import ignoring_outage, is_unavailable
 from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import Start, insert_runs
@@ -139,7 +140,7 @@ async def _handle(
         async with connection.transaction():
             return await _store(connection, flows, [(one, decide(one, now, rules)) for one in due])
     except Exception as error:  # the edge of stored data and of the flows' models: data refused, or a bug in a model
-        if is_away(error):
+        if is_unavailable(error):
             raise
         if len(due) > 1:
             middle = len(due) // 2

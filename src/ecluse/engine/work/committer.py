@@ -20,7 +20,8 @@ from pydantic_core import to_json
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, Pool, is_away, together
+from ecluse.db.connect import Connection, Pool, together
+from ecluse.db.outage import is_unavailable
 from ecluse.engine.effects import protocol
 from ecluse.engine.effects.protocol import EffectEnd, Intent, Standing
 from ecluse.engine.model import counters
@@ -220,7 +221,7 @@ class Committer:
                 await self._store(batch)
                 break
             except psycopg.Error as error:
-                if not is_away(error):
+                if not is_unavailable(error):
                     raise
                 # The commit may have succeeded: the compare-and-set makes the retry idempotent.
                 log.warning("commit: database away, trying again", items=len(batch), error=str(error).strip())
@@ -234,7 +235,7 @@ class Committer:
             await self._store_together(batch)
         except Exception as error:  # a flow's `save` may raise anything: data refused, or a bug
             too_long = isinstance(error, psycopg.errors.TransactionTimeout) and len(batch) > 1
-            if is_away(error) and not too_long:
+            if is_unavailable(error) and not too_long:
                 raise
             if len(batch) > 1:
                 middle = len(batch) // 2

@@ -20,7 +20,8 @@ import structlog
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import workflow_id
-from ecluse.db.connect import Connection, Pool, is_away
+from ecluse.db.connect import Connection, Pool
+from ecluse.db.outage import is_unavailable
 from ecluse.engine.lead import durable, gate
 from ecluse.engine.lead.story import gate_topic
 from ecluse.engine.model.flow import EmitLive, FinishedItem, Flow, Run, Stage
@@ -92,7 +93,7 @@ async def end_together(
             for start in range(0, len(over), TOGETHER):
                 await finalize.end_many(connection, flow, over[start : start + TOGETHER], cause)
         except Exception as error:  # the flow's `ended` may raise anything
-            if is_away(error):
+            if is_unavailable(error):
                 raise
             log.warning("closing runs together failed: one by one", runs=len(over), error=str(error).strip())
         else:
@@ -127,7 +128,7 @@ def apart(run_id: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # any error: the other runs go on
-        if is_away(error):
+        if is_unavailable(error):
             raise
         log.exception("closing failed", run_id=run_id)
 
@@ -232,7 +233,7 @@ class CompletionLoop:
                 await close(self._pool, self._flows, pairs)
                 crashpoint("after hint")
             except psycopg.Error as error:
-                if not is_away(error):
+                if not is_unavailable(error):
                     raise
                 log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
             if not self._leaving:

@@ -18,7 +18,8 @@ import structlog
 from ecluse.base.alarm import Alarm
 from ecluse.base.clock import Clock
 from ecluse.base.crash import crashpoint
-from ecluse.db.connect import Connection, Pool, is_away
+from ecluse.db.connect import Connection, Pool
+from ecluse.db.outage import is_unavailable
 from ecluse.engine.effects.paid import PaidCalls
 from ecluse.engine.effects.perform import WriteExecutor
 from ecluse.engine.lanes.registry import Lanes
@@ -171,7 +172,7 @@ class Worker:
                 if not self._alone:
                     taken = await self._choose(connection, room)
         except psycopg.Error as error:
-            if not is_away(error):
+            if not is_unavailable(error):
                 raise
             log.warning("claim: database away", error=str(error).strip())
             self._unsure = True

@@ -15,7 +15,7 @@ import psycopg
 
 from ecluse.base.clock import Clock
 from ecluse.base.errors import PermanentError
-from ecluse.db.connect import is_away
+from ecluse.db.outage import is_unavailable
 from ecluse.engine import Done, Item, Postponed, Result, WorkContext
 from ecluse.flows.audits import prompts, quotes, steps
 from ecluse.flows.audits.quotes import Spoken
@@ -72,7 +72,7 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
         if standing.done is None and 0 < len(text) <= max_input_chars:
             await context.pay(item)
     except psycopg.Error as error:
-        if not is_away(error):
+        if not is_unavailable(error):
             raise
         return Postponed(context.now() + timedelta(seconds=AWAY_SECONDS), "the database is away")
     told = {"audit_id": item.payload["audit_id"]}

@@ -13,7 +13,8 @@ from pydantic_core import to_json
 
 from ecluse.base.errors import EcluseError
 from ecluse.base.text import storable
-from ecluse.db.connect import Connection, is_away, one_line
+from ecluse.db.connect import Connection
+from ecluse.db.outage import is_unavailable, one_line
 from ecluse.engine import EphemeralEvent, Event, Run, cause_in_words, note_errors, write_events
 from ecluse.flows.audits.store import record_failures
 from ecluse.flows.automation import statistics
@@ -221,7 +222,7 @@ async def _notify(connection: Connection, run: Run, row: Row, told: Row) -> None
         async with connection.transaction():
             await notify(connection, recipients, event(run, name, told, suffix=":notified"))
     except (psycopg.Error, EcluseError) as error:
-        if is_away(error):
+        if is_unavailable(error):
             raise
         await say(connection, run, f"Nobody could be notified: {one_line(error)}", "error")
         run.trace.warn("nobody could be notified", error=one_line(error))

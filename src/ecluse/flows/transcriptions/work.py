@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
-from ecluse.db.connect import is_away
+from ecluse.db.outage import is_unavailable
 from ecluse.engine import Done, EphemeralEvent, Item, Postponed, Result, WorkContext
 from ecluse.flows.fiches.fetch import fetch_fiche
 from ecluse.flows.transcriptions import rules, traces
@@ -57,7 +57,7 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
         if standing.url.strip() and not standing.transcribed and standing.holder == item.run_id:
             await context.pay(item, rules.recording_lock(fiche_id, item.key))
     except psycopg.Error as error:
-        if not is_away(error):
+        if not is_unavailable(error):
             raise
         return Postponed(context.now() + timedelta(seconds=AWAY_SECONDS), "the database is away")
     tracer.start(

@@ -1,0 +1,56 @@
+"""Reads in one line: rows as tuples, as a class, or one value; and parameters for `jsonb_to_recordset`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from psycopg.rows import class_row, dict_row
+from pydantic_core import to_json
+
+from ecluse.db.connect import Connection
+
+T = TypeVar("T")
+Parameters = Sequence[Any] | Mapping[str, Any] | None
+
+
+async def fetch_all(connection: Connection, kind: type[T], statement: str, parameters: Parameters = None) -> list[T]:
+    """Return the rows as instances of `kind`, by column name; `dict` gives dictionaries."""
+    factory: Any = dict_row if kind is dict else class_row(kind)
+    async with connection.cursor(row_factory=factory) as cursor:
+        await cursor.execute(statement, parameters)
+        return await cursor.fetchall()
+
+
+async def fetch_one(connection: Connection, kind: type[T], statement: str, parameters: Parameters = None) -> T | None:
+    """Return the first row as an instance of `kind`, or None if there is none."""
+    found = await fetch_all(connection, kind, statement, parameters)
+    return found[0] if found else None
+
+
+async def fetch_rows(
+    connection: Connection, statement: str, parameters: Parameters = None, *, prepare: bool | None = None
+) -> list[tuple[Any, ...]]:
+    return await (await connection.execute(statement, parameters, prepare=prepare)).fetchall()
+
+
+async def fetch_column(connection: Connection, statement: str, parameters: Parameters = None) -> list[Any]:
+    """Return the first column of all rows."""
+    return [row[0] for row in await fetch_rows(connection, statement, parameters)]
+
+
+async def fetch_row(
+    connection: Connection, statement: str, parameters: Parameters = None, *, prepare: bool | None = None
+) -> tuple[Any, ...] | None:
+    return await (await connection.execute(statement, parameters, prepare=prepare)).fetchone()
+
+
+async def fetch_value(connection: Connection, statement: str, parameters: Parameters = None) -> Any:
+    """Return the first column of the first row, or None if there is no row."""
+    row = await fetch_row(connection, statement, parameters)
+    return None if row is None else row[0]
+
+
+def as_json(value: Any) -> str:
+    """Return the value as a JSON parameter."""
+    return to_json(value).decode()
