@@ -37,7 +37,7 @@ test: check browser pooler ## All checks and all tests but the slow ones; DATABA
 	$(BIN)/pytest -m "alone and not slow" $(once_more)
 
 quick: check ## The inner loop: all checks, unit, engine and repository tests
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow and not alone" tests/unit tests/engine tests/repo
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow and not alone" tests/unit tests/engine tests/insight tests/retention tests/repo
 
 test-all: test ## All checks and all tests, the slow ones too
 	$(BIN)/pytest -m slow
@@ -45,7 +45,7 @@ test-all: test ## All checks and all tests, the slow ones too
 # A cluster of its own, made by an ordinary user with Debian's defaults, and an ordinary role: what an operator has.
 test-postgres15: .venv/.ready postgres15 pooler ## Engine, flow, fault and database tests on Debian's PostgreSQL 15
 	$(BIN)/python -m tools.postgres_cluster $(POSTGRES15) sh -c '$(BIN)/pytest -n 2 --dist loadfile \
-		-m "not slow and not alone" tests/engine tests/flows tests/faults tests/db tests/verify $(once_more)'
+		-m "not slow and not alone" tests/engine tests/insight tests/retention tests/flows tests/faults tests/db tests/verify $(once_more)'
 
 # $(call debian,PROGRAM:PACKAGE …) installs what is missing, if it may. Without it some tests fail, and say so.
 debian = @missing=$$(PATH="$$PATH:/usr/sbin"; for one in $(1); do command -v $${one%:*} > /dev/null || echo $${one\#*:}; done); \

@@ -19,8 +19,10 @@ from ecluse.db import embedded
 from ecluse.engine import Flow
 from ecluse.engine.kit import Kit
 from ecluse.migrations.runner import upgrade
-from tests.sandbox_process import SandboxProcess, running_sandbox
-from tests.servers import Given, Server, database
+from tests.support.sandbox_process import SandboxProcess, running_sandbox
+from tests.support.servers import Given, Server, database
+
+pytest_plugins = ["tests.support.flow_fixtures"]
 
 # A database per test takes seconds to make and drop on a busy disk, and a fifth of a second in memory.
 MEMORY, ROOM = Path("/dev/shm"), 6 * 2**30  # noqa: S108 - each name in it is made by mkdtemp

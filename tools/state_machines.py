@@ -1,8 +1,8 @@
 """Print docs/state_machines.md: every state of a row, its meaning, and the moves between states.
 
 The states of runs come from the table that the engine itself uses. The others are stated here and checked by
-tests/engine/test_state_machines.py: their states equal those of the database's constraints; for items, effects and
-replicas, every move observed in the tests is one of those listed. The moves of slots and leases are not checked.
+tests/engine/model/test_state_machines.py: their states equal those of the database's constraints; for items, effects
+and replicas, every move observed in the tests is one of those listed. The moves of slots and leases are not checked.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from ecluse.bootstrap import Database, load_flows
 from ecluse.engine import Flow
 from ecluse.settings import Settings
 from tests.conftest import new_database
-from tests.engine.flows import flow, stage
+from tests.support.engine_flows import flow, stage
 
 FLOW = flow(stage())
 SECRET_KEY = base64.b64encode(bytes(range(32))).decode()

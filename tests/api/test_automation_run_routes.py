@@ -20,8 +20,8 @@ from ecluse.flows.automation.shapes import (
     Triggered,
 )
 from tests.api.conftest import add_tenant, new_key, serving
-from tests.flows.automation_rows import NO_URL, WITHOUT_URL, end_run
-from tests.flows.fiche_rows import call, details, save
+from tests.support.automation_rows import NO_URL, WITHOUT_URL, end_run
+from tests.support.fiche_rows import call, details, save
 
 SCHEDULES, RUNS, TRIGGER = "/api/automation/schedules", "/api/automation/runs", "/api/automation/trigger"
 NAMES = itertools.count(1)

@@ -13,7 +13,7 @@ from ecluse.flows.fiches.cache import cache_sales
 from ecluse.flows.fiches.shapes import FicheInFull, FichePage
 from tests.api.conftest import add_tenant, new_key
 from tests.api.narrow import narrow
-from tests.flows.fiche_rows import call, details, save
+from tests.support.fiche_rows import call, details, save
 
 NOW = datetime(2026, 3, 9, tzinfo=UTC)
 SIGNED = "https://calls.test/1.mp3?part=1&X-Amz-Signature=abcdef0123&Expires=99"

@@ -12,7 +12,7 @@ import pytest
 
 from ecluse.flows.transcriptions import shapes
 from tests.api.conftest import add_tenant, new_key
-from tests.flows.fiche_rows import call, details, save
+from tests.support.fiche_rows import call, details, save
 
 EARLY, LATE = "2026-03-02T09:00:00Z", "2026-03-02T10:00:00Z"
 TRANSCRIBE = """

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from ecluse.flows.audits import configs
-from tests.flows.fiche_rows import call, details, save
+from tests.support.fiche_rows import call, details, save
 
 RESULT = {
     "steps": [

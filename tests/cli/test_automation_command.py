@@ -11,7 +11,7 @@ from functools import partial
 import psycopg
 import pytest
 
-from tests.flows.automation_rows import NO_URL, WITHOUT_URL, end_run
+from tests.support.automation_rows import NO_URL, WITHOUT_URL, end_run
 
 CREATE = ("automation", "schedules", "create", "--name", "nightly", "--range", "yesterday")
 KEY = base64.b64encode(bytes(range(32))).decode()

@@ -7,7 +7,7 @@ import asyncio
 import psycopg
 import pytest
 
-from tests.flows.fiche_rows import call, details, save
+from tests.support.fiche_rows import call, details, save
 
 
 @pytest.fixture

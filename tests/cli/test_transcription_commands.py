@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from ecluse.flows.fiches.cache import cache_sales
-from tests.flows.fiche_rows import call, details, save
+from tests.support.fiche_rows import call, details, save
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.flows.transcription_world import TWELVE
+from tests.support.transcription_world import TWELVE
 
 HANDS = 2
 KNOBS = {

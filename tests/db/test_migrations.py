@@ -14,7 +14,7 @@ import pytest
 from ecluse.base.errors import SetUpError
 from ecluse.migrations import runner
 from ecluse.migrations.runner import LOCK, upgrade
-from tests.engine.flows import flow, stage
+from tests.support.engine_flows import flow, stage
 
 HEAD = max(file.name[:4] for file in (Path(runner.__file__).parent / "versions").glob("0*.py"))
 TABLES = {

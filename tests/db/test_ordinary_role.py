@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.cli.conftest import Server, environment
-from tests.servers import OWNER_URL, database, ordinary_role
+from tests.support.servers import OWNER_URL, database, ordinary_role
 
 FICHES = [str(number) for number in range(1000, 1012)]
 KNOBS = {

@@ -21,7 +21,7 @@ from ecluse.db.connect import check, normalise, open_session
 from ecluse.db.postgres_user import account_for
 from ecluse.db.server import is_shared, too_old
 from tests.cli.conftest import bare, preloaded  # noqa: F401 - fixtures
-from tests.engine.flows import flow, run_to_end, stage
+from tests.support.engine_flows import flow, run_to_end, stage
 
 Pooler = Callable[..., str]
 

@@ -16,9 +16,9 @@ from typing import Literal
 from tests.faults import measure
 from tests.faults.chaos import LYING, WRITES, Plan, play, slow
 from tests.faults.subjects import SUBJECTS, Subject
-from tests.faults.wire import bad_wire
 from tests.faults.world import ENDED_SECONDS, QUICK_HEART, World
-from tests.servers import address
+from tests.support.servers import address
+from tests.support.wire import bad_wire
 
 FEW_HANDS = {"ECLUSE_HANDS": "6"}
 # The life of a replica in a storm: shorter than the silence after which it counts as dead.

@@ -17,7 +17,7 @@ from tests.faults.nursery import Nursery, nursery
 from tests.faults.postgres import Postgres, SmallDisk, own_postgres, small_disk
 from tests.faults.subjects import SUBJECTS, Subject
 from tests.faults.world import World, open_world
-from tests.servers import Server
+from tests.support.servers import Server
 
 AT_ONCE = 8
 DISK_MEGABYTES = 48

@@ -19,7 +19,7 @@ from ecluse.db import embedded
 from ecluse.db.connect import normalise
 from ecluse.db.postgres_user import account_for, make_data_dir, open_private, socket_dir_for, start_lock
 from ecluse.migrations.runner import upgrade
-from tests.servers import Server, database
+from tests.support.servers import Server, database
 
 TEMPLATE = "template_faults"
 OTHER_PROGRAMS = "ECLUSE_TEST_POSTGRES_BIN"  # programs of another PostgreSQL, for a case's own server

@@ -23,7 +23,7 @@ from tests.faults.nursery import Child, Nursery
 from tests.faults.postgres import Postgres, SmallDisk
 from tests.faults.subjects import Subject
 from tests.faults.tally import Tally
-from tests.sandbox_process import SandboxProcess
+from tests.support.sandbox_process import SandboxProcess
 
 # Short, so that a death is noticed in a second; cases that measure the take-over use the program's own defaults.
 QUICK_HEART = {"ECLUSE_HEARTBEAT_SECONDS": "0.25", "ECLUSE_DEAD_AFTER_SECONDS": "1.25"}

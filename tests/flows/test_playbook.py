@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ecluse.db import embedded
-from tests.flows.automation_scenes import MONDAY, ONLY_DETAILS, held_up, known, out_of_order, over
-from tests.flows.transcription_world import until
+from tests.support.automation_scenes import MONDAY, ONLY_DETAILS, held_up, known, out_of_order, over
+from tests.support.transcription_world import until
 
 PLAYBOOK = Path(__file__).parents[2] / "docs" / "playbook.md"
 

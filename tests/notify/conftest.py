@@ -8,7 +8,7 @@ import pytest
 from ecluse.engine import Flow
 from ecluse.notify.dispatch import dispatch
 from ecluse.notify.flow import working
-from tests.notify.world import World, new_secrets, setup_of
+from tests.support.notify_world import World, new_secrets, setup_of
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from ecluse.notify.dispatch import Recipient, notify
 from ecluse.notify.mail import compose
 from ecluse.notify.work import Delivery
 from ecluse.settings import Settings
-from tests.engine.flows import TAKE_OVER, flow, run_to_end, stage, started, until
-from tests.notify.world import SENDER, mail_server, overloaded_mail_server, smtp_of
+from tests.support.engine_flows import TAKE_OVER, flow, run_to_end, stage, started, until
+from tests.support.notify_world import SENDER, mail_server, overloaded_mail_server, smtp_of
 
 TO = "ops@example.com"
 

@@ -16,8 +16,8 @@ from ecluse.notify import endpoints, log
 from ecluse.notify.dispatch import Recipient, deliver, dispatch, notify
 from ecluse.verify import audit
 from tests.api.conftest import add_tenant
-from tests.engine.flows import flow, run_to_end, stage, until
-from tests.notify.world import receiving
+from tests.support.engine_flows import flow, run_to_end, stage, until
+from tests.support.notify_world import receiving
 
 
 async def refused(*_) -> Result:

@@ -20,10 +20,10 @@ from ecluse.realtime.hosted import Hosted, HostedApp
 from ecluse.realtime.hub import Hub
 from tests.api.conftest import FLOW, add_tenant, new_key, serving
 from tests.conftest import new_database
-from tests.engine.flows import until
 from tests.realtime.clients import raw_socket, wait_for
 from tests.realtime.conftest import app_of, publish, secret_of, tell
 from tests.realtime.test_sockets import closed
+from tests.support.engine_flows import until
 
 APP = {"PUSHER_APP_ID": "42", "PUSHER_KEY": "hosted-key", "PUSHER_SECRET": "hosted-secret"}
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.sandbox.client import Client
-from tests.sandbox_process import SandboxProcess, running_sandbox
+from tests.support.sandbox_process import SandboxProcess, running_sandbox
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ServerDisconnectedError
 
 from tests.sandbox.client import Client
-from tests.sandbox_process import SandboxProcess
+from tests.support.sandbox_process import SandboxProcess
 
 ARTICLE = "price-list/articles/SKU-00042"
 

@@ -9,7 +9,7 @@ import pytest
 
 from ecluse.sandbox.vendors import crm
 from tests.sandbox.client import Client, Reply
-from tests.sandbox_process import SandboxProcess
+from tests.support.sandbox_process import SandboxProcess
 
 KEY = {"Authorization": "Bearer any"}
 

@@ -14,7 +14,7 @@ from elevenlabs.core.api_error import ApiError
 from elevenlabs.errors import UnprocessableEntityError
 
 from tests.sandbox.client import Client, Reply
-from tests.sandbox_process import SandboxProcess
+from tests.support.sandbox_process import SandboxProcess
 
 URL = "https://crm.example/audio/1001-1.mp3?Signature=x"
 ONCE: Any = {"max_retries": 0}

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import ClientTimeout
 
 from tests.sandbox.client import Client
-from tests.sandbox_process import SandboxProcess
+from tests.support.sandbox_process import SandboxProcess
 
 ARTICLE = "price-list/articles/SKU-00042"
 PRICE = f"{ARTICLE}/price"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.sandbox.client import Client, Reply
-from tests.sandbox_process import SandboxProcess
+from tests.support.sandbox_process import SandboxProcess
 
 ARTICLE = "price-list/articles/SKU-00042"
 

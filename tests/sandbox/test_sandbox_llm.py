@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
 from tests.sandbox.client import Client
-from tests.sandbox_process import SandboxProcess
+from tests.support.sandbox_process import SandboxProcess
 
 SAID = "# Recording 1\nspeaker_0: Cet appel est enregistré, en êtes-vous d'accord ?\nspeaker_1: Oui, tout à fait.\n"
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientTimeout
 
 from tests.sandbox.client import Client
-from tests.sandbox_process import SandboxProcess, running_sandbox
+from tests.support.sandbox_process import SandboxProcess, running_sandbox
 
 ARTICLES = "price-list/articles"
 NEW = {"name": "Équerre d'atelier", "price": "7.40"}

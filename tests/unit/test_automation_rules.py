@@ -20,7 +20,7 @@ from ecluse.flows.automation.select import Listed, pick, why_none
 from ecluse.flows.automation.selection_model import Selection, crm_date
 from ecluse.flows.fiches.cache import FicheState, is_not_found, is_ready
 from ecluse.settings import Settings
-from tests.unit.seeded import seeded
+from tests.support.seeded import seeded
 
 NOW = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ecluse.engine.model.retry import RetryPolicy, backoff
-from tests.unit.seeded import seeded
+from tests.support.seeded import seeded
 
 PRICING = RetryPolicy(executions=4, base=2, multiplier=2, longest=64)
 THROTTLED = RetryPolicy(executions=4, base=16, multiplier=2, longest=64)

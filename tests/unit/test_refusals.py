@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError, field_validator, model_validato
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import readable
 from ecluse.engine.runs.start import valid_input
-from tests.engine.flows import flow, stage
+from tests.support.engine_flows import flow, stage
 
 
 class Order(BaseModel):

@@ -19,7 +19,7 @@ from ecluse.base.errors import (
 )
 from ecluse.base.retry_after import parse_retry_after
 from ecluse.engine.model.retry import GiveUp, Retry, RetryPolicy, decide
-from tests.unit.seeded import seeded
+from tests.support.seeded import seeded
 
 NOW = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)  # long ago: whoever looked at a real clock would be caught
 PRICING = RetryPolicy(executions=4, base=2, multiplier=2, longest=64)

@@ -8,8 +8,8 @@ import pytest
 
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
-from tests.sandbox_process import SandboxProcess
-from tests.vendors.raw_server import NOW
+from tests.support.raw_server import NOW
+from tests.support.sandbox_process import SandboxProcess
 
 
 @pytest.fixture

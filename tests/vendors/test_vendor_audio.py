@@ -12,8 +12,8 @@ from ecluse.vendors.audio import AudioSource, file_name
 from ecluse.vendors.crm import Crm
 from ecluse.vendors.guarded import GuardedHttp
 from ecluse.vendors.http import VendorHttp
-from tests.sandbox_process import SandboxProcess
-from tests.vendors.raw_server import NOW, answers, raw_server, response
+from tests.support.raw_server import NOW, answers, raw_server, response
+from tests.support.sandbox_process import SandboxProcess
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.vendors.audio import Audio
 from ecluse.vendors.elevenlabs import ElevenLabs, Speech, Transcript
 from ecluse.vendors.http import VendorHttp
-from tests.sandbox_process import SandboxProcess
-from tests.vendors.raw_server import NOW, answers, client_of, raw_server, response
+from tests.support.raw_server import NOW, answers, client_of, raw_server, response
+from tests.support.sandbox_process import SandboxProcess
 
 URL = "https://crm.example/audio/1001-1.mp3?Expires=9&Signature=hush"
 

@@ -12,8 +12,8 @@ import pytest
 
 from ecluse.base.errors import NotSentError, PermanentError, SetUpError, TransientError, VendorError
 from ecluse.vendors.guarded import GuardedHttp
-from tests.sandbox_process import SandboxProcess
-from tests.vendors.raw_server import NOW, RawServer, Script, answers, raw_server, response
+from tests.support.raw_server import NOW, RawServer, Script, answers, raw_server, response
+from tests.support.sandbox_process import SandboxProcess
 
 LOOPBACK = "127.0.0.1/32"
 PATIENCE = 30.0

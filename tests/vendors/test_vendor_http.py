@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from ecluse.base.errors import NotSentError, PermanentError, TransientError, VendorError
 from ecluse.vendors.http import VendorHttp
-from tests.vendors.raw_server import NOW, Answer, RawServer, Script, answers, client_of, raw_server, response
+from tests.support.raw_server import NOW, Answer, RawServer, Script, answers, client_of, raw_server, response
 
 GOOD = response()
 AHEAD = "Sun, 01 Mar 2026 12:00:30 GMT"  # half a minute after NOW

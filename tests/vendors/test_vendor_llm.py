@@ -12,8 +12,8 @@ import pytest
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.llm import Completion, Llm, Prices
-from tests.sandbox_process import SandboxProcess
-from tests.vendors.raw_server import NOW, answers, client_of, raw_server, response
+from tests.support.raw_server import NOW, answers, client_of, raw_server, response
+from tests.support.sandbox_process import SandboxProcess
 
 SCHEMA = {
     "type": "object",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sandbox_process import SandboxProcess
+from tests.support.sandbox_process import SandboxProcess
 from tests.verify.world import World, healthy
 
 

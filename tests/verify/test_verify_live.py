@@ -16,9 +16,9 @@ from urllib.request import urlopen
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext
 from ecluse.verify import audit
-from tests.engine.flows import flow, keys, stage
-from tests.sandbox_process import SandboxProcess
+from tests.support.engine_flows import flow, keys, stage
 from tests.support.runs import wait_for_run
+from tests.support.sandbox_process import SandboxProcess
 from tests.verify.world import World
 
 AT_ONCE = timedelta(0)

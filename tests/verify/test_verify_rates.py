@@ -12,7 +12,7 @@ from ecluse.engine import Done, Item, Lane, Result, Start, WorkContext
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
 from ecluse.verify import audit
-from tests.engine.flows import PATIENCE, flow, keys, stage, until
+from tests.support.engine_flows import PATIENCE, flow, keys, stage, until
 from tests.support.runs import wait_for_run
 
 RATE = 40

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.api.conftest import new_key
-from tests.flows.automation_rows import NO_URL, WITHOUT_URL
+from tests.support.automation_rows import NO_URL, WITHOUT_URL
 from tests.web.conftest import text
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'

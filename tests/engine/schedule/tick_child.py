@@ -1,0 +1,20 @@
+"""One tick in a process of its own, to be killed in the middle of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from ecluse.db.connect import pool as open_pool
+from ecluse.engine import Rules
+from ecluse.engine.schedule.ticks import tick
+from tests.support.engine_flows import flow, stage
+
+
+async def main(dsn: str) -> None:
+    async with open_pool(dsn, size=2) as pool:
+        print(await tick(pool, {"test": flow(stage())}, Rules()))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,166 @@
+"""Redrives: which fiches they take, what is said of them beforehand, and what they make of their run and schedule."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from ecluse.access.envelope import Refused
+from ecluse.engine import load_run
+from ecluse.flows.automation import events
+from ecluse.flows.automation.redrive import Failed, chosen, preview
+from ecluse.flows.automation.start import preview_redrive, redrive, start
+from ecluse.flows.automation.statistics import last_run_status
+from ecluse.insight import run_queries
+from ecluse.insight.redrives import redrives_of, standing
+from tests.support.automation_rows import FLOW, end_run, new_schedule
+
+STATED = "SELECT last_run_status, total_runs, successful_runs, partial_runs, failed_runs, cancelled_runs FROM"
+STATED += " automation_schedules WHERE id = %s"
+
+
+def failed(fiche_id, code="BUSY", cause=None):
+    return Failed(fiche_id, code, cause, cause and f"{fiche_id}: {cause}")
+
+
+SOME = [failed("1"), failed("2", "NO_URL", "NO_URL"), failed("3", "CANCELLED"), failed("4", "NO_URL", "NO_URL"),
+        failed("5", "CANCELLED", "NOT_FOUND")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("include_cancelled", "leave_out_hopeless", "taken"),
+    [(False, False, "124"), (False, True, "1"), (True, False, "12345"), (True, True, "13")],
+)
+def test_a_redrive_takes_failures_and_on_request_what_was_cancelled(include_cancelled, leave_out_hopeless, taken):
+    how = {"include_cancelled": include_cancelled, "leave_out_hopeless": leave_out_hopeless}
+    assert chosen(7, SOME, **how) == list(taken)
+
+
+@pytest.mark.parametrize(
+    ("there", "code", "says"),
+    [
+        ([], "NOTHING_FAILED", "nothing to redrive"),
+        ([failed("3", "CANCELLED")], "ONLY_CANCELLED", "include_cancelled (`--cancelled`"),
+        ([failed("2", "NO_URL", "NO_URL")], "ONLY_HOPELESS", "1 NO_URL"),
+    ],
+)
+def test_where_there_is_nothing_to_redrive_it_is_said_why(there, code, says):
+    with pytest.raises(Refused) as refused:
+        chosen(7, there, include_cancelled=False, leave_out_hopeless=True)
+    assert (refused.value.status, refused.value.code) == (409, code)
+    assert says in refused.value.message
+
+
+def test_which_of_them_cannot_succeed_is_told_by_cause():
+    told = preview(7, SOME, include_cancelled=False)
+    assert told == {
+        "run_id": "7",
+        "failed": 3,
+        "cancelled": 2,
+        "takes": 3,
+        "cannot_succeed": 2,
+        "causes": [{"error_code": "NO_URL", "count": 2, "fiche_id": "2", "error": "2: NO_URL"}],
+    }
+    both = preview(7, SOME, include_cancelled=True)
+    assert (both["takes"], both["cannot_succeed"]) == (5, 3)
+    assert [one["error_code"] for one in both["causes"]] == ["NO_URL", "NOT_FOUND"]
+
+
+@pytest.mark.parametrize(
+    ("came_to", "redriven", "is_redrive", "says"),
+    [
+        ("success", None, False, "success"),
+        ("failed", None, False, "failed"),
+        ("cancelled", None, False, "cancelled"),
+        ("failed", {"successful": 27, "failed": 2, "cancelled": 0}, True, "partial"),  # nothing new has failed
+        ("failed", {"successful": 0, "failed": 2, "cancelled": 0}, True, "failed"),
+        ("partial", {"successful": 28, "failed": 1, "cancelled": 0}, True, "partial"),
+        ("success", {"successful": 29, "failed": 0, "cancelled": 0}, True, "success"),
+        ("failed", {"successful": 20, "failed": 9, "cancelled": 7}, True, "cancelled"),  # seven were never finished
+        ("cancelled", {"successful": 27, "failed": 2, "cancelled": 0}, True, "partial"),  # the redrive was
+        ("failed", None, True, None),  # of an earlier run
+    ],
+)
+def test_a_redrive_says_how_its_run_stands_and_never_makes_it_worse(came_to, redriven, is_redrive, says):
+    assert last_run_status(came_to, redriven, is_redrive=is_redrive) == says
+
+
+async def ended(connection, run, **outcomes):
+    await end_run(connection, run.id, **outcomes)
+    await events.ended(connection, [await load_run(connection, run.id)])
+
+
+async def test_a_redrive_does_not_turn_its_schedule_red_and_its_run_says_where_it_stands(connection, query):
+    schedule = (await new_schedule(connection))["id"]
+    first = (await start(connection, FLOW, "default", schedule, None)).run
+    await ended(connection, first, f1="successful", f2="failed", f3="failed", f4="ignored")
+    assert query(STATED, schedule) == [("partial", 1, 0, 1, 0, 0)]
+    second = (await redrive(connection, FLOW, "default", first.id)).run
+    assert query("SELECT redrive_of, parent_run_id FROM runs WHERE id = %s", second.id) == [(first.id, first.id)]
+    assert query("SELECT last_run_id FROM schedules WHERE id = %s", schedule) == [(first.id,)]
+    shown = await run_queries.show_run(connection, None, first.id)
+    assert shown["after_redrives"] == {"selected": 4, "successful": 1, "failed": 2, "ignored": 1, "cancelled": 0}
+    await ended(connection, second, f2="failed", f3="failed")
+    assert query(STATED, schedule) == [("partial", 2, 0, 1, 1, 0)], "what failed had failed before"
+    third = (await redrive(connection, FLOW, "default", second.id)).run
+    await ended(connection, third, f2="successful", f3="cancelled")
+    assert query(STATED, schedule) == [("partial", 3, 0, 1, 1, 1)]
+    shown = await run_queries.show_run(connection, None, first.id)
+    assert shown["redrives"] == [second.id, third.id]
+    assert shown["after_redrives"] == {"selected": 4, "successful": 2, "failed": 1, "ignored": 1, "cancelled": 0}
+    # The cancelled one had failed before, and that is what is known of it; of the redrive itself, too.
+    assert (await standing(connection, [second.id]))[second.id]["cancelled"] == 0
+    assert await redrives_of(connection, [second.id, third.id]) == {second.id: [third.id]}
+    fourth = (await redrive(connection, FLOW, "default", second.id)).run
+    await ended(connection, fourth, f2="successful", f3="successful")
+    assert query(STATED, schedule) == [("success", 4, 1, 1, 1, 1)]
+    shown = await run_queries.show_run(connection, None, first.id)
+    assert (shown["status"], shown["after_redrives"]["failed"]) == ("partial", 0)
+
+
+async def test_a_redrive_of_an_earlier_run_says_nothing_of_the_last(connection, query):
+    schedule = (await new_schedule(connection))["id"]
+    first, last = [(await start(connection, FLOW, "default", schedule, None)).run for _ in range(2)]
+    await ended(connection, first, f1="failed")
+    await ended(connection, last, f1="successful")
+    again = (await redrive(connection, FLOW, "default", first.id)).run
+    await ended(connection, again, f1="failed")
+    assert query(STATED, schedule) == [("success", 3, 1, 0, 2, 0)]
+
+
+@pytest.mark.req("G-89")
+async def test_what_was_cancelled_is_redriven_on_request_only(connection, query):
+    schedule = (await new_schedule(connection))["id"]
+    first = (await start(connection, FLOW, "default", schedule, None)).run
+    await ended(connection, first, f1="successful", f2="cancelled", f3="cancelled")
+    assert query(STATED, schedule) == [("cancelled", 1, 0, 0, 0, 1)], "no failure"
+    with pytest.raises(Refused) as refused:
+        await redrive(connection, FLOW, "default", first.id)
+    assert (refused.value.status, refused.value.code) == (409, "ONLY_CANCELLED")
+    again = (await redrive(connection, FLOW, "default", first.id, include_cancelled=True)).run
+    assert dict(again.input)["override_fiche_selection"]["fiche_ids"] == ["2", "3"]
+    await ended(connection, again, f2="successful", f3="failed")
+    assert query(STATED, schedule) == [("partial", 2, 0, 1, 0, 1)]
+    stands = (await standing(connection, [first.id]))[first.id]
+    assert stands == {"selected": 3, "successful": 2, "failed": 1, "ignored": 0, "cancelled": 0}
+
+
+async def test_what_cannot_succeed_is_known_before_it_is_tried_again(automate, connection, query):
+    """A fiche with a recording without a URL, one without recordings, one whose model was down."""
+    world = await automate(audit_wait=timedelta(seconds=20))
+    config = await world.config()
+    down = [f"automation-1-audit-1000-{config}"]
+    world.sandbox.set_faults([{"kind": "server_error", "vendor": "llm", "ids": down}])
+    run = await world.run_over("1000", "1008", "9100", "9200")
+    assert (run["successful_fiches"], run["failed_fiches"]) == (1, 3)
+    told = await preview_redrive(connection, "default", run["id"])
+    causes = {one["error_code"]: (one["count"], one["fiche_id"]) for one in told.pop("causes")}
+    assert told == {"run_id": str(run["id"]), "failed": 3, "cancelled": 0, "takes": 3, "cannot_succeed": 2}
+    assert causes == {"NO_URL": (1, "9200"), "NO_TRANSCRIPT": (1, "9100")}
+    world.sandbox.set_faults([])
+    again = await redrive(connection, world.flow, "default", run["id"], leave_out_hopeless=True)
+    assert dict(again.run.input)["override_fiche_selection"]["fiche_ids"] == ["1000"]
+    assert (await world.ended(again.run.id))["status"] == "completed"
+    shown = await run_queries.show_run(connection, None, run["id"])
+    assert shown["after_redrives"] == {"selected": 4, "successful": 2, "failed": 2, "ignored": 0, "cancelled": 0}

@@ -1,0 +1,45 @@
+"""One total everywhere: a run selected what was successful, failed and ignored, whatever face is asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from collections import Counter
+
+import pytest
+
+from tests.api.conftest import new_key, serving
+from tests.cli.conftest import bare, ecluse, preloaded  # noqa: F401 - fixtures
+from tests.support.automation_scenes import ONLY_DETAILS
+from tests.web.conftest import Reader
+
+GOOD, REFUSED, UNKNOWN = ("1000", "1002"), ("1001",), ("9300",)
+
+
+@pytest.mark.req("AUT-15", "AUT-122")
+async def test_list_page_export_and_command_say_the_same_total(automate, dsn, ecluse):  # noqa: F811 - a fixture
+    world = await automate()
+    world.sandbox.set_faults([{"kind": "unauthorized", "vendor": "crm", "ids": list(REFUSED)}])
+    run = await world.run_over(*GOOD, *REFUSED, *UNKNOWN, **ONLY_DETAILS)
+    run_id, total = run["id"], {"selected": 4, "successful": 2, "failed": 1, "ignored": 1}
+
+    def ask() -> None:
+        with serving(dsn) as server:
+            key = new_key(dsn, "viewer")
+            client, reader = server.with_key(key), Reader(server, key)
+            (listed,) = [one for one in client.get("/api/runs").json["runs"] if one["id"] == str(run_id)]
+            assert {name: listed[name] for name in total} == total
+            for found in (client.get("/api/automation/runs").json["runs"][0],
+                          client.get(f"/api/automation/runs/{run_id}").json):  # fmt: skip
+                counted = {name: found[f"{name}_fiches"] for name in ("successful", "failed", "ignored")}
+                assert {"selected": found["selected"], **counted} == total
+            for path in ("/ui/runs", f"/ui/runs/{run_id}"):
+                assert "2 successful, 1 failed, 1 ignored of 4" in reader.shown(path)
+            rows = csv.DictReader(io.StringIO(client.get(f"/api/runs/{run_id}/outcomes.csv").body.decode()))
+            assert Counter(row["outcome"] for row in rows) == {"successful": 2, "failed": 1, "ignored": 1}
+        assert " 4 = 2+1+1 " in ecluse("runs", "list").out
+        assert "4 = 2 successful + 1 failed + 1 ignored" in ecluse("runs", "watch", str(run_id)).out
+        assert "4 = 2 successful + 1 failed + 1 ignored" in ecluse("automation", "show", str(run_id)).out
+
+    await asyncio.to_thread(ask)
