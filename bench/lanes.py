@@ -31,7 +31,7 @@ from ecluse.engine import Done, Flow, Item, Lane, NewItem, Priority, Result, Ret
 from ecluse.engine.kit import Kit
 from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.runs.lifecycle import begin
-from ecluse.engine.runs.start import insert_run
+from ecluse.engine.runs.start import start_run
 from ecluse.engine.runs.targets import select
 from ecluse.migrations.runner import upgrade
 from ecluse.vendors.http import VendorHttp
@@ -113,7 +113,7 @@ async def dispatch(
     priority: Priority = "normal",
 ) -> int:
     async with connection.transaction():
-        run = (await insert_run(connection, Start(FLOW, name, tenant_id=tenant))).run
+        run = (await start_run(connection, Start(FLOW, name, tenant_id=tenant))).run
         items = [NewItem(f"{name}-{n}") for n in range(count)]
         await begin(connection, FLOW, run)
         await select(connection, {run.id: items})

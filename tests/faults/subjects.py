@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ecluse.base.crash import POINTS, POINTS_OF_AUTOMATION, after_step
 from ecluse.db.connect import Connection
-from ecluse.engine import Run, Start, announce, fire_by_hand, insert_run
+from ecluse.engine import Run, Start, announce, fire_by_hand, start_run
 from ecluse.flows.audits import configs
 from ecluse.flows.automation import schedules
 from ecluse.flows.automation.plan import Plan
@@ -27,7 +27,7 @@ def _all_successful(targets: int) -> dict[str, object]:
 
 
 async def _as_the_command_does(connection: Connection, start: Start) -> Run:
-    started = await insert_run(connection, start)
+    started = await start_run(connection, start)
     await announce(connection)
     return started.run
 

@@ -32,9 +32,9 @@ from ecluse.engine import (
     Start,
     acquire_lease,
     create_schedule,
-    insert_run,
     read_published,
     release_lease,
+    start_run,
 )
 from ecluse.engine.retention import sweep
 from ecluse.engine.retention.sweep import Busy, Pace, alone, foresee, limits, prune
@@ -71,7 +71,7 @@ class World:
     async def run(self, key: str, days: float = 100, **columns: Any) -> int:
         """One that ended so many days ago; `ended=False`: open."""
         given = {name: columns.pop(name) for name in ("parent_run_id", "schedule_id") if name in columns}
-        run = (await insert_run(self.connection, Start(FLOW, key, **given))).run
+        run = (await start_run(self.connection, Start(FLOW, key, **given))).run
         if columns.pop("ended", True):
             self.query(
                 "UPDATE runs SET status = 'completed', state = 'succeeded', selected = 0, successful = 0, failed = 0,"
@@ -261,7 +261,7 @@ async def test_skipped_instants_go_by_their_own_age_and_those_that_wait_stay(wor
 
 async def test_the_first_run_of_a_key_stays_while_a_repetition_is_open(world):
     async def ask() -> tuple[str, bool]:
-        started = await insert_run(world.connection, Start(FLOW, "nightly", again=True))
+        started = await start_run(world.connection, Start(FLOW, "nightly", again=True))
         return started.run.event_key, started.deduplicated
 
     first = await world.run("nightly")

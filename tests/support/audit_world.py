@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ecluse.engine import EphemeralEvent, Flow, Run, Stage, Start, insert_run
+from ecluse.engine import EphemeralEvent, Flow, Run, Stage, Start, start_run
 from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
 from ecluse.flows.audits import configs
@@ -122,7 +122,7 @@ class World:
         if self.flow.story is not None:
             return (await self.kit.start_run(start)).run.id
         async with self.kit.pool.connection() as connection:
-            return (await insert_run(connection, start)).run.id
+            return (await start_run(connection, start)).run.id
 
     async def ended(self, run_id: int) -> dict[str, Any]:
         row = await wait_for_run(self.kit, run_id, PATIENCE)

@@ -33,7 +33,7 @@ from ecluse.engine import (
     Stage,
     Start,
     WorkContext,
-    insert_run,
+    start_run,
 )
 from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
@@ -139,7 +139,7 @@ class Board:
         one = one or stage(lane=Lane(lane))
         async with self.pool.connection() as connection:
             start = Start(flow(one, name), f"run-{next(self._serial)}", tenant_id=tenant)
-            run = (await insert_run(connection, start)).run
+            run = (await start_run(connection, start)).run
             await connection.execute(
                 "UPDATE runs SET status = 'running', state = 'running', started_at = ecluse_now() WHERE id = %s",
                 (run.id,),

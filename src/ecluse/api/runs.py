@@ -19,7 +19,7 @@ from ecluse.access.wire import Filter, Limit, Offset, Order, kit_of, number, rea
 from ecluse.api import shapes
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Run, Start, announce, insert_run, load_run
+from ecluse.engine import Flow, Run, Start, announce, load_run, start_runs
 from ecluse.engine.work.completion import end_by_operator
 from ecluse.insight import run_queries
 from ecluse.insight.previews import preview_end
@@ -126,7 +126,7 @@ async def start_run(request: Request, body: shapes.StartRun) -> Response:
     )
 
     async def ask(connection: Connection) -> Answer:
-        started = await insert_run(connection, start)
+        (started,) = await start_runs(connection, [start])
         await announce(connection)
         run = started.run
         return Answer(

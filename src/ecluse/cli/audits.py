@@ -14,7 +14,7 @@ from ecluse.access import tenants
 from ecluse.base.logging import harmless
 from ecluse.cli.database import with_connection
 from ecluse.db.connect import Connection
-from ecluse.engine import Start, insert_run
+from ecluse.engine import Start, start_run
 from ecluse.flows.audits import configs, queries
 
 app = typer.Typer(no_args_is_help=True, help="Look at audits and their configs, and make one.")
@@ -112,7 +112,7 @@ def run(
     async def ask(connection: Connection) -> dict[str, Any]:
         await tenants.require(connection, tenant, enabled=True)
         async with connection.transaction():
-            started = await insert_run(connection, start)
+            started = await start_run(connection, start)
             cursor = await connection.execute("SELECT id FROM audits WHERE run_id = %s", (started.run.id,))
             (audit_id,) = await cursor.fetchone() or (0,)
         return {"audit_id": str(audit_id), "run_id": str(started.run.id)}

@@ -37,7 +37,7 @@ from ecluse.engine.retention.sweep import Rule, keep_pruning
 from ecluse.engine.runs import lifecycle, targets
 from ecluse.engine.runs.fan_out import WORK_CHANNEL, fan_out
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL, RUNS_CHANNEL
-from ecluse.engine.runs.start import Start, Started, announce, insert_run
+from ecluse.engine.runs.start import Start, Started, announce, start_run
 from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.schedule.ticks import keep_ticking
 from ecluse.engine.work import completion
@@ -212,7 +212,7 @@ class Kit:
         """Commit the run, then start its workflow here if this replica leads runs, or wake one that does. After a crash
         in between, a sweep starts it."""
         async with self.pool.connection() as connection:
-            started = await insert_run(connection, start)
+            started = await start_run(connection, start)
             if self.worker is None:
                 await announce(connection)
         crashpoint("after run insert")
@@ -224,7 +224,7 @@ class Kit:
         """Start a run that is only items, in one commit: no workflow leads it, and it ends when its last item is
         finished."""
         async with self.pool.connection() as connection, connection.transaction():
-            started = await insert_run(connection, start)
+            started = await start_run(connection, start)
             if not started.deduplicated:
                 await lifecycle.begin_runs(connection, start.flow, [started.run])
                 await targets.select(connection, {started.run.id: items})

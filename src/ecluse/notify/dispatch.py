@@ -20,7 +20,7 @@ from pydantic_core import to_json
 from ecluse.base.errors import EcluseError, NotFound
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import is_unavailable, one_line
-from ecluse.engine import Event, PublishedEvent, Start, Started, insert_runs
+from ecluse.engine import Event, PublishedEvent, Start, Started, start_runs
 from ecluse.notify import endpoints
 from ecluse.notify.flow import FLOW
 from ecluse.notify.rules import FLOW_NAME, Kind, about_run, message, run_key, shown_to
@@ -150,7 +150,7 @@ async def deliver(connection: Connection, tellings: Sequence[Telling], *, again:
         )
         for one in tellings
     ]
-    started = await insert_runs(connection, starts)
+    started = await start_runs(connection, starts)
     rows = [
         {"run_id": new.run.id, **vars(one)} for new, one in zip(started, tellings, strict=True) if not new.deduplicated
     ]

@@ -12,7 +12,7 @@ import pytest
 from ecluse.base.errors import PermanentError
 from ecluse.db.connect import Pool
 from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Done, Event, Start, insert_run, read_published, write_events
+from ecluse.engine import Done, Event, Start, read_published, start_run, write_events
 from ecluse.engine.outbox.events import tell
 from tests.support.engine_flows import flow, run_to_end, stage, until
 
@@ -93,7 +93,7 @@ async def test_a_run_tells_that_it_started_what_it_selected_and_how_it_ended(sta
 async def test_a_run_ended_by_force_tells_that_it_failed(start_kit, query, pool):
     kit = await start_kit(one := flow(stage()))
     async with pool.connection() as connection:
-        run = (await insert_run(connection, Start(one, "monday"))).run
+        run = (await start_run(connection, Start(one, "monday"))).run
     await kit.end_run(run.id, "enough")
     facts = "payload->>'status', payload->>'state', payload->>'end_cause'"
     told = query(f"SELECT event_type, {facts} FROM events_outbox ORDER BY id")  # noqa: S608 - our own words
@@ -104,7 +104,7 @@ async def test_a_run_ended_by_force_tells_that_it_failed(start_kit, query, pool)
 async def test_a_second_start_with_a_key_tells_nothing(pool, one):
     async with pool.connection() as connection:
         for _ in range(2):
-            await insert_run(connection, Start(flow(stage()), "monday"))
+            await start_run(connection, Start(flow(stage()), "monday"))
     assert one("SELECT count(*) FROM events_outbox") == 1
 
 

@@ -27,8 +27,8 @@ from ecluse.engine import (
     Stage,
     Start,
     WorkContext,
-    insert_run,
     load_run,
+    start_run,
 )
 from ecluse.engine.cluster import sweeps
 from ecluse.engine.effects.probe import settle_forgotten
@@ -193,11 +193,11 @@ async def test_a_run_that_has_not_begun_can_be_ended(start_kit, dsn, query):
     calls = Calls()
     kit = await start_kit(f := flow(stage(calls.work)))
     async with kit.pool.connection() as connection, connection.transaction():
-        queued = await insert_run(connection, Start(f, "queued", input={"targets": ["a"]}))
+        queued = await start_run(connection, Start(f, "queued", input={"targets": ["a"]}))
         await durable.enqueue(connection, [queued.run.id])
     assert await kit.end_run(queued.run.id, REASON)
     async with kit.pool.connection() as connection:
-        unstarted = (await insert_run(connection, Start(f, "unstarted", input={"targets": ["a"]}))).run.id
+        unstarted = (await start_run(connection, Start(f, "unstarted", input={"targets": ["a"]}))).run.id
     assert await kit.end_run(unstarted, REASON), "nor is there a workflow to be told"
     assert query("SELECT DISTINCT status, end_cause, selected, started_at FROM runs") == [
         ("failed", "operator", 0, None)

@@ -23,10 +23,10 @@ from ecluse.engine import (
     give_up,
     hold_for_runs,
     holders,
-    insert_runs,
     load_runs,
     open_stage,
     select_targets,
+    start_runs,
 )
 from tests.support.engine_flows import PATIENCE, QUICK, Targets, stage, succeed
 from tests.support.runs import wait_for_run
@@ -74,7 +74,7 @@ class Chain:
 
 async def start(kit, flow, *names, **options):
     async with kit.pool.connection() as connection:
-        return await insert_runs(connection, [Start(flow, name, **options) for name in names])
+        return await start_runs(connection, [Start(flow, name, **options) for name in names])
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from ecluse.engine import (
     Start,
     acquire_lease,
     force_release,
-    insert_run,
     list_leases,
     release_lease,
+    start_run,
     still_mine,
 )
 from ecluse.engine.kit import Kit
@@ -71,7 +71,7 @@ async def write_under(connection: Connection, lease: Lease) -> None:
 
 
 async def new_run(connection: Connection, key: str = "run") -> int:
-    return (await insert_run(connection, Start(FLOW, key, tenant_id="t"))).run.id
+    return (await start_run(connection, Start(FLOW, key, tenant_id="t"))).run.id
 
 
 @pytest.mark.req("ENG-30", "ENG-37")
@@ -179,7 +179,7 @@ async def test_a_beat_does_not_wait_for_a_write_under_the_lease(start_kit, pool,
 @pytest.mark.req("ENG-39")
 async def test_a_lease_of_a_run_lasts_until_the_run_ends_however_long_that_takes(start_kit, connection, later, one):
     kit: Kit = await start_kit(ITEMS_ONLY)
-    run = (await insert_run(connection, Start(ITEMS_ONLY, "run", tenant_id="t"))).run
+    run = (await start_run(connection, Start(ITEMS_ONLY, "run", tenant_id="t"))).run
     lease = await take(connection, ttl=None, run_id=run.id)
     later(timedelta(days=30))
     held = await acquire_lease(connection, "t", KEY, owner="second", ttl=TTL)

@@ -29,10 +29,10 @@ from ecluse.engine import (
     begin_runs,
     create_schedule,
     fire_by_hand,
-    insert_runs,
     note_errors,
     open_stage,
     settle_targets,
+    start_runs,
 )
 from ecluse.engine.lead.story import Story
 from ecluse.engine.schedule.ticks import tick
@@ -89,7 +89,7 @@ async def start(connection: Connection, run: Run, targets: Sequence[str], round_
         Start(CHILD, f"{run.id}-{target}-{round_}", input={"target": target, "round": round_}, parent_run_id=run.id)
         for target in targets
     ]
-    await insert_runs(connection, starts)
+    await start_runs(connection, starts)
 
 
 def parent(seen: list[Any] | None = None, **options: Any) -> Flow:

@@ -17,7 +17,7 @@ from pydantic import model_validator
 
 from ecluse.base.crash import POINTS_OF_A_TICK
 from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Flow, NewSchedule, Rules, Start, insert_run
+from ecluse.engine import Flow, NewSchedule, Rules, Start, start_run
 from ecluse.engine.kit import Kit
 from ecluse.engine.schedule import schedules as rows
 from ecluse.engine.schedule.slots import event_key
@@ -301,7 +301,7 @@ async def test_a_clock_that_goes_back_fires_nothing_again(world, one):
 
 async def test_a_run_of_that_key_that_exists_already_is_the_slots_run(world, one):
     schedule = await world.create()
-    known = await world.do(insert_run, Start(FLOW, keyed(schedule, hour(8)), schedule_id=schedule))
+    known = await world.do(start_run, Start(FLOW, keyed(schedule, hour(8)), schedule_id=schedule))
     (line,) = await world.tick(hour(8))
     assert (line.status, line.run_id) == ("fired", known.run.id)
     assert one("SELECT count(*) FROM runs") == 1

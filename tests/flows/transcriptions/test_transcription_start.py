@@ -9,7 +9,7 @@ import pytest
 
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import InvalidInput
-from ecluse.engine import Start, insert_runs
+from ecluse.engine import Start, start_runs
 from ecluse.flows.transcriptions.flow import FicheTranscribe
 from ecluse.flows.transcriptions.rules import Counts
 from ecluse.flows.transcriptions.wait import transcribe
@@ -104,9 +104,9 @@ async def test_a_run_started_by_other_means_is_refused_while_the_fiche_is_taken(
     (first,) = await w.start(FIVE)
     async with w.kit.pool.connection() as connection:
         with pytest.raises(Refused, match=f"run {first.run_id}") as refused:
-            await insert_runs(connection, [Start(w.made.flow, "other", input={"fiche_id": FIVE})])
+            await start_runs(connection, [Start(w.made.flow, "other", input={"fiche_id": FIVE})])
         with pytest.raises(InvalidInput, match="priority"):
-            await insert_runs(connection, [Start(w.made.flow, "x", input={"fiche_id": "1", "priority": "urgent"})])
+            await start_runs(connection, [Start(w.made.flow, "x", input={"fiche_id": "1", "priority": "urgent"})])
     assert refused.value.status == 409
     assert query("SELECT count(*) FROM runs") == [(1,)]
     await w.resume()

@@ -82,11 +82,11 @@ SELECT tenant, key, count(*) FROM ended GROUP BY tenant, key
 """
 
 
-async def insert_run(connection: Connection, start: Start) -> Started:
-    return (await insert_runs(connection, [start]))[0]
+async def start_run(connection: Connection, start: Start) -> Started:
+    return (await start_runs(connection, [start]))[0]
 
 
-async def insert_runs(connection: Connection, starts: Sequence[Start]) -> list[Started]:
+async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[Started]:
     """Insert runs in few statements, in the caller's transaction if there is one; one invalid start fails them all.
     Runs of a flow without a story have their first stage opened here, too."""
     rows = {(start.tenant_id, start.event_key): _row(start) for start in starts}

@@ -19,7 +19,7 @@ from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.runs.start import TENANT, Start, Started, announce, insert_run, valid_input
+from ecluse.engine.runs.start import TENANT, Start, Started, announce, start_run, valid_input
 from ecluse.engine.schedule.slots import MOST_SLOTS
 
 LONGEST_NAME = 200
@@ -157,7 +157,7 @@ async def fire_by_hand(
         key = flow.slot_key.format(schedule=schedule_id, due=f"manual-{uuid.uuid4()}")
         given = row["input"] if input is None else input
         wanted = start(Start(flow, key, tenant_id, given, schedule_id=schedule_id))
-        started = await insert_run(connection, wanted)
+        started = await start_run(connection, wanted)
         if started.deduplicated:
             return started
         # A redrive belongs to the run that it repeats: it does not become the schedule's last run.

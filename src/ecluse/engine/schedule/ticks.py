@@ -22,7 +22,7 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import ignoring_outage, is_unavailable
 from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.runs.start import Start, insert_runs
+from ecluse.engine.runs.start import Start, start_runs
 from ecluse.engine.schedule.slots import Decision, Rules, Schedule, decide, event_key
 
 log = structlog.get_logger(__name__)
@@ -158,7 +158,7 @@ async def _store(
     connection: Connection, flows: Mapping[str, Flow], decided: Sequence[tuple[Schedule, Decision]]
 ) -> list[Line]:
     starts = [_start(flows[one.flow], one, at) for one, decision in decided if (at := decision.fires) is not None]
-    started = await insert_runs(connection, starts) if starts else []
+    started = await start_runs(connection, starts) if starts else []
     run_ids = {(each.run.tenant_id, each.run.event_key): each.run.id for each in started}
     lines: list[Line] = []
     slots: list[dict[str, Any]] = []

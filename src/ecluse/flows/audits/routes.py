@@ -15,7 +15,7 @@ from ecluse.access.envelope import as_json, request_id
 from ecluse.access.idempotency import Answer
 from ecluse.access.wire import Limit, Offset, Row, kit_of, number, reads_of, with_ids_as_text
 from ecluse.db.connect import Connection
-from ecluse.engine import Start, insert_run
+from ecluse.engine import Start, start_run
 from ecluse.flows.audits import configs, queries, shapes
 from ecluse.flows.audits.flow import FLOW
 from ecluse.flows.audits.queries import Status, Wanted
@@ -134,7 +134,7 @@ async def start_audit(request: Request, body: shapes.NewAudit) -> Response:
 
     async def ask(connection: Connection) -> Answer:
         await require_visible(connection, caller, [body.fiche_id])
-        started = await insert_run(connection, start)
+        started = await start_run(connection, start)
         run = started.run
         cursor = await connection.execute("SELECT id FROM audits WHERE run_id = %s", (run.id,))
         (audit_id,) = await cursor.fetchone() or (0,)

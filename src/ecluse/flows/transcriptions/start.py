@@ -20,10 +20,10 @@ from ecluse.engine import (
     Start,
     Waiter,
     holders,
-    insert_runs,
     load_runs,
     lock_open,
     put_waiters,
+    start_runs,
     wake_workers,
     write_events,
 )
@@ -136,7 +136,7 @@ async def _start(connection: Connection, tenant: str, wanted: Sequence[Start]) -
         busy |= {once[event_key]: run_id for event_key, run_id in await cursor.fetchall()}
     free = [one for one in wanted if _fiche(one) not in busy]
     new: dict[str, Run] = {}
-    for one, started in zip(free, await insert_runs(connection, free) if free else (), strict=True):
+    for one, started in zip(free, await start_runs(connection, free) if free else (), strict=True):
         if started.deduplicated:
             busy[_fiche(one)] = started.run.id
         else:
