@@ -5,7 +5,6 @@ A case knows the engine's tables and the vendor's ledger, and nothing of the flo
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import time
@@ -42,14 +41,8 @@ class Case:
 def killed_at(point: str) -> Case:
     def kill(world: World) -> None:
         world.sandbox.set_faults([{**LYING, "per_id_times": 1}])
-        if point == "after run insert":  # passed by whoever starts a run and leads it himself
-            variables = {**world.environment, "DATABASE_URL": world.dsn, "ECLUSE_CRASH_AT": point}
-            start = world.prepare_run()
-            arguments = [world.subject.flow, start.event_key, json.dumps(start.input)]
-            victim = world.nursery.start("tests.faults.starter", arguments, variables)
-        else:
-            world.start_run()
-            victim = world.start_replica({"ECLUSE_CRASH_AT": point}, wait=False).child
+        world.start_run()
+        victim = world.start_replica({"ECLUSE_CRASH_AT": point}, wait=False).child
         code = victim.wait(45)
         assert code == -signal.SIGKILL, f"never came to {point!r}: exit code {code}\n{victim.tail()}"
         world.start_replica()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ecluse.base.crash import POINTS, POINTS_OF_AUTOMATION, after_step
 from ecluse.db.connect import Connection
-from ecluse.engine import Run, Start, announce, fire_by_hand, start_run
+from ecluse.engine import Run, Start, fire_by_hand, start_run
 from ecluse.flows.audits import configs
 from ecluse.flows.automation import schedules
 from ecluse.flows.automation.plan import Plan
@@ -27,9 +27,7 @@ def _all_successful(targets: int) -> dict[str, object]:
 
 
 async def _as_the_command_does(connection: Connection, start: Start) -> Run:
-    started = await start_run(connection, start)
-    await announce(connection)
-    return started.run
+    return (await start_run(connection, start)).run
 
 
 @dataclass(frozen=True)
@@ -139,8 +137,8 @@ STEPS = (
     "fan-out-audit",
     "finalize",
 )
-# What it never comes to: its runs are led by servers, select in a step of their own, and write nothing at vendors.
-ELSEWHERE = ("after run insert", "after select", "after intent", "before send", "after send")
+# What it never comes to: its runs select in a step of their own, and write nothing at vendors.
+ELSEWHERE = ("after select", "after intent", "before send", "after send")
 AUTOMATION = Subject(
     name="automation",
     flow="automation",

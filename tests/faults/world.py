@@ -210,16 +210,12 @@ class World:
 
     # Runs
 
-    def prepare_run(self, targets: int | None = None) -> Start:
-        """No two runs of a world share a target."""
+    def start_run(self, targets: int | None = None) -> int:
+        """Start a run and return its id. No two runs of a world share a target."""
         first = 1 + sum(map(len, self.runs.values()))
         names = [self.subject.target(n) for n in range(first, first + (targets or self.subject.targets))]
         self.runs[f"faults-{first}"] = names
-        return Start(self._flow, f"faults-{first}", input=self.subject.given(names))
-
-    def start_run(self, targets: int | None = None) -> int:
-        """Insert it and tell the servers. Returns its id."""
-        start = self.prepare_run(targets)
+        start = Start(self._flow, f"faults-{first}", input=self.subject.given(names))
 
         async def ask() -> int:
             async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:

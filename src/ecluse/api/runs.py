@@ -19,7 +19,7 @@ from ecluse.access.wire import Filter, Limit, Offset, Order, kit_of, number, rea
 from ecluse.api import shapes
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Run, Start, announce, load_run, start_runs
+from ecluse.engine import Flow, Run, Start, load_run, start_runs
 from ecluse.engine.work.completion import end_by_operator
 from ecluse.insight import run_queries
 from ecluse.insight.previews import preview_end
@@ -127,7 +127,6 @@ async def start_run(request: Request, body: shapes.StartRun) -> Response:
 
     async def ask(connection: Connection) -> Answer:
         (started,) = await start_runs(connection, [start])
-        await announce(connection)
         run = started.run
         return Answer(
             200 if started.deduplicated else 201,

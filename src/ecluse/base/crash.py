@@ -9,7 +9,8 @@ import os
 import signal
 
 POINTS = (
-    "after run insert",
+    "before workflow start",
+    "after workflow start",
     "after begin",
     "after select",
     "in fan-out",

@@ -18,7 +18,7 @@ from ecluse.cli import confirm, sums
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
 from ecluse.db.connect import Connection
-from ecluse.engine import Run, Start, announce, cause_in_words, load_run, start_run
+from ecluse.engine import Run, Start, cause_in_words, load_run, start_run
 from ecluse.insight import run_queries
 from ecluse.insight.previews import preview_end
 from ecluse.insight.waiting import RunWaits, Waiting, why, why_run
@@ -50,7 +50,6 @@ def start(
     async def ask(connection: Connection) -> dict[str, Any]:
         await tenants.require(connection, tenant, enabled=True)
         started = await start_run(connection, wanted)
-        await announce(connection)
         cursor = await connection.execute("SELECT 1 FROM replicas WHERE state = 'live' LIMIT 1")
         if await cursor.fetchone() is None:
             typer.echo("no server is running yet: the run starts as soon as one is (`ecluse serve`)", err=True)

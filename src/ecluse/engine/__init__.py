@@ -61,9 +61,9 @@ from ecluse.engine.runs.leases import (
 )
 from ecluse.engine.runs.leases import acquire as acquire_lease
 from ecluse.engine.runs.leases import release as release_lease
-from ecluse.engine.runs.lifecycle import begin_runs, keep_open, load_run, load_runs, lock_open, note_errors
+from ecluse.engine.runs.lifecycle import keep_open, load_run, load_runs, lock_open, note_errors
 from ecluse.engine.runs.stages import give_up, open_stage, wake_workers
-from ecluse.engine.runs.start import TENANT, Start, Started, announce, start_run, start_runs
+from ecluse.engine.runs.start import TENANT, Start, Started, start_run, start_runs
 from ecluse.engine.runs.targets import Settled, open_targets, settle_targets
 from ecluse.engine.runs.targets import select as select_targets
 from ecluse.engine.runs.units import Counted

@@ -9,12 +9,12 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import structlog
 
 from ecluse.base.clock import Clock
-from ecluse.base.crash import crashpoint
 from ecluse.base.errors import NotFound
 from ecluse.base.ids import replica_id
 from ecluse.base.tasks import stopped
@@ -23,11 +23,12 @@ from ecluse.db.listen import Hear, listen
 from ecluse.db.outage import ignoring_outage
 from ecluse.db.pools import CLAIMING, SIZE
 from ecluse.engine.cluster.heartbeat import Heartbeat
+from ecluse.engine.cluster.maintenance import Job, repeat
 from ecluse.engine.cluster.sweeps import ForcedEnds, Sweeps, set_clock
 from ecluse.engine.cluster.trace_rows import TraceRows
 from ecluse.engine.effects.paid import PaidCalls
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
-from ecluse.engine.lead import durable
+from ecluse.engine.lead import durable, new_runs
 from ecluse.engine.lead.story import Story, lead
 from ecluse.engine.model.flow import EmitLive, Flow, NewItem, Stage, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
@@ -36,8 +37,8 @@ from ecluse.engine.outbox.publisher import Publisher
 from ecluse.engine.retention.sweep import Rule, keep_pruning
 from ecluse.engine.runs import lifecycle, targets
 from ecluse.engine.runs.fan_out import WORK_CHANNEL, fan_out
-from ecluse.engine.runs.lifecycle import ENDED_CHANNEL, RUNS_CHANNEL
-from ecluse.engine.runs.start import Start, Started, announce, start_run
+from ecluse.engine.runs.lifecycle import CLOSING_CHANNEL, ENDED_CHANNEL, RUNS_CHANNEL
+from ecluse.engine.runs.start import Start, Started, start_run
 from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.schedule.ticks import keep_ticking
 from ecluse.engine.work import completion
@@ -47,6 +48,7 @@ log = structlog.get_logger(__name__)
 
 CLOCK_CHANNEL = "ecluse_clock"
 WAIT_POLL_SECONDS = 1.0
+NEW_RUNS_SECONDS = 5.0
 
 COMMIT_SECONDS = 10  # limit of a commit or claim: after that, the locks of a frozen replica are released
 # Claim and commit are a handful of known statements over tables whose statistics are always stale: the big tables are
@@ -160,12 +162,17 @@ class Kit:
         self._heart.start_reaping()
         sweeps = Sweeps(self.pool, self.by_name, self.replica, self.clock, worker, contexts)
         channels[WORK_CHANNEL] = lambda _: worker.wake()
-        channels[RUNS_CHANNEL] = lambda _: sweeps.hint.set()
+        started = asyncio.Event()
+        taking = partial(new_runs.take_new_runs, flows=self.by_name)
+        take = Job("taking new runs", NEW_RUNS_SECONDS, taking, wake=started)
+        channels[RUNS_CHANNEL] = lambda _: started.set()
+        channels[CLOSING_CHANNEL] = lambda _: sweeps.hint.set()
         channels[LANES_CHANNEL] = lambda _: lanes.stir()
         jobs |= {
             "lanes": lanes.run(),
             "lane log": lanes.tell_runs(),
             "worker": worker.run(),
+            take.name: repeat(take, self.pool),
             "sweeper": sweeps.sweep(),
             "dropper": sweeps.drop_ended(),
             "settler": sweeps.settle_forgotten(),
@@ -209,16 +216,9 @@ class Kit:
             self.broken.set()
 
     async def start_run(self, start: Start) -> Started:
-        """Commit the run, then start its workflow here if this replica leads runs, or wake one that does. After a crash
-        in between, a sweep starts it."""
+        """Start a run in a transaction of its own."""
         async with self.pool.connection() as connection:
-            started = await start_run(connection, start)
-            if self.worker is None:
-                await announce(connection)
-        crashpoint("after run insert")
-        if self.worker is not None and not started.deduplicated and start.flow.story is not None:
-            await durable.start(started.run)
-        return started
+            return await start_run(connection, start)
 
     async def start_items(self, start: Start, stage: Stage, items: Sequence[NewItem]) -> Started:
         """Start a run that is only items, in one commit: no workflow leads it, and it ends when its last item is

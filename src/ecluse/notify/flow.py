@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from ecluse.base.masking import masked
 from ecluse.db.connect import Connection
-from ecluse.engine import Flow, Lane, NewItem, Run, Stage, begin_runs, open_stage
+from ecluse.engine import Flow, Lane, NewItem, Run, Stage, open_stage
 from ecluse.notify import mail, work
 from ecluse.notify.rules import FLOW_NAME, LONGEST_WAIT, RETRY
 from ecluse.notify.work import Setup, resources
@@ -58,7 +58,6 @@ BRIEF = tuple(
 
 
 async def begin(connection: Connection, runs: Sequence[Run]) -> None:
-    await begin_runs(connection, FLOW, runs)
     for stage in FLOW.stages:
         mine = [
             run for run in runs if stage.name == run.input["kind"] + ("" if run.input["lasting"] else "-of-schedule")

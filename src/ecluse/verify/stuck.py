@@ -51,7 +51,11 @@ FROM stages s JOIN runs r ON r.id = s.run_id
 WHERE s.ended_at IS NULL AND s.expected > 0 AND r.ended_at IS NOT NULL ORDER BY 2, 1
 """
 
-# Runs whose workflow was never started are started by the sweep in order, a hundred every five seconds.
+# Workers take new runs in order. A worker leads at most 2,000 runs; the runs beyond have to wait, without a workflow.
+ROOM = """
+(SELECT count(*) FROM dbos.workflow_status WHERE status = 'PENDING')
+    < 2000 * greatest(1, (SELECT count(*) FROM replicas WHERE state = 'live' AND 'worker' = ANY(roles)))
+"""
 WORKFLOWS = f"""
 {CARE}
 SELECT 'run ' || r.id AS subject, r.id AS run_id, format('%s, but ', r.state) || CASE
@@ -65,7 +69,8 @@ FROM care, (
     WHERE r.ended_at IS NULL AND r.orchestrated AND r.state IN ('queued', 'running')) r
 LEFT JOIN replicas p ON p.id = r.executor_id
 WHERE CASE
-    WHEN r.workflow IS NULL THEN NOT care.moved AND greatest(coalesce(r.started_at, r.created_at), care.since)
+    WHEN r.workflow IS NULL THEN NOT care.moved AND (r.state <> 'queued' OR {ROOM})
+                                    AND greatest(coalesce(r.started_at, r.created_at), care.since)
                                     < now() - interval '15 seconds' - r.place * interval '0.1 seconds'
     WHEN r.workflow IN ('ENQUEUED', 'DELAYED') THEN false
     ELSE greatest(r.updated_at, care.since) < now() - interval '15 seconds' AND (r.workflow <> 'PENDING' OR {GONE}) END

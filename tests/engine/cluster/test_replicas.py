@@ -39,7 +39,7 @@ from tests.support.runs import wait_for_run
 
 CLASSES = ["keyed", "absolute"]
 NEVER_BEATS = {"beat": 60.0, "dead_after": 300.0}  # whoever beats and finds itself declared dead ends the process
-SWEEP = "NOTIFY ecluse_runs"
+SWEEP = "NOTIFY ecluse_closing"
 DECLARE_DEAD = "UPDATE replicas SET state = 'dead', ended_at = now()"
 
 

@@ -203,7 +203,7 @@ async def test_a_run_of_items_only_ends_though_none_of_them_could_be_dispatched(
     work = stage()
     kit = await start_kit(f := flow(work, story=None))
     started = await kit.start_items(Start(f, "items-only"), work, [NewItem("bad", payload=object())])
-    query("SELECT pg_notify('ecluse_runs', '')")  # which need not wait for its turn
+    query("SELECT pg_notify('ecluse_closing', '')")  # which need not wait for its turn
     row = await wait_for_run(kit, started.run.id, timedelta(seconds=8))
     assert (row["status"], row["failed"]) == ("failed", 1)
 

@@ -28,12 +28,10 @@ from ecluse.engine import (
     Start,
     WorkContext,
     load_run,
-    start_run,
 )
 from ecluse.engine.cluster import sweeps
 from ecluse.engine.effects.probe import settle_forgotten
 from ecluse.engine.kit import Kit
-from ecluse.engine.lead import durable
 from ecluse.engine.lead.gate import end as end_gate
 from ecluse.engine.lead.story import Story
 from ecluse.engine.work.claim import Claimant, claim_free
@@ -57,7 +55,11 @@ from tests.support.runs import wait_for_run
 REASON = "wrong price list"
 CLASSES = ["keyed", "absolute"]
 ONCE = RetryPolicy(executions=1)
-SWEEP = "NOTIFY ecluse_runs"
+# As earlier versions started the runs of schedules.
+ENQUEUE = """
+SELECT dbos.enqueue_workflow(workflow_name => 'ecluse.run', queue_name => 'ecluse-runs', application_name => 'ecluse',
+    positional_args => ARRAY[to_json(%s)], workflow_id => %s, app_version => '1')
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -189,21 +191,20 @@ async def test_a_second_end_changes_nothing_and_a_reason_must_be_given(start_kit
 
 
 async def test_a_run_that_has_not_begun_can_be_ended(start_kit, dsn, query):
-    """Its workflow, when its turn comes, finds nothing to do."""
+    """Its workflow, when its turn comes, finds nothing to do; or there is none, and none is started any more."""
     calls = Calls()
-    kit = await start_kit(f := flow(stage(calls.work)))
-    async with kit.pool.connection() as connection, connection.transaction():
-        queued = await start_run(connection, Start(f, "queued", input={"targets": ["a"]}))
-        await durable.enqueue(connection, [queued.run.id])
-    assert await kit.end_run(queued.run.id, REASON)
-    async with kit.pool.connection() as connection:
-        unstarted = (await start_run(connection, Start(f, "unstarted", input={"targets": ["a"]}))).run.id
-    assert await kit.end_run(unstarted, REASON), "nor is there a workflow to be told"
+    kit = await start_kit(f := flow(stage(calls.work)), roles={"api"})
+    for key in ("enqueued", "unstarted"):
+        run = (await kit.start_run(Start(f, key, input={"targets": ["a"]}))).run
+        if key == "enqueued":
+            query(ENQUEUE, run.id, f"default/{key}")
+        assert await kit.end_run(run.id, REASON)
+    await start_kit(f)
     assert query("SELECT DISTINCT status, end_cause, selected, started_at FROM runs") == [
         ("failed", "operator", 0, None)
     ]
     await until(lambda: query("SELECT 1 FROM dbos.workflow_status WHERE status = 'SUCCESS'"), 5)
-    query(SWEEP)
+    query("NOTIFY ecluse_runs")
     await asyncio.sleep(0.3)
     assert (query("SELECT count(*) FROM dbos.workflow_status"), calls.started) == ([(1,)], [])
 

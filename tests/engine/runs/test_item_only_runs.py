@@ -19,7 +19,6 @@ from ecluse.engine import (
     NewItem,
     Postponed,
     Start,
-    begin_runs,
     give_up,
     hold_for_runs,
     holders,
@@ -45,7 +44,6 @@ class Chain:
         self.flow = Flow("chain", (self.first, self.second), None, Targets, begin=self._begin, ended=self._ended)
 
     async def _begin(self, connection, runs):
-        await begin_runs(connection, self.flow, runs)
         await open_stage(connection, self.first, [(run, [NewItem(run.event_key, target="")]) for run in runs])
 
     async def _find(self, _, item):
@@ -371,7 +369,6 @@ async def test_a_run_with_nothing_to_do_ends_where_it_begins(start_kit, ask):
     chain = Chain()
 
     async def nothing(connection, runs):
-        await begin_runs(connection, flow, runs)
         await open_stage(connection, chain.second, [(run, []) for run in runs], select=True)
 
     flow = replace(chain.flow, begin=nothing)

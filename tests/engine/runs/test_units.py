@@ -26,7 +26,6 @@ from ecluse.engine import (
     Stage,
     Start,
     WorkContext,
-    begin_runs,
     create_schedule,
     fire_by_hand,
     note_errors,
@@ -64,7 +63,6 @@ WORK = Stage("work", Lane("children"), first_time_bad, retry=QUICK)
 
 
 async def begin(connection: Connection, runs: Sequence[Run]) -> None:
-    await begin_runs(connection, CHILD, runs)
     wanted = [(run, [NewItem(run.input["target"], payload={"round": run.input["round"]})]) for run in runs]
     await open_stage(connection, WORK, wanted, select=True)
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ecluse.engine import Start, announce, enable_schedule, load_run
+from ecluse.engine import Start, enable_schedule, load_run
 from ecluse.engine.lead import durable
 from ecluse.flows.automation import schedules, select, snapshot, start
 from ecluse.flows.automation.plan import Plan
@@ -135,7 +135,6 @@ async def test_a_schedule_that_is_gone_or_off_when_its_run_begins_is_not_run(aut
     await schedules.delete(connection, "default", deleted)
     await enable_schedule(connection, "default", off, enabled=False)
     world = await automate()
-    await announce(connection)
     third = (await world.kit.start_run(Start(world.flow, "by POST /api/runs"))).run.id
     texts = {
         first: f"Schedule {deleted} was deleted before its run began.",

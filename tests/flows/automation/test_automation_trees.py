@@ -134,7 +134,6 @@ async def test_every_forced_end_ends_the_tree(troubled, query, cause):
         query("UPDATE runs SET started_at = started_at - interval '1 day' WHERE id = %s", run_id)
     else:
         query("UPDATE dbos.workflow_status SET status = 'ERROR', updated_at = 0")
-        query("NOTIFY ecluse_runs")
     assert (await world.ended(run_id))["end_cause"] == cause
     await until(lambda: query(OPEN_CHILDREN, run_id) == [(0,)], 2)
     assert {row[2] for row in query(CHILDREN, run_id)} == {"parent"}

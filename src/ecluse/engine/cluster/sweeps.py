@@ -17,7 +17,7 @@ from ecluse.engine.cluster import forced_ends
 from ecluse.engine.effects import probe
 from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow, WorkContext
-from ecluse.engine.runs import leases, lifecycle
+from ecluse.engine.runs import leases
 from ecluse.engine.work import completion
 from ecluse.engine.work.worker import Worker
 
@@ -31,14 +31,6 @@ FORCED_SECONDS = 1.0  # and at once when a run has ended
 REST_SECONDS = 0.1
 
 ENDED = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NOT NULL"
-
-# Orchestrated runs whose workflow was never started: the process that inserted the run died before, or is another
-# program.
-UNSTARTED = """
-SELECT r.id FROM runs r WHERE r.ended_at IS NULL AND r.orchestrated AND r.state = 'queued' AND r.flow = ANY(%s)
-AND NOT EXISTS (SELECT 1 FROM dbos.workflow_status w WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key)
-ORDER BY r.id LIMIT 100
-"""
 
 UNLED = """
 SELECT r.id, w.status FROM runs r JOIN dbos.workflow_status w ON w.workflow_uuid = r.tenant_id || '/' || r.event_key
@@ -90,7 +82,7 @@ class Sweeps:
         self._clock = clock
         self._worker = worker
         self._contexts = contexts
-        self.hint = asyncio.Event()  # a run was started elsewhere, or the listener has reconnected
+        self.hint = asyncio.Event()  # runs may be complete, or the listener has reconnected
 
     async def drop_ended(self) -> None:
         """Drop the items of ended runs that the worker holds, within a second even if the NOTIFY was lost."""
@@ -120,8 +112,8 @@ class Sweeps:
                             await flow.watch(connection)
 
     async def sweep(self) -> None:
-        """Start runs without a workflow, end runs whose workflow is over, resume interrupted workflows, close
-        self-closing runs and end expired leases."""
+        """End runs whose workflow is over, resume interrupted workflows, close self-closing runs and end expired
+        leases."""
         suspects: dict[str, float] = {}  # interrupted workflows, and since when
         place = 0  # among the self-closing runs
         while True:
@@ -131,18 +123,10 @@ class Sweeps:
             self.hint.clear()
             with ignoring_outage("sweep"):
                 await set_clock(self._pool, self._clock)
-                await self._start_unstarted()
                 await self._end_unled()
                 suspects = await self._resume_interrupted(suspects)
                 place = await completion.sweep(self._pool, self._flows, place)
                 await leases.end_expired(self._pool)
-
-    async def _start_unstarted(self) -> None:
-        async with self._pool.connection() as connection:
-            cursor = await connection.execute(UNSTARTED, (list(self._flows),))
-            waiting = [await lifecycle.load_run(connection, row[0]) for row in await cursor.fetchall()]
-        for run in waiting:
-            await durable.start(run)
 
     async def _end_unled(self) -> None:
         """End open runs whose workflow is over: no replica will ever lead them again, and they must not look alive."""

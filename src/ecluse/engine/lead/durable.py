@@ -32,9 +32,9 @@ log = structlog.get_logger(__name__)
 APPLICATION = "ecluse"
 VERSION = "1"
 WORKFLOW = "ecluse.run"
+# Workflows that earlier versions of this program enqueued: they are dequeued, and recovered into this queue.
 QUEUE = "ecluse-runs"
-# Per process. A run that waits at a gate keeps its place in the queue.
-RUNS_AT_ONCE = 2_000
+RUNS_AT_ONCE = 2_000  # per process, runs that wait at a gate included
 QUEUE_POLL_SECONDS = 1.0
 # How long `stop` waits for the workflows of runs that have just ended to record their result.
 LAST_WORDS_SECONDS = 0.1
@@ -167,17 +167,9 @@ async def start(run: Run) -> None:
         await DBOS.start_workflow_async(_workflow, run.id)
 
 
-ENQUEUE = """
-SELECT dbos.enqueue_workflow(workflow_name => %s, queue_name => %s, positional_args => ARRAY[to_json(r.id)],
-    workflow_id => r.tenant_id || '/' || r.event_key, app_version => %s, application_name => %s)
-FROM runs r WHERE r.id = ANY(%s) AND r.orchestrated ORDER BY r.id
-"""
-
-
-async def enqueue(connection: Connection, run_ids: Sequence[int]) -> None:
-    """Enqueue the runs' workflows in the caller's transaction, so that run rows and workflows are one commit. An id
-    enqueued before is a no-op."""
-    await connection.execute(ENQUEUE, (WORKFLOW, QUEUE, VERSION, APPLICATION, list(run_ids)))
+def room() -> int:
+    """Return how many more runs this replica may lead."""
+    return RUNS_AT_ONCE - len(_leading)
 
 
 async def step(name: str, function: Callable[[], Coroutine[Any, Any, R]]) -> R:

@@ -14,7 +14,8 @@ from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.model.states import State, cause_in_words
 
-RUNS_CHANNEL = "ecluse_runs"
+RUNS_CHANNEL = "ecluse_runs"  # a run with a story was started
+CLOSING_CHANNEL = "ecluse_closing"  # a run without a story may be complete
 ENDED_CHANNEL = "ecluse_ended"
 
 # Lock order: runs before claims. A commit takes this lock only if a `save` in it will change its run.

@@ -14,8 +14,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import NewItem, Run, Stage
 from ecluse.engine.runs import targets
 from ecluse.engine.runs.fan_out import HEAD_START, SAMPLE, Priority
-from ecluse.engine.runs.lifecycle import LOCK_RUNS
-from ecluse.engine.runs.start import announce
+from ecluse.engine.runs.lifecycle import CLOSING_CHANNEL, LOCK_RUNS
 
 # Nothing is dispatched into a run that has ended. The lane is created if no worker has registered it yet; the first
 # worker to start sets its caps.
@@ -78,7 +77,7 @@ async def give_up(
         await connection.execute(LOCK_RUNS, (list(run_ids),))
         facts = {"runs": list(run_ids), "stage": stage, "code": code, "error": error, "due_before": due_before}
         given_up = (await connection.execute(GIVE_UP, facts)).rowcount
-        await announce(connection)
+        await connection.execute("SELECT pg_notify(%s, '')", (CLOSING_CHANNEL,))
     return given_up
 
 

@@ -1,5 +1,5 @@
-"""Start runs: insert one row per event key, in the caller's transaction. Runs of a flow without a story have their
-first stage opened in the same transaction."""
+"""Start runs: insert one row per event key, in the caller's transaction. Its commit wakes the workers that lead runs;
+runs of a flow without a story have their first stage opened in the same transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.outbox import events
-from ecluse.engine.runs import finalize
+from ecluse.engine.runs import finalize, lifecycle
 from ecluse.engine.runs.lifecycle import RUNS_CHANNEL
 
 # No slash: a workflow id is tenant/event key, and must be unambiguous.
@@ -87,8 +87,8 @@ async def start_run(connection: Connection, start: Start) -> Started:
 
 
 async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[Started]:
-    """Insert runs in few statements, in the caller's transaction if there is one; one invalid start fails them all.
-    Runs of a flow without a story have their first stage opened here, too."""
+    """Start runs in few statements, in the caller's transaction if there is one; one invalid start fails them all. A
+    worker takes the new runs that have a story when the transaction is committed (`lead/new_runs.py`)."""
     rows = {(start.tenant_id, start.event_key): _row(start) for start in starts}
     again = {(start.tenant_id, start.event_key) for start in starts if start.again}
     names = {key: key[1] for key in rows}
@@ -102,18 +102,21 @@ async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[St
                 key = by_name[started.run.tenant_id, started.run.event_key]
                 if not (ended and key in again):
                     found[key] = started
-        new = [(start.flow, found[key]) for key, start in {(s.tenant_id, s.event_key): s for s in starts}.items()]
-        by_flow: dict[str, tuple[Flow, list[Run]]] = {}
-        for flow, started in new:
-            if flow.story is None and flow.begin is not None and not started.deduplicated:
-                by_flow.setdefault(flow.name, (flow, []))[1].append(started.run)
-        for flow, begun in by_flow.values():
-            await _begin_items(connection, flow, begun)
+        new: dict[str, tuple[Flow, list[Run]]] = {}
+        for key, flow in {(start.tenant_id, start.event_key): start.flow for start in starts}.items():
+            if not found[key].deduplicated:
+                new.setdefault(flow.name, (flow, []))[1].append(found[key].run)
+        for flow, runs in new.values():
+            if flow.story is None and flow.begin is not None:
+                await _begin_items(connection, flow, runs)
+        if any(flow.story is not None for flow, _ in new.values()):
+            await connection.execute("SELECT pg_notify(%s, '')", (RUNS_CHANNEL,))
     return [found[start.tenant_id, start.event_key] for start in starts]
 
 
 async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run]) -> None:
     """Open the first stage of these runs, and end those with nothing to do: no finished item would ever end them."""
+    await lifecycle.begin_runs(connection, flow, begun)
     await flow.begin(connection, begun)  # type: ignore[misc]
     if idle := await finalize.complete(connection, [run.id for run in begun]):
         await finalize.end_many(connection, flow, idle)
@@ -175,8 +178,3 @@ def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:
         return flow.input.model_validate(given or {}).model_dump(mode="json")
     except ValidationError as error:
         raise InvalidInput(f"input of flow {flow.name}: {readable(error)}") from error
-
-
-async def announce(connection: Connection) -> None:
-    """Wake the replicas that lead runs: their sweeps start the runs whose workflow has not been started."""
-    await connection.execute("SELECT pg_notify(%s, '')", (RUNS_CHANNEL,))

@@ -19,7 +19,7 @@ from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.runs.start import TENANT, Start, Started, announce, start_run, valid_input
+from ecluse.engine.runs.start import TENANT, Start, Started, start_run, valid_input
 from ecluse.engine.schedule.slots import MOST_SLOTS
 
 LONGEST_NAME = 200
@@ -168,7 +168,6 @@ async def fire_by_hand(
             " THEN s.holding_run_id ELSE %(run)s END WHERE id = %(id)s",
             {"run": started.run.id, "redrive": wanted.redrive_of is not None, "id": schedule_id},
         )
-        await announce(connection)
     return started
 
 

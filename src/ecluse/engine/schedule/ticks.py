@@ -1,6 +1,6 @@
 """The scheduler: polls for due schedules every second, one replica at a time.
 
-A batch is one transaction: runs, slots, schedules, events and workflows are committed together or not at all, so that a
+A batch is one transaction: runs, slots, schedules and events are committed together or not at all, so that a
 crash neither loses nor doubles an instant. Lock order: schedules before everything else.
 """
 
@@ -20,7 +20,6 @@ from ecluse.base.cron import ZONE_RULES
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import ignoring_outage, is_unavailable
-from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import Start, start_runs
 from ecluse.engine.schedule.slots import Decision, Rules, Schedule, decide, event_key
@@ -175,7 +174,6 @@ async def _store(
             lines.append(Line(one.id, decision.slots[-1].state, run_id, decision.slots[-1].reason))
     await connection.execute(PUT_SLOTS, (to_json(slots).decode(),))
     await connection.execute(PUT_SCHEDULES, {"rows": to_json(schedules).decode(), "rules": ZONE_RULES})
-    await durable.enqueue(connection, [each.run.id for each in started if not each.deduplicated])
     return lines
 
 

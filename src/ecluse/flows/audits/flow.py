@@ -17,7 +17,7 @@ from ecluse.access.envelope import Refused
 from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine import VENDOR_DOWN, Event, Flow, Lane, RetryPolicy, Run, Stage, begin_runs, open_stage
+from ecluse.engine import VENDOR_DOWN, Event, Flow, Lane, RetryPolicy, Run, Stage, open_stage
 from ecluse.flows.audits import plan, store, work
 from ecluse.flows.audits.store import STAGE
 from ecluse.flows.audits.work import Access, Auditor, connected_auditor
@@ -106,7 +106,6 @@ class Audit:
         self.flow = Flow(FLOW, (self.stage,), None, AuditRun, vendors=vendors, begin=self._begin, ended=_ended)
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
-        await begin_runs(connection, self.flow, runs)
         by_id = {run.id: run for run in runs}
         columns = [(run.id, run.tenant_id, run.input["fiche_id"], int(run.input["audit_config_id"])) for run in runs]
         cursor = await connection.execute(LOOK_UP, [list(column) for column in zip(*columns, strict=True)])

@@ -30,7 +30,6 @@ from ecluse.engine import (
     Run,
     Saved,
     Stage,
-    begin_runs,
     hold_for_runs,
     open_stage,
 )
@@ -133,8 +132,7 @@ class Transcription:
         )
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
-        """Begin runs that were just inserted. Each must get the lease on its fiche; if one does not, none begins."""
-        await begin_runs(connection, self.flow, runs)
+        """Open the first stage of new runs. Each must get the lease on its fiche; if one does not, none begins."""
         fiches = [run.input["fiche_id"] for run in runs]
         await connection.execute(PUT_RUNS, ([run.id for run in runs], [run.tenant_id for run in runs], fiches))
         locks = [(run.id, run.tenant_id, rules.fiche_lock(run.input["fiche_id"])) for run in runs]

@@ -1,0 +1,39 @@
+"""Periodic jobs of a replica. Most of them find and continue what a crash, a lost signal or a restart of the database
+has left behind; each also runs at once when its wake-up event is set."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ecluse.db.connect import Pool
+from ecluse.db.outage import ignoring_outage
+from ecluse.engine.model.roles import ROLES, Role
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str  # of its task, and in the log
+    every: float  # seconds from the end of one run to the next
+    run: Callable[[Pool], Awaitable[object]]
+    first: float | None = None  # seconds before the first run; None: `every`
+    wake: asyncio.Event | None = None
+    rest: float = 0.0  # least pause between two runs, for jobs that are woken often
+    roles: frozenset[Role] = ROLES  # replicas with one of these roles run it
+
+
+async def repeat(job: Job, pool: Pool) -> None:
+    """Run the job until cancelled. A database outage is logged and the job goes on; any other error ends it."""
+    wake = job.wake or asyncio.Event()
+    pause = job.every if job.first is None else job.first
+    while True:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await wake.wait()
+        wake.clear()
+        with ignoring_outage(job.name):
+            await job.run(pool)
+        await asyncio.sleep(job.rest)
+        pause = job.every

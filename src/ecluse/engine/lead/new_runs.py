@@ -1,0 +1,39 @@
+"""Take new runs: start the workflows of queued runs, on one replica each. A start only inserts the run and notifies;
+whichever worker locks the row first leads the run. After a crash in between, another worker finds the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from ecluse.base.crash import crashpoint
+from ecluse.db.connect import Pool
+from ecluse.db.query import fetch_all
+from ecluse.engine.lead import durable
+from ecluse.engine.model.flow import Flow, Run
+
+# Runs per transaction: the first step of a run waits for the commit that releases its row.
+TOGETHER = 20
+
+# The lock keeps a run from being taken twice. A replica whose snapshot is older than the other's commit may still try;
+# a workflow id that exists is not started again.
+TAKE = """
+SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id, r.schedule_id FROM runs r
+WHERE r.ended_at IS NULL AND r.orchestrated AND r.state = 'queued' AND r.flow = ANY(%s)
+AND NOT EXISTS (SELECT 1 FROM dbos.workflow_status w WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key)
+ORDER BY r.id LIMIT %s FOR NO KEY UPDATE OF r SKIP LOCKED
+"""
+
+
+async def take_new_runs(pool: Pool, flows: Mapping[str, Flow]) -> None:
+    """Start the workflows of new runs until none is left, or this replica leads as many runs as it may. The locks are
+    held meanwhile: nothing that a start waits for takes them."""
+    async with pool.connection() as connection:
+        while (room := min(TOGETHER, durable.room())) > 0:
+            async with connection.transaction():
+                taken = await fetch_all(connection, Run, TAKE, (list(flows), room))
+                if not taken:
+                    return
+                crashpoint("before workflow start")
+                await asyncio.gather(*(durable.start(run) for run in taken))
+                crashpoint("after workflow start")
