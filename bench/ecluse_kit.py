@@ -15,7 +15,7 @@ from bench.harness import Measured
 from bench.statements import count_in_log
 from ecluse.base import logging
 from ecluse.db.connect import Connection, normalise
-from ecluse.engine import Done, Flow, Item, Lane, NewItem, Result, Run, Stage, Start, WorkContext
+from ecluse.engine import Done, Flow, Item, Lane, NewItem, Result, Run, Stage, Start, WorkContext, start_run
 from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
 from ecluse.insight import run_queries
@@ -69,7 +69,8 @@ async def _started(dsn: str, hands: int) -> Kit:
 
 
 async def _run(kit: Kit, items: int, io_ms: float, key: str) -> dict[str, object]:
-    started = await kit.start_run(Start(FLOW, key, input={"items": items, "io_ms": io_ms}))
+    async with kit.pool.connection() as connection:
+        started = await start_run(connection, Start(FLOW, key, input={"items": items, "io_ms": io_ms}))
     await kit.wait_for_run(started.run.id, LONG)
     async with kit.pool.connection() as connection:
         return await run_queries.show_run(connection, None, started.run.id)

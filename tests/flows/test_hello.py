@@ -17,7 +17,7 @@ from ecluse.engine import Flow, RetryPolicy, Start
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
 from hello_flow import FLOW
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 BUDGET = 3
 PATIENCE = timedelta(seconds=60)
@@ -55,7 +55,7 @@ def hello(sandbox, monkeypatch) -> Flow:
 
 
 async def run(kit, flow: Flow, **given):
-    started = await kit.start_run(Start(flow, "key", input=given))
+    started = await start_run(kit, Start(flow, "key", input=given))
     return await wait_for_run(kit, started.run.id, PATIENCE)
 
 
@@ -164,7 +164,7 @@ async def test_a_wish_that_makes_no_sense_is_refused(start_kit, hello, one):
     kit = await start_kit(hello)
     for given in REFUSED:
         with pytest.raises(InvalidInput, match=next(iter(given))):
-            await kit.start_run(Start(hello, "key", input=given))
+            await start_run(kit, Start(hello, "key", input=given))
     assert one("SELECT count(*) FROM runs") == 0
 
 

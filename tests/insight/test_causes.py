@@ -11,6 +11,7 @@ from ecluse.engine import Item, Lane, NewItem, Result, RetryPolicy, Start, WorkC
 from ecluse.insight import waiting
 from ecluse.insight.waiting import why
 from tests.support.engine_flows import flow, keys, open_board, stage, until
+from tests.support.runs import start_run
 
 REPLICA = "INSERT INTO replicas (id, host, pid, work, hands) VALUES (%s, 'h', 1, %s, %s)"
 
@@ -98,7 +99,7 @@ async def test_an_item_that_waits_for_its_retry_says_when_and_after_what(start_k
         raise TransientError("try later", code="BUSY")
 
     kit = await start_kit(f := flow(stage(fails, retry=RetryPolicy(base=600, longest=600))))
-    run = (await kit.start_run(Start(f, "key", input={"targets": ["a"]}))).run
+    run = (await start_run(kit, Start(f, "key", input={"targets": ["a"]}))).run
     await until(lambda: query("SELECT 1 FROM attempts"))
     async with open_board(dsn) as board:
         (found,) = await ask(board, run)
@@ -111,7 +112,7 @@ async def test_an_item_that_waits_for_its_retry_says_when_and_after_what(start_k
 @pytest.mark.req("ENG-53")
 async def test_nothing_is_written_by_asking_and_every_waiting_item_has_a_cause(start_kit, dsn, query):
     kit = await start_kit(f := flow(stage(lane=Lane("slow", per_second=0.01), max_wait=timedelta(hours=1))))
-    run = (await kit.start_run(Start(f, "key", input={"targets": keys(30)}))).run
+    run = (await start_run(kit, Start(f, "key", input={"targets": keys(30)}))).run
     await until(lambda: query("SELECT 1 FROM items WHERE status = 'succeeded'"))
     before = query("SELECT max(xmin::text::bigint) FROM items")
     async with open_board(dsn) as board:

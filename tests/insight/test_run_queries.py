@@ -11,7 +11,7 @@ from ecluse.base.errors import NotFound, PermanentError, TransientError
 from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext
 from ecluse.insight import run_queries
 from tests.support.engine_flows import PATIENCE, flow, keys, run_to_end, stage
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 
 async def by_name(_: WorkContext, item: Item) -> Result:
@@ -37,7 +37,7 @@ async def test_a_run_in_flight_shows_what_each_stage_still_has_to_do(start_kit, 
 
     kit = await start_kit(f := flow(stage(held)), hands=3)
     names = [f"t{n}" for n in range(10)]
-    started = await kit.start_run(Start(f, "key", input={"targets": names}))
+    started = await start_run(kit, Start(f, "key", input={"targets": names}))
     while True:
         shown = await run_queries.show_run(connection, "default", started.run.id)
         if shown["stages"] and (shown["stages"][0]["done"], shown["stages"][0]["expected"]) == (1, 10):
@@ -67,7 +67,7 @@ async def test_what_has_failed_for_good_is_said_to_fail_while_the_run_goes_on(st
         return Done()
 
     kit = await start_kit(f := flow(stage(work)))
-    run_id = (await kit.start_run(Start(f, "key", input={"targets": ["a", "bad1", "bad2", "late"]}))).run.id
+    run_id = (await start_run(kit, Start(f, "key", input={"targets": ["a", "bad1", "bad2", "late"]}))).run.id
     while (shown := await run_queries.show_run(connection, "default", run_id))["will_fail"]["count"] < 3:
         await asyncio.sleep(0.02)
     assert shown["will_fail"] == {"count": 3, "codes": {"BAD": 2, "DOWN": 1}}
@@ -140,7 +140,7 @@ async def test_lists_are_filtered_paged_and_newest_first(start_kit, connection):
     ids = []
     for number, (which, tenant, target) in enumerate([(f, "a", "x"), (f, "b", "bad"), (g, "a", "x"), (f, "a", "x")]):
         start = Start(which, f"k{number}", tenant_id=tenant, input={"targets": [target]})
-        ids.append((await kit.start_run(start)).run.id)
+        ids.append((await start_run(kit, start)).run.id)
     for run_id in ids:
         await wait_for_run(kit, run_id, PATIENCE)
 
@@ -187,7 +187,7 @@ async def test_every_outcome_is_read_once_however_many_pages_they_are(start_kit,
 
 async def test_a_run_of_somebody_else_does_not_exist(start_kit, connection):
     kit = await start_kit(f := flow(stage(by_name)))
-    started = await kit.start_run(Start(f, "key", tenant_id="acme", input={"targets": ["a"]}))
+    started = await start_run(kit, Start(f, "key", tenant_id="acme", input={"targets": ["a"]}))
     await wait_for_run(kit, started.run.id, PATIENCE)
     for run_id, tenant in [(started.run.id, "rival"), (4711, "acme"), (4711, None)]:
         for read in (run_queries.show_run, run_queries.list_items, run_queries.list_log):

@@ -18,6 +18,7 @@ from ecluse.notify.work import Delivery
 from ecluse.settings import Settings
 from tests.support.engine_flows import TAKE_OVER, flow, run_to_end, stage, started, until
 from tests.support.notify_world import SENDER, mail_server, overloaded_mail_server, smtp_of
+from tests.support.runs import end_run
 
 TO = "ops@example.com"
 
@@ -64,7 +65,7 @@ async def test_a_mail_about_a_cancelled_run_says_by_whom_and_why_and_counts_it_a
         await world.mail_endpoint(TO, events=["test/failed"])
         run_id = await started(world.kit, f, ["a", "b", "c"])
         await until(lambda: query("SELECT sum(succeeded + failed) FROM claims") == [(2,)])
-        assert await world.kit.end_run(run_id, "wrong day", by="laptop")
+        assert await end_run(world.kit, run_id, "wrong day", by="laptop")
         assert await world.settled() == [("succeeded", None)]
     (mail,) = mailbox.taken
     assert mail["Subject"] == f"Ecluse: test run {run_id}: cancelled"

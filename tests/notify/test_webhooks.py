@@ -18,6 +18,7 @@ from ecluse.verify import audit
 from tests.api.conftest import add_tenant
 from tests.support.engine_flows import flow, run_to_end, stage, until
 from tests.support.notify_world import receiving
+from tests.support.runs import start_run
 
 
 async def refused(*_) -> Result:
@@ -298,7 +299,7 @@ async def test_for_a_day_after_a_new_secret_the_old_one_signs_too(start_world):
 
 async def test_a_delivery_that_nobody_made_says_so(start_world):
     world = await start_world()
-    await world.kit.start_run(Start(world.kit.by_name["notifications"], "x", input={"kind": "webhook", "to": "1"}))
+    await start_run(world.kit, Start(world.kit.by_name["notifications"], "x", input={"kind": "webhook", "to": "1"}))
     row = await until(
         lambda: world.query(
             "SELECT state, o.error_code FROM runs JOIN outcomes o ON o.run_id = id WHERE ended_at IS NOT NULL"

@@ -20,7 +20,7 @@ from tests.support.audit_world import PATIENCE, by_hand
 from tests.support.automation_trouble import Deaf, maker, move
 from tests.support.fiche_rows import details, save
 from tests.support.notify_world import new_secrets, receiving, setup_of
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 from tests.support.transcription_world import ONE_BLANK, until
 
 PUBLISHED = "SELECT count(*) FROM events_outbox WHERE published_seq IS NULL"
@@ -72,7 +72,7 @@ async def a_busy_day(world, connection, receiver, secrets) -> dict[str, int]:
     (alone,) = await start(connection, by_name["transcription"], "default", ["1002"], event_ids=["by-hand"])
     await wait_for_run(world.kit, alone.run_id, PATIENCE)
     given = {"fiche_id": "1000", "audit_config_id": str(config)}
-    audited = (await world.kit.start_run(Start(by_name["audit"], "audit-by-hand", input=given))).run.id
+    audited = (await start_run(world.kit, Start(by_name["audit"], "audit-by-hand", input=given))).run.id
     await wait_for_run(world.kit, audited, PATIENCE)
     await until(lambda: world.query(PUBLISHED) == [(0,)] and world.query(OPEN) == [(0,)])
     return {"schedule": schedule, "first": first, "again": again, "alone": alone.run_id, "audit": audited}

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ecluse.engine import EphemeralEvent, Flow, Run, Stage, Start, start_run
+from ecluse.engine import EphemeralEvent, Flow, Run, Stage, Start
 from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
 from ecluse.flows.audits import configs
@@ -21,7 +21,7 @@ from ecluse.flows.audits.store import record_failures
 from ecluse.flows.audits.work import Access
 from tests.support.fiche_rows import call, details, save
 from tests.support.outages import brief
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 from tests.support.sandbox_process import SandboxProcess
 
 PATIENCE = timedelta(seconds=60)
@@ -119,10 +119,7 @@ class World:
     async def start(self, *, tenant: str = "default", **given: Any) -> int:
         self._started += 1
         start = Start(self.flow, f"a-{self._started}", tenant_id=tenant, input=given)
-        if self.flow.story is not None:
-            return (await self.kit.start_run(start)).run.id
-        async with self.kit.pool.connection() as connection:
-            return (await start_run(connection, start)).run.id
+        return (await start_run(self.kit, start)).run.id
 
     async def ended(self, run_id: int) -> dict[str, Any]:
         row = await wait_for_run(self.kit, run_id, PATIENCE)

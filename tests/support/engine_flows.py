@@ -33,14 +33,14 @@ from ecluse.engine import (
     Stage,
     Start,
     WorkContext,
-    start_run,
+    start_runs,
 )
 from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
 from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.work.claim import Claimant, claim_capped, claim_free
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 QUICK = RetryPolicy(executions=3, base=0.01)
 PATIENCE = timedelta(seconds=30)
@@ -80,13 +80,13 @@ def keys(count: int) -> list[str]:
 
 
 async def started(kit: Kit, f: Flow, targets: list[str], key: str = "key") -> int:
-    return (await kit.start_run(Start(f, key, input={"targets": targets}))).run.id
+    return (await start_run(kit, Start(f, key, input={"targets": targets}))).run.id
 
 
 async def run_to_end(kit: Kit, flow: Flow, targets: Sequence[str], key: str = "key", **options: Any) -> dict[str, Any]:
     payload = options.pop("payload", None)
     given = {"targets": list(targets), "payload": payload}
-    started = await kit.start_run(Start(flow, key, input=given, **options))
+    started = await start_run(kit, Start(flow, key, input=given, **options))
     return await wait_for_run(kit, started.run.id, PATIENCE)
 
 
@@ -139,7 +139,7 @@ class Board:
         one = one or stage(lane=Lane(lane))
         async with self.pool.connection() as connection:
             start = Start(flow(one, name), f"run-{next(self._serial)}", tenant_id=tenant)
-            run = (await start_run(connection, start)).run
+            run = (await start_runs(connection, [start]))[0].run
             await connection.execute(
                 "UPDATE runs SET status = 'running', state = 'running', started_at = ecluse_now() WHERE id = %s",
                 (run.id,),

@@ -17,7 +17,7 @@ from ecluse.base.errors import PermanentError, TransientError
 from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext
 from ecluse.verify import audit
 from tests.support.engine_flows import flow, keys, stage
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 from tests.support.sandbox_process import SandboxProcess
 from tests.verify.world import World
 
@@ -74,7 +74,7 @@ async def test_an_engine_at_work_is_clean_at_every_instant(start_kit: Any, dsn: 
     one = flow(stage(fickle))
     kit = await start_kit(one, hands=20)
     started = [
-        await kit.start_run(Start(one, f"run-{n}", input={"targets": keys(150), "payload": None})) for n in range(4)
+        await start_run(kit, Start(one, f"run-{n}", input={"targets": keys(150), "payload": None})) for n in range(4)
     ]
     looks = 0
     while True:

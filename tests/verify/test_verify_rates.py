@@ -13,7 +13,7 @@ from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
 from ecluse.verify import audit
 from tests.support.engine_flows import PATIENCE, flow, keys, stage, until
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 RATE = 40
 
@@ -34,7 +34,7 @@ async def test_neither_the_vendors_limit_nor_its_patience_is_overrun_by_more_rep
     sandbox.set_limits({"vendor": "price_list", "per_second": RATE})
     f = replace(flow(stage(read, lane=Lane("price-list", per_second=RATE))), vendors=vendors)
     kits = [await start_kit(f) for _ in range(3)]
-    started = await kits[0].start_run(Start(f, "key", input={"targets": keys(150)}))
+    started = await start_run(kits[0], Start(f, "key", input={"targets": keys(150)}))
     await until(lambda: len(sandbox.ledger(kind="call")) > 40)
     sandbox.set_faults([{"kind": "throttle", "retry_after": 2, "times": 1}])
     assert (await wait_for_run(kits[0], started.run.id, PATIENCE))["successful"] == 150

@@ -30,18 +30,16 @@ from ecluse.engine.effects.paid import PaidCalls
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
 from ecluse.engine.lead import durable, new_runs
 from ecluse.engine.lead.story import Story, lead
-from ecluse.engine.model.flow import EmitLive, Flow, NewItem, Stage, WorkContext
+from ecluse.engine.model.flow import EmitLive, Flow, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
 from ecluse.engine.retention.sweep import Rule, keep_pruning
-from ecluse.engine.runs import lifecycle, targets
-from ecluse.engine.runs.fan_out import WORK_CHANNEL, fan_out
+from ecluse.engine.runs import lifecycle
+from ecluse.engine.runs.fan_out import WORK_CHANNEL
 from ecluse.engine.runs.lifecycle import CLOSING_CHANNEL, ENDED_CHANNEL, RUNS_CHANNEL
-from ecluse.engine.runs.start import Start, Started, start_run
 from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.schedule.ticks import keep_ticking
-from ecluse.engine.work import completion
 from ecluse.engine.work.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -214,29 +212,6 @@ class Kit:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("engine loop died", loop=task.get_name(), exc_info=error)
             self.broken.set()
-
-    async def start_run(self, start: Start) -> Started:
-        """Start a run in a transaction of its own."""
-        async with self.pool.connection() as connection:
-            return await start_run(connection, start)
-
-    async def start_items(self, start: Start, stage: Stage, items: Sequence[NewItem]) -> Started:
-        """Start a run that is only items, in one commit: no workflow leads it, and it ends when its last item is
-        finished."""
-        async with self.pool.connection() as connection, connection.transaction():
-            started = await start_run(connection, start)
-            if not started.deduplicated:
-                await lifecycle.begin_runs(connection, start.flow, [started.run])
-                await targets.select(connection, {started.run.id: items})
-                await fan_out(connection, started.run, stage, items, chunk=self.chunk)
-        return started
-
-    async def end_run(self, run_id: int, reason: str, by: str = "operator") -> bool:
-        """End the run at once: no more items start, neither its own nor those of runs that only it waits for. Return
-        False if it had ended already."""
-        async with self.pool.connection() as connection:
-            run = await lifecycle.load_run(connection, run_id)
-            return await completion.end_by_operator(connection, self.flow(run.flow), run, reason, by=by)
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> bool:
         """Wait until the run has ended, at most `max_wait`; return whether it has. The signal only wakes; the row is

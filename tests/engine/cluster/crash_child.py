@@ -15,7 +15,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import Done, Ignored, Item, Result, RetryPolicy, Saved, Start, WorkContext
 from ecluse.engine.kit import Kit
 from tests.support.engine_flows import flow, keys, stage
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 TARGETS = 400
 SCHEMA = "CREATE TABLE IF NOT EXISTS saved (key text NOT NULL, run_id bigint NOT NULL)"
@@ -49,7 +49,7 @@ FLOW = flow(
 async def main(dsn: str, key: str) -> None:
     kit = Kit(dsn=dsn, flows=[FLOW], hands=20, chunk=50, beat=0.2, dead_after=1.0)
     await kit.start()
-    started = await kit.start_run(Start(FLOW, key, input={"targets": keys(TARGETS)}))
+    started = await start_run(kit, Start(FLOW, key, input={"targets": keys(TARGETS)}))
     row = await wait_for_run(kit, started.run.id, timedelta(seconds=60))
     await asyncio.sleep(0.5)  # what comes after the end is a place to be killed at, too
     await kit.stop()

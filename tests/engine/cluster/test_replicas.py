@@ -35,7 +35,7 @@ from tests.support.engine_flows import (
     started,
     until,
 )
-from tests.support.runs import wait_for_run
+from tests.support.runs import end_run, start_items, start_run, wait_for_run
 
 CLASSES = ["keyed", "absolute"]
 NEVER_BEATS = {"beat": 60.0, "dead_after": 300.0}  # whoever beats and finds itself declared dead ends the process
@@ -91,7 +91,7 @@ async def test_whoever_was_declared_dead_before_the_intent_sends_nothing(start_k
     """Nobody has taken the item over yet: the fence is as it was."""
     shop = Shop()
     kit = await start_kit(f := meddled(shop, "keyed", lambda: query(DECLARE_DEAD)), **NEVER_BEATS)
-    await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: said(logs, "fenced out, nothing sent"))
     await until(lambda: one("SELECT crashes FROM items") == 1)
     assert (shop.writes, query("SELECT 1 FROM effects")) == ([], [])
@@ -127,7 +127,7 @@ async def test_whoever_was_declared_dead_says_nothing_any_more(start_kit, query,
 
     shop.watch = declare_dead
     kit = await start_kit(f := flow(shop.absolute()), **NEVER_BEATS)
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: said(logs, "commit: fenced out"))
     assert one("SELECT state, sends FROM effects") == ("sending", 1)
     assert one("SELECT status, executions FROM items") == ("open", 0)
@@ -235,7 +235,7 @@ async def test_a_write_cut_off_by_a_stop_is_asked_about_and_not_sent_blindly(sta
     shop = Shop(["applied, hangs"])
     f = flow(getattr(shop, kind)(quiet=timedelta(seconds=1)))
     kit = await start_kit(f)
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: shop.applied)
     await kit.stop(grace=0.1)
     assert one("SELECT state FROM effects") == "sending"
@@ -259,7 +259,7 @@ async def test_nothing_is_sent_once_we_are_leaving(start_kit, one):
     shop.watch = slow
     f = flow(shop.absolute())
     kit = await start_kit(f)
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     await reading.wait()
     stopping = asyncio.create_task(kit.stop(grace=5))
     await asyncio.sleep(0.2)
@@ -291,7 +291,7 @@ async def test_a_stop_hands_the_runs_over_at_once(start_kit, query):
 
     f = Flow("test", (work,), story, Targets)
     kit = await start_kit(f, beat=2, dead_after=6)
-    started = await kit.start_run(Start(f, "key", input={"targets": keys(3)}))
+    started = await start_run(kit, Start(f, "key", input={"targets": keys(3)}))
     await at_the_gate.wait()
     await kit.stop(grace=0.1)
     assert query("SELECT status FROM dbos.workflow_status") == [("ENQUEUED",)]
@@ -353,7 +353,7 @@ async def test_a_run_that_nobody_leads_is_ended_as_soon_as_it_is_stale(start_kit
     assert (row["status"], row["end_cause"]) == ("failed", "stale")
     assert one("SELECT count(*) FROM items WHERE status = 'open' AND run_id = %s", stale.id) == 0
     assert (await wait_for_run(kit, young.id, timedelta(0)))["ended_at"] is None
-    again = await kit.start_run(Start(f, stale.event_key, again=True))
+    again = await start_run(kit, Start(f, stale.event_key, again=True))
     assert not again.deduplicated, "its key is free"
 
 
@@ -402,7 +402,7 @@ async def test_a_run_of_a_stage_that_is_gone_does_not_stop_the_sweeps(start_kit,
     one = stage(hold)
     kit = await start_kit(f := flow(one, story=None))
     for key in ("gone", "there"):
-        await kit.start_items(Start(f, key), one, [NewItem("slow")])
+        await start_items(kit, Start(f, key), one, [NewItem("slow")])
     query("UPDATE stages SET stage = 'gone' WHERE run_id = (SELECT min(id) FROM runs)")
     query("UPDATE stages SET deadline_at = ecluse_now()")
     query(SWEEP)
@@ -450,19 +450,19 @@ async def test_of_many_finalizers_at_once_one_ends_the_run(start_kit, query):
 @pytest.mark.req("ENG-28")
 async def test_a_key_whose_run_has_ended_does_not_block_a_deliberate_repetition(start_kit, one):
     kit = await start_kit(f := flow(stage(hold)))
-    first = await kit.start_run(Start(f, "key", input={"targets": ["slow"]}))
+    first = await start_run(kit, Start(f, "key", input={"targets": ["slow"]}))
     for again in (False, True):
-        answer = await kit.start_run(Start(f, "key", input={"targets": ["slow"]}, again=again))
+        answer = await start_run(kit, Start(f, "key", input={"targets": ["slow"]}, again=again))
         assert (answer.run.id, answer.deduplicated) == (first.run.id, True), "while it is active"
-    await kit.end_run(first.run.id, "enough")
-    answer = await kit.start_run(Start(f, "key", input={"targets": ["slow"]}))
+    await end_run(kit, first.run.id, "enough")
+    answer = await start_run(kit, Start(f, "key", input={"targets": ["slow"]}))
     assert (answer.run.id, answer.deduplicated) == (first.run.id, True), "not asked to do it again"
     again = Start(f, "key", input={"targets": ["slow"]}, again=True)
-    answers = await asyncio.gather(*(kit.start_run(again) for _ in range(10)))
+    answers = await asyncio.gather(*(start_run(kit, again) for _ in range(10)))
     (second,) = {answer.run.id for answer in answers}
     assert sorted(answer.deduplicated for answer in answers) == [False] + [True] * 9
     assert one("SELECT event_key, status FROM runs WHERE id = %s", second)[0] == "key-retry-1"
-    await kit.end_run(second, "enough")
-    third = await kit.start_run(again)
+    await end_run(kit, second, "enough")
+    third = await start_run(kit, again)
     assert (third.run.event_key, third.deduplicated) == ("key-retry-2", False)
     assert one("SELECT count(*) FROM runs") == 3

@@ -19,7 +19,7 @@ from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
 from ecluse.insight import run_queries
 from tests.support.engine_flows import PATIENCE, flow, given_targets, keys, run_to_end, stage
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 
 async def by_name(_: WorkContext, item: Item) -> Result:
@@ -180,7 +180,7 @@ async def test_rows_that_cannot_be_stored_hold_nobody_up(rows, query):
 async def test_a_run_goes_on_though_its_traces_cannot_be_stored(start_kit, query):
     query("DROP TABLE workflow_logs")
     kit: Kit = await start_kit(f := flow(stage()), trace_rows=True)
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "completed"
     await kit.stop()
     assert not kit.broken.is_set()

@@ -34,7 +34,7 @@ from tests.support.engine_flows import (
     run_to_end,
     until,
 )
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 RETRY = RetryPolicy(executions=3, base=0.01)
 ONCE = RetryPolicy(executions=1)
@@ -190,7 +190,7 @@ async def test_whoever_takes_over_waits_for_the_quiet_period_since_the_last_send
     """The second send arrives late, its caller is gone. Counted from the first send, the quiet period is over."""
     shop = Shop(["500", "arrives late, hangs"])
     kit = await start_kit(f := flow(getattr(shop, kind)()))
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: len(shop.writes) == 2)
     await asyncio.to_thread(query, TAKE_OVER)
     row = await wait_for_run(kit, started.run.id, PATIENCE)

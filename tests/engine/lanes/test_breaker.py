@@ -18,7 +18,7 @@ from ecluse.engine import VENDOR_DOWN, Done, Item, Lane, Result, RetryPolicy, St
 from ecluse.engine.model.breaker import TRIGGERED
 from ecluse.insight.waiting import why
 from tests.support.engine_flows import PATIENCE, Shop, flow, keys, stage, started, until
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 QUICK = replace(
     VENDOR_DOWN,
@@ -285,7 +285,7 @@ async def test_a_stage_whose_time_is_up_fails_what_waits_and_names_the_outage(st
     vendor = Vendor()
     vendor.down = "503"
     kit = await start_kit(f := flow(work(vendor, max_wait=timedelta(seconds=2))), hands=50)
-    row = await ended(kit, (await kit.start_run(Start(f, "key", input={"targets": keys(60)}))).run.id)
+    row = await ended(kit, (await start_run(kit, Start(f, "key", input={"targets": keys(60)}))).run.id)
     assert (row["failed"], row["outcomes"]) == (60, {"INCOMPLETE": 60})
     reasons = [reason for (reason,) in query("SELECT reason FROM outcomes")]
     assert sum(reason.endswith("503 Service Unavailable") for reason in reasons) >= 40

@@ -21,7 +21,7 @@ from ecluse.engine.model.breaker import TRIGGERED
 from ecluse.engine.work.worker_slots import Hands
 from tests.engine.work.test_claim import assert_within
 from tests.support.engine_flows import PATIENCE, flow, keys, open_board, run_to_end, stage, until
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 HOUR = timedelta(hours=1)
 MANY = RetryPolicy(executions=50, base=0.01)
@@ -113,7 +113,7 @@ async def test_a_head_start_is_an_hour_and_whoever_has_waited_longer_still_goes_
 
 async def test_a_retry_keeps_its_place_in_line(start_kit, one):
     kit = await start_kit(f := flow(stage(Vendor(TransientError("500"), None))))
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     place = await until(lambda: one("SELECT max(order_at) FROM items"))
     await wait_for_run(kit, started.run.id, PATIENCE)
     assert one("SELECT order_at, executions FROM items") == (place, 2)
@@ -153,7 +153,7 @@ async def test_a_retry_after_holds_the_whole_lane_on_all_replicas_and_counts_onc
 async def test_what_was_in_hand_and_not_started_is_given_back_with_its_place_and_nothing_counted(start_kit, query):
     vendor = Vendor(throttled(600))
     kit = await start_kit(f := flow(stage(vendor)), hands=1)
-    await kit.start_run(Start(f, "key", input={"targets": keys(50)}))
+    await start_run(kit, Start(f, "key", input={"targets": keys(50)}))
     await until(lambda: query("SELECT count(*) FROM items WHERE claim_id IS NULL") == [(50,)] and vendor.calls)
     rows = query("SELECT executions, crashes, count(*) FROM items GROUP BY 1, 2 ORDER BY 1")
     assert rows == [(0, 0, 49), (1, 0, 1)]
@@ -178,7 +178,7 @@ async def test_a_lane_that_is_held_does_not_delay_another(start_kit, query):
         two := flow(stage(second, lane=Lane("open")), "two"),
         hands=4,
     )
-    await kit.start_run(Start(one, "one", input={"targets": keys(200)}))
+    await start_run(kit, Start(one, "one", input={"targets": keys(200)}))
     await until(lambda: query("SELECT 1 FROM lanes WHERE held_until > ecluse_now()"))
     assert (await run_to_end(kit, two, keys(200), "two"))["successful"] == 200
 
@@ -186,7 +186,7 @@ async def test_a_lane_that_is_held_does_not_delay_another(start_kit, query):
 async def test_a_replica_that_starts_later_knows_of_the_hold(start_kit, query):
     vendor = Vendor(throttled(600))
     kit = await start_kit(f := flow(stage(vendor)), hands=1)
-    await kit.start_run(Start(f, "key", input={"targets": keys(5)}))
+    await start_run(kit, Start(f, "key", input={"targets": keys(5)}))
     await until(lambda: query("SELECT 1 FROM lanes WHERE held_until > ecluse_now()"))
     await start_kit(f)
     await asyncio.sleep(1.2)  # longer than a poll
@@ -205,7 +205,7 @@ async def test_a_sixth_failure_in_a_row_pauses_the_lane_then_one_call_goes_first
     vendor = Vendor(*[throttled()] * 7)
     f = flow(stage(vendor, lane=Lane("vendor", max_in_flight=1, breaker=breaker), retry=MANY))
     kit = await start_kit(f, hands=20)
-    started = await kit.start_run(Start(f, "key", input={"targets": keys(20)}))
+    started = await start_run(kit, Start(f, "key", input={"targets": keys(20)}))
     assert (await wait_for_run(kit, started.run.id, PATIENCE))["successful"] == 20
     # six, a pause, a failed probe, a pause, one that goes well, and the rest
     gaps = [b - a for (_, a), (_, b) in pairwise(vendor.calls)]
@@ -223,7 +223,7 @@ async def test_any_other_answer_ends_the_row(start_kit, query):
     fails = Vendor(*[throttled()] * 5, None, *[throttled()] * 5, TransientError("500"), *[throttled()] * 500)
     f = flow(stage(fails, lane=Lane("vendor", max_in_flight=1, breaker=Breaker(pause=HOUR)), retry=MANY))
     kit = await start_kit(f)
-    await kit.start_run(Start(f, "key", input={"targets": keys(40)}))
+    await start_run(kit, Start(f, "key", input={"targets": keys(40)}))
     await until(lambda: broken(query), 20)
     await asyncio.sleep(0.3)
     assert len(fails.calls) == 5 + 1 + 5 + 1 + 6
@@ -234,7 +234,7 @@ async def test_failures_count_over_all_replicas(start_kit, query):
     fails = Vendor(*[throttled()] * 500)
     f = flow(stage(fails, lane=Lane("vendor", max_in_flight=1, breaker=Breaker(failures=20, pause=HOUR)), retry=MANY))
     kits = [await start_kit(f, hands=1) for _ in range(3)]
-    await kits[0].start_run(Start(f, "key", input={"targets": keys(40)}))
+    await start_run(kits[0], Start(f, "key", input={"targets": keys(40)}))
     await until(lambda: broken(query), 20)
     await asyncio.sleep(0.3)
     assert len(fails.calls) == 21
@@ -311,7 +311,7 @@ async def test_a_paused_lane_starts_nothing_on_any_replica_and_goes_on_at_once(s
     vendor = Vendor()
     f = flow(stage(vendor, lane=Lane("vendor", per_second=100)))
     kits = [await start_kit(f) for _ in range(2)]
-    started = await kits[0].start_run(Start(f, "key", input={"targets": keys(150)}))
+    started = await start_run(kits[0], Start(f, "key", input={"targets": keys(150)}))
     await until(lambda: len(vendor.calls) > 10)
     await say(kits[1], pause_lane, "vendor", reason="invoice", by="cli:ann")
     await asyncio.sleep(1)
@@ -341,7 +341,7 @@ async def test_work_that_awaits_a_permit_of_a_closed_lane_is_given_back_and_begi
         return Done()
 
     kit = await start_kit(f := flow(stage(twice, lane=Lane("vendor", per_second=100))))
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: begun)
     await say(kit, pause_lane, "vendor", reason="stop", by="test")
     await until(lambda: kit.worker._lanes.is_closed(1))

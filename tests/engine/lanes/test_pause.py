@@ -13,7 +13,7 @@ from ecluse.engine.cluster.forced_ends import STALE
 from ecluse.insight.waiting import why
 from tests.engine.lead.test_gate import move_clock
 from tests.support.engine_flows import PATIENCE, flow, keys, stage, until
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 MINUTE = timedelta(minutes=1)
 WORK = {"lane": Lane("vendor"), "max_wait": 10 * MINUTE, "poll": timedelta(milliseconds=200)}
@@ -26,7 +26,7 @@ async def say(kit, what, *arguments, **options):
 
 
 async def begun(kit, f, one, count=3, key="key"):
-    run = await kit.start_run(Start(f, key, input={"targets": keys(count)}))
+    run = await start_run(kit, Start(f, key, input={"targets": keys(count)}))
     await until(lambda: one("SELECT count(*) FROM items WHERE run_id = %s", run.run.id) == count)
     await until(lambda: one("SELECT count(*) FROM stages WHERE fanned_out_at IS NOT NULL AND run_id = %s", run.run.id))
     return run.run.id

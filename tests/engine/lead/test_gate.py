@@ -11,7 +11,7 @@ import pytest
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.engine import Done, Item, Result, RetryPolicy, Start, WorkContext
 from tests.support.engine_flows import PATIENCE, flow, keys, run_to_end, stage, until
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 SHORT = {"poll": timedelta(milliseconds=100), "max_wait": timedelta(seconds=20)}
 
@@ -36,7 +36,7 @@ async def test_a_gate_ends_at_its_maximum_wait_with_a_stated_reason_for_each_tar
 
     work = stage(never, max_wait=timedelta(minutes=10), incomplete="Work incomplete (timeout/stall)")
     kit = await start_kit(f := flow(work), hands=1)
-    run = await kit.start_run(Start(f, "key", input={"targets": ["a", "b", "c"]}))
+    run = await start_run(kit, Start(f, "key", input={"targets": ["a", "b", "c"]}))
     await started_all.wait()
     began = one("SELECT started_at FROM stages")
     await move_clock(dsn, timedelta(minutes=11))
@@ -111,7 +111,7 @@ async def test_early_and_doubled_hints_do_not_end_a_gate(start_kit, dsn, one):
         return Done()
 
     kit = await start_kit(f := flow(stage(held)))
-    run = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    run = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     for _ in range(5):
         await asyncio.sleep(0.05)
         await move_clock(dsn, timedelta(0))
@@ -132,7 +132,7 @@ async def test_a_restart_during_backoff_neither_loses_nor_repeats_an_attempt(sta
 
     f = flow(stage(fails_twice, max_wait=timedelta(hours=1)))
     kit = await start_kit(f)
-    run = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    run = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     for execution in (1, 2):
         while one("SELECT count(*) FROM attempts") < execution:
             await asyncio.sleep(0.02)
@@ -159,7 +159,7 @@ async def test_a_gate_s_wait_survives_a_restart_of_its_process(start_kit, dsn, q
 
     f = flow(stage(held))
     kit = await start_kit(f)
-    run = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    run = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     steps = "SELECT function_id, function_name, output FROM dbos.operation_outputs"
     while not any("sleep" in name for _, name, _ in query(steps)):
         await asyncio.sleep(0.02)
@@ -204,7 +204,7 @@ async def test_a_stop_lets_running_work_finish_and_gives_back_the_rest(start_kit
         return Done()
 
     kit = await start_kit(f := flow(stage(slow)), hands=4)
-    run = await kit.start_run(Start(f, "key", input={"targets": keys(20)}))
+    run = await start_run(kit, Start(f, "key", input={"targets": keys(20)}))
     while len(begun) < 4:
         await asyncio.sleep(0.02)
     await kit.stop(grace=5)
@@ -220,7 +220,7 @@ async def test_a_stop_lets_running_work_finish_and_gives_back_the_rest(start_kit
 async def test_what_waited_in_a_paused_lane_until_the_gate_gave_up_says_so(start_kit, dsn, query, one):
     kit = await start_kit(f := flow(stage(max_wait=timedelta(minutes=10))))
     query("UPDATE lanes SET paused_at = now(), paused_by = 'ann', paused_reason = 'invoice'")
-    run = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    run = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     await until(lambda: query("SELECT 1 FROM stages WHERE fanned_out_at IS NOT NULL"))
     await move_clock(dsn, timedelta(minutes=11))
     assert (await wait_for_run(kit, run.run.id, PATIENCE))["status"] == "failed"

@@ -13,7 +13,7 @@ from ecluse.base.errors import PermanentError, TransientError
 from ecluse.engine import Done, Flow, Ignored, Item, NewItem, Result, Start, WorkContext
 from ecluse.engine.lead.story import Story
 from tests.support.engine_flows import PATIENCE, Shop, Targets, given_targets, stage
-from tests.support.runs import wait_for_run
+from tests.support.runs import end_run, start_items, start_run, wait_for_run
 from tools.state_machines import BEGIN, EFFECTS, ITEMS, LEASES, MACHINES, NEUTRAL, REPLICAS, RUNS, SLOTS, Machine
 
 STATES = [
@@ -105,10 +105,10 @@ async def test_whatever_the_engine_does_is_a_move_of_the_tables(start_kit, moves
 
     kit = await start_kit(f := Flow("test", (read, write), story, Targets), hands=20)
     targets = ["bad", "heals", "gone", "slow", "x" * 600, *shop.script, "same"]  # type: ignore[list-item]
-    started = await kit.start_run(Start(f, "key", input={"targets": targets}))
+    started = await start_run(kit, Start(f, "key", input={"targets": targets}))
     assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "partial"
-    late = await kit.start_items(Start(f, "late"), read, [NewItem("slow-1")])
-    await kit.end_run(late.run.id, "enough")
+    late = await start_items(kit, Start(f, "late"), read, [NewItem("slow-1")])
+    await end_run(kit, late.run.id, "enough")
     await kit.stop()
     for table, (machine, _) in WATCHED.items():
         assert moves(table) <= allowed(machine), table

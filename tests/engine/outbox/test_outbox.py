@@ -15,6 +15,7 @@ from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Done, Event, Start, read_published, start_run, write_events
 from ecluse.engine.outbox.events import tell
 from tests.support.engine_flows import flow, run_to_end, stage, until
+from tests.support.runs import end_run
 
 EVENTS = "SELECT event_type, event_key, payload, aggregate, correlation_id FROM events_outbox ORDER BY id"
 
@@ -94,7 +95,7 @@ async def test_a_run_ended_by_force_tells_that_it_failed(start_kit, query, pool)
     kit = await start_kit(one := flow(stage()))
     async with pool.connection() as connection:
         run = (await start_run(connection, Start(one, "monday"))).run
-    await kit.end_run(run.id, "enough")
+    await end_run(kit, run.id, "enough")
     facts = "payload->>'status', payload->>'state', payload->>'end_cause'"
     told = query(f"SELECT event_type, {facts} FROM events_outbox ORDER BY id")  # noqa: S608 - our own words
     assert told == [("test/started", "queued", "queued", None), ("test/failed", "failed", "cancelled", "operator")]

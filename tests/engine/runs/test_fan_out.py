@@ -16,7 +16,7 @@ from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.runs.lifecycle import RunEnded
 from tests.support.engine_flows import PATIENCE, Targets, flow, keys, open_board, run_to_end, stage
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_items, start_run, wait_for_run
 
 RECORD = """
 CREATE TABLE statements (at timestamptz NOT NULL DEFAULT clock_timestamp(), rows integer);
@@ -192,7 +192,7 @@ async def test_a_bad_item_fails_alone_in_a_run_of_items_only(start_kit, payload)
     work = stage()
     kit = await start_kit(f := flow(work, story=None))
     items = [NewItem("a"), NewItem("bad", payload=payload), NewItem("c")]
-    started = await kit.start_items(Start(f, "items-only"), work, items)
+    started = await start_items(kit, Start(f, "items-only"), work, items)
     row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], row["successful"], row["failed"]) == ("partial", 2, 1)
 
@@ -202,7 +202,7 @@ async def test_a_run_of_items_only_ends_though_none_of_them_could_be_dispatched(
     """No worker ever has anything of it in hand: the sweep closes it."""
     work = stage()
     kit = await start_kit(f := flow(work, story=None))
-    started = await kit.start_items(Start(f, "items-only"), work, [NewItem("bad", payload=object())])
+    started = await start_items(kit, Start(f, "items-only"), work, [NewItem("bad", payload=object())])
     query("SELECT pg_notify('ecluse_closing', '')")  # which need not wait for its turn
     row = await wait_for_run(kit, started.run.id, timedelta(seconds=8))
     assert (row["status"], row["failed"]) == ("failed", 1)
@@ -216,7 +216,7 @@ LONG = "".join(hashlib.sha256(bytes([n])).hexdigest() for n in range(200))
 @pytest.mark.parametrize("target", [None, "fiche"], ids=["and target", "under a good target"])
 async def test_a_bad_key_fails_alone_and_the_run_ends_partial(start_kit, query, key, target):
     kit = await start_kit(f := story_of(stage(), [NewItem("a"), NewItem(key, target), NewItem("c")]))
-    started = await kit.start_run(Start(f, "key"))
+    started = await start_run(kit, Start(f, "key"))
     row = await wait_for_run(kit, started.run.id, timedelta(seconds=4))
     assert (row["status"], row["selected"], row["successful"], row["failed"]) == ("partial", 3, 2, 1)
     assert query("SELECT error_code FROM items WHERE status = 'failed'") == [("DISPATCH_FAILED",)]
@@ -286,7 +286,7 @@ async def test_work_is_found_by_polling_while_the_listener_is_dead_and_the_liste
 
     async def start(key):
         at = time.monotonic()
-        started = await kit.start_items(Start(f, key), one, [NewItem(key)])
+        started = await start_items(kit, Start(f, key), one, [NewItem(key)])
         await wait_for_run(kit, started.run.id, PATIENCE)
         return begun[key] - at
 

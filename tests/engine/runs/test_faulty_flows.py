@@ -10,7 +10,7 @@ import pytest
 from ecluse.engine import Done, Flow, Item, Result, RetryPolicy, Start, State, StatusMap, WorkContext
 from ecluse.engine.lead.story import Story
 from tests.support.engine_flows import PATIENCE, Targets, flow, given_targets, keys, open_board, run_to_end, stage
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 ONCE = RetryPolicy(executions=1)
 
@@ -70,7 +70,7 @@ async def test_a_run_whose_workflow_is_over_is_ended_and_says_so(start_kit, quer
         await never.wait()
 
     kit = await start_kit(f := Flow("test", (stage(),), story, Targets))
-    run = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    run = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     assert (await wait_for_run(kit, run.run.id, timedelta(milliseconds=300)))["selected"] == 1
     query("UPDATE dbos.workflow_status SET status = 'ERROR', updated_at = 0")
     row = await wait_for_run(kit, run.run.id, PATIENCE)

@@ -50,7 +50,7 @@ from tests.support.engine_flows import (
     started,
     until,
 )
-from tests.support.runs import wait_for_run
+from tests.support.runs import end_run, start_items, start_run, wait_for_run
 
 REASON = "wrong price list"
 CLASSES = ["keyed", "absolute"]
@@ -117,7 +117,7 @@ async def test_an_operator_ends_a_run_at_once_with_hundreds_of_calls_in_hand(sta
     await asyncio.to_thread(query, "UPDATE stages SET started_at = started_at - interval '10 minutes'")
     await until(lambda: query("SELECT 1 FROM dbos.operation_outputs WHERE function_name = 'poll-work-1'"))
     began = time.monotonic()
-    assert await kit.end_run(run, REASON, by="laptop") is True
+    assert await end_run(kit, run, REASON, by="laptop") is True
     assert time.monotonic() - began < 1
     row = await wait_for_run(kit, run, timedelta(0))
     assert (row["status"], row["state"], row["end_cause"]) == ("failed", "cancelled", "operator")
@@ -147,7 +147,7 @@ async def test_what_was_claimed_ahead_and_not_started_is_dropped(start_kit):
     await until(lambda: len(calls.running) == 10)
     assert kit.worker.hands.ready, "nothing was claimed ahead: the test proves nothing"
     before = len(calls.started)
-    await kit.end_run(run, REASON)
+    await end_run(kit, run, REASON)
     await until(lambda: not kit.worker.runs_in_hand, 1)
     assert (len(calls.started), len(kit.worker.hands.ready)) == (before, 0)
 
@@ -164,7 +164,7 @@ async def test_a_target_that_is_finished_keeps_its_outcome_when_the_run_is_ended
     kit = await start_kit(f := flow(stage(Calls().work)))
     run = await started(kit, f, [target, "slow"])
     await until(lambda: one("SELECT count(*) FROM items WHERE status <> 'open'") == 1)
-    await kit.end_run(run, REASON)
+    await end_run(kit, run, REASON)
     outcomes = {name: rest for name, *rest in query("SELECT target, outcome, error_code, reason FROM outcomes")}
     assert outcomes["slow"] == ["failed", "CANCELLED", f"Cancelled by operator: {REASON}"]
     row = await wait_for_run(kit, run, timedelta(0))
@@ -178,15 +178,15 @@ async def test_a_second_end_changes_nothing_and_a_reason_must_be_given(start_kit
     run = await started(kit, f, ["slow"])
     await until(lambda: query("SELECT 1 FROM claims"))
     with pytest.raises(InvalidInput, match="why"):
-        await kit.end_run(run, " \n")
+        await end_run(kit, run, " \n")
     with pytest.raises(NotFound):
-        await kit.end_run(run + 1, REASON)
+        await end_run(kit, run + 1, REASON)
     assert (await wait_for_run(kit, run, timedelta(0)))["ended_at"] is None
-    assert await kit.end_run(run, f" {REASON}\x00 ") is True
+    assert await end_run(kit, run, f" {REASON}\x00 ") is True
     everything = "SELECT r::text, (SELECT count(*) FROM run_log), (SELECT max(fence) FROM claims) FROM runs r"
     before = query(everything)
     assert "wrong price list" in before[0][0]
-    assert await kit.end_run(run, "another reason") is False
+    assert await end_run(kit, run, "another reason") is False
     assert query(everything) == before
 
 
@@ -195,10 +195,10 @@ async def test_a_run_that_has_not_begun_can_be_ended(start_kit, dsn, query):
     calls = Calls()
     kit = await start_kit(f := flow(stage(calls.work)), roles={"api"})
     for key in ("enqueued", "unstarted"):
-        run = (await kit.start_run(Start(f, key, input={"targets": ["a"]}))).run
+        run = (await start_run(kit, Start(f, key, input={"targets": ["a"]}))).run
         if key == "enqueued":
             query(ENQUEUE, run.id, f"default/{key}")
-        assert await kit.end_run(run.id, REASON)
+        assert await end_run(kit, run.id, REASON)
     await start_kit(f)
     assert query("SELECT DISTINCT status, end_cause, selected, started_at FROM runs") == [
         ("failed", "operator", 0, None)
@@ -217,7 +217,7 @@ async def test_a_lost_signal_delays_the_end_by_a_second_at_most(start_kit, query
     await until(lambda: len(calls.running) == 20)
     killed = query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN _ecluse%'")
     assert killed == [(True,)]
-    await kit.end_run(run, REASON)
+    await end_run(kit, run, REASON)
     await until(lambda: not calls.running, 1.5)
     assert (len(calls.started), kit.worker.runs_in_hand) == (20, set())
 
@@ -235,7 +235,7 @@ async def test_a_write_in_flight_is_let_finish_and_its_answer_is_kept(start_kit,
     kit = await start_kit(f := flow(getattr(shop, kind)()))
     run = await started(kit, f, ["a"])
     await sending.wait()
-    await kit.end_run(run, REASON)
+    await end_run(kit, run, REASON)
     await asyncio.sleep(0.7)  # the second look, too, lets it be
     assert one("SELECT state FROM effects") == "sending"
     assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("CANCELLED", True)
@@ -277,7 +277,7 @@ async def test_what_is_in_doubt_at_the_end_is_settled_if_it_can_be_read(start_ki
     kit = await start_kit(f := flow(getattr(shop, kind)(quiet=timedelta(seconds=1))))
     run = await started(kit, f, ["a"])
     await until(lambda: query("SELECT 1 FROM effects WHERE state = 'unknown'"))
-    await kit.end_run(run, REASON)
+    await end_run(kit, run, REASON)
     assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("CANCELLED", True)
     await ask_once(kit)
     assert one("SELECT state FROM effects") == "unknown", "the quiet period is not over"
@@ -293,7 +293,7 @@ async def test_the_sweep_settles_what_was_in_doubt_by_itself(start_kit, query, m
     kit = await start_kit(f := flow(shop.absolute()))
     run = await started(kit, f, ["a"])
     await until(lambda: query("SELECT 1 FROM effects WHERE state = 'unknown'"))
-    await kit.end_run(run, REASON)
+    await end_run(kit, run, REASON)
     await until(lambda: query("SELECT 1 FROM effects WHERE state = 'not_applied' AND settled_at IS NOT NULL"), 5)
     assert query("SELECT message FROM run_log WHERE event_id IS NOT NULL AND level = 'warning'") == [
         (f"a write of test-{run}-work-a was in doubt: not_applied",)
@@ -448,7 +448,7 @@ async def test_a_run_without_a_gate_does_not_ask_for_ever(start_kit, one, monkey
     shop.watch = goes_down
     work = shop.absolute(retry=ONCE, max_wait=timedelta(seconds=1))
     kit = await start_kit(f := flow(work, story=None))
-    run = await kit.start_items(Start(f, "key"), work, [NewItem("a")])
+    run = await start_items(kit, Start(f, "key"), work, [NewItem("a")])
     row = await wait_for_run(kit, run.run.id, timedelta(seconds=4))
     assert (row["status"], row["failed"]) == ("failed", 1)
     assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("INCOMPLETE", True)

@@ -28,7 +28,7 @@ from ecluse.engine import (
     start_runs,
 )
 from tests.support.engine_flows import PATIENCE, QUICK, Targets, stage, succeed
-from tests.support.runs import wait_for_run
+from tests.support.runs import end_run, wait_for_run
 
 
 class Chain:
@@ -210,7 +210,7 @@ async def test_what_was_paid_for_is_kept_although_its_run_was_ended(start_kit, a
     kit = await start_kit(chain.flow)
     (one,) = await start(kit, chain.flow, "a")
     await asyncio.wait_for(asked.wait(), 30)
-    await kit.end_run(one.run.id, "enough")
+    await end_run(kit, one.run.id, "enough")
     answer.set()
     await asyncio.wait_for(saved.wait(), 30)
     assert (await wait_for_run(kit, one.run.id, PATIENCE))["failed"] == 3
@@ -260,7 +260,7 @@ async def test_runs_hold_many_leases_until_they_end_and_whoever_comes_second_is_
             "other": two.run.id,
         }
     kit.by_name["idle"] = idle
-    await kit.end_run(one.run.id, "enough")
+    await end_run(kit, one.run.id, "enough")
     async with kit.pool.connection() as connection, connection.transaction():
         held = await hold_for_runs(connection, [(two.run.id, "default", "thing:7")])
         assert held == {("default", "thing:7"): two.run.id}
@@ -344,7 +344,7 @@ async def test_a_target_that_went_through_a_last_stage_is_done_although_its_run_
     (one,) = await start(kit, flow, "a")
     while not ask("SELECT 1 FROM items WHERE key = 'quick' AND status = 'succeeded'"):
         await asyncio.sleep(0.02)
-    await kit.end_run(one.run.id, "enough")
+    await end_run(kit, one.run.id, "enough")
     waiting.set()
     assert ask("SELECT target, outcome FROM outcomes ORDER BY 1") == [("quick", "successful"), ("slow", "failed")]
 

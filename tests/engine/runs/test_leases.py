@@ -31,6 +31,7 @@ from ecluse.engine import (
 from ecluse.engine.kit import Kit
 from ecluse.engine.runs.lifecycle import RunEnded
 from tests.support.engine_flows import flow, stage, until
+from tests.support.runs import end_run
 
 TTL = timedelta(seconds=120)
 KEY = "company_enrichment:552100554"
@@ -185,7 +186,7 @@ async def test_a_lease_of_a_run_lasts_until_the_run_ends_however_long_that_takes
     held = await acquire_lease(connection, "t", KEY, owner="second", ttl=TTL)
     assert held == Held("me", run.id, None)
     assert await take(connection, ttl=None, run_id=run.id) == lease, "a replay has its own back"
-    await kit.end_run(run.id, "enough")
+    await end_run(kit, run.id, "enough")
     assert one("SELECT end_cause FROM leases") == "run ended"
     assert one("SELECT l.ended_at <= r.ended_at FROM leases l JOIN runs r ON r.id = l.run_id")
     assert (await take(connection, "second")).attempt == 1
@@ -194,7 +195,7 @@ async def test_a_lease_of_a_run_lasts_until_the_run_ends_however_long_that_takes
 async def test_a_run_that_has_ended_can_hold_nothing(start_kit, connection, query):
     kit: Kit = await start_kit(FLOW)
     run_id = await new_run(connection)
-    await kit.end_run(run_id, "enough")
+    await end_run(kit, run_id, "enough")
     with pytest.raises(RunEnded):
         await acquire_lease(connection, "t", KEY, owner="me", run_id=run_id)
     assert query("SELECT 1 FROM leases") == []

@@ -12,7 +12,7 @@ from ecluse.base.errors import InvalidInput, NonRetriableError, PermanentError, 
 from ecluse.engine import Done, Flow, Ignored, Item, NewItem, Result, RetryPolicy, Start, WorkContext
 from ecluse.engine.lead.story import Story
 from tests.support.engine_flows import PATIENCE, Targets, flow, given_targets, keys, run_to_end, stage
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_items, start_run, wait_for_run
 
 COUNTS = ("status", "selected", "successful", "failed", "ignored")
 
@@ -58,15 +58,15 @@ async def test_a_run_ends_with_the_status_its_outcomes_give(start_kit, query, ta
 @pytest.mark.req("ENG-20", "ENG-21", "ENG-08")
 async def test_the_same_event_key_starts_one_run_per_tenant_however_often_it_is_sent(start_kit, one):
     kit = await start_kit(f := flow(stage()))
-    starts = [kit.start_run(Start(f, "due-1", input={"targets": ["a"]})) for _ in range(20)]
+    starts = [start_run(kit, Start(f, "due-1", input={"targets": ["a"]})) for _ in range(20)]
     answers = await asyncio.gather(*starts)
     assert sorted(answer.deduplicated for answer in answers) == [False] + [True] * 19
     assert len({answer.run.id for answer in answers}) == 1
-    other = await kit.start_run(Start(f, "due-1", tenant_id="other", input={"targets": ["a"]}))
+    other = await start_run(kit, Start(f, "due-1", tenant_id="other", input={"targets": ["a"]}))
     assert not other.deduplicated
     await wait_for_run(kit, other.run.id, PATIENCE)
     await wait_for_run(kit, answers[0].run.id, PATIENCE)
-    again = await kit.start_run(Start(f, "due-1", input={"targets": ["a", "b"]}))
+    again = await start_run(kit, Start(f, "due-1", input={"targets": ["a", "b"]}))
     assert (again.run.id, again.deduplicated) == (answers[0].run.id, True)
     assert one("SELECT count(*) FROM runs") == 2
     assert one("SELECT count(*) FROM items") == 2
@@ -113,7 +113,7 @@ async def test_waiting_for_a_run_sees_an_end_that_came_first_and_is_always_bound
         return Done()
 
     kit = await start_kit(f := flow(stage(held)))
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     early = await wait_for_run(kit, started.run.id, timedelta(milliseconds=100))
     assert early["ended_at"] is None
     release.set()
@@ -129,7 +129,7 @@ async def test_a_key_with_many_ended_runs_is_repeated_with_few_questions(start_k
         " SELECT 'default', 'test', 'key' || CASE n WHEN 0 THEN '' ELSE '-retry-' || n END, true, 'completed',"
         " 'succeeded', '{}', now(), now(), 'normal', 0, 0, 0, 0 FROM generate_series(0, 999) AS n"
     )
-    again = (await kit.start_run(Start(f, "key", again=True))).run
+    again = (await start_run(kit, Start(f, "key", again=True))).run
     assert (again.event_key, again.id) == ("key-retry-1000", 1001), "each attempt would have drawn a number"
 
 
@@ -151,7 +151,7 @@ async def test_a_finished_step_is_not_run_again_when_the_story_is_replayed(start
 
     f = Flow("test", (stage(),), story, Targets)
     kit = await start_kit(f)
-    started = await kit.start_run(Start(f, "key", input={"targets": []}))
+    started = await start_run(kit, Start(f, "key", input={"targets": []}))
     while "reached" not in seen:
         await asyncio.sleep(0.01)
     await kit.stop()
@@ -183,8 +183,8 @@ async def test_a_run_of_items_only_closes_itself(start_kit, dsn, one):
     work = stage(by_name)
     f = flow(work, story=None)
     kit = await start_kit(f)
-    started = await kit.start_items(Start(f, "items-only"), work, [NewItem("a"), NewItem("bad")])
-    again = await kit.start_items(Start(f, "items-only"), work, [NewItem("a"), NewItem("bad"), NewItem("c")])
+    started = await start_items(kit, Start(f, "items-only"), work, [NewItem("a"), NewItem("bad")])
+    again = await start_items(kit, Start(f, "items-only"), work, [NewItem("a"), NewItem("bad"), NewItem("c")])
     assert (again.run.id, again.deduplicated) == (started.run.id, True)
     row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert counts(row) == ("partial", 2, 1, 1, 0)
@@ -209,5 +209,5 @@ async def test_more_budget_means_more_executions(start_kit, query):
 async def test_a_start_without_a_usable_name_is_refused_and_writes_nothing(start_kit, one, tenant, key):
     kit = await start_kit(f := flow(stage()))
     with pytest.raises(InvalidInput):
-        await kit.start_run(Start(f, key, tenant_id=tenant, input={"targets": []}))
+        await start_run(kit, Start(f, key, tenant_id=tenant, input={"targets": []}))
     assert one("SELECT count(*) FROM runs") == 0

@@ -12,7 +12,7 @@ from ecluse.base.errors import PermanentError, TransientError
 from ecluse.engine import Done, Item, Result, Start, WorkContext
 from ecluse.insight import run_queries
 from tests.support.engine_flows import PATIENCE, flow, keys, run_to_end, stage
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def test_replicas_that_fail_the_same_way_at_once_add_to_the_same_lines(sta
         raise PermanentError(f"sentence {int(item.key[1:]) % 7}", code="NO")
 
     one, two = [await start_kit(f := flow(stage(work)), hands=20) for _ in range(2)]
-    started = [await one.start_run(Start(f, f"key-{n}", input={"targets": keys(300)})) for n in range(2)]
+    started = [await start_run(one, Start(f, f"key-{n}", input={"targets": keys(300)})) for n in range(2)]
     for start in started:
         assert (await wait_for_run(two, start.run.id, PATIENCE))["failed"] == 300
         found = await failures(connection, start.run.id)

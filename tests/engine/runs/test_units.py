@@ -36,7 +36,7 @@ from ecluse.engine import (
 from ecluse.engine.lead.story import Story
 from ecluse.engine.schedule.ticks import tick
 from tests.support.engine_flows import PATIENCE, QUICK, Targets, given_targets, stage
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 COUNT = """
 SELECT count(DISTINCT input ->> 'target')::int, count(*) FILTER (WHERE status = 'completed')::int,
@@ -123,7 +123,7 @@ async def test_the_end_of_the_last_run_opens_the_gate(start_kit, query):
     seen: list[Any] = []
     flow = parent(seen)
     kit = await start_kit(flow, CHILD)
-    started = await kit.start_run(Start(flow, "k", input={"targets": ["a", "b", "c"]}))
+    started = await start_run(kit, Start(flow, "k", input={"targets": ["a", "b", "c"]}))
     row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 3)
     (shown,) = row["stages"]
@@ -136,7 +136,7 @@ async def test_what_failed_is_repeated_once_nothing_moves_any_more(start_kit, qu
     seen: list[Any] = []
     flow = parent(seen, rounds=1, poll=timedelta(seconds=0.2))
     kit = await start_kit(flow, CHILD)
-    started = await kit.start_run(Start(flow, "k", input={"targets": ["a", "bad", "never"]}))
+    started = await start_run(kit, Start(flow, "k", input={"targets": ["a", "bad", "never"]}))
     row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], row["successful"], row["failed"]) == ("partial", 2, 1)
     assert query("SELECT target, outcome, error_code FROM outcomes WHERE run_id = %s ORDER BY 1", started.run.id) == [
@@ -162,7 +162,7 @@ async def test_the_first_word_on_a_target_is_the_last(start_kit, query):
 
     flow = Flow("settling", (stage(),), story, Targets)
     kit = await start_kit(flow)
-    started = await kit.start_run(Start(flow, "k", input={"targets": ["a", "b"]}))
+    started = await start_run(kit, Start(flow, "k", input={"targets": ["a", "b"]}))
     row = await wait_for_run(kit, started.run.id, PATIENCE)
     assert (row["status"], row["successful"], row["ignored"]) == ("completed", 1, 1)
     assert settled == [[1, 1]]

@@ -26,7 +26,7 @@ from tests.support.engine_flows import (
     stage,
     until,
 )
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 JITTER = 0.03  # of a shared, busy machine between a permit and the call; a limiter that bunches is off by more
 
@@ -346,7 +346,7 @@ async def test_the_calls_themselves_keep_the_rate_and_waiting_for_it_is_no_attem
         return Done()
 
     kit = await start_kit(f := flow(stage(call, lane=Lane("paced", per_second=50, burst=5))))
-    started = await kit.start_run(Start(f, "key", input={"targets": keys(60)}))
+    started = await start_run(kit, Start(f, "key", input={"targets": keys(60)}))
     while len(calls) < 10:
         await asyncio.sleep(0.02)
     waiting = query("SELECT DISTINCT executions, round, crashes FROM items WHERE status = 'open'")
@@ -387,7 +387,7 @@ async def test_a_rate_holds_at_the_call_when_hands_were_busy_with_another_lane(s
         await run.gate(paced)
 
     kit = await start_kit(f := Flow("test", (slow, paced), story, Targets), hands=8)
-    started = await kit.start_run(Start(f, "key", input={"targets": [*keys(1500), *(f"block{n}" for n in range(8))]}))
+    started = await start_run(kit, Start(f, "key", input={"targets": [*keys(1500), *(f"block{n}" for n in range(8))]}))
     await asyncio.sleep(1.2)
     release.set()
     assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "completed"
@@ -453,7 +453,7 @@ async def test_what_was_claimed_is_not_lost_with_the_connection(start_kit, query
     async with kit.pool.connection() as connection:
         for lane in ("lane", "capped"):
             await pause(connection, lane, reason="wait for both", by="test")
-    started = await kit.start_run(Start(f, "key", input={"targets": keys(10)}))
+    started = await start_run(kit, Start(f, "key", input={"targets": keys(10)}))
     await until(lambda: query("SELECT count(*) FROM items") == [(20,)])
     query("UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL")
     query("NOTIFY ecluse_lanes")

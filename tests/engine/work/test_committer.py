@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from ecluse.db.connect import TRANSACTION_LIMITS_SINCE
 from ecluse.engine import Done, Flow, Item, Result, Saved, Start, WorkContext
 from tests.support.engine_flows import PATIENCE, flow, keys, run_to_end, stage, until
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_run, wait_for_run
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS saved (key text PRIMARY KEY, amount numeric CHECK (amount < 1000), run_id bigint)"
 INSERT = """
@@ -162,7 +162,7 @@ async def test_whoever_was_fenced_out_stores_nothing(start_kit, query, one):
 
     f, shelf = saving(work)
     kit = await start_kit(f)
-    started = await kit.start_run(Start(f, "key", input={"targets": ["a"]}))
+    started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     await claimed.wait()
     query("UPDATE claims SET fence = fence + 1, released = released + 1")
     query("UPDATE items SET claim_id = NULL")
@@ -205,7 +205,7 @@ async def test_connections_killed_under_the_committer_lose_nothing(start_kit, ds
 
     f, _ = saving(work)
     kit = await start_kit(f, hands=20)
-    started = await kit.start_run(Start(f, "key", input={"targets": keys(1000)}))
+    started = await start_run(kit, Start(f, "key", input={"targets": keys(1000)}))
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as killer:
         for _round in range(5):
             await asyncio.sleep(0.1)
@@ -233,7 +233,7 @@ async def test_a_database_that_is_read_only_for_a_while_is_waited_for(start_kit,
 
     f, _ = saving(work)
     kit = await start_kit(f, hands=5)
-    started = await kit.start_run(Start(f, "key", input={"targets": keys(300)}))
+    started = await start_run(kit, Start(f, "key", input={"targets": keys(300)}))
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as operator:
         with capture_logs() as logs:
             await operator.execute(READ_ONLY.format(operator.info.dbname, "on"))

@@ -20,7 +20,7 @@ from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, WorkContext
 from ecluse.engine.cluster.heartbeat import TOMBSTONES
 from ecluse.engine.work.suspects import Suspicion, take_over
 from tests.support.engine_flows import PATIENCE, Shop, flow, open_board, stage, until
-from tests.support.runs import wait_for_run
+from tests.support.runs import start_items, start_run, wait_for_run
 
 HANDS = 20
 NONE, TENTH, HUNDREDTH, ALONE, POISON, DEADLY = Suspicion
@@ -262,7 +262,7 @@ async def test_of_several_workers_those_with_the_least_in_hand_make_room(start_k
     query(others)
     query("UPDATE items SET due_at = now() WHERE key = 'suspect'")
     await until(lambda: kit.worker._suspects)
-    short = await kit.start_items(Start(f, "short"), work, [NewItem(key) for key in some("short", 20)])
+    short = await start_items(kit, Start(f, "short"), work, [NewItem(key) for key in some("short", 20)])
     await wait_for_run(kit, short.run.id, PATIENCE)
     ended = query("SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", run)
     assert ended == [(waits,)], "the others go on while one worker waits for its hands to be empty"
@@ -314,7 +314,7 @@ async def test_a_write_in_doubt_is_given_up_only_if_it_killed_its_workers_alone(
     flows = {kind: flow(getattr(shop, kind)(quiet=timedelta(seconds=1.3)), kind) for kind in ("keyed", "absolute")}
     kit = await start_kit(*flows.values())
     runs = [
-        await kit.start_run(Start(f, kind, input={"targets": [key for key in keys if keys[key][0] == kind]}))
+        await start_run(kit, Start(f, kind, input={"targets": [key for key in keys if keys[key][0] == kind]}))
         for kind, f in flows.items()
     ]
     await until(lambda: len(shop.writes) == len(keys))
@@ -370,7 +370,7 @@ async def test_a_suspect_that_cannot_be_had_does_not_keep_the_others(start_kit, 
     kit = await start_kit(f := flow(work, stages=(work, held), story=None), hands=HANDS)
     await until(lambda: kit.worker.hands.busy)
     began = time.monotonic()
-    short = await kit.start_items(Start(f, "short"), work, [NewItem(key) for key in some("short", 50)])
+    short = await start_items(kit, Start(f, "short"), work, [NewItem(key) for key in some("short", 50)])
     await wait_for_run(kit, short.run.id, PATIENCE)
     took = time.monotonic() - began
     assert query("SELECT ended_at FROM runs WHERE id = %s", run) == [(None,)], "the long one is still at work"

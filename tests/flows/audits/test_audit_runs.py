@@ -18,6 +18,7 @@ from ecluse.flows.audits.transcripts import SAID as READ
 from ecluse.flows.audits.transcripts import Recording
 from ecluse.vendors.llm import Prices
 from tests.support.audit_world import SAID, STEPS, by_hand
+from tests.support.runs import end_run
 from tests.support.transcription_world import until
 
 TOO_LONG = "TRANSCRIPT_TOO_LONG"
@@ -180,7 +181,7 @@ async def test_what_was_paid_for_is_kept_although_its_run_was_ended(auditing, sa
     run_id = await w.start(fiche_id="1000", audit_config_id=str(config.id))
     async with asyncio.timeout(60):
         await answered.wait()
-    await w.kit.end_run(run_id, "enough")
+    await end_run(w.kit, run_id, "enough")
     assert query("SELECT status, error_code, is_latest FROM audits") == [("failed", "RUN_ENDED", True)]
     release.set()
     await until(lambda: query("SELECT 1 FROM audits WHERE status = 'completed' AND is_latest AND error IS NULL"))

@@ -30,6 +30,7 @@ from tests.support.automation_scenes import (
     over,
 )
 from tests.support.notify_world import mail_server, new_secrets, receiving, setup_of, smtp_of
+from tests.support.runs import end_run
 from tests.support.transcription_world import until
 
 TRACES = """
@@ -344,7 +345,7 @@ async def test_a_run_that_an_operator_ends_alerts_once_as_cancelled_and_its_sche
         async with held_up(world, "elevenlabs"):
             run_id = await world.trigger(schedule)
             await until(lambda: query(children, run_id) == [(2,)])
-            assert await world.kit.end_run(run_id, "wrong day", by="laptop")
+            assert await end_run(world.kit, run_id, "wrong day", by="laptop")
             await until(lambda: query(children, run_id) == [(0,)])
         await until(lambda: query("SELECT count(*) FROM events_outbox WHERE published_seq IS NULL") == [(0,)])
         open_ = "SELECT count(*) FROM runs WHERE flow = 'notifications' AND ended_at IS NULL"

@@ -22,6 +22,7 @@ from tests.support.automation_scenes import (
     over,
 )
 from tests.support.automation_world import automation
+from tests.support.runs import end_run, start_run
 from tests.support.transcription_world import until
 
 RESULTS = "SELECT * FROM automation_run_fiche_results WHERE run_id = %s ORDER BY fiche_id"
@@ -68,7 +69,7 @@ async def test_status_follows_from_the_counts_and_the_schedule_from_the_status(a
         query("INSERT INTO outcomes (run_id, target) VALUES (%s, '1001')", last)
 
     before = query(RESULTS, last)
-    assert await world.kit.end_run(last, "once more") is False
+    assert await end_run(world.kit, last, "once more") is False
     assert (query(RESULTS, last), world.run(last), counters(world, schedule)[1]) == (before, failed, 3)
 
 
@@ -81,7 +82,7 @@ async def test_a_schedule_stays_running_while_one_of_its_runs_does(automate):
         await looks_at_details(world, first)
         second = await world.trigger(schedule, fiche_ids=["1001"])
         await looks_at_details(world, second)
-        await world.kit.end_run(first, "not that one")
+        await end_run(world.kit, first, "not that one")
         assert counters(world, schedule) == ("running", 1, 0, 0, 0)  # an end on request is no failure
     await world.ended(second)
     assert counters(world, schedule) == ("success", 2, 1, 0, 0)
@@ -135,7 +136,7 @@ async def test_a_schedule_that_is_gone_or_off_when_its_run_begins_is_not_run(aut
     await schedules.delete(connection, "default", deleted)
     await enable_schedule(connection, "default", off, enabled=False)
     world = await automate()
-    third = (await world.kit.start_run(Start(world.flow, "by POST /api/runs"))).run.id
+    third = (await start_run(world.kit, Start(world.flow, "by POST /api/runs"))).run.id
     texts = {
         first: f"Schedule {deleted} was deleted before its run began.",
         second: f"Schedule {off} was switched off before its run began.",

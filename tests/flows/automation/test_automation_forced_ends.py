@@ -20,6 +20,7 @@ from ecluse.flows.automation.transcripts import Transcripts
 from tests.support.automation_trouble import Deaf, maker, move
 from tests.support.fiche_rows import call, details, save
 from tests.support.notify_world import new_secrets
+from tests.support.runs import end_run
 from tests.support.transcription_world import until
 
 WEBHOOK = "http://127.0.0.1:9/hook"
@@ -64,7 +65,7 @@ async def at_audits(troubled, sandbox, query, **given):
 async def test_a_run_that_an_operator_ends_says_so_and_keeps_what_was_known(troubled, sandbox, query):
     world, schedule, run_id, model = await at_audits(troubled, sandbox, query)
     assert world.stated(schedule)["last_run_status"] == "running"
-    assert await world.kit.end_run(run_id, "wrong day", by="laptop")
+    assert await end_run(world.kit, run_id, "wrong day", by="laptop")
     run = world.run(run_id)
     assert (run["status"], run["state"], run["end_cause"]) == ("partial", "cancelled", "operator")
     assert (run["error_message"], run["ended_by"], run["phase"]) == ("wrong day", "laptop", None)
@@ -98,7 +99,7 @@ async def test_what_a_child_of_a_run_that_was_ended_was_paying_for_is_kept(troub
     world = await troubled(deaf_speech=speech, transcription_poll=timedelta(seconds=30))
     run_id = await world.trigger(await world.schedule("1000"))
     await speech.asked.wait()
-    assert await world.kit.end_run(run_id, "wrong day")
+    assert await end_run(world.kit, run_id, "wrong day")
     over = "SELECT status FROM dbos.workflow_status WHERE workflow_uuid LIKE 'default/automation-manual-%%'"
     await until(lambda: query(over) == [("SUCCESS",)])
     child = "SELECT state, status FROM runs WHERE parent_run_id = %s"
@@ -124,7 +125,7 @@ async def test_a_story_that_has_not_heard_of_the_end_starts_nothing_more(trouble
     waits = replace(world.flow.stage("fetch"), name="transcribe")
     await open_units(connection, run, waits)
     assert await story._resolve(connection, run) == 1
-    assert await world.kit.end_run(run.id, "wrong day")
+    assert await end_run(world.kit, run.id, "wrong day")
     transcripts = Transcripts(world.kit.flow("transcription"), Config(), 1)
     before = query("SELECT count(*) FROM runs")
     assert await transcripts.dispatch(connection, run, timedelta(minutes=15)) == 0

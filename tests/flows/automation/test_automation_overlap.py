@@ -9,6 +9,7 @@ import pytest
 
 from ecluse.engine.schedule.ticks import tick
 from tests.support.automation_trouble import Deaf, maker, set_clock
+from tests.support.runs import end_run
 from tests.support.transcription_world import until
 
 HOURLY = {"schedule_type": "CRON", "cron_expression": "0 * * * *"}
@@ -71,7 +72,7 @@ async def test_a_run_by_hand_beside_a_due_one_frees_nothing_and_uses_up_nothing(
     assert await ticked(world, at("09:00")) == ["waiting"]
     assert await ticked(world, at("09:05")) == []
     assert stands() == ("running", due, 1)
-    await world.kit.end_run(due, "enough")
+    await end_run(world.kit, due, "enough")
     assert stands() == ("running", due, 2), "one of its runs is, though it holds nothing"
     assert await ticked(world, at("09:06")) == ["fired"]
     late = run_of(world, schedule)

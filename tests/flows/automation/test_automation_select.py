@@ -23,6 +23,7 @@ from tests.support.automation_scenes import (
     over,
     sold,
 )
+from tests.support.runs import start_run
 
 DAYS = [MONDAY + timedelta(days=n) for n in range(5)]
 SELECTION_LOG = ("Processing", "Using", "Calculated", "Revalidating", "Loaded", "Final")
@@ -225,7 +226,7 @@ async def test_a_run_goes_by_its_schedule_as_it_was_and_by_the_days_of_its_due_i
     )
     # 23:30 on 3 March over there is the 4th in UTC already; yesterday is the 2nd.
     due = datetime(2026, 3, 4, 4, 30, tzinfo=UTC)
-    run = await world.kit.start_run(world.fired(schedule, due))
+    run = await start_run(world.kit, world.fired(schedule, due))
     ended = await world.ended(run.run.id)
     async with world.kit.pool.connection() as connection:
         changes = Changes.model_validate({"name": "Another", "run_audits": True, "timezone": "UTC"})

@@ -11,7 +11,7 @@ from ecluse.engine.cluster.forced_ends import end_orphans
 from ecluse.flows.transcriptions.start import start
 from tests.support.automation_scenes import NO_AUDITS
 from tests.support.automation_trouble import Deaf, maker
-from tests.support.runs import wait_for_run
+from tests.support.runs import end_run, wait_for_run
 from tests.support.transcription_world import until
 
 PAID = "elevenlabs"
@@ -62,7 +62,7 @@ async def test_no_call_of_the_tree_starts_later_than_two_seconds_after_the_end(
     run_id = await at_transcripts(world, *fiches(count))
     done = "SELECT count(*) FROM recordings WHERE has_transcription"
     await until(lambda: query(done)[0][0] >= transcripts, 120)
-    assert await world.kit.end_run(run_id, REASON, by="laptop")
+    assert await end_run(world.kit, run_id, REASON, by="laptop")
     at = ended_at(query, run_id)
     in_flight = {e["ref"] for e in sandbox.ledger(vendor=PAID, kind="call") if e["done_at"] is None}
     assert in_flight, "nothing was under way: the test proves less than it says"
@@ -100,7 +100,7 @@ async def test_a_child_that_somebody_else_waits_for_goes_on(troubled, query, who
         find = "SELECT run_id FROM run_waiters WHERE waiter_run_id = %s"
         ((child,),) = await until(lambda: query(find, other))
     await speech.asked.wait()
-    assert await world.kit.end_run(run_id, REASON)
+    assert await end_run(world.kit, run_id, REASON)
     await until(lambda: query("SELECT ends_waited_for FROM runs WHERE id = %s", run_id) == [(False,)], 3)
     states = {found: state for found, state, *_ in query(CHILDREN, run_id)}
     assert states.pop(child) == "running"
@@ -152,7 +152,7 @@ async def test_what_was_finished_stays_counted(troubled, sandbox, query):
     ((finished,),) = query(done)
     assert 0 < finished < expected - 1
     await speech.asked.wait()
-    assert await world.kit.end_run(run_id, REASON)
+    assert await end_run(world.kit, run_id, REASON)
     await asyncio.sleep(1.5)  # its gate has looked once more
     over = "SELECT 1 FROM dbos.workflow_status WHERE status = 'SUCCESS' AND workflow_uuid LIKE '%%automation-manual%%'"
     await until(lambda: query(over))

@@ -22,6 +22,7 @@ from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.start import start
 from ecluse.flows.transcriptions.work import transcribe
 from tests.support.fiche_rows import call, details, save
+from tests.support.runs import end_run
 from tests.support.transcription_world import FIVE, Gate, World, transcription, until
 
 STALL = timedelta(minutes=10)
@@ -142,7 +143,7 @@ async def test_a_run_that_is_ended_by_hand_says_what_was_not_tried_and_keeps_wha
     w = await world(gate=gate, recording_concurrency=1)
     (started,) = await w.start("1001")
     await asyncio.wait_for(gate.asked.wait(), 60)
-    assert await w.kit.end_run(started.run_id, "wrong fiche")
+    assert await end_run(w.kit, started.run_id, "wrong fiche")
     told = dict(w.events(started.run_id))
     assert "transcription.completed" not in told
     assert "wrong fiche" in told["transcription.failed"]["reason"]
@@ -391,7 +392,7 @@ async def test_calls_in_flight_of_a_run_that_was_ended_are_waited_for_by_the_nex
     (first,) = await w.start(FIVE)
     await gate.asked.wait()
     await until(lambda: len(w.told("recording_started")) == 5)
-    assert await w.kit.end_run(first.run_id, "wrong")
+    assert await end_run(w.kit, first.run_id, "wrong")
     # This process has them in hand from now on: who comes next must wait.
     held = "SELECT count(*) FROM leases WHERE ended_at IS NULL AND run_id IS NULL AND key LIKE '%%recording%%'"
     await until(lambda: query(held) == [(5,)])
@@ -433,7 +434,7 @@ async def test_a_run_that_ends_before_the_last_look_holds_nothing_and_pays_for_n
     w = World(kit, made, sandbox, query, lives)
     (first,) = await w.start(FIVE)
     await asked.wait()
-    assert await kit.end_run(first.run_id, "wrong")
+    assert await end_run(kit, first.run_id, "wrong")
     let.set()
     await looked.wait()
     await until(lambda: not kit.worker.hands.busy)
