@@ -22,31 +22,30 @@ from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
 from ecluse.db.outage import ignoring_outage
 from ecluse.db.pools import CLAIMING, SIZE
+from ecluse.engine.cluster import jobs
 from ecluse.engine.cluster.heartbeat import Heartbeat
 from ecluse.engine.cluster.maintenance import Job, repeat
-from ecluse.engine.cluster.sweeps import ForcedEnds, Sweeps, set_clock
+from ecluse.engine.cluster.sweeps import set_clock
 from ecluse.engine.cluster.trace_rows import TraceRows
 from ecluse.engine.effects.paid import PaidCalls
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
-from ecluse.engine.lead import durable, new_runs
+from ecluse.engine.lead import durable
 from ecluse.engine.lead.story import Story, lead
 from ecluse.engine.model.flow import EmitLive, Flow, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
-from ecluse.engine.retention.sweep import Rule, keep_pruning
+from ecluse.engine.retention.sweep import Rule
 from ecluse.engine.runs import lifecycle
 from ecluse.engine.runs.fan_out import WORK_CHANNEL
-from ecluse.engine.runs.lifecycle import CLOSING_CHANNEL, ENDED_CHANNEL, RUNS_CHANNEL
+from ecluse.engine.runs.lifecycle import ENDED_CHANNEL
 from ecluse.engine.schedule.slots import Rules
-from ecluse.engine.schedule.ticks import keep_ticking
 from ecluse.engine.work.worker import Worker
 
 log = structlog.get_logger(__name__)
 
-CLOCK_CHANNEL = "ecluse_clock"
 WAIT_POLL_SECONDS = 1.0
-NEW_RUNS_SECONDS = 5.0
+TRACE_SECONDS = 0.5
 
 COMMIT_SECONDS = 10  # limit of a commit or claim: after that, the locks of a frozen replica are released
 # Claim and commit are a handful of known statements over tables whose statistics are always stale: the big tables are
@@ -73,6 +72,8 @@ class Kit:
     sinks: Sequence[Sink] = ()
     live: EmitLive = lambda _: None
     due: Rules = field(default_factory=Rules)
+    sweep_every: float = 5.0
+    jobs: Sequence[Job] = ()  # of others, run beside the engine's own
     retention: Sequence[Rule] = ()
     clock: Clock = field(default_factory=Clock)
     chance: random.Random = field(default_factory=random.Random)
@@ -92,8 +93,7 @@ class Kit:
         self._vendors = AsyncExitStack()
         self.worker: Worker | None = None
         self._committing: asyncio.Task[None] | None = None
-        self._traces = TraceRows(self.pool, self.clock)
-        self._forced = ForcedEnds(self.pool, self.by_name)
+        self._traces = TraceRows(self.clock)
 
     async def start(self) -> None:
         # Items live for milliseconds and hold no cycles: the collector would traverse thousands of them for nothing.
@@ -101,31 +101,37 @@ class Kit:
         gc.set_threshold(50_000, 20, 50)
         await self.pool.open(wait=True)
         await set_clock(self.pool, self.clock)
-        jobs: dict[str, Coroutine[Any, Any, None]] = {}
-        channels: dict[str, Hear] = {ENDED_CHANNEL: self._hear_end, CLOCK_CHANNEL: self._hear_clock}
+        loops: dict[str, Coroutine[Any, Any, None]] = {}
+        channels: dict[str, list[Hear]] = {ENDED_CHANNEL: [self._hear_end]}
+        own = jobs.of_every_replica(self.by_name, self.clock, self.due, self.sweep_every)
         if self.roles != {"api"}:
             work = [f"{flow.name}/{stage.name}" for flow in self.flows for stage in flow.stages]
             can = (work, self.hands) if "worker" in self.roles else ([], 0)
             await asyncio.to_thread(self._heart.start, sorted(self.roles), *can)
             publisher = Publisher(self.dsn, self.sinks)
-            jobs["publisher"] = publisher.run()
-            channels[OUTBOX_CHANNEL] = lambda _: publisher.hint.set()
+            loops["publisher"] = publisher.run()
+            channels[OUTBOX_CHANNEL] = [lambda _: publisher.hint.set()]
         if "worker" in self.roles:
-            await self._start_worker(jobs, channels)
-        if self.roles & {"worker", "scheduler"}:
-            jobs["forced ends"] = self._forced.run()
-        if "scheduler" in self.roles:
-            jobs["scheduler"] = keep_ticking(self.pool, self.by_name, self.due)
-            jobs["retention"] = keep_pruning(self.pool, self.by_name, self.retention)
-        jobs["listener"] = listen(self.dsn, channels)
+            own += await self._start_worker(loops, channels)
         if self.trace_rows:
-            jobs["traces"] = self._traces.run()
-        self._background = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
+            self._traces.start()
+            own.append(Job("storing traces", TRACE_SECONDS, self._traces.store))
+        for job in [*own, *self.jobs]:
+            if job.roles & self.roles:
+                wake = asyncio.Event()
+                loops[job.name] = repeat(job, self.pool, wake)
+                for channel in job.channels:
+                    channels.setdefault(channel, []).append(partial(_wake, wake))
+        loops["listener"] = listen(self.dsn, {name: partial(_tell, heard) for name, heard in channels.items()})
+        self._background = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         for task in self._background:
             task.add_done_callback(self._loop_ended)
         self.running = True
 
-    async def _start_worker(self, jobs: dict[str, Coroutine[Any, Any, None]], channels: dict[str, Hear]) -> None:
+    async def _start_worker(
+        self, loops: dict[str, Coroutine[Any, Any, None]], channels: dict[str, list[Hear]]
+    ) -> list[Job]:
+        """Start what only a worker has; return its jobs."""
         await self._work_pool.open(wait=True)
         lanes, paying = Lanes(self.pool, self.flows, self.clock), PaidCalls(self.pool, self.replica)
         contexts = {
@@ -158,26 +164,12 @@ class Kit:
         await self._put_budgets()
         await durable.launch(self.dsn, self.replica, self._lead, self.db_pool)
         self._heart.start_reaping()
-        sweeps = Sweeps(self.pool, self.by_name, self.replica, self.clock, worker, contexts)
-        channels[WORK_CHANNEL] = lambda _: worker.wake()
-        started = asyncio.Event()
-        taking = partial(new_runs.take_new_runs, flows=self.by_name)
-        take = Job("taking new runs", NEW_RUNS_SECONDS, taking, wake=started)
-        channels[RUNS_CHANNEL] = lambda _: started.set()
-        channels[CLOSING_CHANNEL] = lambda _: sweeps.hint.set()
-        channels[LANES_CHANNEL] = lambda _: lanes.stir()
-        jobs |= {
-            "lanes": lanes.run(),
-            "lane log": lanes.tell_runs(),
-            "worker": worker.run(),
-            take.name: repeat(take, self.pool),
-            "sweeper": sweeps.sweep(),
-            "dropper": sweeps.drop_ended(),
-            "settler": sweeps.settle_forgotten(),
-            "watcher": sweeps.watch(),
-        }
+        channels[WORK_CHANNEL] = [lambda _: worker.wake()]
+        channels[LANES_CHANNEL] = [lambda _: lanes.stir()]
+        loops |= {"lanes": lanes.run(), "lane log": lanes.tell_runs(), "worker": worker.run()}
         self._committing = asyncio.create_task(worker.committer.run(), name="committer")
         self._committing.add_done_callback(self._loop_ended)
+        return jobs.of_worker(self.by_name, worker, contexts, self.replica, self.sweep_every)
 
     async def stop(self, grace: float = 1.0) -> None:
         """Stop and hand over: finish or release claimed items, leave the runs to the other replicas. A part that cannot
@@ -187,7 +179,7 @@ class Kit:
         async with AsyncExitStack() as parts:
             parts.push_async_callback(self.pool.close)
             if self.trace_rows:
-                parts.push_async_callback(self._traces.stop)
+                parts.push_async_callback(self._traces.stop, self.pool)
             parts.push_async_callback(self._work_pool.close)
             parts.push_async_callback(self._vendors.aclose)
             if self.roles != {"api"}:
@@ -253,9 +245,14 @@ class Kit:
         # Without an id, the listener has reconnected and may have missed ends; a sweep finds those.
         if run_id and self.worker is not None:
             self.worker.drop([int(run_id)])
-        self._forced.a_run_has_ended()
         self._run_ended.set()
         self._run_ended = asyncio.Event()
 
-    def _hear_clock(self, _: str) -> None:
-        self._reading = asyncio.create_task(set_clock(self.pool, self.clock))
+
+def _wake(event: asyncio.Event, _: str) -> None:
+    event.set()
+
+
+def _tell(callbacks: Sequence[Hear], payload: str) -> None:
+    for hear in callbacks:
+        hear(payload)

@@ -144,14 +144,15 @@ def record(message="m", **data):
 @pytest.fixture
 async def rows(dsn):
     async with open_pool(dsn, size=1) as pool:
-        yield TraceRows(pool, Clock())
+        yield TraceRows(Clock()), pool
 
 
 @pytest.mark.req("ENG-88")
 async def test_any_data_can_be_stored(rows, query):
+    rows, pool = rows
     rows.put(record("a\x00b\udcff", nul="\x00", deep={"x": ["\x00\udcff"]}))
     rows.put(record("after"))
-    await rows.stop()
+    await rows.stop(pool)
     assert query("SELECT message FROM workflow_logs ORDER BY id") == [("a\ufffdb?",), ("after",)]
     assert query("SELECT data->>'nul', data->'deep'->'x'->>0 FROM workflow_logs ORDER BY id LIMIT 1") == [
         ("\ufffd", "\ufffd?")
@@ -160,20 +161,22 @@ async def test_any_data_can_be_stored(rows, query):
 
 
 async def test_what_does_not_fit_is_dropped_and_counted(rows, monkeypatch, one):
+    rows, pool = rows
     monkeypatch.setattr("ecluse.engine.cluster.trace_rows.MOST", 3)
     with capture_logs() as logs:
         for number in range(5):
             rows.put(record(str(number)))
     assert rows.dropped == 2
     assert [line["dropped"] for line in logs] == [1]
-    await rows.stop()
+    await rows.stop(pool)
     assert one("SELECT string_agg(message, '' ORDER BY id) FROM workflow_logs") == "012"
 
 
 async def test_rows_that_cannot_be_stored_hold_nobody_up(rows, query):
+    rows, pool = rows
     query("ALTER TABLE workflow_logs ADD CONSTRAINT never CHECK (message <> 'bad')")
     rows.put(record("bad"))
-    await rows.stop()
+    await rows.stop(pool)
     assert rows.dropped == 1
 
 

@@ -29,7 +29,6 @@ from ecluse.engine import (
     WorkContext,
     load_run,
 )
-from ecluse.engine.cluster import sweeps
 from ecluse.engine.effects.probe import settle_forgotten
 from ecluse.engine.kit import Kit
 from ecluse.engine.lead.gate import end as end_gate
@@ -287,10 +286,9 @@ async def test_what_is_in_doubt_at_the_end_is_settled_if_it_can_be_read(start_ki
     assert len(shop.writes) == 1, "nothing is sent for a run that is over"
 
 
-async def test_the_sweep_settles_what_was_in_doubt_by_itself(start_kit, query, monkeypatch):
-    monkeypatch.setattr(sweeps, "SWEEP_SECONDS", 0.5)
+async def test_the_sweep_settles_what_was_in_doubt_by_itself(start_kit, query):
     shop = Shop(["500"])
-    kit = await start_kit(f := flow(shop.absolute()))
+    kit = await start_kit(f := flow(shop.absolute()), sweep_every=0.5)
     run = await started(kit, f, ["a"])
     await until(lambda: query("SELECT 1 FROM effects WHERE state = 'unknown'"))
     await end_run(kit, run, REASON)
@@ -436,9 +434,8 @@ async def test_what_cannot_be_read_back_is_asked_about_until_the_deadline_and_th
     assert len(shop.writes) == 1
 
 
-async def test_a_run_without_a_gate_does_not_ask_for_ever(start_kit, one, monkeypatch):
+async def test_a_run_without_a_gate_does_not_ask_for_ever(start_kit, one):
     """Nobody leads it: what its stage may take at most is for the sweep to enforce."""
-    monkeypatch.setattr(sweeps, "SWEEP_SECONDS", 0.5)
     shop = Shop(["applied, 500"])
 
     async def goes_down(item: Item, call: str) -> None:
@@ -447,7 +444,7 @@ async def test_a_run_without_a_gate_does_not_ask_for_ever(start_kit, one, monkey
 
     shop.watch = goes_down
     work = shop.absolute(retry=ONCE, max_wait=timedelta(seconds=1))
-    kit = await start_kit(f := flow(work, story=None))
+    kit = await start_kit(f := flow(work, story=None), sweep_every=0.5)
     run = await start_items(kit, Start(f, "key"), work, [NewItem("a")])
     row = await wait_for_run(kit, run.run.id, timedelta(seconds=4))
     assert (row["status"], row["failed"]) == ("failed", 1)

@@ -1,10 +1,10 @@
 """Periodic jobs of a replica. Most of them find and continue what a crash, a lost signal or a restart of the database
-has left behind; each also runs at once when its wake-up event is set."""
+has left behind; a notification may run a job at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,14 +19,13 @@ class Job:
     every: float  # seconds from the end of one run to the next
     run: Callable[[Pool], Awaitable[object]]
     first: float | None = None  # seconds before the first run; None: `every`
-    wake: asyncio.Event | None = None
-    rest: float = 0.0  # least pause between two runs, for jobs that are woken often
+    channels: Sequence[str] = ()  # a notification on one, or a reconnect of the listener, runs the job at once
+    rest: float = 0.0  # least pause between two runs, where notifications are many
     roles: frozenset[Role] = ROLES  # replicas with one of these roles run it
 
 
-async def repeat(job: Job, pool: Pool) -> None:
+async def repeat(job: Job, pool: Pool, wake: asyncio.Event) -> None:
     """Run the job until cancelled. A database outage is logged and the job goes on; any other error ends it."""
-    wake = job.wake or asyncio.Event()
     pause = job.every if job.first is None else job.first
     while True:
         with suppress(TimeoutError):

@@ -1,5 +1,5 @@
 """Traces as rows of `workflow_logs`, where a setting enables them. Best effort: a trace call only appends to a bounded
-list, and a loop of the kit stores the list; records that do not fit or cannot be stored are counted and logged."""
+list, and a job of the kit stores the list; records that do not fit or cannot be stored are counted and logged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from ecluse.db.outage import ignoring_outage, is_unavailable
 
 log = structlog.get_logger(__name__)
 
-EVERY_SECONDS = 0.5
 LAST_SECONDS = 2.0  # at a stop: an unavailable database must not delay the exit
 MOST = 10_000
 BATCH = 500
@@ -37,8 +36,7 @@ FROM jsonb_to_recordset(%s::jsonb) AS t(created_at timestamptz, tenant_id text, 
 
 
 class TraceRows:
-    def __init__(self, pool: Pool, clock: Clock) -> None:
-        self._pool = pool
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waiting: deque[dict[str, Any]] = deque()
         self._storing = asyncio.Lock()
@@ -66,33 +64,32 @@ class TraceRows:
             }
         )
 
-    async def run(self) -> None:
+    def start(self) -> None:
         trace.listeners.append(self.put)
-        while True:
-            await asyncio.sleep(EVERY_SECONDS)
-            with ignoring_outage("storing traces"):
-                await asyncio.shield(self._store())  # a batch that a stop interrupts half-way would be stored twice
 
-    async def stop(self) -> None:
+    async def store(self, pool: Pool) -> None:
+        await asyncio.shield(self._store(pool))  # a batch that a stop interrupts half-way would be stored twice
+
+    async def stop(self, pool: Pool) -> None:
         if self.put in trace.listeners:
             trace.listeners.remove(self.put)
         with ignoring_outage("storing the last traces"), suppress(TimeoutError):
             async with asyncio.timeout(LAST_SECONDS):
-                await self._store()
+                await self._store(pool)
         if self._waiting:
             self._drop(len(self._waiting))
 
-    async def _store(self) -> None:
+    async def _store(self, pool: Pool) -> None:
         async with self._storing:
-            await self._store_waiting()
+            await self._store_waiting(pool)
 
-    async def _store_waiting(self) -> None:
+    async def _store_waiting(self, pool: Pool) -> None:
         while self._waiting:
             batch = [self._waiting[n] for n in range(min(BATCH, len(self._waiting)))]
             # jsonb refuses NUL and lone surrogates, and `data` may contain anything.
             rows = json.dumps(batch, ensure_ascii=False, default=str).replace("\\u0000", "\\ufffd")
             try:
-                async with self._pool.connection() as connection:
+                async with pool.connection() as connection:
                     await connection.execute(STORE, (rows.encode("utf-8", "replace").decode(),))
             except psycopg.Error as error:
                 if is_unavailable(error):

@@ -6,27 +6,24 @@ crash neither loses nor doubles an instant. Lock order: schedules before everyth
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import structlog
-from psycopg.rows import class_row
-from pydantic_core import to_json
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.cron import ZONE_RULES
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
-from ecluse.db.outage import ignoring_outage, is_unavailable
+from ecluse.db.outage import is_unavailable
+from ecluse.db.query import as_json, fetch_all, fetch_column, fetch_value
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import Start, start_runs
 from ecluse.engine.schedule.slots import Decision, Rules, Schedule, decide, event_key
 
 log = structlog.get_logger(__name__)
 
-TICK_SECONDS = 1.0
 BATCH = 200
 LOCK = 0x7EC1_05E5  # an arbitrary number, used by no other advisory lock
 BACK_OFF = timedelta(seconds=5)
@@ -87,22 +84,24 @@ class Line(NamedTuple):
     reason: str | None
 
 
-async def keep_ticking(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> None:
-    renewed = False
-    while True:
-        with ignoring_outage("tick"):
-            if not renewed:
-                renewed = await renew(pool)
-            await tick(pool, flows, rules)
-        await asyncio.sleep(TICK_SECONDS)
+class Scheduler:
+    def __init__(self, flows: Mapping[str, Flow], rules: Rules) -> None:
+        self._flows = flows
+        self._rules = rules
+        self._renewed = False
+
+    async def run(self, pool: Pool) -> None:
+        if not self._renewed:
+            await renew(pool)
+            self._renewed = True
+        await tick(pool, self._flows, self._rules)
 
 
-async def renew(pool: Pool) -> bool:
+async def renew(pool: Pool) -> None:
     async with pool.connection() as connection:
         cursor = await connection.execute(RENEW, (ZONE_RULES,))
     if cursor.rowcount:
         log.warning("new time zone rules: schedules are computed again", schedules=cursor.rowcount, rules=ZONE_RULES)
-    return True
 
 
 async def tick(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> list[Line]:
@@ -110,15 +109,13 @@ async def tick(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> list[Line
     done: list[Line] = []
     orchestrated = {"flows": [name for name, flow in flows.items() if flow.story is not None]}
     async with pool.connection() as connection:
-        while (await _one(connection, ANY_DUE, orchestrated))[0]:
+        while await fetch_value(connection, ANY_DUE, orchestrated):
             async with connection.transaction():
-                if not (await _one(connection, "SELECT pg_try_advisory_xact_lock(%s)", (LOCK,)))[0]:
+                if not await fetch_value(connection, "SELECT pg_try_advisory_xact_lock(%s)", (LOCK,)):
                     break
-                locked = await (await connection.execute(LOCK_DUE, orchestrated)).fetchall()
-                async with connection.cursor(row_factory=class_row(Schedule)) as cursor:
-                    await cursor.execute(READ, ([row[0] for row in locked],))
-                    due = await cursor.fetchall()
-                (now,) = await _one(connection, "SELECT ecluse_now()")
+                locked = await fetch_column(connection, LOCK_DUE, orchestrated)
+                due = await fetch_all(connection, Schedule, READ, (locked,))
+                now = await fetch_value(connection, "SELECT ecluse_now()")
                 lines = await _handle(connection, flows, due, now, rules)
                 crashpoint("in tick")
             crashpoint("after tick")
@@ -172,8 +169,8 @@ async def _store(
         schedules.append({"id": one.id, **put, "uncounted": decision.uncounted, "run_id": run_id})
         if decision.slots:
             lines.append(Line(one.id, decision.slots[-1].state, run_id, decision.slots[-1].reason))
-    await connection.execute(PUT_SLOTS, (to_json(slots).decode(),))
-    await connection.execute(PUT_SCHEDULES, {"rows": to_json(schedules).decode(), "rules": ZONE_RULES})
+    await connection.execute(PUT_SLOTS, (as_json(slots),))
+    await connection.execute(PUT_SCHEDULES, {"rows": as_json(schedules), "rules": ZONE_RULES})
     return lines
 
 
@@ -182,9 +179,3 @@ def _start(flow: Flow, schedule: Schedule, due_at: datetime) -> Start:
     due = {"due_at": due_at.isoformat()} if "due_at" in flow.input.model_fields else {}
     key = event_key(flow.slot_key, schedule.id, due_at)
     return Start(flow, key, schedule.tenant_id, {**schedule.input, **due}, schedule_id=schedule.id)
-
-
-async def _one(connection: Connection, statement: str, parameters: Any = None) -> tuple[Any, ...]:
-    row = await (await connection.execute(statement, parameters)).fetchone()
-    assert row is not None  # noqa: S101 - asked for one row
-    return row

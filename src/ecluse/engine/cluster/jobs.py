@@ -1,0 +1,55 @@
+"""The periodic jobs of the engine, with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from ecluse.base.clock import Clock
+from ecluse.engine.cluster import forced_ends, sweeps
+from ecluse.engine.cluster.maintenance import Job
+from ecluse.engine.effects import probe
+from ecluse.engine.lead.new_runs import take_new_runs
+from ecluse.engine.model.flow import Flow, WorkContext
+from ecluse.engine.model.roles import Role
+from ecluse.engine.runs import leases
+from ecluse.engine.runs.lifecycle import CLOSING_CHANNEL, ENDED_CHANNEL, RUNS_CHANNEL
+from ecluse.engine.schedule.slots import Rules
+from ecluse.engine.schedule.ticks import Scheduler
+from ecluse.engine.work.worker import Worker
+
+CLOCK_CHANNEL = "ecluse_clock"
+SCHEDULER: frozenset[Role] = frozenset({"scheduler"})
+WORKER_OR_SCHEDULER: frozenset[Role] = frozenset({"worker", "scheduler"})
+
+
+def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: Rules, every: float) -> list[Job]:
+    orphans = partial(forced_ends.end_orphans, flows=flows)
+    stale = partial(forced_ends.end_stale, flows=flows)
+    return [
+        Job("setting the clock", every, partial(sweeps.set_clock, clock=clock), channels=[CLOCK_CHANNEL]),
+        Job("ending orphaned runs", 1.0, orphans, channels=[ENDED_CHANNEL], rest=0.1, roles=WORKER_OR_SCHEDULER),
+        Job("ending stale runs", every, stale, roles=WORKER_OR_SCHEDULER),
+        Job("tick", 1.0, Scheduler(flows, due).run, first=0.0, roles=SCHEDULER),
+    ]
+
+
+def of_worker(
+    flows: Mapping[str, Flow], worker: Worker, contexts: Mapping[str, WorkContext], replica: str, every: float
+) -> list[Job]:
+    resume = sweeps.InterruptedWorkflows(replica).resume
+    close = sweeps.SelfClosingRuns(flows).close
+    # In a job of its own: it calls vendors, and no other sweep should wait for them.
+    settle = partial(probe.settle_forgotten, flows=flows, contexts=contexts, replica=replica)
+    jobs = [
+        Job("taking new runs", every, partial(take_new_runs, flows=flows), channels=[RUNS_CHANNEL]),
+        Job("dropping ended runs", 0.5, partial(sweeps.drop_ended, worker=worker)),
+        # Any channel would do: it is a reconnect of the listener after an outage that should wake this job.
+        Job("resuming interrupted workflows", 2.0, resume, channels=[CLOCK_CHANNEL]),
+        Job("ending runs without a workflow", every, partial(sweeps.end_unled, flows=flows)),
+        Job("closing complete runs", every, close, channels=[CLOSING_CHANNEL]),
+        Job("ending expired leases", every, leases.end_expired),
+        Job("settling writes in doubt", every, settle),
+    ]
+    watched = [flow for flow in flows.values() if flow.watch is not None]
+    return jobs + [Job(f"watching {flow.name}", 15.0, partial(sweeps.watch, flow=flow)) for flow in watched]
