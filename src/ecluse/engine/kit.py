@@ -162,7 +162,7 @@ class Kit:
         )
         await lanes.put()
         await self._put_budgets()
-        await durable.launch(self.dsn, self.replica, self._lead, self.db_pool)
+        durable.launch(self.dsn, self.replica, self._lead, self.db_pool)
         self._heart.start_reaping()
         channels[WORK_CHANNEL] = [lambda _: worker.wake()]
         channels[LANES_CHANNEL] = [lambda _: lanes.stir()]

@@ -54,10 +54,10 @@ from tests.support.runs import end_run, start_items, start_run, wait_for_run
 REASON = "wrong price list"
 CLASSES = ["keyed", "absolute"]
 ONCE = RetryPolicy(executions=1)
-# As earlier versions started the runs of schedules.
+# A workflow that was handed over before its first step.
 ENQUEUE = """
-SELECT dbos.enqueue_workflow(workflow_name => 'ecluse.run', queue_name => 'ecluse-runs', application_name => 'ecluse',
-    positional_args => ARRAY[to_json(%s)], workflow_id => %s, app_version => '1')
+SELECT dbos.enqueue_workflow(workflow_name => 'ecluse.run', queue_name => '_dbos_internal_queue',
+    positional_args => ARRAY[to_json(%s)], workflow_id => %s, app_version => '1', application_name => 'ecluse')
 """
 
 

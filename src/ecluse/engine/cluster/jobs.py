@@ -15,7 +15,7 @@ from ecluse.engine.model.roles import Role
 from ecluse.engine.runs import leases
 from ecluse.engine.runs.lifecycle import CLOSING_CHANNEL, ENDED_CHANNEL, RUNS_CHANNEL
 from ecluse.engine.schedule.slots import Rules
-from ecluse.engine.schedule.ticks import Scheduler
+from ecluse.engine.schedule.ticks import TICK_SECONDS, Scheduler
 from ecluse.engine.work.worker import Worker
 
 CLOCK_CHANNEL = "ecluse_clock"
@@ -30,7 +30,7 @@ def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: Rules, every:
         Job("setting the clock", every, partial(sweeps.set_clock, clock=clock), channels=[CLOCK_CHANNEL]),
         Job("ending orphaned runs", 1.0, orphans, channels=[ENDED_CHANNEL], rest=0.1, roles=WORKER_OR_SCHEDULER),
         Job("ending stale runs", every, stale, roles=WORKER_OR_SCHEDULER),
-        Job("tick", 1.0, Scheduler(flows, due).run, first=0.0, roles=SCHEDULER),
+        Job("tick", TICK_SECONDS, Scheduler(flows, due).run, first=0.0, roles=SCHEDULER),
     ]
 
 

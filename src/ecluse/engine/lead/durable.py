@@ -3,6 +3,7 @@
 One workflow function leads every run; its argument is the run's id, the facts are in our tables. The application
 version is pinned (the default is a hash of the source, so that any edit would strand the workflows in flight) and
 patching is on. Launched inside the running loop, DBOS runs started, dequeued and recovered workflows all on that loop.
+Of its queues only the internal one is used, for workflows that are recovered or handed over.
 """
 
 from __future__ import annotations
@@ -32,10 +33,7 @@ log = structlog.get_logger(__name__)
 APPLICATION = "ecluse"
 VERSION = "1"
 WORKFLOW = "ecluse.run"
-# Workflows that earlier versions of this program enqueued: they are dequeued, and recovered into this queue.
-QUEUE = "ecluse-runs"
 RUNS_AT_ONCE = 2_000  # per process, runs that wait at a gate included
-QUEUE_POLL_SECONDS = 1.0
 # How long `stop` waits for the workflows of runs that have just ended to record their result.
 LAST_WORDS_SECONDS = 0.1
 GIVE_BACK_SECONDS = 2.0
@@ -111,7 +109,7 @@ def migrate(dsn: str) -> None:
     DBOS.migrate(dsn)
 
 
-async def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> None:
+def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> None:
     global _lead, _dsn
     _lead, _dsn = lead, dsn
     config: DBOSConfig = {
@@ -130,9 +128,6 @@ async def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> No
     }
     DBOS(config=config)
     DBOS.launch()
-    await DBOS.register_queue_async(
-        QUEUE, worker_concurrency=RUNS_AT_ONCE, polling_interval_sec=QUEUE_POLL_SECONDS, on_conflict="always_update"
-    )
 
 
 def _connection(dsn: str) -> psycopg.Connection[Any]:

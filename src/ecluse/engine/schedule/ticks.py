@@ -24,6 +24,7 @@ from ecluse.engine.schedule.slots import Decision, Rules, Schedule, decide, even
 
 log = structlog.get_logger(__name__)
 
+TICK_SECONDS = 1.0
 BATCH = 200
 LOCK = 0x7EC1_05E5  # an arbitrary number, used by no other advisory lock
 BACK_OFF = timedelta(seconds=5)
