@@ -44,10 +44,10 @@ from bench.server import server
 from bench.serving import cpu_of_machine, cpu_of_server, postmaster
 from ecluse.cli.growth import GROUPS
 from ecluse.db.connect import Connection, Pool, normalise, pool
-from ecluse.engine import OldRuns, Rule
-from ecluse.engine.retention import sweep
 from ecluse.insight import run_queries
 from ecluse.migrations.runner import upgrade
+from ecluse.retention import sweep
+from ecluse.retention.sweep import OldRuns, Rule
 from ecluse.settings import Settings
 from ecluse.verify import audit
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ecluse.bootstrap import load_flows, retention_rules
 from ecluse.cli.erase import RUNS, TENANT
-from ecluse.engine import Aged
-from ecluse.engine.retention import families, sweep
 from ecluse.flows.automation.erasure import OF_THE_FICHE
+from ecluse.retention import families, sweep
+from ecluse.retention.kinds import Aged
 from ecluse.settings import Settings
 
 # An index serves whose first columns are those of the key, whole or wherever the column has a value.

@@ -8,8 +8,7 @@ from datetime import timedelta
 
 import psycopg
 
-from ecluse.engine import OldRuns, Rule
-from ecluse.engine.retention.sweep import prune
+from ecluse.retention.sweep import OldRuns, Rule, prune
 from tests.support.engine_flows import flow, stage
 
 

@@ -10,13 +10,13 @@ import pytest
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
 from ecluse.engine import Event
-from ecluse.engine.retention import erasure as engine_erasing
-from ecluse.engine.retention.sweep import Pace
 from ecluse.flows.automation import erasure
 from ecluse.flows.automation.queries import list_fiches
 from ecluse.flows.transcriptions.start import start
 from ecluse.notify.dispatch import Recipient, notify
 from ecluse.notify.flow import working
+from ecluse.retention import erasure as engine_erasing
+from ecluse.retention.sweep import Pace
 from ecluse.verify import audit
 from tests.support.notify_world import new_secrets, receiving, setup_of
 from tests.support.transcription_world import ONE_BLANK, until

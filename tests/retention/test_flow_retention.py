@@ -7,13 +7,13 @@ from datetime import timedelta
 import pytest
 
 from ecluse.bootstrap import load_flows, retention_rules
-from ecluse.engine import OldRuns, Start
-from ecluse.engine.retention.sweep import Pace, foresee, prune
+from ecluse.engine import Start
 from ecluse.flows.automation import queries, schedules
 from ecluse.flows.automation.start import redrive
 from ecluse.flows.transcriptions import queries as transcriptions
 from ecluse.flows.transcriptions.start import start
 from ecluse.notify.flow import working
+from ecluse.retention.sweep import OldRuns, Pace, foresee, prune
 from ecluse.settings import Settings
 from ecluse.verify import audit
 from tests.support.audit_world import PATIENCE, by_hand

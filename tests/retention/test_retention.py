@@ -16,18 +16,10 @@ from ecluse.base.crash import POINTS_OF_RETENTION
 from ecluse.db.connect import Connection
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import (
-    ATTEMPTS,
-    EVENTS,
-    LEASES,
-    LOGS,
-    SLOTS,
-    WORKFLOWS,
     Flow,
     Lane,
     Lease,
     NewSchedule,
-    OldRuns,
-    Rule,
     Rules,
     Start,
     acquire_lease,
@@ -36,9 +28,11 @@ from ecluse.engine import (
     release_lease,
     start_run,
 )
-from ecluse.engine.retention import sweep
-from ecluse.engine.retention.sweep import Busy, Pace, alone, foresee, limits, prune
 from ecluse.engine.schedule.ticks import tick
+from ecluse.retention import sweep
+from ecluse.retention.kinds import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS
+from ecluse.retention.sweep import Busy, OldRuns, Pace, Rule, alone, foresee, limits, prune
+from ecluse.retention.workflows import WORKFLOWS
 from ecluse.verify import audit
 from tests.support.engine_flows import Shop, flow, keys, run_to_end, stage, until
 
@@ -448,10 +442,8 @@ async def test_tables_that_a_flow_names_go_with_its_runs(world, query):
     assert query("SELECT run_id FROM of_flow") == [(young,)]
 
 
-async def test_a_server_prunes_by_itself(world, start_kit, monkeypatch):
-    monkeypatch.setattr(sweep, "FIRST_SECONDS", 0.05)
-    monkeypatch.setattr(sweep, "EVERY_SECONDS", 0.05)
+async def test_a_server_prunes_by_itself(world, start_kit):
     await world.run("old")
     young = await world.run("young", days=1)
-    await start_kit(FLOW, retention=[RUNS])
+    await start_kit(FLOW, jobs=[sweep.job({FLOW.name: FLOW}, [RUNS], first=0.05, every=0.05)])
     await until(lambda: world.runs == [young])

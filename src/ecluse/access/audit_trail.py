@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import Aged
+from ecluse.retention.kinds import Aged
 
 KEPT = Aged("audit trail", "audit_trail", "t.at")
 

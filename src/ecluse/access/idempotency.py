@@ -20,7 +20,7 @@ from ecluse.access.door import caller_of
 from ecluse.access.envelope import Refused, as_json
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection, Pool
-from ecluse.engine import Aged
+from ecluse.retention.kinds import Aged
 
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
 KEPT = Aged("idempotency keys", "idempotency_keys", "t.created_at", order="created_at", type="timestamptz")

@@ -27,6 +27,7 @@ from ecluse.db.connect import check, normalise
 from ecluse.db.pools import DELIVERING
 from ecluse.engine import ROLES, EmitLive, Flow, Role, Rules, Sink
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
+from ecluse.retention.sweep import job as retention_job
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
@@ -197,6 +198,6 @@ def bootstrap(
             look_back=timedelta(minutes=settings.AUTOMATION_SCHEDULER_WINDOW_MINUTES),
             catch_up_within=timedelta(hours=settings.ECLUSE_CATCH_UP_HOURS),
         ),
-        retention=retention_rules(settings, flows),
+        jobs=[retention_job({flow.name: flow for flow in flows}, retention_rules(settings, flows))],
     )
     return kit

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from ecluse.engine import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, WORKFLOWS, Aged, Flow, OldRuns, Rule
+from ecluse.engine import Flow
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
+from ecluse.retention.kinds import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
+from ecluse.retention.sweep import OldRuns, Rule
+from ecluse.retention.workflows import WORKFLOWS
 from ecluse.settings import Settings
 
 # Idempotency keys are valid for a day, requests are counted by the minute, and secrets are those of deleted schedules:

@@ -16,8 +16,8 @@ from ecluse.cli import confirm
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.prune import Progress
 from ecluse.db.connect import Connection
-from ecluse.engine.retention import erasure, sweep
-from ecluse.engine.retention.erasure import Erasure
+from ecluse.retention import erasure, sweep
+from ecluse.retention.erasure import Erasure
 
 app = typer.Typer(no_args_is_help=True, help="Remove the data of a fiche, or of a tenant, for good.")
 

@@ -15,9 +15,8 @@ from ecluse import bootstrap, settings
 from ecluse.access import audit_trail
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
-from ecluse.engine import Rule
-from ecluse.engine.retention import sweep
-from ecluse.engine.retention.sweep import Busy, Pruned
+from ecluse.retention import sweep
+from ecluse.retention.sweep import Busy, Pruned, Rule
 
 EVERYWHERE = "system"  # retention belongs to no tenant
 EVERY_SECONDS = 2.0

@@ -5,6 +5,7 @@ they import DBOS, which takes longer than all the rest, and a command that only 
 `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and `work.completion.end_by_operator`.
 """
 
+from ecluse.engine.cluster.maintenance import Job
 from ecluse.engine.lanes.pause import Moved
 from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane
@@ -43,10 +44,6 @@ from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, StatusMap, cause_in_words, terminal_state
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox.events import write as write_events
-from ecluse.engine.retention import erasure, sweep
-from ecluse.engine.retention.kinds import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
-from ecluse.engine.retention.sweep import OldRuns, Rule
-from ecluse.engine.retention.workflows import WORKFLOWS
 from ecluse.engine.runs.fan_out import Priority
 from ecluse.engine.runs.finalize import CANCELLED
 from ecluse.engine.runs.leases import (

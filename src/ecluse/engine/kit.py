@@ -35,7 +35,6 @@ from ecluse.engine.model.flow import EmitLive, Flow, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
-from ecluse.engine.retention.sweep import Rule
 from ecluse.engine.runs import lifecycle
 from ecluse.engine.runs.fan_out import WORK_CHANNEL
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL
@@ -74,7 +73,6 @@ class Kit:
     due: Rules = field(default_factory=Rules)
     sweep_every: float = 5.0
     jobs: Sequence[Job] = ()  # of others, run beside the engine's own
-    retention: Sequence[Rule] = ()
     clock: Clock = field(default_factory=Clock)
     chance: random.Random = field(default_factory=random.Random)
 

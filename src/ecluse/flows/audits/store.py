@@ -19,7 +19,8 @@ from pydantic_core import to_json
 
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine import Aged, EphemeralEvent, FinishedItem, Saved
+from ecluse.engine import EphemeralEvent, FinishedItem, Saved
+from ecluse.retention.kinds import Aged
 
 STAGE = "audit"
 Row = dict[str, Any]

@@ -10,9 +10,9 @@ from typing import Any
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.engine.retention import erasure
-from ecluse.engine.retention.erasure import Erasure
 from ecluse.flows.transcriptions import rules
+from ecluse.retention import erasure
+from ecluse.retention.erasure import Erasure
 
 NAMED = 5
 

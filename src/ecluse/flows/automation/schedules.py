@@ -11,11 +11,12 @@ from pydantic import ValidationError
 from ecluse.base.errors import EcluseError, InvalidInput, NotFound
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.engine import Aged, Flow, NewSchedule, create_schedule, delete_schedule, load_schedule, update_schedule
+from ecluse.engine import Flow, NewSchedule, create_schedule, delete_schedule, load_schedule, update_schedule
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
 from ecluse.flows.automation.selection_model import Selection
 from ecluse.notify.rules import HIDDEN, new_secret, old_name, schedule_secret_name
+from ecluse.retention.kinds import Aged
 
 if TYPE_CHECKING:
     from pydantic import SecretStr

@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 from pydantic_core import to_json
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Aged
+from ecluse.retention.kinds import Aged
 
 # A fiche stays while a stored run accounts for its transcripts or audits, and while an open automation run has it as a
 # target: that run may continue with the cached details if the fiche cannot be fetched again. Ordered by id: with an

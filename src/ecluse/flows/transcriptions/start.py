@@ -13,7 +13,6 @@ from pydantic_core import to_json
 from ecluse.access.envelope import Refused
 from ecluse.db.connect import Connection
 from ecluse.engine import (
-    Aged,
     Event,
     Flow,
     Run,
@@ -32,6 +31,7 @@ from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.flow import Taken
 from ecluse.flows.transcriptions.plan import event_of
 from ecluse.flows.transcriptions.rules import Counts
+from ecluse.retention.kinds import Aged
 
 TRIES = 5
 NAMED = 5

@@ -10,9 +10,10 @@ from typing import Any
 from pydantic_core import to_json
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Aged, Saved
+from ecluse.engine import Saved
 from ecluse.flows.transcriptions import traces
 from ecluse.flows.transcriptions.chunks import derive
+from ecluse.retention.kinds import Aged
 
 KEPT = Aged("paid results", "speech_results", "t.created_at", order="created_at", type="timestamptz")
 

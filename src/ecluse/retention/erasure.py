@@ -16,8 +16,8 @@ from typing import Any
 from ecluse.base.errors import EcluseError
 from ecluse.db.connect import Connection
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.retention import sweep
-from ecluse.engine.retention.families import Limits
+from ecluse.retention import sweep
+from ecluse.retention.families import Limits
 
 ERASED = "[erased]"
 

@@ -3,7 +3,7 @@ the layout of its tables; it is SQL only, so that importing it does not import D
 
 from __future__ import annotations
 
-from ecluse.engine.retention.kinds import Aged
+from ecluse.retention.kinds import Aged
 
 # Inputs, outputs and steps have no foreign key to the workflow; messages, events and streams have one, and cascade.
 DELETED = """

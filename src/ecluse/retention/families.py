@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ecluse.base.crash import crashpoint
 from ecluse.db.connect import Connection
-from ecluse.engine.retention import workflows
+from ecluse.retention import workflows
 
 SEEDS = 50  # families read in one statement
 

@@ -21,11 +21,11 @@ import psycopg
 import structlog
 
 from ecluse.db.connect import Connection, Pool
-from ecluse.db.outage import ignoring_outage, is_unavailable, one_line
-from ecluse.engine.model.flow import Flow, KeyedWrite
-from ecluse.engine.retention import families
-from ecluse.engine.retention.families import Limits
-from ecluse.engine.retention.kinds import Aged, Old
+from ecluse.db.outage import is_unavailable, one_line
+from ecluse.engine import Flow, Job, KeyedWrite
+from ecluse.retention import families
+from ecluse.retention.families import Limits
+from ecluse.retention.kinds import Aged, Old
 
 log = structlog.get_logger(__name__)
 
@@ -112,16 +112,18 @@ class Pace:
         self.rows = max(self.least, self.rows // 2)
 
 
-async def keep_pruning(pool: Pool, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> None:
-    """Sweep every EVERY_SECONDS, until cancelled."""
-    await asyncio.sleep(FIRST_SECONDS)
+def job(
+    flows: Mapping[str, Flow], rules: Sequence[Rule], *, first: float = FIRST_SECONDS, every: float = EVERY_SECONDS
+) -> Job:
+    """Return the job that prunes, on one scheduler at a time."""
     pace = Pace()  # shared by all sweeps: a batch size that was too large is not tried again
-    while True:
-        with ignoring_outage("retention"):
-            async with pool.connection() as connection, alone(connection) as mine:
-                if mine:
-                    await _sweep(connection, flows, rules, pace)
-        await asyncio.sleep(EVERY_SECONDS)
+
+    async def run(pool: Pool) -> None:
+        async with pool.connection() as connection, alone(connection) as mine:
+            if mine:
+                await _sweep(connection, flows, rules, pace)
+
+    return Job("retention", every, run, first=first, roles=frozenset({"scheduler"}))
 
 
 async def _sweep(connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule], pace: Pace) -> None:
