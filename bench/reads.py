@@ -37,13 +37,13 @@ FLOW = "bench.ecluse_kit:FLOW"
 
 
 @contextlib.contextmanager
-def process(dsn: str, *roles: str) -> Iterator[int]:
+def process(dsn: str, *roles: str, flow: str = FLOW) -> Iterator[int]:
     """Run a server with these roles; yield its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     chosen = [word for role in roles for word in ("--role", role)]
-    command = [sys.executable, "-m", "ecluse", "serve", "--port", str(port), "--flow", FLOW, *chosen]
+    command = [sys.executable, "-m", "ecluse", "serve", "--port", str(port), "--flow", flow, *chosen]
     environment = {**os.environ, "DATABASE_URL": dsn, "ECLUSE_LOG_LEVEL": "WARNING", "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(command, env=environment)
     try:

@@ -1,0 +1,83 @@
+"""New runs are taken at once, each by one worker, and after a crash by another one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import psycopg
+
+from ecluse.db.connect import pool as open_pool
+from ecluse.db.query import fetch_column
+from ecluse.engine import Done, Item, Result, Start, WorkContext, start_runs
+from ecluse.engine.lead import durable
+from ecluse.engine.lead.new_runs import TAKE
+from tests.support.engine_flows import PATIENCE, flow, keys, run_to_end, stage, until
+from tests.support.runs import start_run, wait_for_run
+
+
+async def test_a_run_that_another_process_starts_is_led_at_once(start_kit, one):
+    """The next poll would be a minute later."""
+    worker = await start_kit(f := flow(stage()), sweep_every=60)
+    api = await start_kit(f, roles={"api"})
+    began = time.monotonic()
+    row = await run_to_end(api, f, ["a"])
+    assert (row["status"], one("SELECT executor_id FROM dbos.workflow_status")) == ("completed", worker.replica)
+    assert time.monotonic() - began < 10
+
+
+async def test_a_run_whose_notification_was_lost_is_found_by_the_next_poll(start_kit, query):
+    f = flow(stage())
+    kit = await start_kit(f, sweep_every=0.3)
+    query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN _ecluse%'")
+    started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
+    assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "completed"
+
+
+async def test_a_start_that_is_rolled_back_or_known_wakes_no_worker(dsn, query):
+    f = flow(stage())
+    async with (
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as listener,
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection,
+    ):
+        await listener.execute("LISTEN ecluse_runs")
+        async with connection.transaction(force_rollback=True):
+            await start_runs(connection, [Start(f, "rolled back")])
+        await start_runs(connection, [Start(flow(stage(), "items", story=None), "no story")])
+        assert [notice async for notice in listener.notifies(timeout=0.2)] == []
+        await start_runs(connection, [Start(f, key) for key in ("one", "two")])
+        assert len([notice async for notice in listener.notifies(timeout=0.2)]) == 1
+        await start_runs(connection, [Start(f, "one")])
+        assert [notice async for notice in listener.notifies(timeout=0.2)] == []
+
+
+async def test_workers_take_different_runs_and_wait_for_none(dsn):
+    f = flow(stage())
+    async with open_pool(dsn, size=3) as pool, pool.connection() as one, pool.connection() as two:
+        started = await start_runs(one, [Start(f, key) for key in keys(5)])
+        async with one.transaction(), two.transaction():
+            taken = [await fetch_column(each, TAKE, ([f.name], 2)) for each in (one, two)]
+        assert [*taken[0], *taken[1]] == [each.run.id for each in started[:4]]
+        assert await fetch_column(one, TAKE, (["another flow"], 2)) == []
+
+
+async def test_a_worker_leads_no_more_runs_than_it_may(start_kit, query, monkeypatch):
+    """The others wait, queued, until there is room."""
+    monkeypatch.setattr(durable, "RUNS_AT_ONCE", 3)
+    go_on = asyncio.Event()
+
+    async def work(_: WorkContext, __: Item) -> Result:
+        await go_on.wait()
+        return Done()
+
+    f = flow(stage(work))
+    kit = await start_kit(f, sweep_every=0.1)
+    async with kit.pool.connection() as connection:
+        started = await start_runs(connection, [Start(f, key, input={"targets": ["a"]}) for key in keys(8)])
+    states = "SELECT state, count(*) FROM runs GROUP BY 1 ORDER BY 1"
+    await until(lambda: query(states) == [("queued", 5), ("running", 3)])
+    await asyncio.sleep(0.3)
+    assert query(states) == [("queued", 5), ("running", 3)]
+    go_on.set()
+    for one in started:
+        assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "completed"
