@@ -47,6 +47,7 @@ from ecluse.db.connect import Connection, Pool, normalise, pool
 from ecluse.insight import run_queries
 from ecluse.migrations.runner import upgrade
 from ecluse.retention import sweep
+from ecluse.retention.pace import Pace
 from ecluse.retention.sweep import OldRuns, Rule
 from ecluse.settings import Settings
 from ecluse.verify import audit
@@ -162,7 +163,7 @@ async def prune(dsn: str, run: int) -> dict[str, float]:
     rules = [Rule(OldRuns("runs", ("bench",)), timedelta(days=90))]
     batches: list[float] = []
 
-    class Watched(sweep.Pace):
+    class Watched(Pace):
         def paced(self, took: float) -> None:
             batches.append(took)
             super().paced(took)

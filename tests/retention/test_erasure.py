@@ -16,7 +16,7 @@ from ecluse.flows.transcriptions.start import start
 from ecluse.notify.dispatch import Recipient, notify
 from ecluse.notify.flow import working
 from ecluse.retention import erasure as engine_erasing
-from ecluse.retention.sweep import Pace
+from ecluse.retention.pace import Pace
 from ecluse.verify import audit
 from tests.support.notify_world import new_secrets, receiving, setup_of
 from tests.support.transcription_world import ONE_BLANK, until

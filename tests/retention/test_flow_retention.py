@@ -13,7 +13,8 @@ from ecluse.flows.automation.start import redrive
 from ecluse.flows.transcriptions import queries as transcriptions
 from ecluse.flows.transcriptions.start import start
 from ecluse.notify.flow import working
-from ecluse.retention.sweep import OldRuns, Pace, foresee, prune
+from ecluse.retention.pace import Pace
+from ecluse.retention.sweep import OldRuns, foresee, prune
 from ecluse.settings import Settings
 from ecluse.verify import audit
 from tests.support.audit_world import PATIENCE, by_hand

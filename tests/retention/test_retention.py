@@ -31,7 +31,8 @@ from ecluse.engine import (
 from ecluse.engine.schedule.ticks import tick
 from ecluse.retention import sweep
 from ecluse.retention.kinds import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS
-from ecluse.retention.sweep import Busy, OldRuns, Pace, Rule, alone, foresee, limits, prune
+from ecluse.retention.pace import Busy, Pace
+from ecluse.retention.sweep import OldRuns, Rule, alone, foresee, limits, prune
 from ecluse.retention.workflows import WORKFLOWS
 from ecluse.verify import audit
 from tests.support.engine_flows import Shop, flow, keys, run_to_end, stage, until

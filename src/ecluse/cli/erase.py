@@ -16,8 +16,9 @@ from ecluse.cli import confirm
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.prune import Progress
 from ecluse.db.connect import Connection
-from ecluse.retention import erasure, sweep
+from ecluse.retention import erasure
 from ecluse.retention.erasure import Erasure
+from ecluse.retention.pace import Pace
 
 app = typer.Typer(no_args_is_help=True, help="Remove the data of a fiche, or of a tenant, for good.")
 
@@ -128,7 +129,7 @@ def erase_tenant(
             await _refuse_open_runs(connection, tenant)
         cursor = await connection.execute(OF_FLOWS, (tenant, list(folders)))
         files = sum(folders[name].erase(run) for name, run in await cursor.fetchall())
-        pace = sweep.Pace(rest=0, longest=math.inf)  # no pauses: an operator waits
+        pace = Pace(rest=0, longest=math.inf)  # no pauses: an operator waits
         done = await erasure.delete_tenant(connection, flows, tenant, TENANT, Progress(), pace)
         done["log files"] = files
         await audit_trail.record(connection, tenant, operator(), "tenant.erase", subject, _counts(done))

@@ -16,7 +16,8 @@ from ecluse.access import audit_trail
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
 from ecluse.retention import sweep
-from ecluse.retention.sweep import Busy, Pruned, Rule
+from ecluse.retention.pace import Busy
+from ecluse.retention.sweep import Pruned, Rule
 
 EVERYWHERE = "system"  # retention belongs to no tenant
 EVERY_SECONDS = 2.0

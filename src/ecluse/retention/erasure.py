@@ -15,9 +15,11 @@ from typing import Any
 
 from ecluse.base.errors import EcluseError
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows, fetch_value
 from ecluse.engine.model.flow import Flow
 from ecluse.retention import sweep
 from ecluse.retention.families import Limits
+from ecluse.retention.pace import Pace
 
 ERASED = "[erased]"
 
@@ -172,8 +174,7 @@ async def count(connection: Connection, erasures: Sequence[Erasure], given: Mapp
     """Count the rows that have content to erase, by its label."""
     found: Counter[str] = Counter()
     for one in erasures:
-        row = await (await connection.execute(one.count, given)).fetchone()  # type: ignore[arg-type, unused-ignore]
-        found[one.what] += row[0] if row else 0
+        found[one.what] += await fetch_value(connection, one.count, given)
     return found
 
 
@@ -202,13 +203,13 @@ async def delete_tenant(
     tenant: str,
     tables: Sequence[Erasure],
     tell: sweep.Tell,
-    pace: sweep.Pace,
+    pace: Pace,
 ) -> Counter[str]:
     """Delete all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches. After a crash the
     next call continues."""
     done: Counter[str] = Counter()
     own = sweep.own_tables(flows)
-    while found := await (await connection.execute(RUNS_OF_TENANT, (tenant, 1_000))).fetchall():
+    while found := await fetch_rows(connection, RUNS_OF_TENANT, (tenant, 1_000)):
         runs = [run for run, _ in found]
         rows = await sweep.delete(connection, runs, Limits({}), own, pace, lambda n: tell("runs", n), anyhow=True)
         if not rows["runs"]:

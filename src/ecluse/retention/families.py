@@ -11,13 +11,14 @@ more, and after a crash the next sweep continues with the ids in `pruning`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ecluse.base.crash import crashpoint
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all, fetch_column, fetch_rows
 from ecluse.retention import workflows
 
 SEEDS = 50  # families read in one statement
@@ -60,7 +61,7 @@ WITH RECURSIVE family AS (
     UNION
     SELECT f.seed, c.id FROM family f CROSS JOIN LATERAL (
         SELECT c.id FROM runs c WHERE c.parent_run_id = f.id OFFSET 0) c)
-SELECT f.seed, array_agg(r.id), min({REASON})
+SELECT array_agg(r.id) AS runs, min({REASON}) AS kept
 FROM family f CROSS JOIN LATERAL (SELECT * FROM runs r WHERE r.id = f.id OFFSET 0) r
 LEFT JOIN {LIMITS} AS k(flow, before) ON k.flow = r.flow GROUP BY f.seed
 """  # noqa: S608 - the fragments above
@@ -119,24 +120,18 @@ class Family(NamedTuple):
     kept: str | None  # the reason
 
 
-class Place(NamedTuple):
-    ended_at: datetime
-    run_id: int
-
-
-async def families(
-    connection: Connection, flow: str, limits: Limits, after: Place | None
-) -> tuple[list[Family], Place | None]:
-    """Return the next families, ordered by the end of their root run, and the place to continue from (None: no
-    more)."""
-    given = {"flow": flow, "before": limits.before[flow], "limit": SEEDS}
-    place = {"after": "-infinity", "id": 0} if after is None else {"after": after.ended_at, "id": after.run_id}
-    roots = await (await connection.execute(ROOTS, given | place)).fetchall()
-    if not roots:
-        return [], None
-    cursor = await connection.execute(FAMILIES, {"seeds": [root[0] for root in roots], **limits.given()})
-    found = [Family(runs, kept) for _, runs, kept in await cursor.fetchall()]
-    return found, Place(roots[-1][1], roots[-1][0]) if len(roots) == SEEDS else None
+async def families(connection: Connection, flows: Sequence[str], limits: Limits) -> AsyncIterator[list[Family]]:
+    """Yield the families of old root runs in pages, flow by flow, ordered by the end of their root run."""
+    for flow in flows:
+        place: dict[str, Any] = {"after": "-infinity", "id": 0}
+        more = True
+        while more:
+            given = {"flow": flow, "before": limits.before[flow], "limit": SEEDS, **place}
+            roots = await fetch_rows(connection, ROOTS, given)
+            seeds = [run_id for run_id, _ in roots]
+            yield await fetch_all(connection, Family, FAMILIES, {"seeds": seeds, **limits.given()}) if seeds else []
+            if more := len(roots) == SEEDS:
+                place = {"after": roots[-1][1], "id": roots[-1][0]}
 
 
 async def delete_runs(
@@ -146,9 +141,8 @@ async def delete_runs(
     `anyhow`: every run that has ended, needed or not."""
     async with connection.transaction():
         given = {"runs": list(run_ids), "anyhow": anyhow, **limits.given()}
-        locked = {row[0] for row in await (await connection.execute(LOCK, given)).fetchall()}
-        cursor = await connection.execute(PARENTS, {"runs": sorted(locked)})
-        going = sorted(locked - {row[0] for row in await cursor.fetchall()})
+        locked = await fetch_column(connection, LOCK, given)
+        going = sorted(set(locked).difference(await fetch_column(connection, PARENTS, {"runs": locked})))
         rows: Counter[str] = Counter()
         if going:
             these = {"runs": going, "aggregates": [f"run:{run}" for run in going]}
@@ -163,7 +157,7 @@ async def delete_runs(
 
 async def noted(connection: Connection, limit: int) -> list[int]:
     """Return deleted runs whose rows remain to be deleted."""
-    return [row[0] for row in await (await connection.execute(NOTED, (limit,))).fetchall()]
+    return await fetch_column(connection, NOTED, (limit,))
 
 
 def left_behind(tables: Sequence[str]) -> list[tuple[str, str]]:

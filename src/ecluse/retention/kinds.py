@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows
 
 # Reads a page in index order and deletes its old rows. Rows that must stay are skipped, and not read again.
 DELETE = """
@@ -54,17 +55,14 @@ class Aged:
 
     async def delete(self, connection: Connection, before: datetime, after: str | None, limit: int) -> Page:
         given = {"before": before, "after": after or FIRST[self.type], "limit": limit}
-        cursor = await connection.execute(self._sql(self.statement or DELETE), given)
-        row = await cursor.fetchone()
-        assert row is not None  # noqa: S101 - an aggregate has one row
-        return Page(row[0], bool(row[1]), row[2])
+        ((deleted, more, last),) = await fetch_rows(connection, self._sql(self.statement or DELETE), given)
+        return Page(deleted, bool(more), last)
 
     async def count(self, connection: Connection, before: datetime) -> Old:
-        row = await (await connection.execute(self._sql(COUNT), {"before": before})).fetchone()
-        assert row is not None  # noqa: S101 - an aggregate has one row
+        (row,) = await fetch_rows(connection, self._sql(COUNT), {"before": before})
         return Old(*row)
 
-    def _sql(self, text: str) -> Any:
+    def _sql(self, text: str) -> str:
         names = ("table", "at", "order", "type", "where", "also")
         return text.format(**{name: getattr(self, name) for name in names}, since=self.began or self.at)
 

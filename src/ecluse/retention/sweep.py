@@ -8,12 +8,10 @@ instant rows were deleted, for the auditor.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -22,10 +20,12 @@ import structlog
 
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.query import fetch_column, fetch_value
 from ecluse.engine import Flow, Job, KeyedWrite
 from ecluse.retention import families
 from ecluse.retention.families import Limits
 from ecluse.retention.kinds import Aged, Old
+from ecluse.retention.pace import Busy, Pace
 
 log = structlog.get_logger(__name__)
 
@@ -43,11 +43,9 @@ INSERT INTO pruned AS p (kind, before) VALUES (%s, %s)
 ON CONFLICT (kind) DO UPDATE SET before = greatest(p.before, excluded.before)
 """
 OF_RUNS = "SELECT count(*) FROM {table} WHERE {column} = ANY(%s)"
-AGES = "SELECT min(ended_at), max(ended_at) FROM runs WHERE id = ANY(%s)"
-
-
-class Busy(Exception):
-    """The database took too long for a batch; the next sweep continues."""
+ENDED = """
+SELECT unnest(ARRAY[min(ended_at), max(ended_at)]) FROM runs WHERE id = ANY(%s) HAVING count(*) > 0
+"""
 
 
 @dataclass(frozen=True)
@@ -79,39 +77,6 @@ class Pruned(NamedTuple):
 Tell = Callable[[str, int], None]  # progress: kind, rows just deleted
 
 
-@dataclass
-class Pace:
-    """The size of the next batch and the pause after it: batches of `target` seconds, half of the time."""
-
-    rows: int = 2_000
-    least: int = 200
-    most: int = 10_000
-    target: float = 0.1
-    longest: float = 2.0  # a batch that takes longer ends the sweep
-    rest: float = 1.0  # pause, as a multiple of the batch's time
-    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
-
-    @asynccontextmanager
-    async def batch(self) -> AsyncIterator[int]:
-        began = self.clock()
-        yield self.rows
-        took = self.clock() - began
-        self.paced(took)
-        await asyncio.sleep(took * self.rest)
-
-    def paced(self, took: float) -> None:
-        rows = self.rows
-        if took > 1.5 * self.target:
-            self.slower()
-        elif took < 0.5 * self.target:
-            self.rows = min(self.most, self.rows * 3 // 2)
-        if took > self.longest:
-            raise Busy(f"a batch of {rows} rows took {took:.1f} s")
-
-    def slower(self) -> None:
-        self.rows = max(self.least, self.rows // 2)
-
-
 def job(
     flows: Mapping[str, Flow], rules: Sequence[Rule], *, first: float = FIRST_SECONDS, every: float = EVERY_SECONDS
 ) -> Job:
@@ -140,8 +105,7 @@ async def _sweep(connection: Connection, flows: Mapping[str, Flow], rules: Seque
 async def alone(connection: Connection) -> AsyncIterator[bool]:
     """Try to take the lock that lets only one session prune; yield whether this session has it. A session lock ends
     with the connection at the latest."""
-    row = await (await connection.execute(LOCK)).fetchone()
-    mine = bool(row and row[0])
+    mine: bool = await fetch_value(connection, LOCK)
     try:
         yield mine
     finally:
@@ -224,13 +188,9 @@ async def _prune_runs(
     connection: Connection, kind: OldRuns, limits: Limits, tables: Sequence[str], pace: Pace, tell: Tell
 ) -> Counter[str]:
     rows: Counter[str] = Counter()
-    for flow in kind.flows:
-        place, more = None, True
-        while more:
-            found, place = await families.families(connection, flow, limits, place)
-            more = place is not None
-            going = {run for family in found if family.kept is None for run in family.runs}
-            rows += await delete(connection, going, limits, tables, pace, lambda n: tell(kind.name, n))
+    async for found in families.families(connection, kind.flows, limits):
+        going = {run for family in found if family.kept is None for run in family.runs}
+        rows += await delete(connection, going, limits, tables, pace, lambda n: tell(kind.name, n))
     return rows
 
 
@@ -305,32 +265,20 @@ async def _foresee_runs(connection: Connection, rule: Rule, limits: Limits, tabl
     assert isinstance(rule.kind, OldRuns)  # noqa: S101 - the caller has checked it
     going: set[int] = set()
     kept: Counter[str] = Counter()
-    for flow in rule.kind.flows:
-        place, more = None, True
-        while more:
-            found, place = await families.families(connection, flow, limits, place)
-            more = place is not None
-            going |= {run for family in found if family.kept is None for run in family.runs}
-            kept.update(family.kept for family in found if family.kept is not None)
+    async for found in families.families(connection, rule.kind.flows, limits):
+        going |= {run for family in found if family.kept is None for run in family.runs}
+        kept.update(family.kept for family in found if family.kept is not None)
     rows: Counter[str] = Counter()
-    oldest: list[datetime] = []
-    newest: list[datetime] = []
+    ended: list[datetime] = []
     every = sorted(going)
     for start in range(0, len(every), 10 * RUNS_TOGETHER):
         some = every[start : start + 10 * RUNS_TOGETHER]
         for table, column in [("runs", "id"), ("stages", "run_id"), *families.left_behind(tables)[:-1]]:
-            statement = OF_RUNS.format(table=table, column=column)
-            row = await (await connection.execute(statement, (some,))).fetchone()  # type: ignore[arg-type, unused-ignore]
-            rows[table] += row[0] if row else 0
-        ages = await (await connection.execute(AGES, (some,))).fetchone()
-        if ages and ages[0] is not None:
-            oldest.append(ages[0])
-            newest.append(ages[1])
-    return Pruned(rule, rows, min(oldest, default=None), max(newest, default=None), kept)
+            rows[table] += await fetch_value(connection, OF_RUNS.format(table=table, column=column), (some,))
+        ended += await fetch_column(connection, ENDED, (some,))
+    return Pruned(rule, rows, min(ended, default=None), max(ended, default=None), kept)
 
 
 async def _now(connection: Connection) -> datetime:
-    row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-    now: datetime = row[0]
+    now: datetime = await fetch_value(connection, "SELECT ecluse_now()")
     return now
