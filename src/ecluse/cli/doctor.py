@@ -22,7 +22,7 @@ from ecluse.cli import growth
 from ecluse.db.connect import Connection, open_session
 from ecluse.db.outage import one_line
 from ecluse.db.pools import most_connections
-from ecluse.engine import ROLES
+from ecluse.engine import ROLES, RUNS_AT_ONCE
 
 SKEW = (1.0, 30.0)  # seconds: warn above, fail above
 FREE = (2 * 1024**3, 200 * 1024**2)  # free bytes on the disk: warn below, fail below
@@ -225,17 +225,23 @@ async def _replicas(connection: Connection) -> AsyncIterator[Finding]:
         yield Finding("warn", "replicas", says, "their work went on elsewhere; look at why they died")
 
 
+# A new run waits without a workflow while all workers lead as many runs as they may.
+UNLED = f"""
+WITH workers AS MATERIALIZED (SELECT count(*) AS live FROM replicas WHERE state = 'live' AND 'worker' = ANY(roles))
+SELECT r.id, r.flow FROM runs r, workers
+WHERE r.ended_at IS NULL AND r.orchestrated AND r.created_at < ecluse_now() - interval '15 seconds'
+  AND NOT EXISTS (
+    SELECT 1 FROM dbos.workflow_status w LEFT JOIN replicas p ON p.id = w.executor_id
+    WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key
+      AND (w.status IN ('ENQUEUED', 'DELAYED') AND workers.live > 0 OR w.status = 'PENDING' AND p.state = 'live'))
+  AND (r.state <> 'queued' OR {RUNS_AT_ONCE} * greatest(1, workers.live) > (
+    SELECT count(*) FROM dbos.workflow_status WHERE status = 'PENDING'))
+ORDER BY r.id
+"""  # noqa: S608 - our own number
+
+
 async def _runs(connection: Connection) -> AsyncIterator[Finding]:
-    led = await _rows(
-        connection,
-        "SELECT r.id, r.flow FROM runs r WHERE r.ended_at IS NULL AND r.orchestrated"
-        " AND r.created_at < ecluse_now() - interval '15 seconds' AND NOT EXISTS ("
-        "  SELECT 1 FROM dbos.workflow_status w LEFT JOIN replicas p ON p.id = w.executor_id"
-        "  WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key"
-        "  AND (w.status IN ('ENQUEUED', 'DELAYED') AND EXISTS (SELECT 1 FROM replicas"
-        "       WHERE state = 'live' AND 'worker' = ANY(roles)) OR w.status = 'PENDING' AND p.state = 'live'))"
-        " ORDER BY r.id",
-    )
+    led = await _rows(connection, UNLED)
     overdue = await _rows(
         connection,
         "SELECT r.id, s.stage FROM runs r JOIN stages s ON s.run_id = r.id WHERE r.ended_at IS NULL"

@@ -40,7 +40,7 @@ from ecluse.engine.model.flow import (
     Write,
 )
 from ecluse.engine.model.retry import RetryPolicy
-from ecluse.engine.model.roles import ROLES, Role
+from ecluse.engine.model.roles import ROLES, RUNS_AT_ONCE, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, StatusMap, cause_in_words, terminal_state
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox.events import write as write_events

@@ -27,13 +27,13 @@ from ecluse.base.tasks import stopped
 from ecluse.db.connect import Connection, open_blocking_session
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.engine.model.flow import Run
+from ecluse.engine.model.roles import RUNS_AT_ONCE
 
 log = structlog.get_logger(__name__)
 
 APPLICATION = "ecluse"
 VERSION = "1"
 WORKFLOW = "ecluse.run"
-RUNS_AT_ONCE = 2_000  # per process, runs that wait at a gate included
 # How long `stop` waits for the workflows of runs that have just ended to record their result.
 LAST_WORDS_SECONDS = 0.1
 GIVE_BACK_SECONDS = 2.0

@@ -7,3 +7,4 @@ from typing import Literal, get_args
 
 Role = Literal["api", "worker", "scheduler"]
 ROLES: frozenset[Role] = frozenset(get_args(Role))
+RUNS_AT_ONCE = 2_000  # led by one worker, runs that wait at a gate included; further runs stay queued
