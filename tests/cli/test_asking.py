@@ -43,11 +43,11 @@ def test_a_run_is_ended_by_a_yes_and_by_nothing_else(ecluse, at_terminal, query)
     end = ("runs", "end", run_id, "--reason", "wrong catalogue", "--flow", FLOW)
     code, out, err = at_terminal("n", *end)
     assert (code, out.strip()) == (1, "")
-    assert "is cancelled: 0 of its targets are finished" in err
-    assert "End it?" in err
+    assert "will be cancelled: 0 targets are finished" in err
+    assert f"Cancel run {run_id}?" in err
     assert query("SELECT state FROM runs") == [("queued",)]
     code, out, err = at_terminal("y", *end)
-    assert (code, '"state": "cancelled"' in out) == (0, True)
+    assert (code, f"run {run_id}: cancelled by cli:" in out) == (0, True)
     assert query("SELECT state FROM runs") == [("cancelled",)]
 
 
@@ -55,7 +55,7 @@ def test_a_fiche_is_erased_by_a_yes_and_by_nothing_else(at_terminal, query):
     query("INSERT INTO fiche_cache (tenant_id, fiche_id, created_at, updated_at) VALUES ('default', '7', now(), now())")
     for answer, code, left in (("n", 1, 1), ("y", 0, 0)):
         said, _, err = at_terminal(answer, "erase", "fiche", "7")
-        assert (said, "Remove it?" in err) == (code, True)
+        assert (said, "Erase fiche 7?" in err) == (code, True)
         assert query("SELECT count(*) FROM fiche_cache") == [(left,)]
 
 

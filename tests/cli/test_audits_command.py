@@ -45,7 +45,7 @@ def config(dsn) -> int:
 
 def test_where_there_is_nothing_it_says_so(ecluse):
     assert "no configs yet" in ecluse("audits", "configs").out
-    assert ecluse("audits", "list").out == "no such audits\n"
+    assert ecluse("audits", "list").out == "no matching audits\n"
     missing = ecluse("audits", "show", "7")
     assert (missing.code, "there is no audit 7" in missing.err) == (2, True)
 
@@ -59,7 +59,7 @@ def test_an_audit_is_asked_for_listed_and_shown_with_what_its_quotes_are_worth(e
     assert query("SELECT run_id::text, status, use_rlm FROM audits WHERE id = %s", int(started["audit_id"])) == [
         (started["run_id"], "pending", True)
     ]
-    assert ecluse("audits", "list", "--status", "completed").out == "no such audits\n"
+    assert ecluse("audits", "list", "--status", "completed").out == "no matching audits\n"
     query(FINISH, json.dumps(RESULT), int(started["audit_id"]))
     (line,) = ecluse("audits", "list", "--latest", "--fiche", "171").out.splitlines()
     assert line.split() == ["default", started["audit_id"], "171", "completed", "90.00", "/", "100", "Compliance", "v1"]

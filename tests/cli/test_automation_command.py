@@ -26,9 +26,9 @@ def ended(dsn, run, **outcomes):
 
 
 def test_where_there_is_nothing_it_says_so(ecluse):
-    assert "no schedules yet: make one with" in ecluse("automation", "schedules", "list").out
+    assert "no schedules yet: create one with" in ecluse("automation", "schedules", "list").out
     assert "no runs yet: start one with" in ecluse("automation", "runs").out
-    assert ecluse("automation", "runs", "--status", "failed").out == "no such runs\n"
+    assert ecluse("automation", "runs", "--status", "failed").out == "no matching runs\n"
     for command in ("show", "logs", "fiches", "redrive"):
         missing = ecluse("automation", command, "7")
         assert (missing.code, "there is no" in missing.err, "run 7" in missing.err) == (2, True, True)
@@ -80,9 +80,9 @@ def test_a_schedule_is_made_listed_shown_changed_switched_and_deleted(ecluse, on
     assert (changed["schedule_type"], changed["cron"], changed["time_of_day"]) == ("CRON", "@daily", None)
     assert changed["fiche_selection"]["fiche_ids"] == ["8", "7"]
     assert ecluse("automation", "schedules", "disable", schedule).json["next_due_at"] is None
-    assert " off " in ecluse("automation", "schedules", "list").out
+    assert " disabled " in ecluse("automation", "schedules", "list").out
     assert ecluse("automation", "schedules", "enable", schedule).json["next_due_at"]
-    assert ecluse("automation", "schedules", "delete", schedule).out == f"automation schedule {schedule} is deleted\n"
+    assert ecluse("automation", "schedules", "delete", schedule).out == f"deleted automation schedule {schedule}\n"
     assert ecluse("automation", "schedules", "show", schedule).code == 2
     done = query("SELECT action FROM audit_trail WHERE actor LIKE 'cli:%%' ORDER BY id")
     assert [action for (action,) in done] == [
@@ -112,14 +112,14 @@ def test_a_schedule_is_made_listed_shown_changed_switched_and_deleted(ecluse, on
         ((*CREATE, "--more", '{"owner": "me"}'), "owner"),
         ((*CREATE, "--more", r'{"fiche_selection": {"groupes": ["\ud800"]}}'), "half a character"),
         ((*CREATE, "--more", r'{"fiche_selection": {"groupes": ["\u0000"]}}'), "cannot contain NUL"),
-        ((*CREATE, "--more", '{"max_retries": ' + "9" * 5000 + "}"), "--more is not JSON that can be read"),
-        ((*CREATE, "--more", "[" * 100_000), "--more is not JSON that can be read"),
+        ((*CREATE, "--more", '{"max_retries": ' + "9" * 5000 + "}"), "--more is not valid JSON"),
+        ((*CREATE, "--more", "[" * 100_000), "--more is not valid JSON"),
         ((*CREATE, "--groupe", "\udcff"), "half a character"),
         ((*CREATE, "--more", '{"webhook_url": "http://127.0.0.1/"}'), "webhook_url"),
         ((*CREATE, "--tenant", "acme"), "There is no tenant 'acme'"),
-        ((*CREATE, "--external-api-key-file", "/nowhere/key"), "cannot be read"),
-        (("automation", "schedules", "create", "--name", "x"), "--range), or these (--fiches)"),
-        (("automation", "schedules", "update", "7"), "Say what is to change"),
+        ((*CREATE, "--external-api-key-file", "/nowhere/key"), "Cannot read the key from /nowhere/key"),
+        (("automation", "schedules", "create", "--name", "x"), "(--range), or by id (--fiches)"),
+        (("automation", "schedules", "update", "7"), "Nothing to change"),
         (("automation", "schedules", "update", "7", "--name", "x"), "there is no schedule 7"),
         (("automation", "trigger", "7"), "there is no schedule 7"),
         (("schedules", "create", "automation", "--name", "x"), "ecluse automation schedules create"),
@@ -200,16 +200,16 @@ def test_runs_are_started_looked_at_and_redriven(ecluse, dsn, one, query):
     assert (unknown.code, unknown.err) == (2, "ecluse: there is no automation schedule 'three'\n")
     started = ecluse("automation", "trigger", "two")
     assert started.code == 0
-    assert "no server is running yet" in started.err
+    assert "no server is running" in started.err
     run, (no_config, warning) = started.json["run_id"], started.json["warnings"]
     assert "There is no audit config for it" in no_config
     assert "the first 2 are taken" in warning
-    assert ecluse("automation", "fiches", run).out == "none is selected yet\n"
+    assert ecluse("automation", "fiches", run).out == "no fiches selected yet\n"
     instead = ecluse("automation", "trigger", schedule, "--fiches", "7,8", "--override", '{"max_fiches": null}').json
     assert one("SELECT input->'override_fiche_selection' FROM runs WHERE id = %s", instead["run_id"]) == {
         "mode": "manual", "fiche_ids": ["7", "8"], "max_fiches": None,
     }  # fmt: skip
-    for wrong, said in ((("--fiches", " , "), "names no fiche"), (("--fiches", "x" * 201), "--fiches: a fiche"),
+    for wrong, said in ((("--fiches", " , "), "--fiches is empty"), (("--fiches", "x" * 201), "--fiches: a fiche"),
                         (("--override", '{"fiches": 1}'), "fiches")):  # fmt: skip
         answer = ecluse("automation", "trigger", schedule, *wrong)
         assert (answer.code, said in answer.err) == (2, True)
@@ -237,7 +237,7 @@ def test_runs_are_started_looked_at_and_redriven(ecluse, dsn, one, query):
     assert ecluse("automation", "show", run, "--json").json["failed_fiches"] == 1
     (line,) = ecluse("automation", "fiches", run, "--status", "failed").out.splitlines()
     assert line.split() == ["1", "failed", "1", "was", "failed"]
-    assert ecluse("automation", "logs", run).out == "nothing yet\n"
+    assert ecluse("automation", "logs", run).out == "no log lines yet\n"
 
     ecluse("automation", "schedules", "disable", schedule)
     off = ecluse("automation", "trigger", schedule)

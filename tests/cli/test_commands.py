@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import subprocess
@@ -200,17 +201,22 @@ def test_runs_are_started_listed_and_shown(ecluse, one):
     assert ecluse("runs", "list", "--limit", "1", "--offset", "2").out.splitlines() == listed[2:]
     for option, value, others in [
         ("--tenant", "acme", "nobody"),
-        ("--flow", "hello", "x"),
+        ("--flow", "hello", "audit"),
         ("--state", "queued", "failed"),
     ]:
         assert ecluse("runs", "list", option, value).out.splitlines()[-1] == listed[-1]
-        assert ecluse("runs", "list", option, others).out == "no such runs\n"
+        assert ecluse("runs", "list", option, others).out == "no matching runs\n"
+    assert ecluse("runs", "list", "--flow", "hello", "--offset", "9").out == "no matching runs\n"
+    unknown = ecluse("runs", "list", "--flow", "nope")
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "There is no flow 'nope' (known: transcription, audit, automation, notifications)." in unknown.err
+    assert ecluse("runs", "list", "--state", "nope").code == 2
     assert one("SELECT count(*) FROM runs") == 3
 
 
 def test_the_account_of_a_run_is_read_in_order(ecluse, query):
     run_id = ecluse("runs", "start", FLOW).json["run_id"]
-    assert ecluse("runs", "log", run_id).err == "nothing yet\n"
+    assert ecluse("runs", "log", run_id).err == "no log lines yet\n"
     assert "WORKFLOW_LOG_DB_ENABLED" in ecluse("runs", "log", run_id, "--trace").err
     query(
         "INSERT INTO run_log (run_id, at, level, message, data) VALUES (%(run)s, now(), 'info', 'first', NULL),"
@@ -253,7 +259,7 @@ def test_why_the_items_of_a_run_wait_is_told(ecluse, query):
     query("UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, per_second = 1")
     query("INSERT INTO replicas (id, host, pid, work, hands) VALUES ('r', 'here', 1, '{hello/read}', 1)")
     assert [line.count("before it") for line in ecluse("runs", "why", run_id, "--items").out.splitlines()] == [1, 1, 1]
-    assert "the first starts about 20" in ecluse("runs", "why", run_id).out
+    assert "the first starts at about 20" in ecluse("runs", "why", run_id).out
     assert len(ecluse("runs", "why", run_id, "--items", "--limit", "1", "--offset", "2").out.splitlines()) == 1
     assert ecluse("runs", "why", "4711").code == 2
 
@@ -278,13 +284,13 @@ def test_that_more_items_wait_than_are_shown_is_told_with_how_to_see_them(ecluse
     run_id = ecluse("runs", "start", FLOW).json["run_id"]
     query(WAITING, 100)
     command, seen = ["runs", "why", run_id, "--items"], []
-    for said in (f"more of it waits: `ecluse runs why {run_id} --items --limit 50 --offset 50`\n", ""):
+    for said in (f"more items wait: `ecluse runs why {run_id} --items --limit 50 --offset 50`\n", ""):
         answer = ecluse(*command)
         assert (answer.code, answer.err) == (0, said)
         seen += [line.split()[0] for line in answer.out.splitlines()]
-        command = said.strip("`\n").split()[5:]  # as it says
+        command = said.strip("`\n").split()[4:]  # as it says
     assert seen == [f"read/{n}" for n in range(1, 101)]
-    assert ecluse("runs", "why", run_id, "--items", "--offset", "100").err == "no more of it waits\n"
+    assert ecluse("runs", "why", run_id, "--items", "--offset", "100").err == "no more waiting items\n"
     assert ecluse("runs", "why", run_id, "--items", "--limit", "100").err == ""
 
 
@@ -294,7 +300,7 @@ def test_an_operator_ends_a_run_and_its_key_is_free_again(ecluse, query):
     run_id = ecluse(*start).json["run_id"]
     wanted = ("runs", "end", run_id, "--reason", " wrong catalogue ", "--flow", FLOW)
     silent = ecluse(*wanted)
-    will = f"run {run_id} (hello, queued) is cancelled: 0 of its targets are finished and keep their outcome, 0 are"
+    will = f"run {run_id} (hello, queued) will be cancelled: 0 targets are finished and keep their outcome, 0 are"
     will += " cancelled (0 in flight, 0 waiting)\n"
     assert (silent.code, silent.out) == (2, ""), "nobody is there to be asked"
     assert silent.err.startswith(will)
@@ -302,14 +308,16 @@ def test_an_operator_ends_a_run_and_its_key_is_free_again(ecluse, query):
     assert query("SELECT state FROM runs") == [("queued",)]
     ended = ecluse(*wanted, "--yes")
     assert (ended.code, ended.err) == (0, will)
-    shown = ended.json
+    counts = "0 = 0 successful + 0 failed + 0 ignored"
+    assert ended.out == f"run {run_id}: cancelled by cli:{getpass.getuser()}: {counts}\n"
+    shown = ecluse("runs", "show", run_id).json
     assert (shown["status"], shown["state"], shown["reason"]) == ("failed", "cancelled", "wrong catalogue")
     assert (shown["end_cause"], shown["ended_by"].startswith("cli:")) == ("operator", True)
     (line,) = ecluse("runs", "list").out.splitlines()
     assert line.split()[:3] == [run_id, "hello", "cancelled"]
-    again = ecluse("runs", "end", run_id, "--reason", "too late", "--flow", FLOW)
+    again = ecluse("runs", "end", run_id, "--reason", "too late", "--flow", FLOW, "--json")
     assert (again.code, again.json["reason"]) == (1, "wrong catalogue")
-    assert "had ended already" in again.err
+    assert f"run {run_id}: had ended already (cancelled), nothing was changed" in again.err
 
     second = ecluse(*start).json
     assert second == {"run_id": second["run_id"], "deduplicated": False}
@@ -321,8 +329,8 @@ def test_an_operator_ends_a_run_and_its_key_is_free_again(ecluse, query):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--reason", " ", "--flow", FLOW), "say why"),
-        (("--reason", "enough"), "Name it with --flow"),
+        (("--reason", " ", "--flow", FLOW), "--reason must not be empty"),
+        (("--reason", "enough"), "Load it with --flow"),
         (("--flow", FLOW), "--reason"),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_schema_that_is_missing_older_or_newer(bare, empty_dsn, doctor, query)
     missing = bare("doctor", "--json", DATABASE_URL=empty_dsn)
     assert missing.code == 1
     assert missing.json["findings"][-1]["says"].startswith("revision none")
-    for revision, says in [("0001", "this program wants"), ("9999", "newer than this program")]:
+    for revision, says in [("0001", "this program needs"), ("9999", "newer than this program")]:
         query("UPDATE alembic_version SET version_num = %s", revision)
         code, found = doctor()
         assert code == 1
@@ -120,7 +120,7 @@ def test_a_schema_that_is_missing_older_or_newer(bare, empty_dsn, doctor, query)
 
 def test_nobody_works(doctor, query):
     code, found = doctor()
-    assert "no worker or scheduler is running" in found["replicas", "warn"]
+    assert "no live worker or scheduler" in found["replicas", "warn"]
     assert code == 0, "a warning fails nothing"
     query("INSERT INTO replicas (id, host, pid, beat_at) VALUES ('r1', 'h', 1, now() - interval '1 hour')")
     _, found = doctor()
@@ -131,14 +131,14 @@ def test_runs_that_nobody_leads_or_that_are_past_their_deadline(doctor, query, e
     run_id = ecluse("runs", "start", FLOW).json["run_id"]
     assert ("runs", "ok") in doctor()[1]
     query("UPDATE runs SET created_at = created_at - interval '1 minute'")
-    assert doctor()[1]["runs", "warn"] == f"nobody leads {run_id} (hello)"
+    assert doctor()[1]["runs", "warn"] == f"no live replica leads {run_id} (hello)"
     query("UPDATE runs SET orchestrated = false")
     query(
         "INSERT INTO stages (run_id, stage, started_at, deadline_at, progress_at)"
         " VALUES (%s, 'read', now(), now() - interval '2 minutes', now())",
         run_id,
     )
-    assert doctor()[1]["runs", "warn"] == f"past their deadline: {run_id} (read)"
+    assert doctor()[1]["runs", "warn"] == f"past the deadline of a stage: {run_id} (read)"
 
 
 @pytest.mark.req("ENG-18")
@@ -151,7 +151,7 @@ def test_items_that_no_live_worker_can_do(doctor, query, ecluse):
         run_id,
     )
     live_replica(query, work="{other/stage}")
-    assert doctor()[1]["work", "warn"] == "3 items of hello/read wait, and no live worker does that"
+    assert doctor()[1]["work", "warn"] == "3 items of hello/read are due, but no live worker has loaded the flow"
     query("UPDATE replicas SET work = '{hello/read}'")
     assert doctor()[1]["work", "ok"].startswith("3 items due")
 
@@ -165,7 +165,7 @@ def test_a_vendor_that_is_down_and_a_pause_with_the_clock(doctor, query):
     assert found["lanes", "warn"] == "llm: vendor down since 2026-03-01 10:02:11+0000: 503 gone"
     query("UPDATE lanes SET paused_at = now(), paused_by = 'bob', paused_reason = 'x', clock_stopped_at = now()")
     _, found = doctor()
-    assert found["lanes", "warn"] == "llm is paused by bob: x; the clocks of its stages stand still with it"
+    assert found["lanes", "warn"] == "llm is paused by bob: x; the clock of its stages is stopped"
 
 
 def test_lanes_outbox_and_schedules_that_stand_still(doctor, query):
@@ -181,8 +181,8 @@ def test_lanes_outbox_and_schedules_that_stand_still(doctor, query):
     )
     code, found = doctor()
     assert code == 0
-    going_on = "the clocks of its stages go on: what still waits at their end fails"
-    assert found["lanes", "warn"] == f"erp is paused by bob: night shift; {going_on}"
+    clock = "the clock of its stages keeps running: items that still wait at the deadline fail"
+    assert found["lanes", "warn"] == f"erp is paused by bob: night shift; {clock}"
     assert re.search(r"\b3[67]\d\d s old: refused", found["outbox", "warn"])
     assert found["schedules", "warn"] == "nightly: no such time zone"
 

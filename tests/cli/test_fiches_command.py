@@ -29,7 +29,7 @@ def test_fiches_are_listed_of_everybody_or_of_one(ecluse, fiches):
     assert "not_found" in everybody[1]
     assert "0/2 transcribed" in everybody[2]
     assert [row["groupe"] for row in ecluse("fiches", "list", "--tenant", "acme", "--json").json["fiches"]] == ["Z"]
-    assert ecluse("fiches", "list", "--groupe", "none").out == "no such fiches\n"
+    assert ecluse("fiches", "list", "--groupe", "none").out == "no matching fiches\n"
 
 
 def test_where_nothing_is_cached_it_says_so(ecluse):

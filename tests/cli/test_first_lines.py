@@ -48,12 +48,12 @@ def test_the_first_lines_name_the_program_wrong_knobs_the_address_and_the_way_to
     low = {one["name"]: one["minimum"] for one in records if one["event"].startswith("setting below its minimum")}
     assert low == {"ECLUSE_HANDS": 1, "ECLUSE_HEARTBEAT_SECONDS": 0.1}
     assert {one["level"] for one in records if one.get("name") in low} == {"warning"}
-    (where,) = [one for one in records if one["event"] == "open it in a browser"]
+    (where,) = [one for one in records if one["event"] == "open the pages in a browser"]
     assert where["url"] == f"http://127.0.0.1:{server.port}/"
-    (key,) = [one for one in records if "no API key yet" in one["event"]]
+    (key,) = [one for one in records if "no API key exists" in one["event"]]
     made = ecluse(*key["command"].split()[1:])
     assert made.out.splitlines()[-1].startswith("ecl_")
-    assert not any("no API key yet" in line for line in said_by(serve("--role", "api")))
+    assert not any("no API key exists" in line for line in said_by(serve("--role", "api")))
     assert not any("browser" in line for line in said_by(serve("--role", "worker")))
 
 

@@ -135,8 +135,8 @@ def test_a_flow_is_named_by_the_other_commands_too(ecluse, command):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["start", FLOW, "--input", "{articles: 3}"], "--input is not JSON"),
-        (["start", FLOW, "--input", ""], "--input is not JSON"),
+        (["start", FLOW, "--input", "{articles: 3}"], "--input is not valid JSON"),
+        (["start", FLOW, "--input", ""], "--input is not valid JSON"),
         (["start", FLOW, "--input", "[1]"], "--input must be a JSON object"),
         (["start", FLOW, "--input", "null"], "--input must be a JSON object"),
         (["start", FLOW, "--input", '{"articles": -1}'], "articles: Input should be greater than or equal to 0"),

@@ -23,18 +23,20 @@ SELECT id, 'default', 1, 'webhook', 'https://hooks.example.com/?token=hunter2hun
 
 
 def test_who_is_told_and_what_became_of_it_is_listed_without_secrets(ecluse, query, one):
-    assert ecluse("notifications", "endpoints").out == "nobody is told of anything\n"
-    assert ecluse("notifications", "deliveries").out == "nobody has been told of anything\n"
+    assert (
+        ecluse("notifications", "endpoints").out == "no endpoints: create one with POST /api/notifications/endpoints\n"
+    )
+    assert ecluse("notifications", "deliveries").out == "no deliveries yet\n"
     query(MADE)
     delivery = one(TOLD)
     listed = ecluse("notifications", "endpoints").out
     assert "hello/*" in listed
-    assert "off: answered 410 Gone" in listed
+    assert "disabled: answered 410 Gone" in listed
     told = ecluse("notifications", "deliveries", "--state", "failed", "--endpoint", "1").out
     assert f"{delivery}  default" in told
     assert "TIMEOUT: slow" in told
     assert "hunter2" not in listed + told
-    assert ecluse("notifications", "deliveries", "--state", "delivered").out == "no such deliveries\n"
+    assert ecluse("notifications", "deliveries", "--state", "delivered").out == "no matching deliveries\n"
 
 
 def test_a_delivery_is_repeated_once_at_a_time_and_recorded(ecluse, query, one):
@@ -42,7 +44,7 @@ def test_a_delivery_is_repeated_once_at_a_time_and_recorded(ecluse, query, one):
     delivery = one(TOLD)
     answer = ecluse("notifications", "redeliver", str(delivery))
     new = one("SELECT max(run_id) FROM deliveries")
-    assert (answer.code, answer.out) == (0, f"delivery {new}\n")
+    assert (answer.code, answer.out) == (0, f"started delivery {new}\n")
     assert one("SELECT event_key FROM runs ORDER BY id DESC LIMIT 1") == "notify-1-e1-retry-1"
     assert one("SELECT actor, action, subject FROM audit_trail") == (
         f"cli:{getpass.getuser()}",

@@ -129,7 +129,7 @@ def test_an_open_run_keeps_its_fiche_and_its_tenant_and_is_named(ecluse, query, 
     query("UPDATE runs SET status = 'running', state = 'running', ended_at = NULL, end_cause = NULL")
     for arguments in (("fiche", "171234"), ("tenant", "default")):
         answer = ecluse("erase", *arguments, "--yes")
-        assert (answer.code, str(own) in answer.err) == (2, True), answer.err
+        assert (answer.code, answer.out, str(own) in answer.err) == (2, "", True), answer.err
     assert query("SELECT count(*) FROM recordings") == [(1,)]
     assert query("SELECT disabled_at FROM tenants") == [(None,)]
 
@@ -210,7 +210,7 @@ def test_doctor_warns_where_nothing_is_deleted(ecluse, query, run):
     run()
     levels = dict(growth(ecluse("doctor", "--json", ECLUSE_KEEP_RUNS_DAYS="0")))
     assert "never deleted" in levels["warn"]
-    assert "pruned never" in dict(growth(ecluse("doctor", "--json")))["warn"]
+    assert "never pruned" in dict(growth(ecluse("doctor", "--json")))["warn"]
     assert ecluse("prune").code == 0
     run("older again")
     assert "warn" not in dict(growth(ecluse("doctor", "--json"))), "a sweep has just been"

@@ -34,7 +34,7 @@ def test_a_schedule_is_made_listed_shown_switched_and_deleted(ecluse, one, query
     assert ecluse("schedules", "preview", schedule, "-n", "3").out.count(" 02:30 ") >= 2
 
     assert ecluse("schedules", "disable", schedule).json["next_due_at"] is None
-    assert " off" in ecluse("schedules", "list").out
+    assert " disabled" in ecluse("schedules", "list").out
     assert ecluse("schedules", "enable", schedule).json["next_due_at"]
     fired = ecluse("schedules", "run", schedule, "--flow", FLOW)
     assert fired.code == 0

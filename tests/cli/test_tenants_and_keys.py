@@ -125,9 +125,9 @@ def test_what_people_call_things_does_not_move_the_terminal(ecluse, query):
 
 def test_a_filter_that_matches_nothing_does_not_say_that_there_is_nothing(ecluse):
     assert ecluse("keys", "list").out.startswith("no keys yet")
-    assert ecluse("keys", "list", "--tenant", "acme").out == "no such keys\n"
+    assert ecluse("keys", "list", "--tenant", "acme").out == "no matching keys\n"
     assert ecluse("schedules", "list").out.startswith("no schedules yet")
-    assert ecluse("schedules", "list", "--offset", "5").out == "no such schedules\n"
+    assert ecluse("schedules", "list", "--offset", "5").out == "no matching schedules\n"
 
 
 def test_nothing_is_started_for_a_tenant_that_is_disabled_nor_under_an_empty_key(ecluse, one):

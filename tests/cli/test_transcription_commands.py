@@ -58,7 +58,7 @@ def test_of_a_run_that_failed_before_its_plan_nothing_is_said_but_why(ecluse):
     run_id = ecluse("transcriptions", "start", "4711").json["run_id"]
     assert ecluse("runs", "end", run_id, "--reason", "a wrong number", "--yes").code == 0
     assert ecluse("transcriptions", "status", "4711").out.splitlines() == [
-        "not fetched from the CRM yet: it is not known which recordings there are",
+        "not fetched from the CRM yet: its recordings are unknown",
         f"run {run_id} failed (ended): it ended before its plan",
         "  a wrong number",
     ]
@@ -75,7 +75,7 @@ def test_of_a_fiche_that_is_only_listed_or_gone_no_percentage_is_told(ecluse, ds
     asyncio.run(fill())
     said = {fiche: ecluse("transcriptions", "status", fiche).out.splitlines() for fiche in ("172", "173", "174")}
     assert said == {
-        "172": ["not fetched from the CRM yet: it is not known which recordings there are"],
+        "172": ["not fetched from the CRM yet: its recordings are unknown"],
         "173": ["the CRM does not know this fiche (404)"],
         "174": ["0 of 0 transcribed (100 %)"],
     }

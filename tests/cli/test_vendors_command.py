@@ -23,7 +23,7 @@ def test_every_lane_is_shown_with_its_caps_and_why_nothing_starts(ecluse, query)
     assert "no caps" in crm
     assert "HELD until" in crm
     assert crm.endswith("Retry-After: 429")
-    assert "5 at once, 10/min burst 2" in speech
+    assert "max 5 in flight, 10/min burst 2" in speech
     assert speech.endswith("0 waiting  open")
 
 
@@ -33,13 +33,13 @@ def test_an_operator_pauses_and_resumes_a_lane_by_its_name(ecluse, query, one):
     by, reason = one("SELECT paused_by, paused_reason FROM lanes WHERE paused_at IS NOT NULL")
     assert (by.split(":")[0], reason) == ("cli", "invoice unpaid")
     assert f"PAUSED by {by} at " in ecluse("vendors", "list").out
-    assert ecluse("vendors", "resume", "speech", "--reason", "paid").out == "speech goes on\n"
+    assert ecluse("vendors", "resume", "speech", "--reason", "paid").out == "lane speech is resumed\n"
     assert one("SELECT count(*) FROM lanes WHERE paused_at IS NOT NULL") == 0
     assert query("SELECT actor, action, subject, reason FROM audit_trail ORDER BY id") == [
         (by, "lane.pause", "lane:speech", "invoice unpaid"),
         (by, "lane.resume", "lane:speech", "paid"),
     ]
-    assert "was not paused" in ecluse("vendors", "resume", "speech", "--reason", "paid").err
+    assert "lane speech is not paused" in ecluse("vendors", "resume", "speech", "--reason", "paid").err
 
 
 RUN = """
@@ -60,9 +60,9 @@ def test_a_pause_names_the_runs_that_will_fail_and_when(ecluse, query, one):
     run = one("SELECT id FROM runs")
     answer = ecluse("vendors", "pause", "speech", "--reason", "invoice unpaid", "--yes")
     assert answer.code == 0
-    told = f"run {run} (automation, default): stage audit fails what still waits at 2030-01-02 03:04:05+0000"
+    told = f"run {run} (automation, default): stage audit fails items that still wait at 2030-01-02 03:04:05+0000"
     assert answer.err.splitlines()[0] == told
-    assert ecluse("vendors", "resume", "speech", "--reason", "paid").out == "speech goes on\n"
+    assert ecluse("vendors", "resume", "speech", "--reason", "paid").out == "lane speech is resumed\n"
     assert one("SELECT deadline_at::text FROM stages").startswith("2030-01-02 03:04:05")
 
 
@@ -89,8 +89,8 @@ def test_on_a_terminal_it_asks_first_if_runs_may_fail(dsn, query, one, said, cod
         out, err = process.communicate(timeout=60)
     for end in (terminal, theirs):
         os.close(end)
-    assert ("Pause it all the same?" in err, "Pause it" in out) == (True, False)
-    assert "stage audit fails what still waits at" in err
+    assert ("Pause the lane anyway?" in err, "Pause the lane" in out) == (True, False)
+    assert "stage audit fails items that still wait at" in err
     assert (process.returncode, one("SELECT count(*) FROM lanes WHERE paused_at IS NOT NULL")) == (code, paused)
 
 
@@ -107,16 +107,16 @@ def test_a_pause_may_stop_the_clock_and_the_resume_says_what_it_moved(ecluse, qu
     query(RUN)
     run = one("SELECT id FROM runs")
     answer = ecluse("vendors", "pause", "speech", "--reason", "invoice unpaid", "--stop-clock")
-    assert answer.err.endswith("\nthe clock of the stages that need it stands still until then: 1 runs now\n")
+    assert answer.err.endswith("\nthe clock of stages that need the lane is stopped until then: 1 runs now\n")
     assert "fails" not in answer.err
     assert ", clock stopped: invoice unpaid" in ecluse("vendors", "list").out
     assert one("SELECT reason FROM audit_trail") == "invoice unpaid (clock stopped)"
     query("UPDATE stages SET started_at = now() - interval '1 day'")
     query("UPDATE lanes SET clock_stopped_at = now() - interval '1 hour' WHERE name = 'speech'")
-    goes_on, moved = ecluse("vendors", "resume", "speech", "--reason", "paid").out.splitlines()
-    assert goes_on == "speech goes on"
-    assert moved.startswith(f"run {run} (automation, default): stage audit has until 2030-01-02 04:0")
-    assert ": its clock stood still for 1:00:" in moved
+    resumed, moved = ecluse("vendors", "resume", "speech", "--reason", "paid").out.splitlines()
+    assert resumed == "lane speech is resumed"
+    assert moved.startswith(f"run {run} (automation, default): stage audit has the deadline 2030-01-02 04:0")
+    assert ": its clock was stopped for 1:00:" in moved
 
 
 def test_a_vendor_that_is_down_is_listed_as_such_with_since_when_and_why(ecluse, query):

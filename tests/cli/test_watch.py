@@ -73,7 +73,7 @@ def test_a_run_that_no_worker_can_go_on_with_is_not_followed_for_ever(watching, 
     assert "no worker of its flow is live: start one with `ecluse serve`" in err
     query(WORKER, "live", "hello/read", "1 day")
     late = ecluse("runs", "watch", run_id, "--timeout", "0.5", "--every", "0.1")
-    assert (late.code, late.err.startswith(f"run {run_id} is queued after 0.5 s; it goes on.")) == (4, True)
+    assert (late.code, late.err.startswith(f"run {run_id} is queued after 0.5 s and continues.")) == (4, True)
 
 
 def test_a_run_that_does_not_exist(ecluse, bare, empty_dsn):
@@ -89,7 +89,7 @@ def test_a_run_is_followed_through_a_restart_of_the_database_until_it_ends(run_i
     with psycopg.connect(server.dsn(), autocommit=True) as admin:
         admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")  # type: ignore[arg-type]
         admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
-        assert "database away" in process.stderr.readline()
+        assert "database unavailable" in process.stderr.readline()
         admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")  # type: ignore[arg-type]
     query("UPDATE runs SET status = 'running', state = 'running', phase = 'reading'")
     assert process.stdout.readline() == f"run {run_id} hello running | reading\n"

@@ -13,15 +13,12 @@ from ecluse import bootstrap, settings
 from ecluse.access import tenants
 from ecluse.base.logging import harmless
 from ecluse.cli.database import with_connection
+from ecluse.cli.options import AsJson, FicheId, Limit, Offset, Tenant, TenantFilter
 from ecluse.db.connect import Connection
 from ecluse.engine import Start, start_run
 from ecluse.flows.audits import configs, queries
 
-app = typer.Typer(no_args_is_help=True, help="Look at audits and their configs, and make one.")
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
-TenantOption = Annotated[str | None, typer.Option(help="Only of this one.")]
-LimitOption = Annotated[int, typer.Option(min=1, max=200)]
-OffsetOption = Annotated[int, typer.Option(min=0)]
+app = typer.Typer(no_args_is_help=True, help="List audit configs and audits, show an audit, and audit a fiche.")
 
 
 class StatusName(StrEnum):
@@ -32,33 +29,33 @@ class StatusName(StrEnum):
 
 
 @app.command("configs")
-def list_configs(
-    tenant: TenantOption = None, limit: LimitOption = 50, offset: OffsetOption = 0, as_json: JsonOption = False
-) -> None:
+def list_configs(tenant: TenantFilter = None, limit: Limit = 50, offset: Offset = 0, as_json: AsJson = False) -> None:
     """List audit configs, by id."""
     rows = with_connection(lambda c: configs.listed(c, tenant, limit=limit, offset=offset))
     if as_json:
         typer.echo(json.dumps({"configs": rows}, default=str))
         return
     if not rows:
-        typer.echo("no such configs" if tenant or offset else "no configs yet: POST /api/audit-configs adds one")
+        typer.echo("no matching configs" if tenant or offset else "no configs yet: POST /api/audit-configs creates one")
     for row in rows:
         state = "automatic" if row["run_automatically"] else "on demand"
-        told = f"v{row['version']}, {len(row['steps'])} steps, {state if row['is_active'] else 'not active'}"
-        typer.echo(harmless(f"{row['tenant_id']:<12} {row['id']:>6}  {told:<28} {row['name']}"))
+        about = f"v{row['version']}, {len(row['steps'])} steps, {state if row['is_active'] else 'not active'}"
+        typer.echo(harmless(f"{row['tenant_id']:<12} {row['id']:>6}  {about:<28} {row['name']}"))
 
 
 @app.command("list")
 def list_audits(
-    tenant: TenantOption = None,
-    fiche: Annotated[str | None, typer.Option(help="Only of this fiche.")] = None,
-    config: Annotated[int | None, typer.Option(help="Only with this config.")] = None,
-    automation_run: Annotated[int | None, typer.Option(help="Only of this automation run.")] = None,
-    status: Annotated[StatusName | None, typer.Option(help="Only in this status.")] = None,
-    latest: Annotated[bool, typer.Option("--latest", help="Only the latest of each fiche and config.")] = False,
-    limit: LimitOption = 50,
-    offset: OffsetOption = 0,
-    as_json: JsonOption = False,
+    tenant: TenantFilter = None,
+    fiche: Annotated[str | None, typer.Option(help="List only audits of this fiche.")] = None,
+    config: Annotated[int | None, typer.Option(help="List only audits with this config.")] = None,
+    automation_run: Annotated[int | None, typer.Option(help="List only audits of this automation run.")] = None,
+    status: Annotated[StatusName | None, typer.Option(help="List only audits with this status.")] = None,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="List only the latest audit of each fiche and config.")
+    ] = False,
+    limit: Limit = 50,
+    offset: Offset = 0,
+    as_json: AsJson = False,
 ) -> None:
     """List audits, newest first."""
     wanted = queries.Wanted(fiche, config, automation_run, status.value if status else None, latest or None)
@@ -67,7 +64,7 @@ def list_audits(
         typer.echo(json.dumps({"audits": rows}, default=str))
         return
     if not rows:
-        typer.echo("no such audits")
+        typer.echo("no matching audits")
     for row in rows:
         worth = row["error_code"] or ("" if row["score"] is None else f"{row['score']} / 100")
         line = f"{row['tenant_id']:<12} {row['id']:>8}  {row['fiche_id']:>10}  {row['status']:<9} {worth:<20}"
@@ -76,8 +73,8 @@ def list_audits(
 
 @app.command()
 def show(
-    audit_id: Annotated[int, typer.Argument(help="The audit's id.")],
-    as_json: JsonOption = False,
+    audit_id: Annotated[int, typer.Argument(help="Id of the audit.")],
+    as_json: AsJson = False,
 ) -> None:
     """Show one audit: score and comment of each step, and where its quotes are in the transcripts."""
     audit = with_connection(lambda c: queries.show_audit(c, None, audit_id))
@@ -97,12 +94,12 @@ def show(
 
 @app.command()
 def run(
-    fiche: Annotated[str, typer.Argument(help="The fiche's id, as the CRM numbers it.")],
-    config: Annotated[int, typer.Argument(help="The config's id.")],
-    tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
-    use_rlm: Annotated[bool, typer.Option("--use-rlm", help="Kept with the audit.")] = False,
+    fiche: FicheId,
+    config: Annotated[int, typer.Argument(help="Id of the audit config.")],
+    tenant: Tenant = "default",
+    use_rlm: Annotated[bool, typer.Option("--use-rlm", help="Store use_rlm=true with the audit.")] = False,
 ) -> None:
-    """Audit one fiche with one config. A running server picks it up at once; otherwise it waits for one."""
+    """Audit one fiche with one config. A running server picks it up at once; without one, the audit waits."""
     from ecluse.flows.audits.flow import FLOW  # imports the vendor's client: read-only commands do not need it
 
     flow = next(one for one in bootstrap.load_flows(settings.load()) if one.name == FLOW)

@@ -15,8 +15,9 @@ from ecluse.base.errors import InvalidInput
 from ecluse.base.logging import harmless
 from ecluse.cli import automation_schedules, confirm, sums
 from ecluse.cli.automation_given import in_options
-from ecluse.cli.database import operator, with_connection
+from ecluse.cli.database import operator, warn_without_server, with_connection
 from ecluse.cli.given import flow_named, json_object
+from ecluse.cli.options import AsJson, Limit, Offset, RunId, Tail, Tenant, TenantFilter
 from ecluse.db.connect import Connection
 from ecluse.engine import CANCELLED, Started, cause_in_words, load_run
 from ecluse.flows.automation import queries
@@ -24,24 +25,18 @@ from ecluse.flows.automation.schedules import FLOW, find
 from ecluse.flows.automation.selection_model import Override
 from ecluse.insight.waiting import why_run
 
-app = typer.Typer(no_args_is_help=True, help="Automation: schedules of fiches, and what became of their runs.")
+app = typer.Typer(no_args_is_help=True, help="Manage automation schedules; start, redrive and inspect their runs.")
 app.add_typer(automation_schedules.app, name="schedules")
 
-RunId = Annotated[int, typer.Argument(help="The run's id.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
-LimitOption = Annotated[int, typer.Option(min=1, max=200)]
-OffsetOption = Annotated[int, typer.Option(min=0)]
-TailOption = Annotated[int | None, typer.Option(help="Only the last so many lines.", min=1, max=10_000)]
 WaitOption = Annotated[
     bool,
     typer.Option(
         "--wait",
-        help="Follow it until it ends; exit code 1 if it does not succeed, 4 if it goes on (no worker is live, or "
-        "--timeout is over).",
+        help="Follow the run until it ends; exit code 1 if it does not succeed, 4 if it is still open (no worker is "
+        "live, or --timeout is over).",
     ),
 ]
-TimeoutOption = Annotated[float | None, typer.Option(help="With --wait: for so many seconds at most.", min=0)]
-NOBODY = "no server is running yet: the run starts as soon as one is (`ecluse serve`)"
+TimeoutOption = Annotated[float | None, typer.Option(help="With --wait: stop after this many seconds.", min=0)]
 
 
 class RunStatusName(StrEnum):
@@ -61,24 +56,22 @@ class FicheStatusName(StrEnum):
 
 @app.command()
 def trigger(
-    schedule: Annotated[str, typer.Argument(help="The schedule's id or name.")],
-    fiches: Annotated[
-        str | None, typer.Option(help="Over these instead, this time: their ids, with commas in between.")
-    ] = None,
+    schedule: Annotated[str, typer.Argument(help="Id or name of the schedule.")],
+    fiches: Annotated[str | None, typer.Option(help="Run over these fiches instead: ids, separated by commas.")] = None,
     override: Annotated[
-        str | None, typer.Option(help='What else is to be otherwise, as over HTTP: \'{"date_range": "today"}\'.')
+        str | None, typer.Option(help='Override other fields, as over HTTP: \'{"date_range": "today"}\'.')
     ] = None,
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
-    tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
+    tenant: Tenant = "default",
 ) -> None:
-    """Run a schedule now, even if another run is open. Its due times are not affected."""
+    """Start a run of a schedule now, even if another run is open. Due times are not affected."""
     from ecluse.flows.automation import start  # imports FastAPI: read-only commands do not need it
 
     given = json_object(override, "--override") if override is not None else {}
     if fiches is not None:
         if not fiches.strip(" ,"):
-            raise InvalidInput("--fiches names no fiche: leave it out to take those that the schedule says.")
+            raise InvalidInput("--fiches is empty: omit it to use the selection of the schedule.")
         given |= {"mode": "manual", "fiche_ids": fiches}
     with in_options(override, {"fiche_ids": "--fiches"}):
         instead = Override.model_validate(given) if given else None
@@ -91,28 +84,28 @@ def trigger(
             started = await start.start(connection, flow_named(FLOW), tenant, schedule_id, instead)
             await _record(connection, tenant, "automation_schedule.trigger", f"schedule:{schedule_id}")
             found = await start.warnings(connection, tenant, schedule_id, instead, config)
-        return await _told(connection, started, warnings=found)
+        return await _answer(connection, started, warnings=found)
 
     with in_options(override, {"fiche_ids": "--fiches"}):
-        told = with_connection(ask)
-    _follow(told, wait, timeout)
+        answer = with_connection(ask)
+    _follow(answer, wait, timeout)
 
 
 @app.command()
 def redrive(
     run_id: RunId,
     cancelled: Annotated[
-        bool, typer.Option("--cancelled", help="Those, too, that were cancelled before they were finished.")
+        bool, typer.Option("--cancelled", help="Include fiches that were cancelled before they were finished.")
     ] = False,
     leave_out: Annotated[
-        bool, typer.Option("--leave-out-hopeless", help="Not those that cannot succeed as they are.")
+        bool, typer.Option("--leave-out-hopeless", help="Leave out fiches that cannot succeed as they are.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="All of them, without being asked, as in scripts.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: redrive all of them (for scripts).")] = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
 ) -> None:
-    """Run the fiches that failed in a run once more, in a new run. Fiches that cannot succeed are listed first. While
-    the new run is open, the command returns it instead of starting another."""
+    """Redrive the fiches that failed in a run, in a new run. Lists fiches that cannot succeed before asking. While the
+    new run is open, returns it instead of starting another."""
     from ecluse.flows.automation import start
 
     async def tenant_of(connection: Connection) -> str:
@@ -130,7 +123,7 @@ def redrive(
         if not yes and not leave_out and preview["cannot_succeed"] < preview["takes"]:
             leave_out = confirm.choose("Leave them out?")
         elif not leave_out:
-            confirm.ask("Redrive them all the same?", yes=yes)
+            confirm.ask("Redrive them anyway?", yes=yes)
 
     async def ask(connection: Connection) -> dict[str, Any]:
         tenant = await tenant_of(connection)
@@ -145,7 +138,7 @@ def redrive(
             )
             if not started.deduplicated:
                 await _record(connection, tenant, "automation_run.redrive", f"run:{run_id}")
-        return await _told(connection, started, parent_run_id=str(run_id), deduplicated=started.deduplicated)
+        return await _answer(connection, started, parent_run_id=str(run_id), deduplicated=started.deduplicated)
 
     _follow(with_connection(ask), wait, timeout)
 
@@ -161,12 +154,12 @@ def _hopeless(preview: dict[str, Any]) -> str:
 
 @app.command()
 def runs(
-    schedule: Annotated[int | None, typer.Option(help="Only of this schedule.")] = None,
-    status: Annotated[RunStatusName | None, typer.Option(help="Only in this status.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only of this one.")] = None,
-    limit: LimitOption = 50,
-    offset: OffsetOption = 0,
-    as_json: JsonOption = False,
+    schedule: Annotated[int | None, typer.Option(help="List only runs of this schedule.")] = None,
+    status: Annotated[RunStatusName | None, typer.Option(help="List only runs with this status.")] = None,
+    tenant: TenantFilter = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
+    as_json: AsJson = False,
 ) -> None:
     """List automation runs, newest first."""
     wanted: Any = {"schedule_id": schedule, "status": status.value if status else None}
@@ -176,7 +169,9 @@ def runs(
         return
     if not rows:
         filtered = schedule or status or tenant or offset
-        typer.echo("no such runs" if filtered else "no runs yet: start one with `ecluse automation trigger SCHEDULE`")
+        typer.echo(
+            "no matching runs" if filtered else "no runs yet: start one with `ecluse automation trigger SCHEDULE`"
+        )
     for row in rows:
         about = f"{row['tenant_id']:<12} schedule {row['schedule_id']}  {sums.word(row):<10}"
         began = f"{row['started_at']:%Y-%m-%d %H:%M:%SZ}"
@@ -186,7 +181,7 @@ def runs(
 
 
 @app.command()
-def show(run_id: RunId, as_json: JsonOption = False) -> None:
+def show(run_id: RunId, as_json: AsJson = False) -> None:
     """Show one run: its status and settings, the selected fiches and why others were not selected, its stages."""
     longest = bootstrap.automation_config(settings.load()).longest
     run = with_connection(lambda c: queries.show_run(c, None, run_id, longest))
@@ -209,9 +204,9 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
         typer.echo(harmless(f"{name:<20} {'' if value is None else value}".rstrip()))
     for stage in stages:
         finished = stage["done"] + stage["failed"] + stage["ignored"]
-        end = stage["end_cause"] or f"until {stage['deadline_at']:%H:%M:%SZ}"
-        told = f"{finished}/{stage['expected']}, {stage['failed']} failed, {stage['waiting']} waiting"
-        typer.echo(f"  {stage['stage']:<18} {told} ({end})")
+        end = stage["end_cause"] or f"deadline {stage['deadline_at']:%H:%M:%SZ}"
+        counts = f"{finished}/{stage['expected']}, {stage['failed']} failed, {stage['waiting']} waiting"
+        typer.echo(f"  {stage['stage']:<18} {counts} ({end})")
     if run["completed_at"] is None:
         waits = with_connection(lambda c: why_run(c, None, run_id))
         typer.echo(harmless(f"{'why it waits':<20} {waits.summary}"))
@@ -220,10 +215,10 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
 @app.command()
 def logs(
     run_id: RunId,
-    limit: LimitOption = 200,
-    offset: OffsetOption = 0,
-    tail: TailOption = None,
-    as_json: JsonOption = False,
+    limit: Limit = 200,
+    offset: Offset = 0,
+    tail: Tail = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the log of a run, oldest line first."""
     last: dict[str, Any] = {"newest_first": True, "limit": tail, "offset": 0}
@@ -235,7 +230,7 @@ def logs(
         typer.echo(json.dumps({"logs": rows}, default=str))
         return
     if not rows:
-        typer.echo("nothing yet" if not offset else "no more")
+        typer.echo("no more log lines" if offset else "no log lines yet")
     for row in rows:
         data = json.dumps(row["metadata"], ensure_ascii=False) if row["metadata"] else ""
         line = f"{row['timestamp']:%Y-%m-%d %H:%M:%S} {row['level']:<7} {row['message']} {data}"
@@ -245,10 +240,10 @@ def logs(
 @app.command()
 def fiches(
     run_id: RunId,
-    status: Annotated[FicheStatusName | None, typer.Option(help="Only in this status.")] = None,
-    limit: LimitOption = 50,
-    offset: OffsetOption = 0,
-    as_json: JsonOption = False,
+    status: Annotated[FicheStatusName | None, typer.Option(help="List only fiches with this status.")] = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
+    as_json: AsJson = False,
 ) -> None:
     """List the fiches of a run with their outcome; for an open fiche its progress, or why it will fail."""
     wanted: Any = status.value if status else None
@@ -257,7 +252,7 @@ def fiches(
         typer.echo(json.dumps({"fiches": rows}, default=str))
         return
     if not rows:
-        typer.echo("no such fiches" if status or offset else "none is selected yet")
+        typer.echo("no matching fiches" if status or offset else "no fiches selected yet")
     for row in rows:
         recordings, audits = row["recordings"], row["audits"]
         gates = f"details {row['details']}, {recordings['transcribed']}/{recordings['total']} transcribed"
@@ -274,19 +269,17 @@ def _counts(row: dict[str, Any]) -> dict[str, Any]:
     return {"selected": row["selected"], **counts}
 
 
-async def _told(connection: Connection, started: Started, **more: Any) -> dict[str, Any]:
-    cursor = await connection.execute("SELECT 1 FROM replicas WHERE state = 'live' LIMIT 1")
-    if await cursor.fetchone() is None:
-        typer.echo(NOBODY, err=True)
+async def _answer(connection: Connection, started: Started, **more: Any) -> dict[str, Any]:
+    await warn_without_server(connection)
     return {"run_id": str(started.run.id), "event_ids": [started.run.event_key], **more}
 
 
-def _follow(told: dict[str, Any], wait: bool, timeout: float | None) -> None:
-    typer.echo(json.dumps(told))
+def _follow(answer: dict[str, Any], wait: bool, timeout: float | None) -> None:
+    typer.echo(json.dumps(answer))
     if wait:
         from ecluse.cli.watch import watch
 
-        raise typer.Exit(watch(int(told["run_id"]), 1.0, timeout))
+        raise typer.Exit(watch(int(answer["run_id"]), 1.0, timeout))
 
 
 async def _record(connection: Connection, tenant: str, action: str, subject: str) -> None:

@@ -145,4 +145,4 @@ def _read(file: Path) -> str:
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"The key cannot be read from {file}: {error}.") from error
+        raise InvalidInput(f"Cannot read the key from {file}: {error}.") from error

@@ -18,43 +18,48 @@ from ecluse.base.timetable import timetable
 from ecluse.cli.automation_given import SPELLINGS_OF_TYPE, Mode, Range, Type, in_options, merged, selection, times
 from ecluse.cli.database import operator, with_connection, with_database
 from ecluse.cli.given import flow_named
+from ecluse.cli.options import AsJson, Limit, Offset, ScheduleId, Tenant, TenantFilter
 from ecluse.db.connect import Connection
 from ecluse.flows.automation import queries, schedules
 from ecluse.flows.automation.plan import Changes, Plan
 
-app = typer.Typer(no_args_is_help=True, help="Schedules of automation: when, which fiches, what is done with them.")
+app = typer.Typer(no_args_is_help=True, help="Manage schedules of automation: due times, selection of fiches, stages.")
 
-Day = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="With --range custom; included.")]
-ScheduleId = Annotated[int, typer.Argument(help="The schedule's id.")]
-Tenant = Annotated[str, typer.Option(help="Tenant.")]
+DAY = ["%Y-%m-%d"]
 TypeOption = Annotated[
-    Type | None, typer.Option("--type", help="By hand only, or when. A new one: CRON with --cron, else MANUAL.")
+    Type | None, typer.Option("--type", help="Kind of due times. Default for a new one: CRON with --cron, else MANUAL.")
 ]
-AtOption = Annotated[str | None, typer.Option("--at", help="HH:MM; with DAILY, WEEKLY and MONTHLY.")]
-DayOfWeek = Annotated[int | None, typer.Option(help="With WEEKLY: 0 is Sunday.")]
-DayOfMonth = Annotated[int | None, typer.Option(help="With MONTHLY; in a shorter month, its last day.")]
-CronOption = Annotated[str | None, typer.Option("--cron", help="With CRON: five fields, or @hourly … @yearly.")]
-ZoneOption = Annotated[str | None, typer.Option("--tz", help="The time zone of all this. Default: UTC.")]
-ModeOption = Annotated[Mode | None, typer.Option(help="By days, or by hand. Default: manual with --fiches.")]
-RangeOption = Annotated[Range | None, typer.Option("--range", help="Which days, seen from the due time.")]
-StartDate = Day
-EndDate = Day
-Fiches = Annotated[str | None, typer.Option(help="Their ids, with commas in between.")]
-Groupes = Annotated[list[str] | None, typer.Option("--groupe", help="Only of this groupe. Repeatable.")]
-MostFiches = Annotated[int | None, typer.Option("--max-fiches", help="No more than so many.", min=1)]
+AtOption = Annotated[str | None, typer.Option("--at", help="Time of day, HH:MM, for DAILY, WEEKLY and MONTHLY.")]
+DayOfWeek = Annotated[int | None, typer.Option(help="Day of the week, for WEEKLY: 0 is Sunday.")]
+DayOfMonth = Annotated[
+    int | None, typer.Option(help="Day of the month, for MONTHLY; in a shorter month, its last day.")
+]
+CronOption = Annotated[
+    str | None, typer.Option("--cron", help="Cron expression, for CRON: five fields, or @hourly … @yearly.")
+]
+ZoneOption = Annotated[str | None, typer.Option("--tz", help="Time zone of due times and days. Default: UTC.")]
+ModeOption = Annotated[
+    Mode | None, typer.Option(help="How fiches are selected. Default: date_range with --range, manual with --fiches.")
+]
+RangeOption = Annotated[Range | None, typer.Option("--range", help="Days of the sales, relative to the due time.")]
+StartDate = Annotated[datetime | None, typer.Option(formats=DAY, help="First day, for --range custom.")]
+EndDate = Annotated[datetime | None, typer.Option(formats=DAY, help="Last day, for --range custom.")]
+Fiches = Annotated[str | None, typer.Option(help="Ids of the fiches, separated by commas.")]
+Groupes = Annotated[list[str] | None, typer.Option("--groupe", help="Select only fiches of this groupe. Repeatable.")]
+MostFiches = Annotated[int | None, typer.Option("--max-fiches", help="Select at most this many fiches.", min=1)]
 More = Annotated[
     str | None,
-    typer.Option("--more", help='Whatever else, as over HTTP: \'{"run_audits": false, "retry_failed": true}\'.'),
+    typer.Option("--more", help='Other fields, as over HTTP: \'{"run_audits": false, "retry_failed": true}\'.'),
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option("--external-api-key-file", help="A file with the CRM's key for this schedule; kept sealed."),
+    typer.Option("--external-api-key-file", help="File with the CRM's API key for this schedule; stored encrypted."),
 ]
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Option(help="What people call it.")],
+    name: Annotated[str, typer.Option(help="Name of the schedule.")],
     type_: TypeOption = None,
     at: AtOption = None,
     day_of_week: DayOfWeek = None,
@@ -72,7 +77,7 @@ def create(
     key_file: KeyFile = None,
     tenant: Tenant = "default",
 ) -> None:
-    """Create a schedule. Only due times from now on count."""
+    """Create a schedule. Due times before now are not caught up."""
     if mode is None:
         mode = Mode.date_range if range_ else Mode.manual if fiches is not None else None
     timing = times(type_, at, day_of_week, day_of_month, cron, timezone)
@@ -81,7 +86,7 @@ def create(
     if not given.keys() & SPELLINGS_OF_TYPE:
         given["schedule_type"] = Type.MANUAL.value
     if not given.keys() & {"fiche_selection", "ficheSelection"}:
-        raise InvalidInput("Say which fiches: those sold on some days (--range), or these (--fiches).")
+        raise InvalidInput("Select fiches: by the days of their sales (--range), or by id (--fiches).")
     with in_options(more):
         plan = Plan.model_validate(given)
 
@@ -95,14 +100,14 @@ def create(
 
     with in_options(more):
         row = with_database(make)
-    told = {"schedule_id": str(row["id"]), "next_due_at": row["next_due_at"]}
-    typer.echo(json.dumps(told | _new_secret(row), default=str))
+    created = {"schedule_id": str(row["id"]), "next_due_at": row["next_due_at"]}
+    typer.echo(json.dumps(created | _new_secret(row), default=str))
 
 
 @app.command()
 def update(
     schedule_id: ScheduleId,
-    name: Annotated[str | None, typer.Option(help="What people call it.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the schedule.")] = None,
     type_: TypeOption = None,
     at: AtOption = None,
     day_of_week: DayOfWeek = None,
@@ -120,13 +125,13 @@ def update(
     key_file: KeyFile = None,
     tenant: Tenant = "default",
 ) -> None:
-    """Change only the settings that are given. Open runs keep the settings they started with."""
+    """Change the given settings of a schedule. Open runs keep the settings they started with."""
     timing = times(type_, at, day_of_week, day_of_month, cron, timezone)
     chosen = selection(mode, range_, start_date, end_date, fiches, groupes, max_fiches)
     named = {"name": name} if name is not None else {}
     given = merged({**named, **timing, **({"fiche_selection": chosen} if chosen else {})}, more, key_file)
     if not given:
-        raise InvalidInput("Say what is to change: `ecluse automation schedules update --help` lists the options.")
+        raise InvalidInput("Nothing to change: `ecluse automation schedules update --help` lists the options.")
     with in_options(more):
         changed = _change(schedule_id, tenant, given, "update")
     _show(schedule_id, tenant, **_new_secret(changed))
@@ -149,10 +154,10 @@ def rotate_secret(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
 
 @app.command("list")
 def list_(
-    tenant: Annotated[str | None, typer.Option(help="Tenant; all of them by default.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    tenant: TenantFilter = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
+    as_json: AsJson = False,
 ) -> None:
     """List schedules by name, with the next due time and the status of the last run."""
     rows = with_connection(lambda c: queries.list_schedules(c, tenant, _longest(), limit=limit, offset=offset))
@@ -160,15 +165,15 @@ def list_(
         typer.echo(json.dumps({"schedules": rows}, default=str))
         return
     if not rows:
-        none = "no schedules yet: make one with `ecluse automation schedules create --name … --range yesterday`"
-        typer.echo("no such schedules" if tenant or offset else none)
+        none = "no schedules yet: create one with `ecluse automation schedules create --name … --range yesterday`"
+        typer.echo("no matching schedules" if tenant or offset else none)
     for row in rows:
         due = (
             f"{row['next_due_at']:%Y-%m-%d %H:%M:%SZ}"
             if row["next_due_at"]
-            else "by hand"
+            else "manual"
             if row["is_active"]
-            else "off"
+            else "disabled"
         )
         last = "stale" if row["is_stale"] else row["last_run_status"] or "-"
         trouble = f"  failing: {row['error']}" if row["error"] else ""
@@ -194,13 +199,13 @@ def _new_secret(row: dict[str, Any]) -> dict[str, Any]:
 @app.command()
 def preview(
     schedule_id: ScheduleId,
-    count: Annotated[int, typer.Option("-n", help="How many.", min=1, max=1000)] = 10,
+    count: Annotated[int, typer.Option("-n", help="Number of due times.", min=1, max=1000)] = 10,
     tenant: Tenant = "default",
 ) -> None:
-    """Show the next due times, whether or not the schedule is enabled, and how clock changes (DST) affect them."""
+    """Show the next due times, whether or not the schedule is enabled, and how DST affects them."""
     row = with_connection(lambda c: queries.show_schedule_in_full(c, tenant, schedule_id, _longest()))
     if row["cron"] is None:
-        raise InvalidInput(f"Schedule {schedule_id} is started by hand only.")
+        raise InvalidInput(f"Schedule {schedule_id} is manual: it has no due times.")
     table = timetable(row["cron"], row["timezone"], None, None)
     typer.echo(f"{table.cron.explain()} ({row['timezone']})")
     for fire in table.preview(Clock().now(), count):
@@ -209,21 +214,21 @@ def preview(
 
 @app.command()
 def enable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Enable a schedule. Only due times from now on count."""
+    """Enable a schedule. Due times before now are not caught up."""
     _change(schedule_id, tenant, {"is_active": True}, "enable")
     show(schedule_id, tenant)
 
 
 @app.command()
 def disable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Disable a schedule. Runs that it has started go on."""
+    """Disable a schedule. Its open runs continue."""
     _change(schedule_id, tenant, {"is_active": False}, "disable")
     show(schedule_id, tenant)
 
 
 @app.command()
 def delete(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Delete a schedule. Its runs and slots stay; its name is free again."""
+    """Delete a schedule. Its runs and slots stay; its name can be used again."""
 
     async def drop(connection: Connection) -> None:
         async with connection.transaction():
@@ -231,7 +236,7 @@ def delete(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
             await _record(connection, tenant, "delete", schedule_id)
 
     with_connection(drop)
-    typer.echo(f"automation schedule {schedule_id} is deleted")
+    typer.echo(f"deleted automation schedule {schedule_id}")
 
 
 def _change(schedule_id: int, tenant: str, given: dict[str, Any], verb: str) -> dict[str, Any]:

@@ -23,5 +23,5 @@ def ask(question: str, *, yes: bool) -> None:
 
 def choose(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise Unanswered("Nothing was done: there is no terminal to ask at. Say --yes to do it without being asked.")
+        raise Unanswered("Nothing was done: confirmation is required, but stdin is no terminal. Use --yes to confirm.")
     return typer.confirm(question, err=True)

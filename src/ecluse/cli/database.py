@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import psycopg
+import typer
 
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import InvalidInput, SetUpError
 from ecluse.db.connect import Connection, open_blocking_session, open_session
 from ecluse.db.outage import one_line
+from ecluse.db.query import fetch_value
 
 R = TypeVar("R")
 
@@ -45,14 +47,22 @@ def with_database(use: Callable[[Connection, bootstrap.Database], Awaitable[R]])
             runner.upgrade(database.dsn)
             return asyncio.run(opened())
     except UnicodeEncodeError as error:  # escaped in JSON, or from an argument that is not UTF-8
-        raise InvalidInput("The database cannot hold this input: half a character (a lone surrogate).") from error
+        raise InvalidInput(
+            "The database cannot store this input: it contains half a character (a lone surrogate)."
+        ) from error
     except psycopg.DataError as error:
         why = error.diag.message_primary or one_line(error)  # before sending, only the driver reports the error
-        raise InvalidInput(f"The database cannot hold this input: {why}.") from error
+        raise InvalidInput(f"The database cannot store this input: {why}.") from error
     except psycopg.Error as error:
-        raise SetUpError(f"The database did not do it: {one_line(error)}.") from error
+        raise SetUpError(f"The database reported an error: {one_line(error)}.") from error
     finally:
         database.release()
+
+
+async def warn_without_server(connection: Connection) -> None:
+    """Print a warning if no replica is live: the run that was just started waits for one."""
+    if await fetch_value(connection, "SELECT 1 FROM replicas WHERE state = 'live' LIMIT 1") is None:
+        typer.echo("no server is running: the run waits until one is started (`ecluse serve`)", err=True)
 
 
 def _refuse_unless_new(dsn: str, error: psycopg.Error) -> None:
@@ -62,6 +72,6 @@ def _refuse_unless_new(dsn: str, error: psycopg.Error) -> None:
             return
         row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     raise SetUpError(
-        f"This database has schema {row[0] if row else 'none'}, in which this program does not find what it needs "
-        f"({error.diag.message_primary}). Bring it up to date with `ecluse migrate`, or use the program of the servers."
+        f"The database has schema {row[0] if row else 'none'}, which does not fit this version of the program "
+        f"({error.diag.message_primary}). Migrate it with `ecluse migrate`, or use the version that the servers run."
     ) from error

@@ -1,4 +1,4 @@
-"""`ecluse doctor`: check environment and database, with advice per problem. Read-only; each is ok, warn or fail."""
+"""`ecluse doctor`: check settings and database, with advice per problem. Read-only; a finding is ok, warn or fail."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def look() -> list[Finding]:
     try:
         given = settings.load()
     except SetUpError as error:
-        return [Finding("fail", "environment", error.message, "correct the variable that is named")]
+        return [Finding("fail", "environment", error.message, "correct the named variable")]
     findings = [_environment(given), *_flows(given), *_secrets(given)]
     try:
         database = bootstrap.open_database(given)
@@ -70,20 +70,20 @@ def look() -> list[Finding]:
 
 def _environment(given: settings.Settings) -> Finding:
     raised = [
-        f"{name}={told} is below its minimum, {getattr(given, name)} is used"
+        f"{name}={text} is below its minimum, {getattr(given, name)} is used"
         for name in settings.Settings.model_fields
-        if (told := os.environ.get(name)) and _is_less(told, getattr(given, name))
+        if (text := os.environ.get(name)) and _is_less(text, getattr(given, name))
     ]
     if raised:
         return Finding("warn", "environment", "; ".join(raised), "see docs/configuration.md for the minimum")
-    return Finding("ok", "environment", "every knob can be read")
+    return Finding("ok", "environment", "all settings are valid")
 
 
 def _flows(given: settings.Settings) -> list[Finding]:
     """Warn of flows that are set up in part. A flow of which no variable is set is not in use: no warning."""
     return [
         Finding(
-            "warn", one.flow, f"its runs fail: {', '.join(one.unset)} unset", "set them, as the others of this flow"
+            "warn", one.flow, f"runs of this flow fail: {', '.join(one.unset)} unset", "set all variables of this flow"
         )
         if one.begun
         else Finding("ok", one.flow, f"not set up; to use it, set {', '.join(one.unset)}")
@@ -95,21 +95,21 @@ def _secrets(given: settings.Settings) -> list[Finding]:
     """Warn if there is no secret key. The embedded PostgreSQL gets one by itself, other databases do not."""
     if given.DATABASE_URL is None or given.ECLUSE_SECRET_KEY is not None or given.ECLUSE_SECRET_KEY_FILE is not None:
         return []
-    says = "there is no key to seal secrets with: webhooks, API keys of schedules and Pusher apps are refused"
+    says = "there is no key to encrypt secrets with: webhooks, API keys of schedules and Pusher apps are refused"
     do = "set ECLUSE_SECRET_KEY (`openssl rand -base64 32`) or ECLUSE_SECRET_KEY_FILE, the same for every replica"
     return [Finding("warn", "secrets", says, do)]
 
 
-def _is_less(told: str, used: Any) -> bool:
+def _is_less(text: str, used: Any) -> bool:
     try:
-        return not isinstance(used, bool) and isinstance(used, int | float) and float(told) < used
+        return not isinstance(used, bool) and isinstance(used, int | float) and float(text) < used
     except ValueError:
         return False
 
 
 def _disk(free: int, place: str) -> Finding:
     level = graded(-free, *(-limit for limit in FREE))
-    do = "" if level == "ok" else "make room: a PostgreSQL without space stops"
+    do = "" if level == "ok" else "free disk space: PostgreSQL stops when the disk is full"
     return Finding(level, "disk", f"{free / 1024**3:.1f} GiB free in {place}", do)
 
 
@@ -124,7 +124,7 @@ async def _of_database(dsn: str, pool: int) -> list[Finding]:
                     if finding.level == "fail" and part is _schema:
                         return findings
     except psycopg.Error as error:
-        findings.append(Finding("fail", "database", one_line(error), "look into the database's own log"))
+        findings.append(Finding("fail", "database", one_line(error), "read the log of the database server"))
     return findings
 
 
@@ -143,9 +143,11 @@ async def _server(connection: Connection) -> AsyncIterator[Finding]:
     )
     yield Finding("ok", "database", f"PostgreSQL {row.version}")
     if row.standby:
-        yield Finding("fail", "database", "it is a standby and takes no writes", "point DATABASE_URL at the primary")
+        yield Finding(
+            "fail", "database", "the server is a standby and accepts no writes", "point DATABASE_URL at the primary"
+        )
     if off := [name for name in ("fsync", "full_page_writes", "synchronous_commit") if getattr(row, name) == "off"]:
-        yield Finding("warn", "database", f"{' and '.join(off)} off: what was committed may be lost", "switch it on")
+        yield Finding("warn", "database", f"{' and '.join(off)} off: committed data may be lost", "turn it on")
 
 
 def allowed_connections(most: int, *limits: int) -> int:
@@ -165,7 +167,7 @@ async def _connections(pool: int, connection: Connection) -> AsyncIterator[Findi
     needed = sum(most_connections(one.roles, pool) for one in live) or most_connections(ROLES, pool)
     allowed = allowed_connections(row.most, row.rolconnlimit, row.datconnlimit)
     who = f"{len(live)} live replicas" if len(live) > 1 else "one replica"
-    says = f"{row.used} in use, {allowed} allowed; {who} may take {needed}"
+    says = f"{row.used} in use, {allowed} allowed; {who} may open {needed}"
     if needed > allowed or row.used > 0.9 * row.most:
         do = "raise max_connections (or the role's limit), lower ECLUSE_DB_POOL, or run fewer replicas"
         yield Finding("warn", "connections", says, do)
@@ -179,7 +181,7 @@ async def _clock(connection: Connection) -> AsyncIterator[Finding]:
     answered = datetime.now(UTC)
     skew = (theirs - (asked + (answered - asked) / 2)).total_seconds()
     level = graded(abs(skew), *SKEW)
-    do = "" if level == "ok" else "let both hosts follow a time server"
+    do = "" if level == "ok" else "synchronize both hosts with a time server (NTP)"
     yield Finding(level, "clock", f"the database's clock and this host's differ by {abs(skew):.2f} s", do)
 
 
@@ -191,17 +193,19 @@ async def _schema(connection: Connection) -> AsyncIterator[Finding]:
         rows = []
     current = rows[0].version_num if rows else "none"
     if current == newest:
-        yield Finding("ok", "schema", f"revision {current}, as this program wants it")
+        yield Finding("ok", "schema", f"revision {current} is current")
     elif current != "none" and current > newest:
-        do = "use the newer program here, too"
+        do = "upgrade the program on this host"
         yield Finding("fail", "schema", f"revision {current} is newer than this program ({newest})", do)
     else:
-        do = "run `ecluse migrate`, or start a server, which does it"
-        yield Finding("fail", "schema", f"revision {current}, this program wants {newest}", do)
+        do = "run `ecluse migrate`, or start a server, which migrates the database"
+        yield Finding("fail", "schema", f"revision {current}, but this program needs {newest}", do)
     if current == newest:
         ((moved,),) = await _rows(connection, 'SELECT "offset" FROM clock_offset')
         if moved != timedelta(0):
-            yield Finding("warn", "clock", f"time is moved by {moved}", "clear clock_offset: only tests move time")
+            yield Finding(
+                "warn", "clock", f"clock_offset moves time by {moved}", "set clock_offset to zero: only tests move time"
+            )
 
 
 async def _replicas(connection: Connection) -> AsyncIterator[Finding]:
@@ -213,16 +217,18 @@ async def _replicas(connection: Connection) -> AsyncIterator[Finding]:
     live = [row for row in rows if row.state == "live"]
     silent = [row for row in live if row.age > SILENT_SECONDS]
     if silent:
-        do = "start a server: it takes over what they held"
-        yield Finding("warn", "replicas", f"silent: {_some(silent, lambda r: f'{r.id} {r.age:.0f} s')}", do)
+        do = "start a server: it takes over their work"
+        yield Finding(
+            "warn", "replicas", f"no heartbeat from {_some(silent, lambda r: f'{r.id} for {r.age:.0f} s')}", do
+        )
     if len(live) == len(silent):
-        nobody = "no worker or scheduler is running: nothing is done"
-        yield Finding("warn", "replicas", nobody, "start one with `ecluse serve`")
+        says = "no live worker or scheduler: no run makes progress"
+        yield Finding("warn", "replicas", says, "start one with `ecluse serve`")
     else:
         yield Finding("ok", "replicas", f"{len(live) - len(silent)} live, last heartbeat {live[-1].age:.1f} s ago")
     if dead := [row for row in rows if row.state == "dead"]:
         says = f"declared dead in the last hour: {_some(dead, lambda r: r.id)}"
-        yield Finding("warn", "replicas", says, "their work went on elsewhere; look at why they died")
+        yield Finding("warn", "replicas", says, "other replicas took over their work; find out why they died")
 
 
 # A new run waits without a workflow while all workers lead as many runs as they may.
@@ -250,27 +256,27 @@ async def _runs(connection: Connection) -> AsyncIterator[Finding]:
     )
     if led:
         do = "start a server that loads their flow, or end them with `ecluse runs end`"
-        yield Finding("warn", "runs", f"nobody leads {_some(led, lambda r: f'{r.id} ({r.flow})')}", do)
+        yield Finding("warn", "runs", f"no live replica leads {_some(led, lambda r: f'{r.id} ({r.flow})')}", do)
     if overdue:
-        says = f"past their deadline: {_some(overdue, lambda r: f'{r.id} ({r.stage})')}"
-        yield Finding("warn", "runs", says, "look at `ecluse runs log ID`; a server ends them")
+        says = f"past the deadline of a stage: {_some(overdue, lambda r: f'{r.id} ({r.stage})')}"
+        yield Finding("warn", "runs", says, "read `ecluse runs log ID`; a running server ends the stage")
     if not led and not overdue:
         ((count,),) = await _rows(connection, "SELECT count(*) FROM runs WHERE ended_at IS NULL")
-        yield Finding("ok", "runs", f"{count} open, none without a leader or past its deadline")
+        yield Finding("ok", "runs", f"{count} open, each led by a live replica and within its deadline")
 
 
 async def _work(connection: Connection) -> AsyncIterator[Finding]:
     rows = await _rows(
         connection,
         "SELECT event, sum(items)::int AS items, max(age) AS age, EXISTS (SELECT 1 FROM replicas p"
-        " WHERE p.state = 'live' AND u.event = ANY (p.work)) AS somebody FROM unclaimed u GROUP BY 1 ORDER BY 1",
+        " WHERE p.state = 'live' AND u.event = ANY (p.work)) AS has_worker FROM unclaimed u GROUP BY 1 ORDER BY 1",
     )
     for row in rows:
-        if not row.somebody:
-            says = f"{row.items} items of {row.event} wait, and no live worker does that"
-            yield Finding("warn", "work", says, "start a server with that flow (ECLUSE_FLOWS or --flow)")
-    if all(row.somebody for row in rows):
-        yield Finding("ok", "work", f"{sum(row.items for row in rows)} items due, each with a live worker for it")
+        if not row.has_worker:
+            says = f"{row.items} items of {row.event} are due, but no live worker has loaded the flow"
+            yield Finding("warn", "work", says, "start a server with this flow (ECLUSE_FLOWS or --flow)")
+    if all(row.has_worker for row in rows):
+        yield Finding("ok", "work", f"{sum(row.items for row in rows)} items due, a live worker for each")
 
 
 async def _lanes(connection: Connection) -> AsyncIterator[Finding]:
@@ -282,17 +288,22 @@ async def _lanes(connection: Connection) -> AsyncIterator[Finding]:
     )
     for row in rows:
         if row.paused_reason is not None:
-            clock = "stand still with it" if row.clock_stopped_at else "go on: what still waits at their end fails"
-            says = f"{row.name} is paused by {row.paused_by}: {row.paused_reason}; the clocks of its stages {clock}"
-            do = "resume it when that is over"
+            clock = (
+                "is stopped" if row.clock_stopped_at else "keeps running: items that still wait at the deadline fail"
+            )
+            says = f"{row.name} is paused by {row.paused_by}: {row.paused_reason}; the clock of its stages {clock}"
+            do = f"resume it with `ecluse vendors resume {row.name} --reason …`"
         elif row.down:
             says = f"{row.name}: vendor down since {row.failing_since:%Y-%m-%d %H:%M:%S%z}: {row.last_failure}"
-            do = "nothing is sent but a probe, and no attempt is used up; it goes on when the vendor answers"
+            do = "no action: only probes are sent, no attempt is counted, and the lane opens when the vendor answers"
         else:
-            says, do = f"{row.name} is held until {row.held_until:%H:%M:%S}: {row.held_reason}", "it opens by itself"
+            says, do = (
+                f"{row.name} is held until {row.held_until:%H:%M:%S}: {row.held_reason}",
+                "no action: it opens then",
+            )
         yield Finding("warn", "lanes", says, do)
     if not rows:
-        yield Finding("ok", "lanes", "none held, none paused")
+        yield Finding("ok", "lanes", "none held, paused or down")
 
 
 async def _outbox(connection: Connection) -> AsyncIterator[Finding]:
@@ -303,7 +314,9 @@ async def _outbox(connection: Connection) -> AsyncIterator[Finding]:
     )
     says = f"{row.count} events unpublished, the oldest {row.age:.0f} s old"
     if row.age > 60:
-        yield Finding("warn", "outbox", f"{says}{': ' + row.error if row.error else ''}", "is a server running?")
+        yield Finding(
+            "warn", "outbox", f"{says}{': ' + row.error if row.error else ''}", "check that a server is running"
+        )
     else:
         yield Finding("ok", "outbox", says)
 
@@ -316,11 +329,11 @@ async def _schedules(connection: Connection) -> AsyncIterator[Finding]:
         " ORDER BY name",
     )
     for row in rows:
-        says = f"{row.name}: {row.error or 'due for over a minute, and nobody has decided on it'}"
-        do = "correct it, or disable it" if row.error else "start a server that fires schedules"
+        says = f"{row.name}: {row.error or 'due for over a minute, but no scheduler has processed it'}"
+        do = "correct or disable the schedule" if row.error else "start a server with the role scheduler"
         yield Finding("warn", "schedules", says, do)
     if not rows:
-        yield Finding("ok", "schedules", "none in error, none overdue")
+        yield Finding("ok", "schedules", "none failing, none overdue")
 
 
 async def _growth(connection: Connection) -> AsyncIterator[Finding]:

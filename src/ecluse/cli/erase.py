@@ -14,16 +14,15 @@ from ecluse.access import audit_trail, tenants
 from ecluse.base.errors import InvalidInput
 from ecluse.cli import confirm
 from ecluse.cli.database import operator, with_connection
+from ecluse.cli.options import FicheId, Flows, JsonLine, Tenant, Yes
 from ecluse.cli.prune import Progress
 from ecluse.db.connect import Connection
 from ecluse.retention import erasure
 from ecluse.retention.erasure import Erasure
 from ecluse.retention.pace import Pace
 
-app = typer.Typer(no_args_is_help=True, help="Remove the data of a fiche, or of a tenant, for good.")
+app = typer.Typer(no_args_is_help=True, help="Erase the data of a fiche or of a tenant for good.")
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
 SHOWN = 8  # runs
 
 OF_TENANT = "t.tenant_id = %(tenant)s"
@@ -66,13 +65,13 @@ NAMELESS = "UPDATE tenants SET name = id WHERE id = %s"
 
 @app.command()
 def fiche(
-    fiche_id: Annotated[str, typer.Argument(help="The fiche's id in the CRM.")],
-    tenant: Annotated[str, typer.Option(help="Whose fiche.")] = "default",
+    fiche_id: FicheId,
+    tenant: Tenant = "default",
     yes: Yes = False,
-    as_json: AsJson = False,
+    as_json: JsonLine = False,
 ) -> None:
     """Erase a fiche: its data, recordings, transcripts, audits, paid results, and the texts about it in runs, events,
-    deliveries and logs. Its runs keep numbers, counts, outcomes and codes. Erase it in the CRM first."""
+    deliveries and logs. Its runs keep ids, counts, outcomes and codes. Erase it in the CRM first."""
     from ecluse.flows.automation import erasure as of_fiche  # imports FastAPI
 
     folders = bootstrap.trace_folders(settings.load())
@@ -80,6 +79,7 @@ def fiche(
     async def look(connection: Connection) -> tuple[of_fiche.Found, Counter[str]]:
         await tenants.require(connection, tenant)
         found = await of_fiche.find(connection, tenant, fiche_id)
+        await of_fiche.refuse_open_runs(connection, found)
         return found, await of_fiche.foresee(connection, found)
 
     async def erase(connection: Connection) -> Counter[str]:
@@ -92,23 +92,21 @@ def fiche(
         return done
 
     found, foreseen = with_connection(look)
-    typer.echo(f"fiche {fiche_id} of tenant {tenant}: this will be removed for good")
+    typer.echo(f"fiche {fiche_id} of tenant {tenant}: these rows will be erased for good")
     _show(foreseen)
     own, others = _named(found.runs), _named(found.shared)
-    typer.echo(f"runs about it alone keep numbers, counts and codes only: {own or 'none'}")
-    typer.echo(f"runs it was part of keep its id, its outcome and its code: {others or 'none'}")
-    confirm.ask("Remove it? This cannot be undone.", yes=yes)
+    typer.echo(f"runs of this fiche alone keep ids, counts and codes only: {own or 'none'}")
+    typer.echo(f"runs with other fiches keep its id, outcome and code: {others or 'none'}")
+    confirm.ask(f"Erase fiche {fiche_id}? This cannot be undone.", yes=yes)
     _done("fiche", fiche_id, with_connection(erase), as_json=as_json)
 
 
 @app.command("tenant")
 def erase_tenant(
-    tenant: Annotated[str, typer.Argument(metavar="NAME", help="The tenant's id.")],
+    tenant: Annotated[str, typer.Argument(metavar="NAME", help="Id of the tenant.")],
     yes: Yes = False,
-    as_json: AsJson = False,
-    flow: Annotated[
-        list[str] | None, typer.Option("--flow", help="A flow to load, as package:NAME. Repeatable.")
-    ] = None,
+    as_json: JsonLine = False,
+    flow: Flows = None,
 ) -> None:
     """Erase all data of a tenant, schedules, keys and secrets included, and disable it. Its audit trail stays."""
     given = settings.load()
@@ -136,9 +134,9 @@ def erase_tenant(
         return done
 
     foreseen = with_connection(look)
-    typer.echo(f"tenant {tenant}: this will be removed for good, and the tenant disabled")
+    typer.echo(f"tenant {tenant}: these rows will be erased for good, and the tenant disabled")
     _show(foreseen)
-    confirm.ask("Remove it? This cannot be undone.", yes=yes)
+    confirm.ask(f"Erase tenant {tenant}? This cannot be undone.", yes=yes)
     _done("tenant", tenant, with_connection(erase), as_json=as_json)
 
 
@@ -161,11 +159,11 @@ def _show(counted: Counter[str]) -> None:
         if rows:
             typer.echo(f"  {rows:>10,} {what}")
     if not counted.total():
-        typer.echo("  nothing is left of it in the database")
+        typer.echo("  nothing is stored")
 
 
 def _counts(counted: Counter[str]) -> str:
-    return ", ".join(f"{what}: {rows}" for what, rows in counted.items() if rows) or "nothing was left"
+    return ", ".join(f"{what}: {rows}" for what, rows in counted.items() if rows) or "nothing was stored"
 
 
 def _done(kind: str, name: str, done: Counter[str], *, as_json: bool) -> None:

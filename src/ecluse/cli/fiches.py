@@ -9,19 +9,19 @@ import typer
 
 from ecluse.base.logging import harmless
 from ecluse.cli.database import with_connection
+from ecluse.cli.options import AsJson, FicheId, Limit, Offset, Tenant, TenantFilter
 from ecluse.flows.fiches import queries
 
-app = typer.Typer(no_args_is_help=True, help="Look at the fiches that are cached, and their recordings.")
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+app = typer.Typer(no_args_is_help=True, help="List and show cached fiches of the CRM and their recordings.")
 
 
 @app.command("list")
 def list_fiches(
-    tenant: Annotated[str | None, typer.Option(help="Only of this one.")] = None,
-    groupe: Annotated[str | None, typer.Option(help="Only of this group.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
-    as_json: JsonOption = False,
+    tenant: TenantFilter = None,
+    groupe: Annotated[str | None, typer.Option(help="List only fiches of this groupe.")] = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
+    as_json: AsJson = False,
 ) -> None:
     """List cached fiches, latest sales first."""
     wanted = queries.Wanted(groupe=groupe)
@@ -31,7 +31,7 @@ def list_fiches(
         return
     if not rows:
         typer.echo(
-            "no such fiches" if tenant or groupe or offset else "no fiches yet: a run that reads the CRM adds them"
+            "no matching fiches" if tenant or groupe or offset else "no fiches yet: a run that reads the CRM adds them"
         )
     for row in rows:
         transcribed = f"{row['transcribed']}/{row['total_recordings']} transcribed"
@@ -42,9 +42,9 @@ def list_fiches(
 
 @app.command()
 def show(
-    fiche_id: Annotated[str, typer.Argument(help="The fiche's id, as the CRM numbers it.")],
-    tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
-    as_json: JsonOption = False,
+    fiche_id: FicheId,
+    tenant: Tenant = "default",
+    as_json: AsJson = False,
 ) -> None:
     """Show one fiche: its data from the CRM, and its recordings by start time."""
     fiche = with_connection(lambda c: queries.show_fiche(c, tenant, fiche_id))
@@ -53,8 +53,8 @@ def show(
         return
     recordings = fiche.pop("recordings")
     for name, value in fiche.items():
-        told = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
-        typer.echo(harmless(f"{name:<20} {'' if told is None else told}".rstrip()))
+        shown = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+        typer.echo(harmless(f"{name:<20} {'' if shown is None else shown}".rstrip()))
     for one in recordings:
         state = "removed" if one["removed_at"] else "no URL" if one["url_missing"] else "has URL"
         done = "transcribed" if one["has_transcription"] else "not transcribed"

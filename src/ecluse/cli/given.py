@@ -16,7 +16,7 @@ def flow_named(name: str) -> Flow:
     chosen = next(reversed(known.values())) if ":" in name else known.get(name)
     if chosen is None:
         raise NotFound(
-            f"There is no flow {name!r} (known: {', '.join(known) or 'none'}). Name it as package:NAME, or load it with"
+            f"There is no flow {name!r} (known: {', '.join(known)}). Give it as package:NAME, or load it with"
             " ECLUSE_FLOWS."
         )
     return chosen
@@ -26,7 +26,7 @@ def json_object(text: str, option: str = "--input") -> dict[str, Any]:
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, or nesting as deep
-        raise InvalidInput(f"{option} is not JSON that can be read: {error}") from error
+        raise InvalidInput(f"{option} is not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise InvalidInput(f"{option} must be a JSON object")
     return parsed

@@ -107,30 +107,30 @@ async def measure(connection: Connection, given: Settings) -> tuple[Standing, fl
 
 def sentence(standing: Standing, days: float, groups: Sequence[Growing]) -> str:
     if not groups:
-        return f"the database has {_size(standing.bytes)}; how fast it grows can be said after a day of runs"
+        return f"database size {_size(standing.bytes)}; its growth is measured after one day of runs"
     steady = sum(one.per_day * one.keep for one in groups)
     lasting = [one for one in groups if not one.keep and one.per_day > 0]
     most = max(groups, key=lambda one: one.per_day)
-    told = (
-        f"the database has {_size(standing.bytes)} and grew by {_size(sum(one.per_day for one in groups))} a day over"
-        f" {days:.0f} days, most of it {most.name}; what is deleted by age comes to {_size(steady)}"
+    text = (
+        f"database size {_size(standing.bytes)}, growth {_size(sum(one.per_day for one in groups))} a day over"
+        f" {days:.0f} days, most of it {most.name}; rows that are deleted by age level off at {_size(steady)}"
     )
     if lasting:
         names = ", ".join(one.name for one in lasting)
-        told += f"; {names} are kept for ever and come to {_size(365 * sum(one.per_day for one in lasting))} a year"
-    return told
+        text += f"; {names} are kept for ever and grow by {_size(365 * sum(one.per_day for one in lasting))} a year"
+    return text
 
 
 def trouble(standing: Standing, given: Settings) -> tuple[str, str] | None:
     """Return what is wrong with retention and the advice, or None."""
     keep = given.ECLUSE_KEEP_RUNS_DAYS
     if not keep:
-        return "runs are never deleted (ECLUSE_KEEP_RUNS_DAYS=0)", "set it to the days for which runs are needed"
+        return "runs are never deleted (ECLUSE_KEEP_RUNS_DAYS=0)", "set it to the number of days to keep runs"
     swept_at = None if standing.before is None else standing.before + timedelta(days=keep)
     if standing.old and (swept_at is None or standing.now - swept_at > LATE):
-        since = "never" if swept_at is None else f"last at {swept_at:%Y-%m-%d %H:%M}"
+        since = "never pruned" if swept_at is None else f"last pruned at {swept_at:%Y-%m-%d %H:%M}"
         do = "start a server with the role scheduler, or run `ecluse prune`"
-        return f"runs older than {keep} days are not deleted: pruned {since}", do
+        return f"runs older than {keep} days are not deleted: {since}", do
     return None
 
 

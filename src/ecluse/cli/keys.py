@@ -13,6 +13,7 @@ from ecluse.access import audit_trail, keys
 from ecluse.base.errors import InvalidInput
 from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
+from ecluse.cli.options import Tenant, TenantFilter
 from ecluse.db.connect import Connection
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
@@ -39,15 +40,15 @@ def duration(text: str) -> timedelta:
 
 @app.command()
 def create(
-    role: Annotated[RoleName, typer.Option(help="viewer reads, operator also acts, admin also administers.")],
-    name: Annotated[str, typer.Option(help="Who or what is going to use it.")],
-    tenant: Annotated[str, typer.Option(help="For whom.")] = "default",
-    expires: Annotated[str | None, typer.Option(help="After how long: 90m, 12h, 30d. Default: never.")] = None,
+    role: Annotated[RoleName, typer.Option(help="Role: viewer reads, operator also acts, admin also administers.")],
+    name: Annotated[str, typer.Option(help="Name of the key: the person or program that uses it.")],
+    tenant: Tenant = "default",
+    expires: Annotated[str | None, typer.Option(help="Lifetime: 90m, 12h, 30d. Default: unlimited.")] = None,
     scope: Annotated[
-        ScopeName, typer.Option(help="Whose fiches: all of the tenant, those of its groupes, or those of one user.")
+        ScopeName, typer.Option(help="Readable fiches: all of the tenant, those of groupes, or those of one CRM user.")
     ] = ScopeName.ALL,
-    groupe: Annotated[list[str] | None, typer.Option(help="One of its groupes, for scope GROUP; repeatable.")] = None,
-    crm_user: Annotated[str | None, typer.Option(metavar="ID", help="The user in the CRM, for scope SELF.")] = None,
+    groupe: Annotated[list[str] | None, typer.Option(help="Groupe, for scope GROUP. Repeatable.")] = None,
+    crm_user: Annotated[str | None, typer.Option(metavar="ID", help="Id of the CRM user, for scope SELF.")] = None,
 ) -> None:
     """Create a key and print it: it cannot be shown again."""
     lifetime = None if expires is None else duration(expires)
@@ -68,12 +69,12 @@ def create(
         return key_id, key
 
     key_id, key = with_connection(ask)
-    typer.echo(f"key {key_id} of tenant {tenant}, {role}; it is not shown again:", err=True)
+    typer.echo(f"created key {key_id} for tenant {tenant}, role {role}; it is not shown again:", err=True)
     typer.echo(key)
 
 
 @app.command()
-def revoke(key_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="The key's id.")]) -> None:
+def revoke(key_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="Id of the key.")]) -> None:
     """Revoke a key for good. It is refused within about a second."""
 
     async def ask(connection: Connection) -> bool:
@@ -87,12 +88,12 @@ def revoke(key_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 
 
 
 @app.command("list")
-def list_keys(tenant: Annotated[str | None, typer.Option(help="Only this one's.")] = None) -> None:
+def list_keys(tenant: TenantFilter = None) -> None:
     """List keys: id, tenant, first characters, role, state, last use, name, and the scope unless it is ALL."""
     rows = with_connection(lambda connection: keys.listed(connection, tenant))
     if not rows:
-        none = "no keys yet: make one with `ecluse keys create --role … --name …`"
-        typer.echo("no such keys" if tenant else none)
+        none = "no keys yet: create one with `ecluse keys create --role … --name …`"
+        typer.echo("no matching keys" if tenant else none)
     for row in rows:
         state = "revoked" if row["revoked_at"] else "expired" if row["expired"] else "valid"
         used = f"{row['last_used_at']:%Y-%m-%d %H:%M}" if row["last_used_at"] else "never used"

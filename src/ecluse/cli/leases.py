@@ -10,22 +10,23 @@ from ecluse.access import audit_trail
 from ecluse.base.errors import NotFound
 from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
+from ecluse.cli.options import Limit, Offset, Tenant, TenantFilter
 from ecluse.db.connect import Connection
 from ecluse.engine import force_release, list_leases
 
-app = typer.Typer(no_args_is_help=True, help="Who holds which key; release one by force.")
+app = typer.Typer(no_args_is_help=True, help="List held leases, and release one by force.")
 
 
 @app.command("list")
 def list_held(
-    tenant: Annotated[str | None, typer.Option(help="Only of this one.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
+    tenant: TenantFilter = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
 ) -> None:
     """List held leases, by tenant and key."""
     rows = with_connection(lambda connection: list_leases(connection, tenant, limit=limit, offset=offset))
     if not rows:
-        typer.echo("nothing is held")
+        typer.echo("no leases are held")
     for row in rows:
         until = f"run {row['run_id']}" if row["run_id"] else f"{row['remaining_seconds']:.0f} s left"
         held = f"attempt {row['attempt']}, {until}, token {row['token']}…"
@@ -34,9 +35,9 @@ def list_held(
 
 @app.command()
 def release(
-    key: Annotated[str, typer.Argument(help="The lease's key, as listed.")],
-    reason: Annotated[str, typer.Option(help="Why; it stays with the lease.")],
-    tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
+    key: Annotated[str, typer.Argument(help="Key of the lease, as `ecluse leases list` shows it.")],
+    reason: Annotated[str, typer.Option(help="Reason, stored with the lease and in the audit trail.")],
+    tenant: Tenant = "default",
 ) -> None:
     """Release a lease by force: its holder can no longer write under it. A dead holder's lease expires by itself."""
 
@@ -48,5 +49,5 @@ def release(
             return released
 
     if not with_connection(ask):
-        raise NotFound(f"Nobody holds {key!r} of tenant {tenant!r}. `ecluse leases list` shows what is held.")
-    typer.echo(f"released {key}")
+        raise NotFound(f"No lease {key!r} of tenant {tenant!r} is held. `ecluse leases list` lists held leases.")
+    typer.echo(f"released lease {key}")

@@ -38,6 +38,7 @@ from ecluse.cli import (
     transcriptions,
     vendors,
 )
+from ecluse.cli.options import AsJson, Flows, JsonLine
 from ecluse.db import embedded
 from ecluse.engine import ROLES, Role
 
@@ -75,7 +76,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def everything(
     _: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -87,17 +88,16 @@ class RoleName(StrEnum):
     scheduler = "scheduler"
 
 
-FlowOption = Annotated[list[str] | None, typer.Option("--flow", help="A flow to load, as package:NAME. Repeatable.")]
-
-
 @app.command()
 def serve(
-    flow: FlowOption = None,
-    host: Annotated[str | None, typer.Option(help="Default: ECLUSE_HOST.")] = None,
-    port: Annotated[int | None, typer.Option(help="Default: ECLUSE_PORT. 0 is any free one.", min=0, max=65535)] = None,
+    flow: Flows = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: ECLUSE_HOST.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0 picks a free one. Default: ECLUSE_PORT.", min=0, max=65535)
+    ] = None,
     role: Annotated[
         list[RoleName] | None,
-        typer.Option("--role", help="Do only this; health and metrics are served in any case. Repeatable."),
+        typer.Option("--role", help="Run only this role; health and metrics are always served. Repeatable."),
     ] = None,
 ) -> None:
     """Run the server: API, scheduler and worker in one process. Start it again to add a replica."""
@@ -144,14 +144,14 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise SetUpError(
-            f"Cannot listen on {host}:{port}: {error.strerror}. Choose another with --host and --port, "
-            "or ECLUSE_HOST and ECLUSE_PORT."
+            f"Cannot listen on {host}:{port}: {error.strerror}. Choose another address with --host and --port, "
+            "or with ECLUSE_HOST and ECLUSE_PORT."
         ) from error
     return listener
 
 
 @app.command()
-def migrate(flow: FlowOption = None) -> None:
+def migrate(flow: Flows = None) -> None:
     """Migrate the database to this program's schema. Servers also do this when they start."""
     from ecluse.migrations import runner
 
@@ -183,9 +183,9 @@ def psql(context: typer.Context) -> None:
 
 @app.command()
 def sandbox(
-    port: Annotated[int, typer.Option(help="0 is any free port.", min=0, max=65535)] = 8089,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same records and the same faults.")] = 1,
-    faults: Annotated[Path | None, typer.Option(help="A JSON file with fault rules to start with.")] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8089,
+    seed: Annotated[int, typer.Option(help="Seed: the same seed gives the same records and faults.")] = 1,
+    faults: Annotated[Path | None, typer.Option(help="JSON file with the fault rules to start with.")] = None,
 ) -> None:
     """Simulate the vendors over HTTP, with faults on demand and a ledger of every call they receive."""
     from ecluse.sandbox.__main__ import main as sandbox_main
@@ -196,10 +196,13 @@ def sandbox(
 
 @app.command()
 def verify(
-    ledger: Annotated[str | None, typer.Option(metavar="URL", help="A sandbox, to compare its ledger as well.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")] = False,
+    ledger: Annotated[
+        str | None, typer.Option(metavar="URL", help="Compare with the ledger of the sandbox at this URL as well.")
+    ] = None,
+    as_json: JsonLine = False,
 ) -> None:
-    """Check that stored data keeps the documented promises. Read-only. Exit code 0 clean, 1 violations, 2 unknown."""
+    """Check that stored data keeps the documented promises. Read-only. Exit code 0: clean, 1: violations, 2: the check
+    was not possible."""
     from ecluse.verify.__main__ import run as verify_run
 
     database = bootstrap.open_database(settings.load())
@@ -211,8 +214,8 @@ def verify(
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """Check environment and database, with advice per problem. Read-only. Exit code 0 if no check failed, else 1."""
+def doctor(as_json: AsJson = False) -> None:
+    """Check settings and database, with advice for each problem. Read-only. Exit code 0 if no check failed, else 1."""
     from ecluse.cli.doctor import look
 
     findings = look()
@@ -226,27 +229,26 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
     raise typer.Exit(0 if healthy else 1)
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Leave server and sandbox running at the end.")]
 
 
 @demo.callback()
 def demo_default(context: typer.Context) -> None:
-    """Run a scripted demonstration, offline, with simulated vendors. Default: automation."""
+    """Run a scripted demonstration, offline, with simulated vendors. Without a name: `automation`."""
     if context.invoked_subcommand is None:
         demo_automation()
 
 
 @demo.command("automation")
 def demo_automation(
-    fiches: Annotated[int, typer.Option(help="How many.", min=10, max=1_000)] = 200,
+    fiches: Annotated[int, typer.Option(help="Number of fiches.", min=10, max=1_000)] = 200,
     keep: Keep = False,
-    as_json: AsJson = False,
+    as_json: JsonLine = False,
     given_database: Annotated[
-        bool, typer.Option("--given-database", help="Play in the database of DATABASE_URL, which must hold no runs.")
+        bool, typer.Option("--given-database", help="Use the database of DATABASE_URL, which must hold no runs.")
     ] = False,
 ) -> None:
-    """Transcribe and audit the calls of 200 fiches at flaky vendors, and kill the server half-way. The default."""
+    """Transcribe and audit the calls of 200 fiches at unreliable vendors, and kill the server half-way."""
     from ecluse.demo import automation
 
     given = settings.load().DATABASE_URL if given_database else None
@@ -256,16 +258,16 @@ def demo_automation(
 
 
 @demo.command("transcription")
-def demo_transcription(as_json: AsJson = False) -> None:
-    """Transcribe 20 fiches at flaky vendors, kill the server half-way, and compare API, database and vendor."""
+def demo_transcription(as_json: JsonLine = False) -> None:
+    """Transcribe 20 fiches at unreliable vendors, kill the server half-way, and compare API, database and vendor."""
     from ecluse.demo import transcription
 
     _play(lambda: transcription.run(as_json=as_json))
 
 
 @demo.command("hello")
-def demo_hello(keep: Keep = False, as_json: AsJson = False) -> None:
-    """Read 2,000 prices from a flaky vendor, kill the worker half-way, and account for every price."""
+def demo_hello(keep: Keep = False, as_json: JsonLine = False) -> None:
+    """Read 2,000 prices from an unreliable vendor, kill the worker half-way, and account for every price."""
     from ecluse.demo import hello
 
     _play(lambda: hello.run(keep=keep, as_json=as_json))
@@ -276,7 +278,7 @@ def _play(play: Callable[[], int]) -> None:
     try:
         code = play()
     except KeyboardInterrupt:
-        typer.echo("stopped: nothing of it is left", err=True)
+        typer.echo("demonstration stopped: its processes and temporary files are removed", err=True)
         code = 130
     raise typer.Exit(code)
 

@@ -11,15 +11,14 @@ from ecluse.access import audit_trail
 from ecluse.base.errors import InvalidInput
 from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
+from ecluse.cli.options import Limit, Offset, TenantFilter
 from ecluse.db.connect import Connection
 from ecluse.engine import Started
 from ecluse.notify import endpoints, log
 
-app = typer.Typer(no_args_is_help=True, help="Who is told of what by webhook or mail, and what became of it.")
-
-Limit = Annotated[int, typer.Option(min=1, max=200)]
-Offset = Annotated[int, typer.Option(min=0)]
-Tenant = Annotated[str | None, typer.Option(help="Only this one's. Default: everybody's.")]
+app = typer.Typer(
+    no_args_is_help=True, help="List webhook and mail endpoints and their deliveries, and repeat a delivery."
+)
 
 
 class StateName(StrEnum):
@@ -29,22 +28,22 @@ class StateName(StrEnum):
 
 
 @app.command("endpoints")
-def list_endpoints(tenant: Tenant = None, limit: Limit = 50, offset: Offset = 0) -> None:
+def list_endpoints(tenant: TenantFilter = None, limit: Limit = 50, offset: Offset = 0) -> None:
     """List endpoints with their events. They are created over HTTP: POST /api/notifications/endpoints."""
     rows = with_connection(lambda c: endpoints.list_endpoints(c, tenant, limit=limit, offset=offset))
     if not rows:
-        typer.echo("nobody is told of anything")
+        typer.echo("no endpoints: create one with POST /api/notifications/endpoints")
     for row in map(endpoints.shown, rows):
-        state = "on" if row["is_active"] else f"off: {row['disabled_reason'] or 'by hand'}"
+        state = "active" if row["is_active"] else f"disabled: {row['disabled_reason'] or 'by an operator'}"
         to, events = row["url"] or ", ".join(row["addresses"]), ", ".join(row["events"])
         typer.echo(harmless(f"{row['id']:>6}  {row['tenant_id']:<12} {row['kind']:<8} {to}  [{events}]  {state}"))
 
 
 @app.command("deliveries")
 def list_deliveries(
-    endpoint: Annotated[int | None, typer.Option(min=1, help="Only those to this endpoint.")] = None,
-    state: Annotated[StateName | None, typer.Option(help="Only those that stand so.")] = None,
-    tenant: Tenant = None,
+    endpoint: Annotated[int | None, typer.Option(min=1, help="List only deliveries to this endpoint.")] = None,
+    state: Annotated[StateName | None, typer.Option(help="List only deliveries in this state.")] = None,
+    tenant: TenantFilter = None,
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> None:
@@ -54,9 +53,7 @@ def list_deliveries(
         lambda c: log.list_deliveries(c, tenant, endpoint_id=endpoint, state=state and state.value, **page)
     )
     if not rows:
-        typer.echo(
-            "no such deliveries" if endpoint or state or tenant or offset else "nobody has been told of anything"
-        )
+        typer.echo("no matching deliveries" if endpoint or state or tenant or offset else "no deliveries yet")
     for row in rows:
         error = f"  {row['error_code']}: {row['error']}" if row["error_code"] else ""
         told = f"{row['event_type']:<28} {row['recipient']}  {row['executions']}x{error}"
@@ -64,7 +61,7 @@ def list_deliveries(
 
 
 @app.command()
-def redeliver(delivery_id: Annotated[int, typer.Argument(metavar="ID", min=1, help="As listed.")]) -> None:
+def redeliver(delivery_id: Annotated[int, typer.Argument(metavar="ID", min=1, help="Id of the delivery.")]) -> None:
     """Repeat a delivery, under the same message id."""
     from ecluse.notify import dispatch
 
@@ -79,5 +76,5 @@ def redeliver(delivery_id: Annotated[int, typer.Argument(metavar="ID", min=1, he
 
     started = with_connection(ask)
     if started.deduplicated:
-        raise InvalidInput(f"This is still on its way, as delivery {started.run.id}.")
-    typer.echo(f"delivery {started.run.id}")
+        raise InvalidInput(f"Delivery {started.run.id} of the same message is still pending: wait for its end.")
+    typer.echo(f"started delivery {started.run.id}")

@@ -14,6 +14,7 @@ import typer
 from ecluse import bootstrap, settings
 from ecluse.access import audit_trail
 from ecluse.cli.database import operator, with_connection
+from ecluse.cli.options import Flows, JsonLine
 from ecluse.db.connect import Connection
 from ecluse.retention import sweep
 from ecluse.retention.pace import Busy
@@ -24,11 +25,9 @@ EVERY_SECONDS = 2.0
 
 
 def prune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count only; delete nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")] = False,
-    flow: Annotated[
-        list[str] | None, typer.Option("--flow", help="A flow to load, as package:NAME. Repeatable.")
-    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the rows, delete nothing.")] = False,
+    as_json: JsonLine = False,
+    flow: Flows = None,
 ) -> None:
     """Delete rows that are older than the ECLUSE_KEEP_… knobs allow. Servers also do this, every five minutes."""
     given = settings.load()
@@ -51,10 +50,13 @@ def prune(
     try:
         done = with_connection(ask)
     except Busy as error:
-        typer.echo(f"stopped, because the database is busy: {error}; a server goes on, or try again later", err=True)
+        typer.echo(
+            f"pruning stopped because the database is busy: {error}; servers continue it, or run it again later",
+            err=True,
+        )
         raise typer.Exit(1) from error
     if done is None:
-        typer.echo("another process is pruning at this moment: nothing was done here", err=True)
+        typer.echo("another process is pruning: nothing was done", err=True)
         raise typer.Exit(1)
     _show(done, rules, dry_run=dry_run)
     if as_json:
@@ -92,7 +94,7 @@ def _show(done: Sequence[Pruned], rules: Sequence[Rule], *, dry_run: bool) -> No
         if len(one.rows) > 1 and tables:
             typer.echo(f"{one.rule.kind.name}: {tables}")
         for reason, families in sorted(one.kept.items()):
-            typer.echo(f"{one.rule.kind.name}: {families:,} old ones stay, with the runs they belong to ({reason})")
+            typer.echo(f"{one.rule.kind.name}: {families:,} old families are kept: {reason}")
 
 
 def _at(instant: datetime | None) -> str:

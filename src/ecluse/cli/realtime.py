@@ -12,9 +12,10 @@ from ecluse.access import tenants
 from ecluse.base.errors import SetUpError
 from ecluse.base.logging import harmless
 from ecluse.cli.database import with_connection
+from ecluse.cli.options import AsJson, Tenant
 from ecluse.db.connect import Connection
 
-app = typer.Typer(no_args_is_help=True, help="Realtime events: what clients connect with.")
+app = typer.Typer(no_args_is_help=True, help="Show the realtime app that clients of a tenant connect with.")
 
 
 @app.callback()
@@ -24,9 +25,11 @@ def everything() -> None:
 
 @app.command()
 def show(
-    tenant: Annotated[str, typer.Option(help="Tenant.")] = "default",
-    secret: Annotated[bool, typer.Option("--secret", help="With the secret, which publishers sign with.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    tenant: Tenant = "default",
+    secret: Annotated[
+        bool, typer.Option("--secret", help="Print the secret as well, which publishers sign with.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show id and key of the tenant's app, for clients of the Pusher protocol. The app is created if there is none."""
     from ecluse.realtime.apps import App, app_of
@@ -39,8 +42,8 @@ def show(
         database.release()
     if vault is None:
         raise SetUpError(
-            "Realtime is off: there is no key to seal the app's secret with. Set ECLUSE_SECRET_KEY or "
-            "ECLUSE_SECRET_KEY_FILE, as for the servers."
+            "Realtime is disabled: there is no key to encrypt the app's secret with. Set ECLUSE_SECRET_KEY or "
+            "ECLUSE_SECRET_KEY_FILE, to the same key as the servers."
         )
 
     async def ask(connection: Connection) -> App:
@@ -48,11 +51,11 @@ def show(
         return await app_of(connection, vault, tenant)
 
     found = with_connection(ask)
-    told = {"tenant_id": tenant, "app_id": found.app_id, "key": found.key} | (
+    shown = {"tenant_id": tenant, "app_id": found.app_id, "key": found.key} | (
         {"secret": found.secret} if secret else {}
     )
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(shown))
     else:
-        for name, value in told.items():
+        for name, value in shown.items():
             typer.echo(harmless(f"{name:<10} {value}"))

@@ -15,44 +15,23 @@ from ecluse.access import audit_trail, tenants
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.logging import harmless
 from ecluse.cli import confirm, sums
-from ecluse.cli.database import operator, with_connection
+from ecluse.cli.database import operator, warn_without_server, with_connection
 from ecluse.cli.given import flow_named, json_object
+from ecluse.cli.options import (
+    AsJson,
+    FlowName,
+    FlowOfRun,
+    Limit,
+    Offset,
+    RunId,
+    Tail,
+    Tenant,
+    TenantFilter,
+    Yes,
+)
 from ecluse.db.connect import Connection
-from ecluse.engine import Run, Start, cause_in_words, load_run, start_run
-from ecluse.insight import run_queries
-from ecluse.insight.previews import preview_end
-from ecluse.insight.waiting import RunWaits, Waiting, why, why_run
-from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
-
-NO_RUNS = """no runs yet: make a schedule, and run it now:
-  ecluse automation schedules create --name nightly --type DAILY --at 06:30 --range yesterday
-  ecluse automation trigger nightly"""
-app = typer.Typer(no_args_is_help=True, help="Start, end, list and look at runs.")
-
-
-@app.command()
-def start(
-    flow: Annotated[str, typer.Argument(help="The flow's name, or package:NAME.")],
-    given: Annotated[str, typer.Option("--input", help="The run's input, as JSON.")] = "{}",
-    key: Annotated[
-        str | None,
-        typer.Option(help="Names the decision to run: while that run is not over, a second start is a no-op."),
-    ] = None,
-    tenant: Annotated[str, typer.Option(help="For whom.")] = "default",
-) -> None:
-    """Start a run. A running server picks it up at once; otherwise it waits for one."""
-    chosen, parsed = flow_named(flow), json_object(given)
-    if chosen.not_by_hand:
-        raise InvalidInput(chosen.not_by_hand)
-    key = f"{chosen.name}-manual-{uuid.uuid4()}" if key is None else key
-    wanted = Start(chosen, key, tenant_id=tenant, input=parsed, again=True)
-
-    async def ask(connection: Connection) -> dict[str, Any]:
-        await tenants.require(connection, tenant, enabled=True)
-        started = await start_run(connection, wanted)
-        cursor = await connection.execute("SELECT 1 FROM replicas WHERE state = 'live' LIMIT 1")
-        if await cursor.fetchone() is None:
-            typer.echo("no server is running yet: the run starts as soon as one is (`ecluse serve`)", err=True)
+from ecluse.db.query import fetch_value
+from ecluse.engine import Run, Start, State, cause_in_words, load_run, start_run
         return {"run_id": str(started.run.id), "deduplicated": started.deduplicated}
 
     typer.echo(json.dumps(with_connection(ask)))
@@ -60,26 +39,25 @@ def start(
 
 @app.command()
 def end(
-    run_id: Annotated[int, typer.Argument(help="The run's id.")],
-    reason: Annotated[str, typer.Option(help="Why; it stays with the run.")],
-    flow: Annotated[
-        str | None, typer.Option(help="The run's flow as package:NAME, unless ECLUSE_FLOWS loads it.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Without being asked, as in scripts.")] = False,
+    run_id: RunId,
+    reason: Annotated[str, typer.Option(help="Reason, stored with the run and in the audit trail.")],
+    flow: FlowOfRun = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Cancel a run now, and the runs that only it waits for, after showing what will happen and asking. Exit code 1 if
-    it had ended already or the answer was no, 2 on an error."""
+    """Cancel a run and the runs that only it waits for, after showing what will be cancelled and asking for
+    confirmation. Exit code 1 if the run had ended already or the answer was no, 2 on an error."""
     from ecluse.engine.work.completion import end_by_operator
 
     known = {f.name: f for f in bootstrap.load_flows(settings.load(), [flow] if flow else [])}
     if not reason.strip():
-        raise InvalidInput("say why the run is ended: the reason stays with it")
+        raise InvalidInput("--reason must not be empty: it is stored with the run")
 
     async def found(connection: Connection) -> Run:
         run = await load_run(connection, run_id)
         if run.flow not in known:
             raise NotFound(
-                f"Run {run_id} is of flow {run.flow!r}, which is not loaded. Name it with --flow package:NAME."
+                f"Run {run_id} belongs to flow {run.flow!r}, which is not loaded. Load it with --flow package:NAME."
             )
         return run
 
@@ -96,55 +74,61 @@ def end(
     preview = with_connection(look)
     if not preview["ended"]:
         typer.echo(_what_will_happen(preview), err=True)
-        confirm.ask("End it?", yes=yes)
+        confirm.ask(f"Cancel run {run_id}?", yes=yes)
     ended = with_connection(ask)
-    if not ended:
-        typer.echo(f"run {run_id} had ended already; nothing was changed", err=True)
-    _show(run_id)
+    run = _read(run_id)
+    how = sums.cancelled_by(run) if ended else f"had ended already ({sums.word(run)}), nothing was changed"
+    typer.echo(f"run {run_id}: {how}: {sums.in_full(run)}", err=as_json or not ended)
+    if as_json:
+        _print(run)
     raise typer.Exit(0 if ended else 1)
 
 
 def _what_will_happen(preview: dict[str, Any]) -> str:
     kept, lost = preview["finished"], preview["in_flight"] + preview["waiting"]
-    standing = f"{kept} of its targets are finished and keep their outcome, {lost} are cancelled"
+    standing = f"{kept} targets are finished and keep their outcome, {lost} are cancelled"
     how = f"({preview['in_flight']} in flight, {preview['waiting']} waiting)"
-    lines = [f"run {preview['run_id']} ({preview['flow']}, {preview['status']}) is cancelled: {standing} {how}"]
+    lines = [f"run {preview['run_id']} ({preview['flow']}, {preview['status']}) will be cancelled: {standing} {how}"]
     if preview["children_that_end"] or preview["children_that_go_on"]:
         lines.append(
-            f"{preview['children_that_end']} runs that only it waits for end with it,"
-            f" {preview['children_that_go_on']} that others wait for go on"
+            f"{preview['children_that_end']} child runs that only this run waits for are cancelled with it,"
+            f" {preview['children_that_go_on']} that others wait for continue"
         )
     if calls := preview["calls_in_flight"]:
-        lines.append(f"{calls} calls are in flight: paid ones come to their end, and their results are kept")
+        lines.append(f"{calls} calls are in flight: paid calls finish, and their results are kept")
     return "\n".join(lines)
 
 
 @app.command("show")
-def show_run(run_id: Annotated[int, typer.Argument(help="The run's id.")]) -> None:
+def show_run(run_id: RunId) -> None:
     """Show one run in full, as JSON: its columns, its stages, its outcomes by reason."""
-    _show(run_id)
+    _print(_read(run_id))
 
 
-def _show(run_id: int) -> None:
-    shown = with_connection(lambda connection: run_queries.show_run(connection, None, run_id))
-    shown["end_cause"] = cause_in_words(shown["end_cause"])
-    typer.echo(json.dumps(shown, default=str, indent=2))
+def _read(run_id: int) -> run_queries.Row:
+    return with_connection(lambda connection: run_queries.show_run(connection, None, run_id))
+
+
+def _print(run: run_queries.Row) -> None:
+    typer.echo(json.dumps(run | {"end_cause": cause_in_words(run["end_cause"])}, default=str, indent=2))
 
 
 @app.command("list")
 def list_runs(
-    flow: Annotated[str | None, typer.Option(help="Only runs of this flow.")] = None,
-    state: Annotated[str | None, typer.Option(help="Only those in this state: queued, running, failed, …")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's. Default: everybody's.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
+    flow: Annotated[str | None, typer.Option(help="List only runs of this flow.")] = None,
+    state: Annotated[State | None, typer.Option(help="List only runs in this state.")] = None,
+    tenant: TenantFilter = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
 ) -> None:
     """List runs, newest first. Runs started by other runs, and notification deliveries, are listed only with --flow."""
     wanted: dict[str, Any] = {"flow": flow, "state": state, "but": [NOTIFICATIONS], "top": flow is None}
     rows = with_connection(lambda c: run_queries.list_runs(c, tenant=tenant, **wanted, limit=limit, offset=offset))
     if not rows:
+        if flow is not None:
+            _refuse_unknown_flow(flow)
         filtered = flow or state or tenant or offset
-        typer.echo("no such runs" if filtered else NO_RUNS)
+        typer.echo("no matching runs" if filtered else NO_RUNS)
     for row in rows:
         counts = sums.in_short(row) if row["ended_at"] else "…"
         selected = row["selected"] or 0
@@ -153,13 +137,21 @@ def list_runs(
         typer.echo(f"{row['id']:>8}  {row['flow']:<14} {sums.word(row):<10} {selected:>7} = {counts:<14} {shown}")
 
 
+def _refuse_unknown_flow(name: str) -> None:
+    """Refuse a flow that is not loaded here and has no runs. (Servers may load flows that this shell does not.)"""
+    known = [flow.name for flow in bootstrap.load_flows(settings.load())]
+    has_run = "SELECT 1 FROM runs WHERE flow = %s LIMIT 1"
+    if name not in known and with_connection(lambda c: fetch_value(c, has_run, (name,))) is None:
+        raise NotFound(f"There is no flow {name!r} (known: {', '.join(known)}).")
+
+
 @app.command()
 def log(
-    run_id: Annotated[int, typer.Argument(help="The run's id.")],
-    trace: Annotated[bool, typer.Option(help="Its log lines instead, if WORKFLOW_LOG_DB_ENABLED kept them.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 1_000,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
-    tail: Annotated[int | None, typer.Option(help="Only the last so many lines.", min=1, max=10_000)] = None,
+    run_id: RunId,
+    trace: Annotated[bool, typer.Option(help="Show the trace lines, which WORKFLOW_LOG_DB_ENABLED stores.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of lines to show at most.")] = 1_000,
+    offset: Annotated[int, typer.Option(min=0, help="Number of lines to skip.")] = 0,
+    tail: Tail = None,
 ) -> None:
     """Show the log of a run, oldest line first: dispatches, stalls, failures and status changes."""
     read = run_queries.list_trace if trace else run_queries.list_log
@@ -169,9 +161,8 @@ def log(
     if tail:
         rows.reverse()
     if not rows:
-        typer.echo(
-            "nothing stored: set WORKFLOW_LOG_DB_ENABLED=1 for the servers" if trace else "nothing yet", err=True
-        )
+        unstored = "no trace lines are stored: set WORKFLOW_LOG_DB_ENABLED=1 for the servers"
+        typer.echo(unstored if trace else "no log lines yet", err=True)
     for row in rows:
         at = row["created_at" if trace else "at"]
         data = json.dumps(row["data"], ensure_ascii=False) if row["data"] else ""
@@ -181,14 +172,16 @@ def log(
 
 @app.command("why")
 def why_waiting(
-    run_id: Annotated[int, typer.Argument(help="The run's id.")],
-    items: Annotated[bool, typer.Option("--items", help="Item by item, with its place in line.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="With --items.")] = 50,
-    offset: Annotated[int, typer.Option(min=0, help="With --items.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    run_id: RunId,
+    items: Annotated[
+        bool, typer.Option("--items", help="List each waiting item, with its position in the queue.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="With --items: number of items to list at most.")] = 50,
+    offset: Annotated[int, typer.Option(min=0, help="With --items: number of items to skip.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
-    """Explain why a run, and the runs it waits for, are waiting: each cause with the number of items and, where known,
-    when the first and the last of them start."""
+    """Explain why a run and the runs it waits for are waiting: each cause with the number of items and, if known, the
+    expected start of the first and the last of them."""
 
     async def ask(connection: Connection) -> tuple[RunWaits, list[Waiting]]:
         run = await why_run(connection, None, run_id)
@@ -211,8 +204,8 @@ def _show_causes(run: RunWaits) -> None:
         lane = f", lane {group.lane}" if group.lane and f"lane {group.lane}" not in group.detail else ""
         typer.echo(harmless(f"{group.count:>8}  {group.cause}: {where}{lane}: {group.detail}"))
         if group.first_at is not None:
-            last = "" if group.last_at is None else f", the last about {group.last_at:%Y-%m-%d %H:%M:%S}"
-            typer.echo(f"          the first starts about {group.first_at:%Y-%m-%d %H:%M:%S}{last}")
+            last = "" if group.last_at is None else f", the last at about {group.last_at:%Y-%m-%d %H:%M:%S}"
+            typer.echo(f"          the first starts at about {group.first_at:%Y-%m-%d %H:%M:%S}{last}")
         if group.sample:
             named = ", ".join(f"{one.key} (run {one.run_id})" for one in group.sample)
             typer.echo(harmless(f"          for example {named}"))
@@ -220,7 +213,7 @@ def _show_causes(run: RunWaits) -> None:
 
 def _show_items(run_id: int, run: RunWaits, waiting: list[Waiting], limit: int, offset: int) -> None:
     if not waiting:
-        typer.echo("no more of it waits" if offset else harmless(run.summary), err=True)
+        typer.echo("no more waiting items" if offset else harmless(run.summary), err=True)
     for one in waiting[:limit]:
         in_line = one.position is not None and "before it" not in one.detail
         place = f", {one.position} before it" if in_line else ""
@@ -229,17 +222,17 @@ def _show_items(run_id: int, run: RunWaits, waiting: list[Waiting], limit: int, 
         typer.echo(harmless(f"{of_run}{one.stage}/{one.key}  {one.cause}: {one.detail}{place}{at}"))
     if len(waiting) > limit:
         more = f"`ecluse runs why {run_id} --items --limit {limit} --offset {offset + limit}`"
-        typer.echo(f"more of it waits: {more}", err=True)
+        typer.echo(f"more items wait: {more}", err=True)
 
 
 @app.command("watch")
 def watch_run(
-    run_id: Annotated[int, typer.Argument(help="The run's id.")],
-    every: Annotated[float, typer.Option(help="Seconds between looks.", min=0.1, max=60)] = 1.0,
-    timeout: Annotated[float | None, typer.Option(help="For so many seconds at most.", min=0)] = None,
+    run_id: RunId,
+    every: Annotated[float, typer.Option(help="Seconds between polls.", min=0.1, max=60)] = 1.0,
+    timeout: Annotated[float | None, typer.Option(help="Stop following after this many seconds.", min=0)] = None,
 ) -> None:
-    """Follow a run until it ends. Exit code 0 if it completed, 1 if it did not, 2 if there is no such run, 4 if it is
-    still open: no worker of its flow is live, or --timeout is over."""
+    """Follow a run until it ends. Exit code 0 if it succeeded, 1 if it did not, 2 if there is no such run, 4 if it is
+    still open because no worker of its flow is live or --timeout is over."""
     from ecluse.cli.watch import watch
 
     raise typer.Exit(watch(run_id, every, timeout))

@@ -15,6 +15,7 @@ from ecluse.base.logging import harmless
 from ecluse.base.timetable import timetable
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.given import flow_named, json_object
+from ecluse.cli.options import FlowName, FlowOfRun, Limit, Offset, ScheduleId, Tenant, TenantFilter
 from ecluse.db.connect import Connection
 from ecluse.engine import (
     NewSchedule,
@@ -27,7 +28,7 @@ from ecluse.engine import (
     show_schedule,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Start runs by the clock.")
+app = typer.Typer(no_args_is_help=True, help="Manage schedules, which start runs at due times.")
 AUTOMATION = "automation"  # has its own commands, because its schedules have more settings
 
 
@@ -41,30 +42,34 @@ class CatchUp(StrEnum):
     skip = "skip"
 
 
-ScheduleId = Annotated[int, typer.Argument(help="The schedule's id.")]
-Tenant = Annotated[str, typer.Option(help="Tenant.")]
-CronOption = Annotated[str | None, typer.Option("--cron", help="Five fields, or @hourly … @yearly.")]
-ZoneOption = Annotated[str, typer.Option("--tz", help="The time zone that it is read in.")]
-WindowStart = Annotated[str | None, typer.Option(help="HH:MM: begin nothing before.")]
-WindowEnd = Annotated[str | None, typer.Option(help="HH:MM: begin nothing after.")]
+CronOption = Annotated[str | None, typer.Option("--cron", help="Cron expression: five fields, or @hourly … @yearly.")]
+ZoneOption = Annotated[str, typer.Option("--tz", help="Time zone of the cron expression and the window.")]
+WindowStart = Annotated[str | None, typer.Option(help="HH:MM: start no run before this time of day.")]
+WindowEnd = Annotated[str | None, typer.Option(help="HH:MM: start no run after this time of day.")]
 
 
 @app.command()
 def create(
-    flow: Annotated[str, typer.Argument(help="The flow's name, or package:NAME.")],
-    name: Annotated[str, typer.Option(help="What people call it.")],
+    flow: FlowName,
+    name: Annotated[str, typer.Option(help="Name of the schedule.")],
     cron: CronOption = None,
     timezone: ZoneOption = "UTC",
     window_start: WindowStart = None,
     window_end: WindowEnd = None,
-    given: Annotated[str, typer.Option("--input", help="The runs' input, as JSON.")] = "{}",
-    overlap: Annotated[Overlap, typer.Option(help="While its former run goes on: wait for it, or not.")] = Overlap.wait,
-    catch_up: Annotated[CatchUp, typer.Option(help="After a downtime: run the latest, or none.")] = CatchUp.latest,
+    given: Annotated[str, typer.Option("--input", help="Input of the runs, as a JSON object.")] = "{}",
+    overlap: Annotated[
+        Overlap, typer.Option(help="Overlap policy: wait for the running run, or allow several at once.")
+    ] = Overlap.wait,
+    catch_up: Annotated[
+        CatchUp, typer.Option(help="Catch-up policy after downtime: run the latest missed slot, or skip all.")
+    ] = CatchUp.latest,
     tenant: Tenant = "default",
 ) -> None:
-    """Create a schedule. Without --cron it is fired by hand only."""
+    """Create a schedule. Without --cron it is manual: only `ecluse schedules run` starts it."""
     if flow == AUTOMATION:
-        raise InvalidInput("A schedule of automation says which fiches: use `ecluse automation schedules create`.")
+        raise InvalidInput(
+            "Schedules of automation need a selection of fiches: use `ecluse automation schedules create`."
+        )
     new = NewSchedule(
         flow_named(flow), name, cron, timezone, window_start, window_end, json_object(given),
         overlap.value, catch_up.value, tenant_id=tenant,
@@ -83,17 +88,23 @@ def create(
 
 @app.command("list")
 def list_(
-    tenant: Annotated[str | None, typer.Option(help="Tenant; all of them by default.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
+    tenant: TenantFilter = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
 ) -> None:
     """List schedules by name, with the next due time."""
     rows = with_connection(lambda connection: list_schedules(connection, tenant, limit=limit, offset=offset))
     if not rows:
-        none = "no schedules yet: make one with `ecluse schedules create FLOW --name … --cron …`"
-        typer.echo("no such schedules" if tenant or offset else none)
+        none = "no schedules yet: create one with `ecluse schedules create FLOW --name … --cron …`"
+        typer.echo("no matching schedules" if tenant or offset else none)
     for row in rows:
-        due = f"{row['next_due_at']:%Y-%m-%d %H:%M:%SZ}" if row["next_due_at"] else "off" if row["cron"] else "by hand"
+        due = (
+            f"{row['next_due_at']:%Y-%m-%d %H:%M:%SZ}"
+            if row["next_due_at"]
+            else "disabled"
+            if row["cron"]
+            else "manual"
+        )
         trouble = f"  failing: {row['error']}" if row["error"] else ""
         what = f"{row['tenant_id']:<12} {row['flow']:<14} {row['name']:<24} {row['cron'] or '-':<16}"
         typer.echo(harmless(f"{row['id']:>8}  {what} {row['timezone']:<18} {due}{trouble}"))
@@ -107,15 +118,15 @@ def show(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
 
 @app.command()
 def preview(
-    schedule_id: Annotated[int | None, typer.Argument(help="A schedule's id; or give --cron.")] = None,
+    schedule_id: Annotated[int | None, typer.Argument(help="Id of a schedule. Without it, give --cron.")] = None,
     cron: CronOption = None,
     timezone: ZoneOption = "UTC",
     window_start: WindowStart = None,
     window_end: WindowEnd = None,
-    count: Annotated[int, typer.Option("-n", help="How many.", min=1, max=1000)] = 10,
+    count: Annotated[int, typer.Option("-n", help="Number of due times.", min=1, max=1000)] = 10,
     tenant: Tenant = "default",
 ) -> None:
-    """Show the next due times, and how clock changes (DST) affect them."""
+    """Show the next due times, and how DST affects them."""
     if schedule_id is not None:
         row = with_connection(lambda connection: load_schedule(connection, tenant, schedule_id))
         cron, timezone, window_start, window_end = (row[n] for n in ("cron", "timezone", "window_start", "window_end"))
@@ -129,46 +140,48 @@ def preview(
 
 @app.command()
 def enable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Enable a schedule. Only due times from now on count."""
+    """Enable a schedule. Due times before now are not caught up."""
     _switch(schedule_id, tenant, enabled=True)
     show(schedule_id, tenant)
 
 
 @app.command()
 def disable(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Disable a schedule. Runs that it has started go on."""
+    """Disable a schedule. Its open runs continue."""
     _switch(schedule_id, tenant, enabled=False)
     show(schedule_id, tenant)
 
 
 @app.command()
 def delete(schedule_id: ScheduleId, tenant: Tenant = "default") -> None:
-    """Delete a schedule. Its runs and slots stay; its name is free again."""
+    """Delete a schedule. Its runs and slots stay; its name can be used again."""
 
     async def drop(connection: Connection) -> None:
         if (await load_schedule(connection, tenant, schedule_id))["flow"] == AUTOMATION:
             right = f"ecluse automation schedules delete {schedule_id}"
-            raise InvalidInput(f"This is a schedule of automation: use `{right}`.")
+            raise InvalidInput(f"Schedule {schedule_id} is a schedule of automation: use `{right}`.")
         async with connection.transaction():
             await delete_schedule(connection, tenant, schedule_id)
             await _record(connection, tenant, "schedule.delete", schedule_id)
 
     with_connection(drop)
-    typer.echo(f"schedule {schedule_id} is deleted")
+    typer.echo(f"deleted schedule {schedule_id}")
 
 
 @app.command()
 def run(
     schedule_id: ScheduleId,
     tenant: Tenant = "default",
-    flow: Annotated[str | None, typer.Option(help="Its flow as package:NAME, unless ECLUSE_FLOWS loads it.")] = None,
+    flow: FlowOfRun = None,
 ) -> None:
-    """Fire a schedule by hand, now. No due time is used up by that."""
+    """Start a run of a schedule now. Due times are not affected."""
 
     async def fire(connection: Connection) -> dict[str, str]:
         row = await load_schedule(connection, tenant, schedule_id)
         if row["flow"] == AUTOMATION:
-            raise InvalidInput(f"This is a schedule of automation: use `ecluse automation trigger {schedule_id}`.")
+            raise InvalidInput(
+                f"Schedule {schedule_id} is a schedule of automation: use `ecluse automation trigger {schedule_id}`."
+            )
         async with connection.transaction():
             started = await fire_by_hand(connection, tenant, schedule_id, flow_named(flow or row["flow"]))
             await _record(connection, tenant, "schedule.run", schedule_id)

@@ -11,7 +11,7 @@ from ecluse.base.logging import harmless
 def in_full(row: Mapping[str, Any]) -> str:
     parts = [f"{row['successful']} successful", f"{row['failed'] - row['cancelled']} failed"]
     parts += [f"{row['cancelled']} cancelled"] if row["cancelled"] else []
-    return f"{row['selected']} = {' + '.join([*parts, str(row['ignored']) + ' ignored'])}"
+    return f"{row['selected'] or 0} = {' + '.join([*parts, str(row['ignored']) + ' ignored'])}"
 
 
 def in_short(row: Mapping[str, Any]) -> str:

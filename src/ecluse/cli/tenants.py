@@ -13,28 +13,30 @@ from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, disable and enable tenants.")
-TenantArgument = Annotated[str, typer.Argument(help="The tenant's id.")]
+TenantArgument = Annotated[str, typer.Argument(help="Id of the tenant.")]
 
 
 @app.command()
 def create(
-    tenant: TenantArgument, name: Annotated[str | None, typer.Option(help="For people. Default: the id.")] = None
+    tenant: TenantArgument, name: Annotated[str | None, typer.Option(help="Display name. Default: the id.")] = None
 ) -> None:
     """Create a tenant."""
 
     async def ask(connection: Connection) -> None:
         async with connection.transaction():
             if not await tenants.create(connection, tenant, name):
-                raise InvalidInput(f"There is a tenant {tenant!r} already.")
+                raise InvalidInput(f"Tenant {tenant!r} exists already.")
             await audit_trail.record(connection, tenant, operator(), "tenant.create", f"tenant:{tenant}")
 
     with_connection(ask)
-    typer.echo(f"created {tenant}: make a key with `ecluse keys create --tenant {tenant} --role … --name …`")
+    typer.echo(f"created tenant {tenant}; create a key with `ecluse keys create --tenant {tenant} --role … --name …`")
 
 
 @app.command()
-def disable(tenant: TenantArgument, reason: Annotated[str, typer.Option(help="Why; it is recorded.")]) -> None:
-    """Disable a tenant: its API keys are refused. Its open runs go on."""
+def disable(
+    tenant: TenantArgument, reason: Annotated[str, typer.Option(help="Reason, stored in the audit trail.")]
+) -> None:
+    """Disable a tenant: its API keys are refused. Its open runs continue."""
     _set_disabled(tenant, True, reason)
 
 
@@ -54,7 +56,7 @@ def _set_disabled(tenant: str, disabled: bool, reason: str | None) -> None:
                 await audit_trail.record(connection, tenant, operator(), f"tenant.{word}", f"tenant:{tenant}", reason)
             return changed
 
-    typer.echo(f"{word}d {tenant}" if with_connection(ask) else f"{tenant} was {word}d already")
+    typer.echo(f"{word}d tenant {tenant}" if with_connection(ask) else f"tenant {tenant} was {word}d already")
 
 
 @app.command("list")

@@ -13,18 +13,16 @@ from ecluse.base.errors import InvalidInput
 from ecluse.base.logging import harmless
 from ecluse.cli.database import with_connection
 from ecluse.cli.given import flow_named
+from ecluse.cli.options import AsJson, FicheId, Limit, Offset, Tenant
 from ecluse.db.connect import Connection
 from ecluse.flows.fiches import ids
 from ecluse.flows.transcriptions import queries, rules
 
-app = typer.Typer(no_args_is_help=True, help="Queue transcriptions of fiches, and look at them.")
-Tenant = Annotated[str, typer.Option(help="Tenant.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
-FicheId = Annotated[str, typer.Argument(help="The fiche's id, as the CRM numbers it.")]
+app = typer.Typer(no_args_is_help=True, help="Queue fiches for transcription, and show the status and logs of a fiche.")
 
 
 NOT_KNOWN = {
-    "missing": "not fetched from the CRM yet: it is not known which recordings there are",
+    "missing": "not fetched from the CRM yet: its recordings are unknown",
     "not_found": "the CRM does not know this fiche (404)",
 }
 
@@ -42,7 +40,7 @@ def _queue(tenant: str, fiche_ids: list[str], priority: Priority, *, daily: bool
         raise InvalidInput(f"{why}. Nothing was queued.")
     once = list(dict.fromkeys(fiche_ids))
     if len(once) < len(fiche_ids):
-        typer.echo(f"{len(fiche_ids) - len(once)} doubled ids are folded: each fiche is queued once", err=True)
+        typer.echo(f"{len(fiche_ids) - len(once)} duplicate ids ignored: each fiche is queued once", err=True)
     flow = flow_named(rules.FLOW)
 
     async def ask(connection: Connection) -> list[dict[str, Any]]:
@@ -62,26 +60,26 @@ def _queue(tenant: str, fiche_ids: list[str], priority: Priority, *, daily: bool
 @app.command()
 def start(
     fiche_id: FicheId,
-    priority: Annotated[Priority, typer.Option(help="Who goes first.")] = Priority.normal,
+    priority: Annotated[Priority, typer.Option(help="Priority in the queue.")] = Priority.normal,
     tenant: Tenant = "default",
 ) -> None:
-    """Queue one fiche. If it is being transcribed, no second run is started: the answer names the open run."""
+    """Queue one fiche. If it is being transcribed, returns the open run instead of starting another."""
     typer.echo(json.dumps(_queue(tenant, [fiche_id], priority, daily=False)[0]))
 
 
 @app.command()
 def batch(
-    fiche_ids: Annotated[list[str], typer.Argument(help="Their ids.")],
-    priority: Annotated[Priority, typer.Option(help="Who goes first.")] = Priority.normal,
+    fiche_ids: Annotated[list[str], typer.Argument(help="Ids of the fiches in the CRM.")],
+    priority: Annotated[Priority, typer.Option(help="Priority in the queue.")] = Priority.normal,
     tenant: Tenant = "default",
 ) -> None:
-    """Queue many fiches. A fiche is queued again on the same day only if its run has ended. Prints a line per fiche."""
+    """Queue fiches, and print a line for each. On the same day, a fiche is queued again only if its run has ended."""
     for one in _queue(tenant, fiche_ids, priority, daily=True):
         typer.echo(json.dumps(one))
 
 
 @app.command()
-def status(fiche_id: FicheId, tenant: Tenant = "default", as_json: JsonOption = False) -> None:
+def status(fiche_id: FicheId, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Show how many recordings have a transcript, the state of each, and the open or last run."""
     found = with_connection(lambda connection: queries.status(connection, tenant, fiche_id))
     if as_json:
@@ -96,7 +94,7 @@ def status(fiche_id: FicheId, tenant: Tenant = "default", as_json: JsonOption = 
     if run is not None:
         said = f"{run['processed']} of {run['target_total']} processed, {run['cached']} cached, {run['failed']} failed"
         if unplanned:
-            said = "its recordings are not known yet" if run["ended_at"] is None else "it ended before its plan"
+            said = "recordings not known yet" if run["ended_at"] is None else "ended before its recordings were known"
         typer.echo(f"run {run['id']} {run['status']} ({run['phase']}): {said}")
         if why := run["reason"] or run["waiting_for"]:
             typer.echo(harmless(f"  {run['error_code']}: {why}" if run["error_code"] else f"  {why}"))
@@ -107,15 +105,15 @@ def status(fiche_id: FicheId, tenant: Tenant = "default", as_json: JsonOption = 
 @app.command()
 def logs(
     fiche_id: FicheId,
-    run_id: Annotated[str | None, typer.Option("--run", help="Only of this run.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run", help="Show only lines of this run.")] = None,
     tenant: Tenant = "default",
-    limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
+    limit: Limit = 50,
+    offset: Offset = 0,
 ) -> None:
     """Show the stored log lines of a fiche, oldest first (WORKFLOW_LOG_DB_ENABLED stores them)."""
     rows = with_connection(lambda c: queries.logs(c, tenant, fiche_id, run_id=run_id, limit=limit, offset=offset))
     if not rows:
-        typer.echo("no lines are stored: WORKFLOW_LOG_DB_ENABLED=true stores those to come")
+        typer.echo("no log lines are stored: set WORKFLOW_LOG_DB_ENABLED=1 for the servers")
     for row in rows:
         data = json.dumps(row["data"], ensure_ascii=False, default=str)
         typer.echo(harmless(f"{row['created_at']:%Y-%m-%d %H:%M:%S} {row['level']:<7} {row['message']} {data}"))

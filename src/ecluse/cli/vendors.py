@@ -15,13 +15,13 @@ from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
 from ecluse.engine import Moved, list_lanes, needing_lane, pause_lane, resume_lane
 
-EVERYBODY = "system"  # a lane belongs to no tenant
+SYSTEM = "system"  # a lane belongs to no tenant
 NAMED = 20  # affected stages listed at most
 AT = "%Y-%m-%d %H:%M:%S%z"
-app = typer.Typer(no_args_is_help=True, help="The lanes to the vendors: look at them, pause and resume them.")
+app = typer.Typer(no_args_is_help=True, help="List the lanes to the vendors; pause and resume a lane.")
 
-Name = Annotated[str, typer.Argument(help="The lane's name, as `ecluse vendors list` shows it.")]
-Reason = Annotated[str, typer.Option(help="Why; everybody who asks why something waits is shown it.")]
+Name = Annotated[str, typer.Argument(help="Name of the lane, as `ecluse vendors list` shows it.")]
+Reason = Annotated[str, typer.Option(help="Reason, shown wherever a wait for this lane is explained.")]
 
 
 @app.command("list")
@@ -29,9 +29,9 @@ def list_vendors() -> None:
     """List all lanes: caps, items in flight and waiting, and the reason if a lane is paused, held or down."""
     lanes = with_connection(list_lanes)
     if not lanes:
-        typer.echo("no lanes yet: a server that has flows writes them when it starts")
+        typer.echo("no lanes yet: a server creates the lanes of its flows when it starts")
     for lane in lanes:
-        work = f"{lane['in_flight']:>6} in hand {lane['waiting']:>8} waiting"
+        work = f"{lane['in_flight']:>6} in flight {lane['waiting']:>8} waiting"
         typer.echo(harmless(f"{lane['name']:<24} {_caps(lane):<34} {work}  {_standing(lane)}"))
 
 
@@ -40,32 +40,36 @@ def pause(
     name: Name,
     reason: Reason,
     stop_clock: Annotated[
-        bool, typer.Option("--stop-clock", help="Stop the clock of the stages that need it until it is resumed.")
+        bool, typer.Option("--stop-clock", help="Stop the clock of stages that need the lane until it is resumed.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, even if runs may fail by it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation, even if runs may fail.")] = False,
 ) -> None:
     """Pause a lane: no replica starts its items until it is resumed. Calls in flight finish. Stages that need the lane
     still time out, unless their clock is stopped."""
     waiting = with_connection(lambda connection: needing_lane(connection, name))
     if not stop_clock:
-        fails = [(one, f"fails what still waits at {one.deadline_at:{AT}}") for one in waiting[:NAMED]]
+        fails = [(one, f"fails items that still wait at {one.deadline_at:{AT}}") for one in waiting[:NAMED]]
         _say(fails, len(waiting), err=True)
         if waiting:
-            confirm.ask("Pause it all the same? (--stop-clock gives these stages their time back)", yes=yes)
+            confirm.ask(
+                "Pause the lane anyway? (--stop-clock extends the deadlines of these stages by the pause)", yes=yes
+            )
 
     async def ask(connection: Connection) -> None:
         async with connection.transaction():
             await pause_lane(connection, name, reason=reason, by=operator(), stop_clock=stop_clock)
-            told = f"{reason} (clock stopped)" if stop_clock else reason
-            await audit_trail.record(connection, EVERYBODY, operator(), "lane.pause", f"lane:{name}", told)
+            full = f"{reason} (clock stopped)" if stop_clock else reason
+            await audit_trail.record(connection, SYSTEM, operator(), "lane.pause", f"lane:{name}", full)
 
     with_connection(ask)
-    typer.echo(f"{name} is paused; `ecluse vendors resume {name} --reason …` opens it again")
+    typer.echo(f"lane {name} is paused; resume it with `ecluse vendors resume {name} --reason …`")
     if stop_clock:
         runs = len({one.run_id for one in waiting})
-        typer.echo(f"the clock of the stages that need it stands still until then: {runs} runs now", err=True)
+        typer.echo(f"the clock of stages that need the lane is stopped until then: {runs} runs now", err=True)
     else:
-        typer.echo("runs that come to need it have the time of their stages, no more: what waits then fails", err=True)
+        typer.echo(
+            "the clock of stages that need the lane keeps running: items that still wait at the deadline fail", err=True
+        )
 
 
 @app.command()
@@ -76,18 +80,18 @@ def resume(name: Name, reason: Reason) -> None:
         async with connection.transaction():
             moved = await resume_lane(connection, name, reason=reason, by=operator())
             if moved is not None:
-                await audit_trail.record(connection, EVERYBODY, operator(), "lane.resume", f"lane:{name}", reason)
+                await audit_trail.record(connection, SYSTEM, operator(), "lane.resume", f"lane:{name}", reason)
             return moved
 
     moved = with_connection(ask)
     if moved is None:
-        typer.echo(f"{name} was not paused; nothing was changed", err=True)
+        typer.echo(f"lane {name} is not paused; nothing was changed", err=True)
         return
-    typer.echo(f"{name} goes on")
+    typer.echo(f"lane {name} is resumed")
     said = []
     for one in moved[:NAMED]:
         by = timedelta(seconds=round(one.by.total_seconds()))
-        said.append((one, f"has until {one.deadline_at:{AT}}: its clock stood still for {by}"))
+        said.append((one, f"has the deadline {one.deadline_at:{AT}}: its clock was stopped for {by}"))
     _say(said, len(moved))
 
 
@@ -100,7 +104,7 @@ def _say(stages: Sequence[tuple[Any, str]], total: int, *, err: bool = False) ->
 
 
 def _caps(lane: dict[str, Any]) -> str:
-    caps = [f"{lane['max_in_flight']} at once"] if lane["max_in_flight"] else []
+    caps = [f"max {lane['max_in_flight']} in flight"] if lane["max_in_flight"] else []
     caps += [f"{lane['max_per_key']} per key"] if lane["max_per_key"] else []
     if lane["per_second"]:
         slow = lane["per_second"] < 1

@@ -55,9 +55,9 @@ class Patience:
             self.worker_seen = now
         name = f"run {run['id']} is {run['status']}"
         if now - self.worker_seen > NO_WORKER_SECONDS:
-            raise StillOpen(f"{name}, and no worker of its flow is live: start one with `ecluse serve`")
+            raise StillOpen(f"{name}, but no worker of its flow is live: start one with `ecluse serve`")
         if self.timeout is not None and now - self.began > self.timeout:
-            raise StillOpen(f"{name} after {self.timeout:g} s; it goes on")
+            raise StillOpen(f"{name} after {self.timeout:g} s and continues")
 
 
 @dataclass
@@ -117,7 +117,7 @@ def watch(run_id: int, every: float, timeout: float | None = None) -> int:
     except StillOpen as error:
         if sys.stdout.isatty():
             typer.echo()
-        typer.echo(f"{error}. It is not followed any longer: `ecluse runs watch {run_id}` does so again.", err=True)
+        typer.echo(f"{error}. Stopped following it; `ecluse runs watch {run_id}` follows it again.", err=True)
         return STILL_OPEN
     finally:
         database.release()
@@ -126,7 +126,7 @@ def watch(run_id: int, every: float, timeout: float | None = None) -> int:
 
 
 async def _follow(dsn: str, run_id: int, every: float, patience: Patience) -> run_queries.Row:
-    clock, pace, last, away = Clock(), dict[str, Pace](), "", False
+    clock, pace, last, unavailable = Clock(), dict[str, Pace](), "", False
     live = sys.stdout.isatty()
     while True:
         try:
@@ -134,7 +134,7 @@ async def _follow(dsn: str, run_id: int, every: float, patience: Patience) -> ru
                 while (run := await run_queries.show_run(connection, None, run_id))["ended_at"] is None:
                     if (said := line(run, pace, clock.monotonic())) != last:
                         typer.echo(f"\r\x1b[K{said}" if live else said, nl=not live)
-                    last, away = said, False
+                    last, unavailable = said, False
                     await patience.check(connection, run, clock.monotonic())
                     await asyncio.sleep(every)
                 if live:
@@ -145,8 +145,8 @@ async def _follow(dsn: str, run_id: int, every: float, patience: Patience) -> ru
         except psycopg.Error as error:
             if not is_unavailable(error):
                 raise
-            if not away:
-                typer.echo(f"database away, looking again until it is back: {one_line(error)}", err=True)
-            away = True
+            if not unavailable:
+                typer.echo(f"database unavailable, retrying: {one_line(error)}", err=True)
+            unavailable = True
             patience.worker_seen = clock.monotonic()  # heartbeats cannot be read without the database
             await asyncio.sleep(every)

@@ -1,4 +1,4 @@
-"""The first lines of a server's log: the version, the URL to open, and how to make the first API key."""
+"""The first lines of a server's log: the version, the URL to open, and how to create the first API key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here, only replaced in URLs
 USABLE = "SELECT FROM api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ecluse_now()) LIMIT 1"
-MAKE_ONE = "ecluse keys create --name laptop --role operator"
+CREATE_KEY = "ecluse keys create --name laptop --role operator"
 
 
 def name_program() -> None:
@@ -21,11 +21,11 @@ def name_program() -> None:
 
 
 def say_where(listener: socket.socket, dsn: str, public_url: str | None) -> None:
-    """Log the URL to open and, if there is no usable API key, how to make one. For servers with the role api."""
-    log.info("open it in a browser", url=public_url or url_of(*listener.getsockname()[:2]))
+    """Log the URL to open and, if there is no usable API key, how to create one. For servers with the role api."""
+    log.info("open the pages in a browser", url=public_url or url_of(*listener.getsockname()[:2]))
     with open_blocking_session(dsn) as connection:
         if connection.execute(USABLE).fetchone() is None:
-            log.info("there is no API key yet: make one, and sign in with it", command=MAKE_ONE)
+            log.info("no API key exists: create one and log in with it", command=CREATE_KEY)
 
 
 def url_of(host: str, port: int) -> str:

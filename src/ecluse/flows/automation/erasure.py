@@ -10,6 +10,7 @@ from typing import Any
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_column
 from ecluse.flows.transcriptions import rules
 from ecluse.retention import erasure
 from ecluse.retention.erasure import Erasure
@@ -87,7 +88,8 @@ SELECT d.run_id FROM deliveries d
 WHERE d.tenant_id = %(tenant)s AND (d.about_run = ANY(%(runs)s) OR d.message -> 'data' ->> 'fiche_id' = %(target)s
     OR d.about_run = ANY(%(shared)s) AND d.message::text ~ %(in_words)s)
 """
-LOCK = "SELECT id, ended_at IS NULL FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
+LOCK = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
+OPEN = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NULL ORDER BY id"
 LOCK_FICHE = "SELECT 1 FROM fiche_cache WHERE tenant_id = %s AND fiche_id = %s FOR UPDATE"
 KNOWN = "SELECT 1 FROM fiche_cache WHERE tenant_id = %s AND fiche_id = %s"
 IN_FLIGHT = """
@@ -136,16 +138,22 @@ async def foresee(connection: Connection, found: Found) -> Counter[str]:
     return await erasure.count(connection, (*erasure.OF_RUNS, *OF_THE_FICHE), found.given)
 
 
+async def refuse_open_runs(connection: Connection, found: Found) -> None:
+    if open_runs := await fetch_column(connection, OPEN, (sorted(found.every_run),)):
+        named = ", ".join(map(str, open_runs[:NAMED])) + (", …" if len(open_runs) > NAMED else "")
+        message = (
+            f"Fiche {found.fiche_id} is part of open runs ({named}): wait for their end, or `ecluse runs end` them."
+        )
+        raise Refused(409, "RUN_OPEN", message)
+
+
 async def erase(connection: Connection, found: Found) -> Counter[str]:
     """Erase the fiche in the caller's transaction. Refuses while one of its runs is open, or a call about it is in
     flight. Runs are locked before the fiche, as everywhere."""
     tenant, fiche_id = found.tenant, found.fiche_id
-    rows = await (await connection.execute(LOCK, (sorted(found.every_run),))).fetchall()
+    await connection.execute(LOCK, (sorted(found.every_run),))
     await connection.execute(LOCK_FICHE, (tenant, fiche_id))
-    if open_runs := [str(run) for run, is_open in rows if is_open]:
-        named = ", ".join(open_runs[:NAMED]) + (", …" if len(open_runs) > NAMED else "")
-        message = f"Fiche {fiche_id} is part of open runs ({named}): wait for their end, or `ecluse runs end` them."
-        raise Refused(409, "RUN_OPEN", message)
+    await refuse_open_runs(connection, found)
     locks = (tenant, rules.fiche_lock(fiche_id), rules.recording_lock(fiche_id, ""))
     if (holder := await (await connection.execute(IN_FLIGHT, locks)).fetchone()) is not None:
         message = f"A call about fiche {fiche_id} is in flight ({holder[0]}): try again in a minute."
