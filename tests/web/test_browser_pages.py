@@ -132,7 +132,7 @@ def test_a_wrong_key_is_told_so_and_the_right_one_leads_where_one_wanted_to_go(d
     page.get_by_role("button", name="Log in").click()
     expect(page).to_have_url(f"{visitor.base}/ui/schedules")
     page.get_by_role("link", name="nightly").click()
-    expect(page.get_by_role("table", name="Next instants").get_by_role("row")).to_have_count(11)
+    expect(page.get_by_role("table", name="Next due times").get_by_role("row")).to_have_count(11)
     page.get_by_role("button", name="Log out").click()
     expect(page).to_have_url(f"{visitor.base}/ui/login")
     visitor.go("/ui/runs")
@@ -154,7 +154,7 @@ def test_a_page_whose_key_is_revoked_says_so(desk, visit, monkeypatch):
     expect(page.get_by_role("status")).to_have_text("Live")
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("UPDATE api_keys SET revoked_at = ecluse_now() WHERE hint = %s", (key[:8],))
-    expect(page.get_by_role("alert")).to_contain_text("no longer good")
+    expect(page.get_by_role("alert")).to_contain_text("no longer valid")
     expect(page.locator("#pulse")).to_be_hidden()
 
 
@@ -189,7 +189,7 @@ def test_a_page_outlives_its_server_and_is_live_again_with_the_next(dsn, visit):
         page = visitor.log_in(key)
         expect(page.get_by_role("status")).to_have_text("Live")
         page.evaluate("window.stillHere = true")
-    expect(page.get_by_role("status")).to_have_text("Connection lost, trying again")
+    expect(page.get_by_role("status")).to_have_text("Connection lost, reconnecting")
     with serving(dsn, FLOW, port=client.port) as client:
         run_id = client.with_key(key).post("/api/runs", {"flow": "test"}).json["run_id"]
         expect(page.get_by_role("status")).to_have_text("Live")

@@ -143,7 +143,7 @@ def test_times_are_counted_on_by_the_page_and_only_what_has_changed_is_swapped(
 
 def test_a_clock_that_stands_still_is_not_counted_on(reader, held, fill):
     fill("UPDATE lanes SET clock_stopped_at = paused_at WHERE name = 'elevenlabs'")
-    assert "Time limit of transcribe its clock stands still" in reader.shown(f"/ui/runs/{held}")
+    assert "Time limit of transcribe clock stopped" in reader.shown(f"/ui/runs/{held}")
     fill("UPDATE lanes SET clock_stopped_at = NULL WHERE name = 'elevenlabs'")
     assert "Time limit of transcribe in " in reader.shown(f"/ui/runs/{held}")
 

@@ -58,12 +58,12 @@ def stage(**counts):
 def test_the_parts_of_a_bar_follow_each_other_and_fill_no_more_than_there_is():
     bar = figures.of_stage(stage(done=4, failed=1, in_flight=2))
     assert [(part.kind, part.start, part.width) for part in bar.parts] == [
-        ("successful", 0, 40),
+        ("done", 0, 40),
         ("failed", 40, 10),
         ("in flight", 50, 20),
     ]
     assert (bar.finished, bar.percent, bar.failed) == (5, 50, 1)
-    assert bar.said == "5 of 10 finished: 4 successful, 1 failed, 2 in flight"
+    assert bar.said == "5 of 10 finished: 4 done, 1 failed, 2 in flight"
     more = figures.of_stage(stage(expected=2, done=4))  # seen between two commits
     assert sum(part.width for part in more.parts) == 100
     assert figures.of_stage(stage(expected=0)).percent == 100
@@ -88,4 +88,4 @@ def test_what_was_cancelled_is_neither_finished_nor_failed():
     assert bar.said == "4 of 10 finished: 2 successful, 1 failed, 1 ignored, 6 cancelled"
     assert (bar.failed, bar.percent, sum(part.width for part in bar.parts)) == (1, 40, 100)
     undone = figures.of_stage(stage(done=3, failed=1, unfinished=6, ended_at="now"))
-    assert undone.said == "4 of 10 finished: 3 successful, 1 failed, 6 unfinished"
+    assert undone.said == "4 of 10 finished: 3 done, 1 failed, 6 unfinished"

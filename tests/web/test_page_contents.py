@@ -115,7 +115,7 @@ def test_outcomes_are_counted_by_reason_then_shown_page_by_page_and_by_outcome(r
     body = reader.get(f"{page}?outcome=failed&why=NOT_FOUND").body.decode()
     assert "?outcome=failed&amp;why=NOT_FOUND&amp;outcomes=25#outcomes" in body
     assert 'title="no article 0"' in body
-    assert "No such outcomes" in reader.shown(f"{page}?outcome=open")
+    assert "No matching outcomes" in reader.shown(f"{page}?outcome=open")
 
 
 def test_the_log_is_shown_newest_first_and_page_by_page(reader, fill, ended_run):
@@ -153,7 +153,7 @@ def test_a_run_that_broke_says_why_and_stages_say_how_far_they_came(reader, fill
     )
     shown = reader.shown(f"/ui/runs/{run_id}")
     assert 'CRM_AWAY the CRM is away { "tried": 3 }' in shown
-    assert "details 7 of 10 finished: 4 successful, 2 failed, 1 ignored, 1 in flight" in shown
+    assert "details 7 of 10 finished: 4 done, 2 failed, 1 ignored, 1 in flight" in shown
     assert "10 4 2 1 1 2 3 timeout 2026-03-02 10:02:00" in shown
 
 
@@ -161,10 +161,10 @@ def test_a_run_whose_targets_are_open_says_so_instead_of_listing_them(reader, pa
     client = reader.client.with_key(new_key(pages_dsn))
     run_id = client.post("/api/runs", {"flow": "test", "input": {"targets": ["a"]}}).json["run_id"]
     assert f"test #{run_id} queued" in reader.shown("/ui/runs")
-    assert "Nothing is selected yet" in reader.shown(f"/ui/runs/{run_id}")
+    assert "No targets selected yet" in reader.shown(f"/ui/runs/{run_id}")
     fill("INSERT INTO outcomes (run_id, target) SELECT %s, 'target-' || n FROM generate_series(1, 3) n", run_id)
     shown = reader.shown(f"/ui/runs/{run_id}")
-    assert "3 open Results appear when the run ends" in shown
+    assert "3 open Outcomes appear when the run ends" in shown
     assert "target-1" not in shown
     assert "target-1 open target-2 open" in reader.shown(f"/ui/runs/{run_id}?outcome=open")
     fill("UPDATE outcomes SET outcome = 'ignored', reason = 'gone' WHERE run_id = %s AND target = 'target-2'", run_id)
@@ -250,7 +250,7 @@ def test_text_from_outside_is_shown_as_it_is_and_never_as_markup(reader, fill, e
 def test_a_question_that_makes_no_sense_gets_a_page_that_says_so(reader, question):
     answer = reader.get(f"/ui/runs?{question}")
     assert answer.status == 422
-    assert f"not understood: {question.partition('=')[0]}" in text(answer)
+    assert f"Invalid parameters in the address: {question.partition('=')[0]}" in text(answer)
 
 
 def test_schedules_say_in_words_when_they_are_due_and_what_became_of_it(of, fill, ended_run):
@@ -275,7 +275,7 @@ def test_schedules_say_in_words_when_they_are_due_and_what_became_of_it(of, fill
     )  # fmt: skip
     listed = mine.shown("/ui/schedules")
     assert "by hand test Manual" in listed
-    assert "switched off test · off At 02:30 every day" in listed
+    assert "switched off test · disabled At 02:30 every day" in listed
     assert "0 9 * * 1-5 America/New_York" in listed
     assert "out of range" in listed.partition("unreadable")[2]
     assert f"#{run_id} partial 2026-03-02 10:00:00 UTC" in listed.partition("nightly")[2]
@@ -285,8 +285,8 @@ def test_schedules_say_in_words_when_they_are_due_and_what_became_of_it(of, fill
     assert rows_of == [0, 3, 0, 0, 3], "by name: by hand, nightly, switched off, unreadable, workdays"
 
     shown = mine.shown(f"/ui/schedules/{nightly}")
-    assert "on At 02:30 every day" in shown
-    ahead, _, behind = shown.partition("History")
+    assert "enabled At 02:30 every day" in shown
+    ahead, _, behind = shown.partition("Slots")
     assert len(re.findall(r"\d{4}-\d\d-\d\d 0[01]:30:00 \w{3} \d{4}-\d\d-\d\d 02:30 \+0[12]00", ahead)) == 10
     assert f"2026-03-02 01:30:00 fired #{run_id} 2026-03-01 01:30:00 missed nobody was there in time" in behind
     assert rows(behind.partition("Latest runs")[2]) == [str(run_id)]

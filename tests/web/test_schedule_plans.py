@@ -25,9 +25,9 @@ def page(reader, fill):
             names, marks = ", ".join(given), ", ".join(["%s"] * len(given))
             sql = f"INSERT INTO automation_settings ({names}) VALUES ({marks})"  # noqa: S608 - our own names
             fill(sql, *given.values())
-        _, before, rest = reader.shown(f"/ui/schedules/{schedule}").partition("run the latest once")
+        _, before, rest = reader.shown(f"/ui/schedules/{schedule}").partition("run the latest missed slot")
         plan, after, _ = rest.partition("Next")
-        assert (before, after) == ("run the latest once", "Next")
+        assert (before, after) == ("run the latest missed slot", "Next")
         return plan.strip()
 
     return show
@@ -50,9 +50,9 @@ def test_the_days_the_filters_and_the_stages_are_said(page):
         transcription_priority="high",
         run_audits=False,
     ) == (
-        "Which fiches Mode filter Days 2026-01-01 to 2026-01-31 Groupes Paris, <b>Lyon"
-        " Only with recordings, not audited yet Limit 1,000 Recordings of a fiche, at most 20 RLM used"
-        " What is done with them Transcription all recordings, again; priority high Audits no"
+        "Selection Mode filter Days 2026-01-01 to 2026-01-31 Groupes Paris, <b>Lyon"
+        " Only with recordings, not audited yet Limit 1,000 Max recordings per fiche 20 RLM used"
+        " Stages Transcription all recordings, transcribed ones again; priority high Audits no"
     )
 
 
@@ -61,12 +61,12 @@ def test_where_nothing_is_set_it_says_so(page):
         "defaults", fiche_selection_mode="date_range", fiche_selection_date_range="last_7_days",
         run_transcription=False, use_automatic_audits=False,
     ) == (
-        "Which fiches Mode date_range Days last 7 days Groupes any Only no restriction Limit none"
-        " Recordings of a fiche, at most as the server is set RLM not used"
-        " What is done with them Transcription no Audits – Audit configs now none"  # noqa: RUF001
+        "Selection Mode date_range Days last 7 days Groupes any Only no restriction Limit none"
+        " Max recordings per fiche server default RLM not used"
+        " Stages Transcription no Audits – Current audit configs none"  # noqa: RUF001
     )  # fmt: skip
-    assert "Fiches none given: a run completes, and does nothing" in page("by hand", fiche_selection_mode="manual")
-    assert page("spoilt").startswith("Which fiches Nothing is set: delete it")
+    assert "Fiches none given: runs complete without doing anything" in page("by hand", fiche_selection_mode="manual")
+    assert page("spoilt").startswith("Selection This schedule has no automation settings: delete it")
     assert page("of another flow", flow="test") == ""
 
 
@@ -92,9 +92,9 @@ def test_the_audit_configs_that_it_takes_now_are_named(page, fill):
     shown = page(
         "audited", fiche_selection_mode="manual", specific_audit_configs=[chosen, off, other],
     )  # fmt: skip
-    assert shown.partition("What is done with them ")[2] == (
-        "Transcription what has no transcript yet; priority normal"
-        " Audits the configs that run automatically and 3 chosen"
-        f" Audit configs now Every call #{automatic}, Chosen #{chosen}"
-        f" Not among them #{off} (not active), #{other} (deleted)"
+    assert shown.partition("Stages ")[2] == (
+        "Transcription recordings without a transcript; priority normal"
+        " Audits automatic configs and 3 specific configs"
+        f" Current audit configs Every call #{automatic}, Chosen #{chosen}"
+        f" Unavailable audit configs #{off} (not active), #{other} (deleted)"
     )

@@ -69,33 +69,35 @@ def selection_in_words(row: Row) -> list[Fact]:
         Fact("Groupes", _some(row["groupes"]) or "any"),
         Fact("Only", ", ".join(name for name, wanted in only.items() if wanted) or "no restriction"),
         Fact("Limit", "none" if most is None else number(most)),
-        Fact("Recordings of a fiche, at most", "as the server is set" if recordings is None else number(recordings)),
+        Fact("Max recordings per fiche", "server default" if recordings is None else number(recordings)),
         Fact("RLM", "used" if row["use_rlm"] else "not used"),
     ]
 
 
 def stages_in_words(row: Row, found: Resolved) -> list[Fact]:
-    which = "what has no transcript yet" if row["skip_if_transcribed"] else "all recordings, again"
+    which = (
+        "recordings without a transcript" if row["skip_if_transcribed"] else "all recordings, transcribed ones again"
+    )
     transcription = Fact(
         "Transcription", f"{which}; priority {row['transcription_priority']}" if row["run_transcription"] else "no"
     )
     if not row["run_audits"]:
         return [transcription, Fact("Audits", "no")]
     asked = len(row["specific_audit_configs"])
-    by = ["the configs that run automatically"] if row["use_automatic_audits"] else []
-    by += [f"{number(asked)} chosen"] if asked else []
+    by = ["automatic configs"] if row["use_automatic_audits"] else []
+    by += [f"{number(asked)} specific configs"] if asked else []
     facts = [
         transcription,
         Fact("Audits", " and ".join(by) or None),
-        Fact("Audit configs now", _some([f"{config.name} #{config.id}" for config in found.configs]) or "none"),
+        Fact("Current audit configs", _some([f"{config.name} #{config.id}" for config in found.configs]) or "none"),
     ]
     if idle := [f"#{one} (not active)" for one in found.inactive] + [f"#{one} (deleted)" for one in found.unknown]:
-        facts.append(Fact("Not among them", _some(idle)))
+        facts.append(Fact("Unavailable audit configs", _some(idle)))
     return facts
 
 
 def _fiches(row: Row) -> Fact:
-    given = f"{number(row['fiches'])} given" if row["fiches"] else "none given: a run completes, and does nothing"
+    given = f"{number(row['fiches'])} given" if row["fiches"] else "none given: runs complete without doing anything"
     return Fact("Fiches", given)
 
 

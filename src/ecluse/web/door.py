@@ -64,7 +64,7 @@ async def admitted(request: Request, permission: str) -> Caller:
 def same_site(request: Request) -> None:
     """Refuse a form that another site submitted from the visitor's browser (CSRF)."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise Refused(403, "ANOTHER_SITE", "This came from another site.")
+        raise Refused(403, "ANOTHER_SITE", "The request came from another site.")
 
 
 def _instead(request: Request, error: Exception) -> Response:
@@ -77,9 +77,9 @@ def _instead(request: Request, error: Exception) -> Response:
             return render.trouble(request, error.status_code, str(error.detail))
         case RequestValidationError():
             wrong = ", ".join(str(one["loc"][-1]) for one in error.errors())
-            return render.trouble(request, 422, f"This address is not understood: {wrong}.")
+            return render.trouble(request, 422, f"Invalid parameters in the address: {wrong}.")
         case psycopg.Error() if is_unavailable(error):
-            return render.trouble(request, 503, "The database does not answer. Reload the page in a moment.")
+            return render.trouble(request, 503, "The database is unavailable. Reload the page in a moment.")
     raise error
 
 

@@ -12,7 +12,7 @@ from ecluse.insight.redrives import redrives_of, standing
 from ecluse.insight.stalls import Stall, stalls
 
 Row = run_queries.Row
-WORK = {"done": "successful", "failed": "failed", "ignored": "ignored", "in_flight": "in flight"}
+WORK = {"done": "done", "failed": "failed", "ignored": "ignored", "in_flight": "in flight"}
 WORK |= {"unfinished": "unfinished"}  # at the end of the run
 NOT_FINISHED = ("in flight", "unfinished", "cancelled")
 

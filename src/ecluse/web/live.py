@@ -57,11 +57,11 @@ def stream(
     realtime: Realtime = request.app.state.realtime
     tenant = request.state.caller.tenant
     if realtime.hub.stopping:
-        raise Refused(503, "STOPPING", "This server stops: ask again.")
+        raise Refused(503, "STOPPING", "This server is stopping: try again.")
     if realtime.pusher.full(tenant, "sse"):
-        raise Refused(429, "TOO_MANY_CONNECTIONS", "Too many look on for this tenant already.")
+        raise Refused(429, "TOO_MANY_CONNECTIONS", "This tenant has too many open streams.")
 
-    async def told() -> AsyncGenerator[bytes]:
+    async def sent() -> AsyncGenerator[bytes]:
         with realtime.hub.listening(Listener(tenant, "sse")) as listener:
             realtime.hub.subscribe(listener, WHOLE_TENANT)
             try:
@@ -72,9 +72,9 @@ def stream(
             except (EcluseError, psycopg.Error) as error:  # the stream ends, and the page reconnects
                 if not (is_unavailable(error) or (isinstance(error, EcluseError) and status_of(error) is not None)):
                     raise
-                log.warning("a page is not kept up to date", error=one_line(error))
+                log.warning("live update failed, the page reconnects", error=one_line(error))
 
-    return EventStream(told(), squeeze="gzip" in request.headers.get("accept-encoding", ""))
+    return EventStream(sent(), squeeze="gzip" in request.headers.get("accept-encoding", ""))
 
 
 async def _renderings(
@@ -97,7 +97,7 @@ async def _renderings(
             yield _event(_swaps(changed)) + END
             return
         if changed or at - spoke_at >= QUIET_SECONDS:
-            yield _event(_swaps(changed)) if changed else b": still here\n\n"
+            yield _event(_swaps(changed)) if changed else b": keep-alive\n\n"
             spoke_at = at
         await _until_it_pays(listener, concerns, at, TICK_SECONDS if shown["busy"] else QUIET_SECONDS)
 

@@ -90,7 +90,11 @@ def lasted(span: timedelta | None) -> str:
 def how_ended(cause: str) -> str:
     """Describe the end cause of a run that did not end normally. (`operator`: ended by an operator before the state
     `cancelled` existed.)"""
-    said = {"stale": "took longer than it may", "catastrophic": STOPPED, "operator": "cancelled by an operator"}
+    said = {
+        "stale": "stale: took longer than its stages may",
+        "catastrophic": STOPPED,
+        "operator": "cancelled by an operator",
+    }
     return said[cause]
 
 

@@ -1,7 +1,7 @@
-// Says beside the heading whether the page is kept up to date, lets a stream go whose last word was "end", and counts on
-// what only counts time: how long something goes on, or when it is to end.
+// Shows beside the heading whether the page is updated live, does not reconnect a stream after its "end" event, and
+// updates elapsed and remaining times every second.
 const ended = new WeakSet();
-const ahead = Date.parse(document.body.dataset.now) - Date.now(); // the server's clock, of ours
+const ahead = Date.parse(document.body.dataset.now) - Date.now(); // server clock minus browser clock
 const two = (number) => String(number).padStart(2, "0");
 const lasted = (seconds) => {
   const minutes = Math.floor(seconds / 60);
@@ -33,7 +33,7 @@ document.addEventListener("htmx:sse:before:connection", (event) => {
   if (ended.has(event.target)) event.preventDefault();
 });
 document.addEventListener("htmx:sse:after:connection", () => say("on", "Live"));
-document.addEventListener("htmx:sse:error", () => say("off", "Connection lost, trying again"));
+document.addEventListener("htmx:sse:error", () => say("off", "Connection lost, reconnecting"));
 document.addEventListener("htmx:sse:close", (event) =>
   ended.has(event.target) ? say("over", "") : say("off", "Not live: reload the page"),
 );
