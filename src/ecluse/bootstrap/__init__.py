@@ -95,8 +95,8 @@ def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
 
 
 def open_secrets(settings: Settings, database: Database) -> Secrets | None:
-    """Load the secret key; raise SetUpError if stored secrets were sealed with another one. None: there is no key, and
-    no stored secret that would need one."""
+    """Load the secret key; raise SetUpError if stored secrets were encrypted with another one. None: there is no key,
+    and no stored secret that would need one."""
     from ecluse.access.secrets import Secrets, check_fits, key_file, made_once, read_key  # only servers need ciphers
 
     secrets = None
@@ -123,7 +123,9 @@ def open_realtime(settings: Settings, secrets: Secrets | None) -> Realtime:
         where = (settings.PUSHER_CLUSTER, settings.PUSHER_HOST)
         hosted = HostedApp(settings.PUSHER_APP_ID, settings.PUSHER_KEY, secret, *where)
     elif any(given) or place:
-        log.warning("hosted Pusher needs PUSHER_APP_ID, PUSHER_KEY, PUSHER_SECRET and PUSHER_CLUSTER: it is not used")
+        log.warning(
+            "hosted Pusher is not used: set PUSHER_APP_ID, PUSHER_KEY, PUSHER_SECRET, and PUSHER_CLUSTER or PUSHER_HOST"
+        )
     return Realtime(
         secrets,
         private=settings.PUSHER_USE_PRIVATE_CHANNELS,

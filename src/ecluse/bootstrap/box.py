@@ -182,7 +182,7 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
     box = [transcription, _audit(settings), _automation(settings, transcription), _notifications()]
     known = Counter(flow.name for flow in (*box, *flows.values()))
     if twice := sorted(name for name, count in known.items() if count > 1):
-        raise SetUpError(f"Two flows are called {', '.join(twice)}: load only one of them ({', '.join(flows)}).")
+        raise SetUpError(f"Two flows have the name {', '.join(twice)}: load only one of them ({', '.join(flows)}).")
     return [*box, *flows.values()]
 
 
@@ -194,7 +194,9 @@ def _load_flow(name: str) -> Flow:
         flow = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
         raise SetUpError(
-            f"Cannot load flow {name!r}: {error}. Give it as package:NAME, a module in this directory or installed."
+            f"Cannot load flow {name!r}: {error}. Give it as package:NAME, with a module that is installed or in the "
+            "current "
+            "directory."
         ) from error
     if not isinstance(flow, Flow):
         raise SetUpError(f"{name!r} is not a Flow but a {type(flow).__name__}.")

@@ -22,8 +22,8 @@ class KeepKnobs(BaseSettings):
     ECLUSE_KEEP_RUNS_DAYS: Days = _days(
         90,
         "Days for which a run is kept after its end, with its stages, items, outcomes, attempts, writes, log and slot. "
-        "Runs that belong together (a redrive, the transcriptions of an automation run) go together; the last run of a "
-        "schedule and runs with a write in doubt stay.",
+        "Runs that belong together (a redrive, the transcriptions of an automation run) are deleted together; the last "
+        "run of a schedule and runs with a write in doubt are kept.",
     )
     ECLUSE_KEEP_DELIVERIES_DAYS: Days = _days(14, "Days for which a delivery of a webhook or mail is kept.")
     ECLUSE_KEEP_EVENTS_DAYS: Days = _days(30, "Days for which an event is kept after it was published.")
@@ -33,7 +33,7 @@ class KeepKnobs(BaseSettings):
     )
     ECLUSE_KEEP_SLOTS_DAYS: Days = _days(
         90,
-        "Days for which skipped and missed instants of schedules are kept; one that was fired goes with its run.",
+        "Days for which skipped and missed slots are kept; a fired slot is deleted with its run.",
     )
     ECLUSE_KEEP_WORKFLOWS_DAYS: Days = _days(
         7, "Days for which the workflow rows of an ended run (schema `dbos`) are kept.", zero="as long as the run"
@@ -41,7 +41,7 @@ class KeepKnobs(BaseSettings):
     ECLUSE_KEEP_PAID_RESULTS_DAYS: Days = _days(
         30,
         "Days for which the result of a paid speech-to-text call is kept beside the transcript, so that it is not "
-        "bought twice.",
+        "paid for twice.",
     )
     ECLUSE_KEEP_LEASES_DAYS: Days = _days(7, "Days for which a lease is kept after its end.")
     ECLUSE_KEEP_AUDITS_DAYS: Days = _days(
@@ -52,4 +52,4 @@ class KeepKnobs(BaseSettings):
         "Days for which a fiche is kept after its last change, with its recordings, transcripts and audits; at least "
         "as long as its runs.",
     )
-    ECLUSE_KEEP_AUDIT_TRAIL_DAYS: Days = _days(0, "Days for which the audit trail (who did what) is kept.")
+    ECLUSE_KEEP_AUDIT_TRAIL_DAYS: Days = _days(0, "Days for which the audit trail is kept.")
