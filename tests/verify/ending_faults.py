@@ -5,13 +5,14 @@ from __future__ import annotations
 from tests.verify.faults import OVERDUE, Fault, of, sql, then
 
 FAULTS = [
-    Fault("I-01", "more cancelled than there are", "says that 0 targets", of("cancelled", "runs", "cancelled = 0")),
-    Fault("I-02", "cancelled, yet failed", "make it cancelled",
+    Fault("I-01", "more cancelled than there are", "counts 0 cancelled targets",
+          of("cancelled", "runs", "cancelled = 0")),
+    Fault("I-02", "cancelled, yet failed", "give cancelled",
           of("cancelled", "runs", "state = 'failed', cancelled = 0")),
     Fault(
         "I-02",
         "cancelled with a success, yet failed",
-        "failed does not stand for its state cancelled",
+        "failed does not match state cancelled",
         then(
             of("cancelled", "runs", "status = 'failed'"),
             sql("UPDATE run_log SET message = 'running -> failed'"
@@ -21,7 +22,7 @@ FAULTS = [
     Fault(
         "I-19",
         "a run that only an ended one waited for",
-        "1 runs that only it waited for go on",
+        "1 runs that only it waited for are open",
         then(
             of("stopped", "runs", "ends_waited_for = true, ended_at = ended_at - interval '2 minutes'"),
             sql("INSERT INTO run_waiters (run_id, waiter_run_id) VALUES (%(waiting)s, %(stopped)s)"),

@@ -129,15 +129,20 @@ FAULTS = [
     Fault(
         "I-01",
         "an outcome without a selection",
-        "nothing was selected",
+        "no targets selected",
         sql("INSERT INTO outcomes (run_id, target) VALUES (%(waiting)s, 'x')"),
     ),
-    Fault("I-01", "an outcome of no run", "no such run", sql("INSERT INTO outcomes (run_id, target) VALUES (99, 'x')")),
-    Fault("I-01", "work for a target not selected", "never selected", of("in hand", "items", "target = 'stranger'")),
+    Fault(
+        "I-01",
+        "an outcome of no run",
+        "the run does not exist",
+        sql("INSERT INTO outcomes (run_id, target) VALUES (99, 'x')"),
+    ),
+    Fault("I-01", "work for a target not selected", "was not selected", of("in hand", "items", "target = 'stranger'")),
     Fault(
         "I-01",
         "a stranger among the targets of a run that nobody leads",
-        "never selected",
+        "was not selected",
         then(
             lambda world: world.item(
                 world.runs["chore"], "stranger", "succeeded", world.claim(world.runs["chore"], 1, succeeded=1)
@@ -146,19 +151,21 @@ FAULTS = [
         ),
     ),
     #
-    Fault("I-02", "a state flipped", "make it partial", of("ended", "runs", "state = 'failed'")),
+    Fault("I-02", "a state flipped", "give partial", of("ended", "runs", "state = 'failed'")),
     Fault(
         "I-02",
         "failures called a success, in the log too",
-        "make it partial",
+        "give partial",
         then(of("ended", "runs", "status = 'completed', state = 'succeeded'"), ENDED_OTHERWISE),
     ),
-    Fault("I-02", "ended by force, yet partial", "make it failed", of("ended", "runs", "end_cause = 'stale'")),
-    Fault("I-02", "another state than its word", "queued does not stand", of("waiting", "runs", "state = 'running'")),
+    Fault("I-02", "ended by force, yet partial", "give failed", of("ended", "runs", "end_cause = 'stale'")),
+    Fault(
+        "I-02", "another state than its word", "queued does not match state", of("waiting", "runs", "state = 'running'")
+    ),
     Fault(
         "I-02",
         "a word with two meanings",
-        "the word APPLIED stands for running and succeeded",
+        "status APPLIED stands for running and succeeded",
         lambda world: world.run("other", "pricing", ["QUEUED", "APPLIED"], workflow="PENDING", state="running"),
     ),
     #
@@ -184,7 +191,7 @@ FAULTS = [
     Fault(
         "I-04",
         "called applied, never written",
-        "knows nothing of that record",
+        "no entry for that record",
         then(of("SKU-00004", "effects", "state = 'applied'"), warn("SKU-00004", of_effect=True)),
     ),
     Fault(
@@ -196,7 +203,7 @@ FAULTS = [
     Fault(
         "I-04",
         "called created, never created",
-        "no application with its key",
+        "no effect with its key",
         then(of("SKU-00004", "effects", "class = 'C1', state = 'applied'"), warn("SKU-00004", of_effect=True)),
     ),
     Fault(
@@ -224,32 +231,32 @@ FAULTS = [
     Fault("I-05", "called a conflict, but applied", "the vendor applied it", settled("SKU-00005", "conflict")),
     Fault("I-05", "called refused, but applied", "the vendor applied it", settled("SKU-00005", "rejected")),
     Fault("I-05", "back to planned, but applied", "the vendor applied it", settled("SKU-00009", "planned")),
-    Fault("I-05", "a warning missing", "without a warning", warn("SKU-00005", of_effect=False)),
+    Fault("I-05", "a warning missing", "without effect_may_exist", warn("SKU-00005", of_effect=False)),
     Fault(
         "I-05",
         "a warning missing, of a write settled after the end",
-        "without a warning",
+        "without effect_may_exist",
         then(warn("SKU-00005", of_effect=False), settled("SKU-00005", "applied")),
     ),
     Fault(
         "I-05",
         "a warning missing, of a write known to be applied",
-        "without a warning",
+        "without effect_may_exist",
         then(
             warn("SKU-00005", of_effect=False),
             of("SKU-00005", "effects", "state = 'applied', settled_at = last_send_at + interval '1 ms'"),
         ),
     ),
-    Fault("I-05", "a warning without a write", "no write of it was applied", warn("SKU-00008", of_effect=True)),
+    Fault("I-05", "a warning without a write", "no write was applied", warn("SKU-00008", of_effect=True)),
     Fault(
         "I-05",
         "a warning about a write settled long before",
-        "no write of it was applied",
+        "no write was applied",
         then(warn("SKU-00004", of_effect=True), of("ended", "runs", "ended_at = ended_at + interval '5 seconds'")),
     ),
-    Fault("I-05", "a warning about a success", "but it is successful", warn("SKU-00001", of_effect=True)),
+    Fault("I-05", "a warning about a success", "but is successful", warn("SKU-00001", of_effect=True)),
     #
-    Fault("I-06", "an intent lost", "no intent is on record", sql("DELETE FROM effects WHERE key = 'new'")),
+    Fault("I-06", "an intent lost", "no intent is recorded", sql("DELETE FROM effects WHERE key = 'new'")),
     Fault(
         "I-06",
         "sent before the intent",
@@ -271,7 +278,7 @@ FAULTS = [
         "called 1 times, but 0",
         lambda world: world.put("SKU-00001", "many", Idempotency_Key=str(uuid.uuid4())),
     ),
-    Fault("I-06", "a write by nobody", "carries no key", lambda world: world.put("SKU-00001", "1.00")),
+    Fault("I-06", "a write by nobody", "applied without a key", lambda world: world.put("SKU-00001", "1.00")),
     #
     Fault("I-11", "a move not recorded", "when it was queued", NOT_BEGUN),
     Fault(
@@ -303,20 +310,20 @@ FAULTS = [
         of("SKU-00001", "claims", "succeeded = succeeded - 1, released = released + 1"),
     ),
     Fault("I-12", "more in flight than there is", "2 in flight", of("in hand", "claims", "taken = taken + 1")),
-    Fault("I-12", "a claim lost", "no such claim", sql("DELETE FROM claims WHERE run_id = %(chore)s")),
+    Fault("I-12", "a claim lost", "the claim does not exist", sql("DELETE FROM claims WHERE run_id = %(chore)s")),
     Fault(
         "I-12",
         "finished under no claim",
-        "under no claim",
+        "but has no claim",
         then(of("chore", "claims", "taken = 0, succeeded = 0"), of("chore", "items", "claim_id = NULL")),
     ),
     Fault("I-12", "under the claim of another stage", "stage other", of("chore", "claims", "stage = 'other'")),
-    Fault("I-12", "items of no stage", "no such stage", sql("DELETE FROM stages WHERE run_id = %(chore)s")),
+    Fault("I-12", "items of no stage", "the stage does not exist", sql("DELETE FROM stages WHERE run_id = %(chore)s")),
     #
     Fault(
         "I-13",
         "one execution over the budget",
-        "its budget is 3",
+        "the budget is 3",
         then(
             lambda world: world.attempt("SKU-00008", BUDGET + 1),
             of("SKU-00008", "items", "executions = executions + 1"),
@@ -325,12 +332,12 @@ FAULTS = [
     Fault("I-13", "a gap in the numbers", "{1,2,4}", sql("UPDATE attempts SET execution = 4 WHERE execution = 3")),
     Fault("I-13", "a number twice", "{1,2,2}", sql("UPDATE attempts SET execution = 2 WHERE execution = 3")),
     Fault("I-13", "an outage counted", "{1,1}", sql("UPDATE attempts SET outage = NULL WHERE outage")),
-    Fault("I-13", "a crash counted", "of which 0 are on record", of("SKU-00006", "items", "executions = 2")),
+    Fault("I-13", "a crash counted", "but 0 recorded as failed", of("SKU-00006", "items", "executions = 2")),
     Fault("I-13", "given up for deaths in company", "only 2 of them", of("SKU-00008", "items", CRASHED)),
     Fault(
         "I-13",
         "sent after the budget was spent",
-        "after its last execution",
+        "after the last execution",
         then(
             of("ended", "stages", "budget = 1"),
             sql(
@@ -341,14 +348,14 @@ FAULTS = [
     Fault(
         "I-13",
         "sent after its item was finished",
-        "after it had been finished",
+        "after the item was finished",
         of("SKU-00001", "effects", "last_send_at = last_send_at + interval '1 minute'"),
     ),
     Fault("I-13", "sent more often than taken up", "3 times under 2 claims", of("SKU-00001", "effects", "sends = 3")),
     Fault(
         "I-13",
         "sent more often than anything was taken up",
-        "items were taken up 9 times",
+        "items were claimed 9 times",
         sql("UPDATE effects SET sends = 2 WHERE sends = 1 AND run_id = %(ended)s"),
     ),
     #
@@ -361,7 +368,7 @@ FAULTS = [
     Fault(
         "I-14",
         "called though told to wait",
-        "had been told to wait for 20 s",
+        "during the Retry-After of 20 s",
         then(told_to_wait(20), lambda world: world.read("SKU-00001")),
     ),
     #
@@ -376,34 +383,34 @@ FAULTS = [
     Fault(
         "I-19",
         "a claim of one who is silent",
-        "is live, last heard of",
+        "is live, last heartbeat",
         then(
             of(DIED, "replicas", "state = 'live', beat_at = now() - interval '11 minutes'"),
             of("in hand", "claims", f"replica_id = '{DIED}'"),
         ),
     ),
-    Fault("I-19", "an open item of an ended run", "its run has ended", item_reopened("SKU-00008")),
-    Fault("I-19", "an open stage of an ended run", "its run has ended", of("ended", "stages", "ended_at = NULL")),
+    Fault("I-19", "an open item of an ended run", "the run has ended", item_reopened("SKU-00008")),
+    Fault("I-19", "an open stage of an ended run", "the run has ended", of("ended", "stages", "ended_at = NULL")),
     Fault(
         "I-19",
         "a workflow lost",
-        "running, but it has no workflow",
+        "running, but the run has no workflow",
         sql("DELETE FROM dbos.workflow_status WHERE workflow_uuid = 't/running'"),
     ),
     Fault(
         "I-19",
         "a run that nobody takes up",
-        "queued, but it has no workflow",
+        "queued, but the run has no workflow",
         sql("DELETE FROM dbos.workflow_status WHERE workflow_uuid = 't/waiting'"),
     ),
-    Fault("I-19", "a workflow that is over", "its workflow is ERROR", of("running", WORKFLOW, "status = 'ERROR'")),
+    Fault("I-19", "a workflow that is over", "the workflow is ERROR", of("running", WORKFLOW, "status = 'ERROR'")),
     Fault("I-19", "a workflow of the dead", "is dead", of("running", WORKFLOW, f"executor_id = '{DIED}'")),
     Fault("I-19", "a gate that does not close", "should have ended", of("running", "stages", OVERDUE)),
-    Fault("I-19", "a run of items that does not end", "but it does not end", run_unclosed),
+    Fault("I-19", "a run of items that does not end", "but the run is open", run_unclosed),
     Fault(
         "I-19",
         "a write that nobody asks about",
-        "nobody has asked about it",
+        "has not been read back",
         then(
             of("SKU-00009", "items", "due_at = now() - interval '2 minutes'"),
             sql("UPDATE claims SET taken_at = now() - interval '2 minutes'"),

@@ -12,20 +12,20 @@ def deleted_until(kind: str, instant: str) -> Plant:
 HOUR_AGO, SOON = "now() - interval '1 hour'", "now() + interval '1 minute'"
 
 FAULTS = [
-    Fault("I-09", "the end of a young transcription told to nobody", "told 0 times",
+    Fault("I-09", "the end of a young transcription told to nobody", "published 0 times",
           then(deleted_until("events", HOUR_AGO),
                of("fiche:fiche/transcribed", "events_outbox", "event_type = 'fiche/other'"))),
-    Fault("I-13", "an attempt of a young run missing", "of which 0 are on record",
+    Fault("I-13", "an attempt of a young run missing", "but 0 recorded as failed",
           then(deleted_until("attempts", HOUR_AGO),
                sql("DELETE FROM attempts a USING items i WHERE i.id = a.item_id AND i.key = 'new'"))),
-    Fault("I-06", "an intent of a young run missing", "no intent is on record",
+    Fault("I-06", "an intent of a young run missing", "no intent is recorded",
           then(deleted_until("runs", HOUR_AGO), sql("DELETE FROM effects WHERE key = 'new'"))),
-    Fault("I-12", "fewer transcripts than a young run made", "says 1 transcripts",
+    Fault("I-12", "fewer transcripts than a young run made", "reports 1 transcripts",
           then(deleted_until("runs", HOUR_AGO), sql("UPDATE automation_run_facts SET transcriptions_run = 1"))),
     Fault("I-12", "a deleted run that its schedule never had", "counts 1 runs",
           sql("INSERT INTO pruned_runs (schedule_id, status, runs)"
               " SELECT id, 'completed', 1 FROM automation_settings")),
-    Fault("I-12", "an audit that was not erased, and is gone", "says 1 audits, but it has 0",
+    Fault("I-12", "an audit that was not erased, and is gone", "reports 1 audits, but has 0",
           then(sql("UPDATE automation_run_fiches SET erased_at = now(), erased_audits = 0"),
                sql("DELETE FROM audits"))),
 ]  # fmt: skip

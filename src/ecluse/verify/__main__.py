@@ -11,10 +11,10 @@ from ecluse.verify.snapshot import CannotCheck, audit
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ecluse.verify", description="Audits a database of Ecluse.")
-    parser.add_argument("--database-url", required=True, metavar="DSN", help="the database to look at; never changed")
-    parser.add_argument("--ledger", metavar="URL", help="a sandbox: its ledger says what the vendors really applied")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser = argparse.ArgumentParser(prog="python -m ecluse.verify", description="Audit a database of Ecluse.")
+    parser.add_argument("--database-url", required=True, metavar="DSN", help="database to audit; it is not changed")
+    parser.add_argument("--ledger", metavar="URL", help="URL of a sandbox, whose ledger lists what the vendors applied")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     args = parser.parse_args(argv)
     return run(args.database_url, args.ledger, as_json=args.json)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from ecluse.verify.retention import before
 
 # Recordings that came after the stage began, were removed upstream, or were updated after the stage ended are excluded.
-UNWRITTEN = """
+NO_TRANSCRIPT = """
 SELECT format('run %s fiche %s', o.run_id, o.target) AS subject, o.run_id, o.target,
        format('successful, but %s recordings have no transcript', count(*)) AS message
 FROM automation_run_fiches f JOIN outcomes o ON o.run_id = f.run_id AND o.target = f.fiche_id
@@ -34,10 +34,10 @@ HAVING count(a.id) = 0 OR bool_or(a.status <> 'completed') ORDER BY 2, 3
 SUMMARY = f"""
 SELECT 'run ' || r.id AS subject, r.id AS run_id, CASE
     WHEN coalesce(a.n, 0) + coalesce(g.n, 0) <> f.audits_run THEN
-        format('says %s audits, but it has %s', f.audits_run, coalesce(a.n, 0) + coalesce(g.n, 0))
+        format('reports %s audits, but has %s', f.audits_run, coalesce(a.n, 0) + coalesce(g.n, 0))
     WHEN coalesce(t.n, 0) < f.transcriptions_run AND r.ended_at >= {before("runs")} THEN
-        format('says %s transcripts, but its transcriptions made %s', f.transcriptions_run, coalesce(t.n, 0))
-    ELSE format('its summary says %s successful and %s failed of %s, and %s ignored, its row %s, %s and %s',
+        format('reports %s transcripts, but its transcription runs made %s', f.transcriptions_run, coalesce(t.n, 0))
+    ELSE format('summary reports %s successful and %s failed of %s, and %s ignored, but the run %s, %s and %s',
         f.result_summary -> 'successful_fiches', f.result_summary -> 'failed_fiches',
         f.result_summary -> 'total_fiches', f.result_summary -> 'ignored_fiches', r.successful, r.failed, r.ignored) END
     AS message
@@ -60,7 +60,7 @@ ORDER BY r.id
 # After redrives the last status is computed from the targets of the last run, so it need not be the status of any run.
 STATISTICS = """
 SELECT 'schedule ' || a.id AS subject, a.id AS schedule_id, format('counts %s runs (%s successful, %s partial, '
-    '%s failed, %s cancelled; the last %s), but of its runs have ended %s', a.total_runs, a.successful_runs,
+    '%s failed, %s cancelled; the last %s), but its ended runs are: %s', a.total_runs, a.successful_runs,
     a.partial_runs, a.failed_runs, a.cancelled_runs, coalesce(a.last_run_status, 'none'),
     coalesce(left(array_to_string(n.words, ', '), 200), 'none')) AS message
 FROM automation_settings a LEFT JOIN (
@@ -82,14 +82,14 @@ WHERE a.total_runs <> coalesce(cardinality(n.words), 0)
 
 UNDECIDED = """
 SELECT 'audit ' || a.id AS subject, a.run_id, a.fiche_id AS target,
-       format('%s, but its run has ended', a.status) AS message
+       format('%s, but the run has ended', a.status) AS message
 FROM audits a JOIN runs r ON r.id = a.run_id
 WHERE a.status IN ('pending', 'running') AND r.ended_at IS NOT NULL ORDER BY a.id
 """
 
-TOLD = f"""
-SELECT 'run ' || r.id AS subject, r.id AS run_id, format('ended %s, and told %s times that it is completed, %s times '
-    'that it failed', r.end_cause, count(*) FILTER (WHERE e.event_type = 'automation.run.completed'),
+END_PUBLISHED = f"""
+SELECT 'run ' || r.id AS subject, r.id AS run_id, format('ended %s, but published %s automation.run.completed and '
+    '%s automation.run.failed', r.end_cause, count(*) FILTER (WHERE e.event_type = 'automation.run.completed'),
     count(*) FILTER (WHERE e.event_type = 'automation.run.failed')) AS message
 FROM runs r LEFT JOIN events_outbox e ON e.tenant_id = r.tenant_id AND e.aggregate = 'run:' || r.id
     AND e.event_type IN ('automation.run.completed', 'automation.run.failed')

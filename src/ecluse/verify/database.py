@@ -1,6 +1,6 @@
 """Consistency between the tables (I-01, I-02, I-04, I-05, I-11, I-12, I-13).
 
-Every statement returns the violations: a subject, a message, and the keys of the rows that tell its story. All are
+Every statement returns the violations: a subject, a message, and the keys of the rows that explain it. All are
 set-based. The program writes the data that a statement compares in one transaction, so that no snapshot shows half
 of it.
 """
@@ -29,10 +29,10 @@ I_01_CONSERVATION = Check(
     (
         """
         SELECT 'run ' || r.id AS subject, r.id AS run_id, CASE
-            WHEN r.selected IS NULL THEN format('nothing was selected, but it has %s outcomes', o.n)
+            WHEN r.selected IS NULL THEN format('no targets selected, but %s outcomes', o.n)
             WHEN r.selected <> coalesce(o.n, 0) THEN format('selected %s but %s outcomes', r.selected, coalesce(o.n, 0))
             WHEN o.open > 0 THEN format('ended with %s targets without an outcome', o.open)
-            ELSE format('counts %s successful + %s failed + %s ignored of %s, but its outcomes are %s + %s + %s',
+            ELSE format('counts %s successful + %s failed + %s ignored of %s, but outcomes are %s + %s + %s',
                 r.successful, r.failed, r.ignored, r.selected,
                 coalesce(o.successful, 0), coalesce(o.failed, 0), coalesce(o.ignored, 0)) END AS message
         FROM runs r LEFT JOIN (
@@ -46,13 +46,13 @@ I_01_CONSERVATION = Check(
         ORDER BY r.id
         """,
         f"""
-        SELECT 'run ' || o.run_id AS subject, o.run_id, count(*) || ' outcomes, but no such run' AS message
+        SELECT 'run ' || o.run_id AS subject, o.run_id, count(*) || ' outcomes, but the run does not exist' AS message
         FROM outcomes o LEFT JOIN runs r ON r.id = o.run_id WHERE r.id IS NULL AND {remains("o.run_id")}
         GROUP BY o.run_id ORDER BY o.run_id
         """,  # noqa: S608 - the fragment of retention
         """
         SELECT 'run ' || r.id AS subject, r.id AS run_id,
-               format('says that %s targets were cancelled, but %s of its outcomes are', r.cancelled, coalesce(o.n, 0))
+               format('counts %s cancelled targets, but %s outcomes are cancelled', r.cancelled, coalesce(o.n, 0))
                    AS message
         FROM runs r LEFT JOIN (
             SELECT run_id, count(*) AS n FROM outcomes WHERE outcome = 'failed' AND error_code = 'CANCELLED' GROUP BY 1)
@@ -61,7 +61,7 @@ I_01_CONSERVATION = Check(
         """,
         f"""
         SELECT format('run %s target %s', i.run_id, i.target) AS subject, i.run_id, i.target,
-               'work was done for it, but it was never selected' AS message
+               'has items, but was not selected' AS message
         FROM (SELECT DISTINCT run_id, target FROM items WHERE target <> '') i
         LEFT JOIN outcomes o ON o.run_id = i.run_id AND o.target = i.target
         WHERE o.run_id IS NULL AND {remains("i.run_id")} ORDER BY 2, 3
@@ -77,7 +77,7 @@ I_02_STATUS_IS_A_FUNCTION = Check(
     (
         """
         SELECT 'run ' || x.id AS subject, x.id AS run_id, format('%s (%s), but %s successful and %s failed, ended %s, '
-            'make it %s', x.state, x.status, x.successful, x.failed, x.end_cause, x.due) AS message
+            'give %s', x.state, x.status, x.successful, x.failed, x.end_cause, x.due) AS message
         FROM (SELECT r.id, r.state, r.status, r.end_cause, coalesce(o.successful, 0) AS successful,
                      coalesce(o.failed, 0) AS failed, CASE
                      WHEN r.end_cause IN ('operator', 'parent') AND r.ended_by IS NOT NULL THEN 'cancelled'
@@ -92,7 +92,7 @@ I_02_STATUS_IS_A_FUNCTION = Check(
         WHERE x.state <> x.due ORDER BY x.id
         """,
         """
-        SELECT 'flow ' || flow AS subject, max(id) AS run_id, format('the word %s stands for %s (runs %s)', status,
+        SELECT 'flow ' || flow AS subject, max(id) AS run_id, format('status %s stands for %s (runs %s)', status,
             string_agg(DISTINCT state, ' and '), string_agg(DISTINCT id::text, ', ')) AS message
         FROM (SELECT flow, status, state, min(id) AS id FROM runs WHERE state <> 'cancelled' GROUP BY 1, 2, 3) w
         GROUP BY flow, status HAVING count(*) > 1 ORDER BY 1
@@ -107,25 +107,25 @@ I_04_NO_FALSE_SUCCESS = Check(
     (
         """
         SELECT format('run %s target %s', o.run_id, o.target) AS subject, o.run_id, o.target,
-               format('successful, but its item %s/%s is %s', i.stage, i.key, i.status) AS message
+               format('successful, but item %s/%s is %s', i.stage, i.key, i.status) AS message
         FROM outcomes o JOIN items i ON i.run_id = o.run_id AND i.target = o.target
         WHERE o.outcome = 'successful' AND i.status <> 'succeeded' ORDER BY 2, 3
         """,
         """
         SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
-               format('succeeded, but its write %s is %s', e.id, e.state) AS message
+               format('succeeded, but write %s is %s', e.id, e.state) AS message
         FROM effects e JOIN items i ON i.id = e.item_id AND i.round = e.round
         WHERE i.status = 'succeeded' AND e.state <> 'applied' ORDER BY i.id
         """,
         """
         SELECT format('run %s target %s', o.run_id, o.target) AS subject, o.run_id, o.target,
-               format('successful, but its write %s (round %s) is %s', e.id, e.round, e.state) AS message
+               format('successful, but write %s (round %s) is %s', e.id, e.round, e.state) AS message
         FROM outcomes o JOIN effects e ON e.run_id = o.run_id AND e.target = o.target
         JOIN items i ON i.id = e.item_id AND i.round > e.round
         WHERE o.outcome = 'successful' AND e.state IN ('sending', 'unknown') ORDER BY 2, 3
         """,
         transcriptions.NO_TRANSCRIPT,
-        automation.UNWRITTEN,
+        automation.NO_TRANSCRIPT,
         automation.UNAUDITED,
     ),
 )
@@ -145,10 +145,10 @@ I_05_NO_FALSE_FAILURE = Check(
                        r.ended_at - interval '1 second' - r.selected * interval '0.1 ms') AS may_warn
             FROM effects e JOIN runs r ON r.id = e.run_id WHERE r.ended_at IS NOT NULL AND e.sends > 0 GROUP BY 1, 2)
         SELECT format('run %s target %s', o.run_id, o.target) AS subject, o.run_id, o.target, CASE
-            WHEN NOT o.effect_may_exist THEN 'failed without a warning, but a write of it was applied or in doubt'
+            WHEN NOT o.effect_may_exist THEN 'failed without effect_may_exist, but a write was applied or in doubt'
             WHEN o.outcome IS DISTINCT FROM 'failed' THEN
-                format('warns that an effect may exist, but it is %s', coalesce(o.outcome, 'open'))
-            ELSE 'warns that an effect may exist, but no write of it was applied or in doubt' END AS message
+                format('has effect_may_exist, but is %s', coalesce(o.outcome, 'open'))
+            ELSE 'has effect_may_exist, but no write was applied or in doubt' END AS message
         FROM outcomes o JOIN runs r ON r.id = o.run_id LEFT JOIN sent s ON s.run_id = o.run_id AND s.target = o.target
         WHERE r.ended_at IS NOT NULL AND (o.outcome = 'failed' AND NOT o.effect_may_exist AND s.must_warn
             OR o.effect_may_exist AND (o.outcome IS DISTINCT FROM 'failed' OR s.may_warn IS NOT TRUE))
@@ -166,7 +166,7 @@ I_12_COUNTERS = Check(
         f"""
         SELECT format('run %s stage %s', coalesce(s.run_id, i.run_id), coalesce(s.stage, i.stage)) AS subject,
                coalesce(s.run_id, i.run_id) AS run_id, CASE
-            WHEN s.run_id IS NULL THEN i.n || ' items, but no such stage'
+            WHEN s.run_id IS NULL THEN i.n || ' items, but the stage does not exist'
             ELSE format('expects %s items, but there are %s', s.expected, coalesce(i.n, 0)) END AS message
         FROM stages s FULL JOIN (
             SELECT run_id, stage, count(*) AS n FROM items i WHERE {remains("i.run_id")} GROUP BY 1, 2) i
@@ -176,8 +176,8 @@ I_12_COUNTERS = Check(
         """,  # noqa: S608 - the fragment of retention
         f"""
         SELECT 'claim ' || coalesce(c.id, i.claim_id) AS subject, coalesce(c.run_id, i.run_id) AS run_id, CASE
-            WHEN c.id IS NULL THEN i.n || ' items point at it, but there is no such claim'
-            ELSE format('counts %s in flight, %s succeeded, %s failed, %s ignored, but its items are %s, %s, %s, %s',
+            WHEN c.id IS NULL THEN i.n || ' items refer to it, but the claim does not exist'
+            ELSE format('counts %s in flight, %s succeeded, %s failed, %s ignored, but items are %s, %s, %s, %s',
                 c.in_flight, c.succeeded, c.failed, c.ignored,
                 coalesce(i.open, 0), coalesce(i.succeeded, 0), coalesce(i.failed, 0), coalesce(i.ignored, 0)) END
             AS message
@@ -193,8 +193,8 @@ I_12_COUNTERS = Check(
         """,  # noqa: S608 - the fragment of retention
         """
         SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id, CASE
-            WHEN i.claim_id IS NULL THEN i.status || ', but under no claim'
-            ELSE format('its claim %s is of run %s stage %s', c.id, c.run_id, c.stage) END AS message
+            WHEN i.claim_id IS NULL THEN i.status || ', but has no claim'
+            ELSE format('claim %s belongs to run %s stage %s', c.id, c.run_id, c.stage) END AS message
         FROM items i LEFT JOIN claims c ON c.id = i.claim_id
         WHERE i.claim_id IS NULL AND i.status <> 'open' OR (c.run_id, c.stage) <> (i.run_id, i.stage) ORDER BY i.id
         """,
@@ -228,7 +228,7 @@ INITIAL = "queued"
 RUNS = "SELECT id, flow, status, state, successful FROM runs ORDER BY id"
 # Only lines written by status changes: failures of items, which may quote any text, have an event id.
 MOVES = """
-SELECT run_id, split_part(message, ' -> ', 1) AS from_word, split_part(message, ' -> ', 2) AS to_word
+SELECT run_id, split_part(message, ' -> ', 1) AS from_status, split_part(message, ' -> ', 2) AS to_status
 FROM run_log WHERE event_id IS NULL AND message ~ '^[^:>]{1,40} -> [^:>]{1,40}$' ORDER BY run_id, id
 """
 
@@ -238,7 +238,7 @@ def check(connection: psycopg.Connection[dict[str, Any]], report: Report) -> Non
         report.checked[table] = count(connection, f"SELECT count(*) AS n FROM {table}")  # noqa: S608 - three lines up
     for one in CHECKS:
         run(connection, one, report)
-    _words_and_moves(connection, report)
+    _statuses_and_moves(connection, report)
 
 
 def run(connection: psycopg.Connection[dict[str, Any]], one: Check, report: Report) -> None:
@@ -253,31 +253,31 @@ def count(connection: psycopg.Connection[dict[str, Any]], statement: str) -> int
     return sum(row["n"] for row in connection.execute(statement))
 
 
-def _words_and_moves(connection: psycopg.Connection[dict[str, Any]], report: Report) -> None:
+def _statuses_and_moves(connection: psycopg.Connection[dict[str, Any]], report: Report) -> None:
     moves = connection.execute(MOVES).fetchall()
     chains = {
-        run_id: [(move["from_word"], move["to_word"]) for move in chain]
+        run_id: [(move["from_status"], move["to_status"]) for move in chain]
         for run_id, chain in groupby(moves, key=lambda move: move["run_id"])
     }
     report.checked["I-11"] = len(moves)
     runs = connection.execute(RUNS).fetchall()
-    words: dict[str, set[str]] = {}
+    statuses: dict[str, set[str]] = {}
     for row in runs:
-        words.setdefault(row["flow"], set()).update((row["status"],), *chains.get(row["id"], []))
+        statuses.setdefault(row["flow"], set()).update((row["status"],), *chains.get(row["id"], []))
     # A flow with its own statuses may use the same names and begin with another one: only flows seen in `queued` count.
-    plain = {flow for flow, seen in words.items() if seen <= set(PLAIN) and INITIAL in seen}
+    plain = {flow for flow, seen in statuses.items() if seen <= set(PLAIN) and INITIAL in seen}
     for row in runs:
-        i_02_words(row, report, plain=row["flow"] in plain)
+        i_02_status(row, report, plain=row["flow"] in plain)
         i_11_transitions(row, chains.get(row["id"], []), report, plain=row["flow"] in plain)
 
 
-def i_02_words(row: dict[str, Any], report: Report, *, plain: bool) -> None:
+def i_02_status(row: dict[str, Any], report: Report, *, plain: bool) -> None:
     if plain and row["state"] == "cancelled":
         wrong = row["status"] != ("partial" if row["successful"] else "failed")
     else:
         wrong = plain and PLAIN[row["status"]][0] != row["state"]
     if wrong:
-        message = f"its status {row['status']} does not stand for its state {row['state']}"
+        message = f"status {row['status']} does not match state {row['state']}"
         report.violations.append(Violation("I-02", f"run {row['id']}", message, about=About(run_id=row["id"])))
 
 
@@ -286,13 +286,13 @@ def i_11_transitions(row: dict[str, Any], chain: list[tuple[str, str]], report: 
     known only for the default statuses."""
     at = INITIAL if plain else chain[0][0] if chain else row["status"]
     wrong = []
-    for from_word, to_word in chain:
-        if from_word != at:
-            wrong.append(f"moved from {from_word} to {to_word} when it was {at}")
-        elif plain and to_word not in PLAIN[from_word][1]:
-            wrong.append(f"moved from {from_word} to {to_word}, which is not allowed")
-        at = to_word
+    for before, after in chain:
+        if before != at:
+            wrong.append(f"moved from {before} to {after} when it was {at}")
+        elif plain and after not in PLAIN[before][1]:
+            wrong.append(f"moved from {before} to {after}, which is not allowed")
+        at = after
     if at != row["status"]:
-        wrong.append(f"its last recorded word is {at}, but it is {row['status']}")
+        wrong.append(f"the last recorded status is {at}, but it is {row['status']}")
     about = About(run_id=row["id"])
     report.violations += [Violation("I-11", f"run {row['id']}", message, about=about) for message in wrong]

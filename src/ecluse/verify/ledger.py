@@ -104,7 +104,7 @@ def read(url: str) -> Ledger:
             with urlopen(address, timeout=30) as answer:  # noqa: S310 - the operator's own address
                 page = [_line(entry) for entry in json.load(answer)["entries"]]
         except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-            raise Unreadable(f"there is no ledger at {url} ({error})") from error
+            raise Unreadable(f"no ledger at {url} ({error})") from error
         lines += page
         if len(page) < PAGE:
             return Ledger(lines)
@@ -144,9 +144,7 @@ def check(
     """Check I-03 to I-06. `since`: before that instant, intents may have been deleted by retention."""
     report.checked["ledger_effects"] = len(ledger.applied) if ledger is not None else 0
     if ledger is None:
-        report.notes.append(
-            "no ledger was given: I-03, I-06 and I-14 were not checked, I-04 and I-05 by the tables alone"
-        )
+        report.notes.append("no ledger given: I-03, I-06 and I-14 were not checked, I-04 and I-05 only by the tables")
         ledger = Ledger([])
     else:
         report.checked["I-04"] += sum(effect["state"] == "applied" for effect in effects)
@@ -195,9 +193,9 @@ def i_04_no_false_success(effect: dict[str, Any], ledger: Ledger, report: Report
         # The ledger has no writes to the record, so its value is unknown here: that we read the wanted one is possible.
         if any(agrees(value, wanted) for value in held) or (not held and effect["sends"] == 0):
             return
-        had = f"the record had {held[-1]!r}" if held else "the ledger knows nothing of that record"
+        had = f"the record had {held[-1]!r}" if held else "the ledger has no entry for that record"
     else:
-        had = f"the ledger has {own[-1].value!r}" if own else "the ledger has no application with its key"
+        had = f"the ledger has {own[-1].value!r}" if own else "the ledger has no effect with its key"
     report.violations.append(_violation("I-04", effect, f"applied, wanted {wanted!r}, but {had}"))
 
 
@@ -234,19 +232,19 @@ def i_06_no_orphan_effect(
     for key, count in calls.items():
         sends = by_id[key]["sends"] if key in by_id else 0
         if count > sends and (key in by_id or not ledger.applied_with(key)):
-            message = f"the vendor was called {count} times, but {sends} sends are on record"
+            message = f"the vendor was called {count} times, but {sends} sends are recorded"
             report.violations.append(Violation("I-06", f"effect {key}", message, about=About(effect_id=key)))
     report.checked["I-06"] = len(ledger.applied) + len(calls)
 
 
 def _orphan(line: Line, by_id: dict[str, dict[str, Any]], *, moved: bool) -> str | None:
     if line.key is None:
-        return "applied, but it carries no key" if line.method in WRITES and line.client is None else None
+        return "applied without a key" if line.method in WRITES and line.client is None else None
     if as_effect_id(line.key) is None:
         return None
     effect = by_id.get(line.key)
     if effect is None:
-        return "applied, but no intent is on record"
+        return "applied, but no intent is recorded"
     if effect["first_send_at"] is None or effect["sends"] == 0:
         return f"applied, but effect {line.key} was never sent"
     late = effect["first_send_at"].timestamp() - line.at

@@ -11,7 +11,7 @@ from ecluse.verify.database import Check
 from ecluse.verify.stuck import CARE
 
 OF_RUNS = """
-WITH told AS (
+WITH events AS (
     SELECT e.*, r.id AS run_id, substr(e.event_type, length(r.flow) + 2) AS what, r.status, r.state, r.selected,
            r.successful, r.failed, r.ignored, r.end_cause, r.ended_at
     FROM events_outbox e JOIN runs r ON e.aggregate = 'run:' || r.id AND e.tenant_id = r.tenant_id
@@ -22,13 +22,13 @@ AGGREGATE = "tenant_id || '/' || aggregate AS aggregate"
 HOW_OFTEN = f"""
 {OF_RUNS}
 SELECT 'run ' || run_id AS subject, run_id, CASE
-    WHEN n.started > 1 THEN format('told %s times that it started', n.started)
-    WHEN n.selected > 1 THEN format('told %s times what it selected', n.selected)
-    WHEN n.open THEN 'told that it ended, but it is open'
-    ELSE format('ended, and told %s times how', n.ended) END AS message
+    WHEN n.started > 1 THEN format('started was published %s times', n.started)
+    WHEN n.selected > 1 THEN format('selected was published %s times', n.selected)
+    WHEN n.open THEN 'its end was published, but the run is open'
+    ELSE format('ended, but its end was published %s times', n.ended) END AS message
 FROM (SELECT run_id, bool_or(ended_at IS NULL) AS open, count(*) FILTER (WHERE what = 'started') AS started,
              count(*) FILTER (WHERE what = 'selected') AS selected,
-             count(*) FILTER (WHERE what IN ('completed', 'failed')) AS ended FROM told GROUP BY run_id) n
+             count(*) FILTER (WHERE what IN ('completed', 'failed')) AS ended FROM events GROUP BY run_id) n
 WHERE n.started > 1 OR n.selected > 1 OR n.started = 1 AND n.ended <> (NOT n.open)::int ORDER BY run_id
 """  # noqa: S608 - the fragment above
 
@@ -36,8 +36,8 @@ WHERE n.started > 1 OR n.selected > 1 OR n.started = 1 AND n.ended <> (NOT n.ope
 WHAT = f"""
 {OF_RUNS}
 SELECT 'run ' || run_id AS subject, run_id, {AGGREGATE},
-       format('told %s with %s, but it is %s', event_type, payload, due) AS message
-FROM told, LATERAL (SELECT jsonb_build_object('run_id', run_id::text, 'selected', selected) || CASE what
+       format('published %s with %s, but the run is %s', event_type, payload, due) AS message
+FROM events, LATERAL (SELECT jsonb_build_object('run_id', run_id::text, 'selected', selected) || CASE what
     WHEN 'selected' THEN '{{}}' ELSE jsonb_build_object('status', status, 'successful', successful, 'failed', failed,
         'ignored', ignored, 'end_cause', end_cause) END AS due) d
 WHERE what = 'selected' AND NOT payload @> due OR state IN ('succeeded', 'partial', 'failed', 'cancelled')
@@ -47,25 +47,25 @@ ORDER BY run_id, id
 
 NO_SUCH_RUN = """
 SELECT 'event ' || e.id AS subject, e.tenant_id || '/' || e.aggregate AS aggregate,
-       format('%s of tenant %s tells of a run that is not there', e.event_key, e.tenant_id) AS message
+       format('%s of tenant %s belongs to a run that does not exist', e.event_key, e.tenant_id) AS message
 FROM events_outbox e LEFT JOIN runs r ON e.aggregate = 'run:' || r.id AND e.tenant_id = r.tenant_id
 WHERE e.aggregate ~ '^run:[0-9]+$' AND r.id IS NULL ORDER BY e.id
 """
 
 ORDER = f"""
 SELECT 'event ' || id AS subject, {AGGREGATE}, CASE
-    WHEN former IS NULL THEN format('published, but event %s before it is not', former_id)
-    ELSE format('published as %s, after event %s as %s', published_seq, former_id, former) END AS message
+    WHEN former IS NULL THEN format('published, but the earlier event %s is not', former_id)
+    ELSE format('published as %s, but the earlier event %s as %s', published_seq, former_id, former) END AS message
 FROM (SELECT *, lag(id) OVER o AS former_id, lag(published_seq) OVER o AS former FROM events_outbox
       WINDOW o AS (PARTITION BY tenant_id, aggregate ORDER BY id)) e
 WHERE published_seq IS NOT NULL AND former_id IS NOT NULL AND (former IS NULL OR former > published_seq) ORDER BY id
 """  # noqa: S608 - the fragment above
 
 # An event that a sink rejects is retried for as long as it takes, and its row records the tries: it is not forgotten.
-UNTOLD = f"""
+UNPUBLISHED = f"""
 {CARE}
 SELECT 'event ' || e.id AS subject, {AGGREGATE},
-       format('happened at %s, and nobody has told it', occurred_at) AS message
+       format('occurred at %s, but is not published', occurred_at) AS message
 FROM care, events_outbox e
 WHERE NOT care.moved AND published_seq IS NULL AND greatest(occurred_at, care.since) < now() - interval '60 seconds'
   AND NOT EXISTS (SELECT 1 FROM events_outbox b WHERE b.published_seq IS NULL AND b.tenant_id = e.tenant_id
@@ -73,5 +73,5 @@ WHERE NOT care.moved AND published_seq IS NULL AND greatest(occurred_at, care.si
 ORDER BY e.id
 """  # noqa: S608 - the fragments above
 
-STATEMENTS = (HOW_OFTEN, WHAT, NO_SUCH_RUN, ORDER, UNTOLD, transcriptions.TOLD, automation.TOLD)
+STATEMENTS = (HOW_OFTEN, WHAT, NO_SUCH_RUN, ORDER, UNPUBLISHED, transcriptions.END_PUBLISHED, automation.END_PUBLISHED)
 I_09_OUTBOX = Check("I-09", "SELECT count(*) AS n FROM events_outbox", STATEMENTS)

@@ -3,7 +3,7 @@
 
 A lane is matched with a vendor of the ledger by its name: `price-list:account-7` is a lane to `price_list`. For several
 lanes to one vendor the sum of their rates is the limit, and `Retry-After` is not checked: the ledger does not say which
-lane was told to wait. The present rates are applied. The ledger counts calls, not their weights.
+lane has to wait. The present rates are applied. The ledger counts calls, not their weights.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def i_14_patience(vendor: str, calls: Sequence[Line], ends: Sequence[float]) -> 
             continue
         since, until = asked.done_at + UNDER_WAY, asked.done_at + asked.retry_after - BUNCHING
         if early := calls[bisect_right(instants, since) : bisect_left(instants, until)]:
-            message = f"{len(early)} calls although call {asked.seq} had been told to wait for {asked.retry_after:g} s"
+            message = f"{len(early)} calls during the Retry-After of {asked.retry_after:g} s of call {asked.seq}"
             about = About(seqs=(asked.seq, *(line.seq for line in early[:SHOWN])))
             found.append(Violation("I-14", f"vendor {vendor}", message, about=about))
     return found

@@ -10,7 +10,7 @@ SHOWN = 20  # violations of one invariant that are listed
 
 
 class About(NamedTuple):
-    """The keys of the rows that tell the story of a violation."""
+    """The keys of the rows that explain a violation."""
 
     run_id: int | None = None
     target: str | None = None

@@ -16,9 +16,9 @@ KEY = """format(CASE r.flow WHEN 'automation' THEN 'automation-schedule-%s-%s' E
 SLOTS = f"""
 SELECT {NAME} AS subject, s.schedule_id, s.run_id, CASE
     WHEN r.id IS NULL THEN format('fired as run %s, which does not exist', s.run_id)
-    WHEN r.tenant_id <> s.tenant_id THEN format('is of tenant %s, but its run of %s', s.tenant_id, r.tenant_id)
-    WHEN r.event_key <> {KEY} THEN format('fired as run %s, whose key is %s', r.id, r.event_key)
-    ELSE format('its run %s says that it was started by schedule %s', r.id, coalesce(r.schedule_id::text, 'none')) END
+    WHEN r.tenant_id <> s.tenant_id THEN format('belongs to tenant %s, but its run to %s', s.tenant_id, r.tenant_id)
+    WHEN r.event_key <> {KEY} THEN format('fired as run %s, which has event key %s', r.id, r.event_key)
+    ELSE format('fired as run %s, which names schedule %s', r.id, coalesce(r.schedule_id::text, 'none')) END
     AS message
 FROM schedule_slots s LEFT JOIN runs r ON r.id = s.run_id
 WHERE s.state = 'fired' AND (r.id IS NULL OR (r.tenant_id, r.event_key, r.schedule_id) IS DISTINCT FROM
@@ -27,21 +27,21 @@ WHERE s.state = 'fired' AND (r.id IS NULL OR (r.tenant_id, r.event_key, r.schedu
 
 RUNS = """
 SELECT 'run ' || r.id AS subject, r.schedule_id, r.id AS run_id,
-       format('was started by schedule %s as %s, but no fired slot says so', r.schedule_id, r.event_key) AS message
+       format('was started by schedule %s as %s, but has no fired slot', r.schedule_id, r.event_key) AS message
 FROM runs r LEFT JOIN schedule_slots s ON s.schedule_id = r.schedule_id AND s.run_id = r.id AND s.state = 'fired'
 WHERE r.schedule_id IS NOT NULL AND r.event_key ~ '^(schedule:[0-9]+:|automation-schedule-[0-9]+-)[0-9]+$'
   AND s.run_id IS NULL ORDER BY r.id
 """
 
 BEYOND = f"""
-SELECT {NAME} AS subject, s.schedule_id, format('is decided (%s), though its schedule has come to %s only', s.state,
+SELECT {NAME} AS subject, s.schedule_id, format('is %s, but the schedule is handled until %s only', s.state,
        c.handled_until) AS message
 FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id WHERE s.due_at > c.handled_until ORDER BY 2, s.due_at
 """  # noqa: S608 - the fragment above
 
 FOREIGN = f"""
-SELECT {NAME} AS subject, s.schedule_id, format('is of tenant %s, but its schedule of %s', s.tenant_id, c.tenant_id)
-       AS message
+SELECT {NAME} AS subject, s.schedule_id, format('belongs to tenant %s, but its schedule to %s', s.tenant_id,
+       c.tenant_id) AS message
 FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id WHERE s.tenant_id <> c.tenant_id ORDER BY 2, s.due_at
 """  # noqa: S608 - the fragment above
 
@@ -49,8 +49,8 @@ FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id WHERE s.tenant_id
 # earlier.
 WAITING = """
 SELECT 'schedule ' || s.schedule_id AS subject, s.schedule_id, CASE
-    WHEN count(*) > 1 THEN format('%s of its instants wait at once', count(*))
-    ELSE 'is off, but one of its instants waits' END AS message
+    WHEN count(*) > 1 THEN format('%s slots wait at once', count(*))
+    ELSE 'is disabled, but a slot waits' END AS message
 FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id WHERE s.state = 'waiting'
 GROUP BY s.schedule_id, c.next_due_at HAVING count(*) > 1 OR c.next_due_at IS NULL ORDER BY 2
 """
@@ -59,7 +59,8 @@ GROUP BY s.schedule_id, c.next_due_at HAVING count(*) > 1 OR c.next_due_at IS NU
 # since.
 PASSED_OVER = """
 SELECT 'schedule ' || c.id AS subject, c.id AS schedule_id,
-       format('was due at %s, and others of flow %s were fired until %s', c.next_due_at, c.flow, d.at) AS message
+       format('was due at %s, but other schedules of flow %s were fired until %s', c.next_due_at, c.flow, d.at)
+       AS message
 FROM schedules c JOIN (
     SELECT c.flow, max(s.decided_at) AS at FROM schedule_slots s JOIN schedules c ON c.id = s.schedule_id
     WHERE s.state = 'fired' GROUP BY 1) d ON d.flow = c.flow

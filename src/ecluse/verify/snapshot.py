@@ -17,7 +17,7 @@ from ecluse.verify import database, leases, ledger, outbox, rates, stuck
 from ecluse.verify.report import Report
 from ecluse.verify.retention import runs_before
 from ecluse.verify.schedules import I_08_DUE_TIMES
-from ecluse.verify.story import tell
+from ecluse.verify.story import explain
 
 
 class CannotCheck(Exception):
@@ -26,7 +26,7 @@ class CannotCheck(Exception):
 
 # Freshly filled tables have no statistics: the planner would assume one row and use nested loops over thousands.
 SET_UP = "SET LOCAL enable_nestloop = off; SET LOCAL jit = off; SET LOCAL work_mem = '64MB'; SET LOCAL timezone = 'UTC'"
-MIGRATE = "Bring it to this program's schema with `ecluse migrate`"
+MIGRATE = "Migrate it with `ecluse migrate`"
 
 
 def audit(dsn: str, ledger_url: str | None) -> Report:
@@ -40,13 +40,15 @@ def audit(dsn: str, ledger_url: str | None) -> Report:
             return _look(connection, ledger_url)
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as error:
         missing = error.diag.message_primary
-        raise CannotCheck(f"the database is not migrated, or by another version ({missing}). {MIGRATE}.") from error
+        raise CannotCheck(
+            f"the database schema does not fit this version of the program ({missing}). {MIGRATE}."
+        ) from error
     except psycopg.OperationalError as error:
         why = " ".join(str(error).split())
-        raise CannotCheck(f"the database does not answer: {why}. Check that it is running, and its address.") from error
+        raise CannotCheck(f"the database is unavailable: {why}. Check that it is running, and its address.") from error
     except psycopg.ProgrammingError as error:
         if error.sqlstate is not None:  # for example a missing privilege
-            raise CannotCheck(f"the database refuses: {error.diag.message_primary}.") from error
+            raise CannotCheck(f"the database refused a query: {error.diag.message_primary}.") from error
         # The part that libpq quotes of an unreadable address may be a password.
         raise CannotCheck("not a PostgreSQL address. Give it as postgresql://user@host:5432/database.") from error
     except ledger.Unreadable as error:
@@ -71,7 +73,7 @@ def _look(connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None
     if entries is not None and not clock["moved"]:
         rates.check(lanes, ended, entries, report)
     if clock["moved"]:
-        report.notes.append("the database's clock has been moved: what depends on instants was not checked")
+        report.notes.append("the database clock is moved (clock_offset): checks that depend on time were skipped")
     for violation in report.shown:
-        violation.story = tell(connection, violation.about, entries)
+        violation.story = explain(connection, violation.about, entries)
     return report

@@ -17,7 +17,8 @@ SELECT created_at AS at, format('run %%s (%%s) created', id, flow) AS line FROM 
 UNION ALL
 SELECT at, format('log: %%s', left(message, 100)) FROM run_log WHERE run_id = %(run_id)s AND event_id IS NULL
 UNION ALL
-SELECT started_at, format('stage %%s began: %%s items, budget %%s', stage, expected, coalesce(budget::text, 'unknown'))
+SELECT started_at, format('stage %%s started: %%s items, budget %%s', stage, expected,
+    coalesce(budget::text, 'unknown'))
 FROM stages WHERE run_id = %(run_id)s
 UNION ALL
 SELECT max(coalesce(r.ended_at, now())), format('%%s outcomes: %%s', coalesce(o.outcome, 'open'), count(*))
@@ -28,7 +29,7 @@ SELECT ended_at, format('run %%s ended: %%s (%%s), %%s selected = %%s + %%s + %%
 """
 
 SCHEDULE = """
-SELECT created_at AS at, format('schedule %%s (%%s) made: %%s', id, flow, coalesce(cron, 'by hand')) AS line
+SELECT created_at AS at, format('schedule %%s (%%s) created: %%s', id, flow, coalesce(cron, 'manual')) AS line
 FROM schedules WHERE id = %(schedule_id)s
 UNION ALL
 SELECT s.decided_at, format('%%s: %%s%%s', s.due_at, s.state, coalesce(' as run ' || s.run_id, ' (' || s.reason || ')'))
@@ -71,7 +72,7 @@ FROM events_outbox WHERE tenant_id || '/' || aggregate = %(aggregate)s AND publi
 """
 
 LEASES = """
-SELECT acquired_at AS at, format('number %%s taken by %%s, attempt %%s, until %%s', fence, owner, attempt,
+SELECT acquired_at AS at, format('number %%s acquired by %%s, attempt %%s, until %%s', fence, owner, attempt,
     coalesce(expires_at::text, 'run ' || run_id || ' ends')) AS line
 FROM leases WHERE tenant_id || '/' || key = %(lease)s
 UNION ALL
@@ -85,7 +86,7 @@ WHERE id = %(effect_id)s::uuid OR run_id = %(run_id)s AND (item_id = %(item_id)s
 """
 
 
-def tell(connection: psycopg.Connection[dict[str, Any]], about: About, ledger: Ledger | None) -> list[str]:
+def explain(connection: psycopg.Connection[dict[str, Any]], about: About, ledger: Ledger | None) -> list[str]:
     whole_run = about._replace(aggregate=None, lease=None) == About(run_id=about.run_id)
     which = SCHEDULE if about.schedule_id is not None else RUN if whole_run else TARGET
     rows = [row for what in (which, OUTBOX, LEASES) for row in connection.execute(what, about._asdict())]
@@ -97,15 +98,15 @@ def tell(connection: psycopg.Connection[dict[str, Any]], about: About, ledger: L
         events += [
             (datetime.fromtimestamp(line.at, UTC), _ledger_line(line)) for line in ledger.about(keys, refs, about.seqs)
         ]
-    told = [f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + f" {text}" for at, text in sorted(events)]
-    if len(told) <= LINES:
-        return told
+    lines = [f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + f" {text}" for at, text in sorted(events)]
+    if len(lines) <= LINES:
+        return lines
     half = LINES // 2
-    return [*told[:half], f"… {len(told) - 2 * half} more", *told[-half:]]
+    return [*lines[:half], f"… {len(lines) - 2 * half} more", *lines[-half:]]
 
 
 def _ledger_line(line: Line) -> str:
     who = line.key or line.client or "no key"
     if line.kind == "call":
-        return f"ledger {line.seq}: {line.method} {line.path} ({who}) answered {line.status or 'by a cut'}"
+        return f"ledger {line.seq}: {line.method} {line.path} ({who}) answered {line.status or 'by a reset'}"
     return f"ledger {line.seq}: {line.method} applied ({who}), {line.ref}: {line.before!r} -> {line.value!r}"

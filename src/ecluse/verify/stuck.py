@@ -28,7 +28,7 @@ GONE = """
 (p.id IS NULL OR p.state <> 'live' AND p.ended_at < now() - interval '15 seconds'
  OR p.state = 'live' AND p.beat_at < now() - interval '10 minutes')
 """
-WHO = "CASE WHEN p.id IS NULL THEN 'is unknown' ELSE format('is %s, last heard of %s', p.state, p.beat_at) END"
+WHO = "CASE WHEN p.id IS NULL THEN 'is unknown' ELSE format('is %s, last heartbeat %s', p.state, p.beat_at) END"
 
 CLAIMS = f"""
 {CARE}
@@ -40,13 +40,13 @@ WHERE c.in_flight > 0 AND {GONE} AND care.since < now() - interval '15 seconds' 
 
 ITEMS_OF_ENDED_RUNS = """
 SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
-       'open, but its run has ended' AS message
+       'open, but the run has ended' AS message
 FROM items i JOIN runs r ON r.id = i.run_id WHERE i.status = 'open' AND r.ended_at IS NOT NULL ORDER BY i.id
 """
 
 # A workflow that has not noticed the end may still open a stage: an empty one, since fan-out inserts no items any more.
 STAGES_OF_ENDED_RUNS = """
-SELECT format('run %s stage %s', s.run_id, s.stage) AS subject, s.run_id, 'open, but its run has ended' AS message
+SELECT format('run %s stage %s', s.run_id, s.stage) AS subject, s.run_id, 'open, but the run has ended' AS message
 FROM stages s JOIN runs r ON r.id = s.run_id
 WHERE s.ended_at IS NULL AND s.expected > 0 AND r.ended_at IS NOT NULL ORDER BY 2, 1
 """
@@ -59,9 +59,9 @@ ROOM = """
 WORKFLOWS = f"""
 {CARE}
 SELECT 'run ' || r.id AS subject, r.id AS run_id, format('%s, but ', r.state) || CASE
-    WHEN r.workflow IS NULL THEN 'it has no workflow'
-    WHEN r.workflow = 'PENDING' THEN format('its workflow is led by replica %s, which ', r.executor_id) || {WHO}
-    ELSE 'its workflow is ' || r.workflow END AS message
+    WHEN r.workflow IS NULL THEN 'the run has no workflow'
+    WHEN r.workflow = 'PENDING' THEN format('the workflow is led by replica %s, which ', r.executor_id) || {WHO}
+    ELSE 'the workflow is ' || r.workflow END AS message
 FROM care, (
     SELECT r.*, w.status AS workflow, w.executor_id, to_timestamp(w.updated_at / 1000.0) AS updated_at,
            row_number() OVER (PARTITION BY w.status IS NULL ORDER BY r.id) AS place
@@ -81,7 +81,7 @@ ORDER BY r.id
 ORPHANS = f"""
 {CARE}
 SELECT 'run ' || r.id AS subject, r.id AS run_id,
-       format('was ended at %s, but %s runs that only it waited for go on', r.ended_at, count(*)) AS message
+       format('was ended at %s, but %s runs that only it waited for are open', r.ended_at, count(*)) AS message
 FROM care, runs r JOIN run_waiters w ON w.waiter_run_id = r.id JOIN runs c ON c.id = w.run_id AND c.ended_at IS NULL
 WHERE NOT care.moved AND r.ends_waited_for AND greatest(r.ended_at, care.since) < now() - interval '60 seconds'
   AND NOT EXISTS (SELECT 1 FROM run_waiters o LEFT JOIN runs p ON p.id = o.waiter_run_id
@@ -92,7 +92,7 @@ GROUP BY r.id ORDER BY r.id
 # No items of a run marked `ending` are claimed, so there must be an ended run that makes the sweep end it.
 ENDING = f"""
 {CARE}
-SELECT 'run ' || c.id AS subject, c.id AS run_id, 'is marked to be ended, and no ended run is left that ends it'
+SELECT 'run ' || c.id AS subject, c.id AS run_id, 'is marked to be ended, but no ended run is left that ends it'
        AS message
 FROM care, runs c WHERE c.ending AND c.ended_at IS NULL AND NOT EXISTS (
     SELECT 1 FROM run_waiters w JOIN runs r ON r.id = w.waiter_run_id WHERE w.run_id = c.id AND r.ends_waited_for)
@@ -115,7 +115,7 @@ ORDER BY s.run_id
 UNCLOSED = f"""
 {CARE}
 SELECT 'run ' || r.id AS subject, r.id AS run_id,
-       format('all its items were finished at %s, but it does not end', w.last) AS message
+       format('all items were finished at %s, but the run is open', w.last) AS message
 FROM care, runs r JOIN (
     SELECT s.run_id, max(coalesce(i.finished_at, s.fanned_out_at)) AS last FROM stages s
     LEFT JOIN items i ON i.run_id = s.run_id AND i.stage = s.stage GROUP BY s.run_id
@@ -128,7 +128,7 @@ WHERE NOT care.moved AND r.state = 'running' AND NOT r.orchestrated
 EFFECTS = f"""
 {CARE}
 SELECT format('run %s item %s/%s', i.run_id, i.stage, i.key) AS subject, i.run_id, i.id AS item_id,
-       format('its write %s is %s, and nobody has asked about it since %s', e.id, e.state, i.due_at) AS message
+       format('write %s is %s, but has not been read back since %s', e.id, e.state, i.due_at) AS message
 FROM care, effects e JOIN items i ON i.id = e.item_id AND i.round = e.round JOIN lanes l ON l.id = i.lane_id
 LEFT JOIN (SELECT lane_id, max(taken_at) AS at FROM claims GROUP BY 1) t ON t.lane_id = i.lane_id
 WHERE NOT care.moved AND e.state IN ('sending', 'unknown') AND i.status = 'open' AND i.claim_id IS NULL
@@ -139,7 +139,7 @@ WHERE NOT care.moved AND e.state IN ('sending', 'unknown') AND i.status = 'open'
 LEASES = f"""
 {CARE}
 SELECT 'lease ' || l.key AS subject, l.tenant_id || '/' || l.key AS lease,
-       format('held by %s (replica %s) since %s, though it expired at %s', l.owner, coalesce(l.replica_id, 'none'),
+       format('held by %s (replica %s) since %s, but expired at %s', l.owner, coalesce(l.replica_id, 'none'),
               l.acquired_at, l.expires_at) AS message
 FROM care, leases l
 WHERE NOT care.moved AND l.ended_at IS NULL AND greatest(l.expires_at, care.since) < now() - interval '60 seconds'
@@ -160,5 +160,5 @@ I_19_NOTHING_STUCK = Check(
 
 def check(connection: psycopg.Connection[dict[str, Any]], report: Report) -> None:
     if not connection.execute(f"{CARE} SELECT since FROM care").fetchall():  # noqa: S608 - the fragment above
-        report.notes.append("nobody is running (no live replica): work that waits for somebody is not called stuck")
+        report.notes.append("no live replica: open work is not reported as stuck")
     database.run(connection, I_19_NOTHING_STUCK, report)

@@ -15,8 +15,8 @@ WHERE i.stage IN ('known', 'recordings') AND i.status = 'succeeded' AND r.has_tr
 """
 
 SUMMARY = """
-SELECT 'run ' || r.id AS subject, r.id AS run_id, format('its summary says %s processed and %s failed of %s, its items '
-    '%s and %s of %s', t.processed, t.failed, t.target_total, i.processed, i.failed, i.all_of_them) AS message
+SELECT 'run ' || r.id AS subject, r.id AS run_id, format('summary reports %s processed and %s failed of %s, but its '
+    'items are %s and %s of %s', t.processed, t.failed, t.target_total, i.processed, i.failed, i.all_of_them) AS message
 FROM runs r JOIN transcription_runs t ON t.run_id = r.id, LATERAL (
     SELECT count(*) AS all_of_them, count(*) FILTER (WHERE error_code IS DISTINCT FROM 'RUN_ENDED') AS processed,
            count(*) FILTER (WHERE status <> 'succeeded' AND error_code IS DISTINCT FROM 'RUN_ENDED') AS failed
@@ -26,9 +26,9 @@ WHERE r.ended_at IS NOT NULL
       (i.processed::int, i.failed::int, i.all_of_them::int) ORDER BY r.id
 """
 
-TOLD = f"""
+END_PUBLISHED = f"""
 SELECT 'run ' || r.id AS subject, r.id AS run_id,
-       format('its end was told %s times as fiche/transcribed', count(e.id)) AS message
+       format('fiche/transcribed was published %s times', count(e.id)) AS message
 FROM runs r JOIN transcription_runs t ON t.run_id = r.id LEFT JOIN events_outbox e
   ON e.tenant_id = r.tenant_id AND e.aggregate = 'run:' || r.id AND e.event_type = 'fiche/transcribed'
 WHERE r.ended_at IS NOT NULL GROUP BY r.id
