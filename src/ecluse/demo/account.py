@@ -131,14 +131,13 @@ def say(console: Console, report: dict[str, Any]) -> None:
     line(f"  retries     {report['retries']}")
     kill = report["kill"]
     line(
-        f"  one kill    {kill['seconds_without_worker']} s without a worker; {kill['items_taken_over']} items in its"
-        f" hands taken over after {kill['taken_over_after_seconds']} s; {kill['paid_calls_repeated']} paid calls"
-        " repeated"
+        f"  one kill    {kill['seconds_without_worker']} s without a worker; {kill['items_taken_over']} items in flight"
+        f" taken over after {kill['taken_over_after_seconds']} s; {kill['paid_calls_repeated']} paid calls repeated"
     )
     otherwise = ", ".join(f"{calls} after {code}" for code, calls in report["paid_calls_repeated_otherwise"].items())
     line(
-        f"  money       besides the kill, paid calls repeated: {otherwise or 'none'}; charged twice, by the vendors'"
-        f" own ledger: {report['charged_twice']}"
+        f"  paid calls  repeated for other reasons than the kill: {otherwise or 'none'}; charged twice according to the"
+        f" ledger of the vendors: {report['charged_twice']}"
     )
     audit = report["verify"]
     clean = audit == "clean"

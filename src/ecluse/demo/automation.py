@@ -49,13 +49,13 @@ FAULTS: list[dict[str, object]] = [
     {"vendor": "llm", "kind": "applied_then_reset", "rate": 0.006, "per_id_times": 1},
 ]
 OVERRIDES = (
-    Override("TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE", "4500", "200 fiches would take more than an hour"),
-    Override("TRANSCRIPTION_RECORDING_WORKER_CONCURRENCY", "60", "enough at once for that pace; unset, it is 10"),
-    Override("TRANSCRIPTION_ELEVENLABS_BACKOFF_BASE_SECONDS", "0.5", "shorter pauses after failures"),
-    Override("AUTOMATION_FICHE_DETAILS_POLL_INTERVAL_SECONDS", "1", "gates look more often, should no hint reach them"),
-    Override("AUTOMATION_TRANSCRIPTION_POLL_INTERVAL_SECONDS", "1", "the same"),
-    Override("AUTOMATION_AUDIT_POLL_INTERVAL_SECONDS", "1", "the same"),
-    Override("LLM_CONCURRENCY", "40", "two audits of each fiche, more of them at once"),
+    Override("TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE", "4500", "the default would take more than an hour"),
+    Override("TRANSCRIPTION_RECORDING_WORKER_CONCURRENCY", "60", "the default, 10, is too low for that rate"),
+    Override("TRANSCRIPTION_ELEVENLABS_BACKOFF_BASE_SECONDS", "0.5", "shorter backoff"),
+    Override("AUTOMATION_FICHE_DETAILS_POLL_INTERVAL_SECONDS", "1", "gates poll more often"),
+    Override("AUTOMATION_TRANSCRIPTION_POLL_INTERVAL_SECONDS", "1", "gates poll more often"),
+    Override("AUTOMATION_AUDIT_POLL_INTERVAL_SECONDS", "1", "gates poll more often"),
+    Override("LLM_CONCURRENCY", "40", "two audits per fiche, more at once"),
     HEARTBEAT,
     DEAD_AFTER,
     QUIET,
@@ -90,7 +90,7 @@ def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
     console = Console(stderr=as_json)
     console.print(
         f"[bold]Ecluse[/] audits the calls of {fiches} fiches: details from a CRM, transcripts, two audits each, at "
-        "vendors that throttle, fail, dawdle and lose answers. The server is killed half-way."
+        "vendors that throttle, fail, are slow and lose answers. The server is killed half-way."
     )
     overrides.say(console, OVERRIDES)
     set_up = time.monotonic()
@@ -164,14 +164,14 @@ def _say_what_stays(console: Console, played: Scene, key: str, schedule: str) ->
     trigger = f"curl -s {played.url}/api/automation/trigger -H 'Authorization: Bearer {key}'"
     for line in (
         "",
-        "server and vendors stay up. Look at it in a browser, with this key to log in:",
+        "server and vendors keep running. Open the pages in a browser, and log in with this key:",
         f"  {played.url}/ui",
         f"  {key}",
-        "run it again (transcripts that are there are not paid for again):",
+        "start another run (stored transcripts are not paid for again):",
         f"  {trigger} -H 'Content-Type: application/json' -d '{{\"scheduleId\": \"{schedule}\"}}'",
-        "look inside, and at what the server says:",
+        "open the database, or follow the log of the server:",
         f"  {played.psql}",
         f"  tail -f {played.log}",
-        f"stop everything, and forget it: Ctrl-C, or kill {os.getpid()}",
+        f"stop and remove everything: Ctrl-C, or kill {os.getpid()}",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

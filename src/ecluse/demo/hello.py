@@ -29,7 +29,7 @@ FAULTS: list[dict[str, object]] = [
     {"kind": "latency", "seconds": 0.25},
 ]
 OVERRIDES = (
-    Override("ECLUSE_HANDS", "100", "slow enough to be watched"),
+    Override("ECLUSE_HANDS", "100", "slow enough to follow"),
     HEARTBEAT,
     DEAD_AFTER,
     QUIET,
@@ -38,7 +38,7 @@ OVERRIDES = (
 
 def run(*, keep: bool, as_json: bool) -> int:
     if not (EXAMPLES / "hello_flow").is_dir():
-        raise SetUpError("The demonstration needs the examples folder: run it from a checkout of the project.")
+        raise SetUpError("The demonstration needs the examples folder: run it in a checkout of the project.")
     console = Console(stderr=as_json)
     console.print(f"[bold]Ecluse[/] reads {ARTICLES} prices at a vendor that throttles, fails and resets connections")
     overrides.say(console, OVERRIDES)
@@ -56,7 +56,7 @@ def run(*, keep: bool, as_json: bool) -> int:
 
 
 def _say_what_stays(console: Console, played: Scene) -> None:
-    console.print(f"\nserver and sandbox stay up until Ctrl-C. The vendor is at {played.vendor}; look inside with")
+    console.print(f"\nserver and sandbox run until Ctrl-C. The vendor is at {played.vendor}. Database and log:")
     console.print(f"  {played.psql}", soft_wrap=True)
     console.print(f"  tail -f {played.log}", soft_wrap=True)
 
@@ -111,6 +111,6 @@ def _print(console: Console, report: dict[str, Any]) -> None:
         f"  vendor calls {report['vendor_calls']}, throttled {report['throttled']}, retries {report['retries']};"
         f" prices stored {report['prices_stored']}"
     )
-    console.print(f"  one kill -9: work went on {report['took_over_after_s']} s later")
+    console.print(f"  one kill -9: work resumed after {report['took_over_after_s']} s")
     audit = report["verify"]
-    console.print(f"  audited: {audit if audit == 'clean' else f'{len(audit)} violations: {audit}'}")
+    console.print(f"  verify: {audit if audit == 'clean' else f'{len(audit)} violations: {audit}'}")

@@ -16,9 +16,9 @@ class Override(NamedTuple):
     why: str
 
 
-HEARTBEAT = Override("ECLUSE_HEARTBEAT_SECONDS", "0.5", "with the next: a death is noticed sooner")
-DEAD_AFTER = Override("ECLUSE_DEAD_AFTER_SECONDS", "2", "what was in dead hands is taken over sooner")
-QUIET = Override("ECLUSE_LOG_LEVEL", "ERROR", "failures are part of the play")
+HEARTBEAT = Override("ECLUSE_HEARTBEAT_SECONDS", "0.5", "a dead replica is noticed sooner")
+DEAD_AFTER = Override("ECLUSE_DEAD_AFTER_SECONDS", "2", "its work is taken over sooner")
+QUIET = Override("ECLUSE_LOG_LEVEL", "ERROR", "failures are part of the demonstration")
 
 
 def environment(overrides: Sequence[Override]) -> dict[str, str]:
@@ -26,7 +26,7 @@ def environment(overrides: Sequence[Override]) -> dict[str, str]:
 
 
 def say(console: Console, overrides: Sequence[Override]) -> None:
-    console.print("knobs that are set otherwise here, default → demonstration:", style="dim")
+    console.print("knobs that differ in this demonstration, default → value:", style="dim")
     rows = [(one.knob, f"{_default(one.knob)} → {one.value}", one.why) for one in overrides]
     knob, change = (max(len(row[column]) for row in rows) for column in (0, 1))
     for row in rows:

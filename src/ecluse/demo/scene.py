@@ -34,7 +34,7 @@ UP_SECONDS = 120.0
 DOWN_SECONDS = 20.0
 ANSWER_SECONDS = 30.0
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-TOLD_TO_GO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Scene:
                 return
             time.sleep(0.05)
         said = self.log.read_text(errors="replace").strip().splitlines()[-5:]
-        raise SetUpError("\n".join(("The server did not come up. The last that it said:", *said)))
+        raise SetUpError("\n".join(("The server did not start. Its last log lines:", *said)))
 
     def kill_server(self) -> None:
         if self.process is not None:
@@ -114,7 +114,7 @@ class Scene:
         command = [sys.executable, "-m", "ecluse.verify", *where, "--json"]
         answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
         if not answer.stdout:
-            raise SetUpError(f"The auditor could not look: {answer.stderr.strip()}")
+            raise SetUpError(f"The auditor failed: {answer.stderr.strip()}")
         verdict: str | list[dict[str, str]] = json.loads(answer.stdout.splitlines()[-1])["verify"]
         return verdict
 
@@ -139,7 +139,7 @@ def scene(
             played.start_server()
             yield played
         finally:
-            _deaf()
+            _ignore_signals()
             played.stop_server()
 
 
@@ -167,8 +167,8 @@ def _refuse_used(dsn: str) -> None:
                 ((count,),) = connection.execute(f"SELECT count(*) FROM {table}").fetchall()  # noqa: S608 - ours
                 if count:
                     raise SetUpError(
-                        f"The database {connection.info.dbname} holds {count} {table} already: a demonstration needs "
-                        "an empty database, or one that is used for nothing else yet."
+                        f"The database {connection.info.dbname} holds {count} {table}: a demonstration needs one "
+                        "without runs and schedules."
                     )
 
 
@@ -183,7 +183,7 @@ def _inherited(data: Path) -> dict[str, str]:
 @contextmanager
 def _tidy() -> Iterator[None]:
     """Turn signals into exceptions, so that `finally` runs. Further signals do not interrupt the clean-up."""
-    before = {number: signal.getsignal(number) for number in _heeded()}
+    before = {number: signal.getsignal(number) for number in _handled_signals()}
     for number in before:
         signal.signal(number, _go)
     try:
@@ -193,20 +193,20 @@ def _tidy() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _heeded() -> list[signal.Signals]:
+def _handled_signals() -> list[signal.Signals]:
     """Return the signals to handle: not those that are ignored, as under nohup."""
-    return [number for number in TOLD_TO_GO if signal.getsignal(number) is not signal.SIG_IGN]
+    return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _go(number: int, _: object) -> None:
-    _deaf()
+    _ignore_signals()
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     sys.exit(128 + number)
 
 
-def _deaf() -> None:
-    for number in TOLD_TO_GO:
+def _ignore_signals() -> None:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -217,7 +217,7 @@ def _folder() -> Iterator[Path]:
     try:
         yield data
     finally:
-        _deaf()
+        _ignore_signals()
         until = time.monotonic() + DOWN_SECONDS
         while data.exists() and time.monotonic() < until:
             # Retry: a process that was killed may still write its last file while the folder is being emptied.
@@ -239,7 +239,7 @@ def _sandbox(faults: Sequence[Mapping[str, object]]) -> Iterator[str]:
         post(f"{url}/_sandbox/faults", faults)
         yield url
     finally:
-        _deaf()
+        _ignore_signals()
         _end(process)
 
 
@@ -254,10 +254,10 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 def stay(say: Callable[[], None]) -> None:
     """Wait for a signal to stop. Signals stay blocked, so that none interrupts the clean-up."""
-    heeded = _heeded()
-    signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+    handled = _handled_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, handled)
     say()
-    signal.sigwait(heeded)
+    signal.sigwait(handled)
 
 
 def get(url: str, key: str | None = None) -> bytes:

@@ -28,8 +28,8 @@ FAULTS: list[dict[str, object]] = [
     {"vendor": "crm", "kind": "server_error", "rate": 0.1, "status": 502},
 ]
 OVERRIDES = (
-    Override("TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE", "600", "at the default, it takes ten minutes"),
-    Override("TRANSCRIPTION_ELEVENLABS_BACKOFF_BASE_SECONDS", "0.2", "shorter pauses after failures"),
+    Override("TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE", "600", "the default would take ten minutes"),
+    Override("TRANSCRIPTION_ELEVENLABS_BACKOFF_BASE_SECONDS", "0.2", "shorter backoff"),
     HEARTBEAT,
     DEAD_AFTER,
     QUIET,
@@ -86,11 +86,11 @@ def _play(console: Console, played: Scene) -> dict[str, Any]:
 
     kill = watch(console, played, look, kill_when=lambda seen: seen.done >= 20, longest=LONGEST_SECONDS)
     seconds = round(time.monotonic() - started, 1)
-    told = {fiche: json.loads(get(f"{api}/{fiche}/status", key)) for fiche in FICHES}
+    answers = {fiche: json.loads(get(f"{api}/{fiche}/status", key)) for fiche in FICHES}
     paid = Counter(played.paid("elevenlabs"))
     stored = {row["fiche_id"]: row["calls"] or [] for row in played.query(TRANSCRIBED)}
     stats = played.stats()
-    fiches = [_account(told[fiche], stored.get(fiche, []), paid) for fiche in FICHES]
+    fiches = [_account(answers[fiche], stored.get(fiche, []), paid) for fiche in FICHES]
     return {
         "fiches": fiches,
         "status": dict(Counter(one["status"] for one in fiches)),
@@ -109,22 +109,22 @@ def _play(console: Console, played: Scene) -> dict[str, Any]:
     }
 
 
-def _account(told: dict[str, Any], stored: list[str], paid: Counter[str]) -> dict[str, Any]:
+def _account(answer: dict[str, Any], stored: list[str], paid: Counter[str]) -> dict[str, Any]:
     """Return the figures of one fiche, and whether API, database and vendor agree."""
-    said = sorted(one["call_id"] for one in told["recordings"] if one["has_transcription"])
-    run, fiche = told["run"], told["fiche_id"]
+    said = sorted(one["call_id"] for one in answer["recordings"] if one["has_transcription"])
+    run, fiche = answer["run"], answer["fiche_id"]
     at_the_vendor = sorted(call for call in paid if call.rpartition("-")[0] == fiche)
     return {
         "fiche_id": fiche,
         "status": run["status"],
-        "reason": run["reason"] or next((one["reason"] for one in told["recordings"] if one["reason"]), None),
-        "recordings": told["total"],
-        "transcribed": told["transcribed"],
+        "reason": run["reason"] or next((one["reason"] for one in answer["recordings"] if one["reason"]), None),
+        "recordings": answer["total"],
+        "transcribed": answer["transcribed"],
         "failed": run["failed"],
         "in_database": len(stored),
         "paid": len(at_the_vendor),
         # A transcript that was paid for but not stored before the kill would show here.
-        "agree": said == sorted(stored) == at_the_vendor and len(said) == told["transcribed"],
+        "agree": said == sorted(stored) == at_the_vendor and len(said) == answer["transcribed"],
     }
 
 
@@ -139,7 +139,7 @@ def _print(console: Console, report: dict[str, Any]) -> None:
     console.print(f"[bold]{len(report['fiches'])} fiches: {statuses}[/] in {report['seconds']} s")
     console.print(
         f"  vendor calls {report['vendor_calls']}, throttled {report['throttled']};"
-        f" one kill -9: work went on {report['took_over_after_s']} s later"
+        f" one kill -9: work resumed after {report['took_over_after_s']} s"
     )
     why = ", ".join(f"{calls} after {code}" for code, calls in report["repeated"].items())
     console.print(
@@ -147,4 +147,4 @@ def _print(console: Console, report: dict[str, Any]) -> None:
         f" charged twice by the vendor: {report['paid_twice']}"
     )
     audit = report["verify"]
-    console.print(f"  audited: {audit if audit == 'clean' else f'{len(audit)} violations: {audit}'}")
+    console.print(f"  verify: {audit if audit == 'clean' else f'{len(audit)} violations: {audit}'}")

@@ -54,15 +54,15 @@ def watch(
                 played.kill_server()
                 killed_at = datetime.now(UTC)
                 display.say(f"kill -9 of the server, on purpose: {seen.phase}, {seen.done} of {seen.total} done", "red")
-                display.say("starting it again: nothing but the database is left of it", "red")
+                display.say("starting it again: only the database is left", "red")
                 played.start_server()
             if killed_at is not None and kill is None:
                 for row in played.query(BACK, killed_at):
                     kill = Kill(killed_at, row["seconds"])
-                    display.say(f"work goes on {kill.idle_seconds:.1f} s after the kill", "green")
+                    display.say(f"work resumed {kill.idle_seconds:.1f} s after the kill", "green")
             if seen.ended:
                 if killed_at is None:
-                    raise SetUpError("The play was over before the server could be killed: there is too little to do.")
+                    raise SetUpError("The demonstration ended before the server was killed: it has too little work.")
                 return kill or Kill(killed_at, (datetime.now(UTC) - killed_at).total_seconds())
             if time.monotonic() > until:
                 far = f"{seen.phase}, {seen.done} of {seen.total} done"
