@@ -39,28 +39,28 @@ NEUTRAL = {
 
 RUNS = Machine(
     "Runs",
-    "The words of a flow that brings none of its own, and the neutral state that each means (`runs.status`, "
-    "`runs.state`; `engine/model/states.py`). A flow's own words are a table of the same kind. No move is made but by "
-    "`runs.set_status`, which looks into this table. A run that is ended on request has the state `cancelled` (ended "
-    "on request before its work was done) and the word `partial` if a target of it had succeeded, else `failed`.",
-    {word: f"{state}: {NEUTRAL[state]}" for word, state in PLAIN.meaning.items()},
-    {BEGIN: {PLAIN.initial: ""}} | {word: dict.fromkeys(sorted(to), "") for word, to in PLAIN.moves.items()},
+    "The statuses of a flow without statuses of its own, and the neutral state of each (`runs.status`, `runs.state`; "
+    "`engine/model/states.py`). A flow's own statuses are a table of the same kind. Only `lifecycle.set_status` moves "
+    "a run, and only along this table. A run that is ended on request has the state `cancelled` (ended on "
+    "request before its work was done) and the status `partial` if one of its targets had succeeded, else `failed`.",
+    {status: f"{state}: {NEUTRAL[state]}" for status, state in PLAIN.meaning.items()},
+    {BEGIN: {PLAIN.initial: ""}} | {status: dict.fromkeys(sorted(to), "") for status, to in PLAIN.moves.items()},
 )
 
 ITEMS = Machine(
     "Items",
     "One unit of work (`items.status`, and `claim_id`: NULL is waiting).",
     {
-        "waiting": "open, in nobody's hands; not before `due_at`",
-        "in_hand": "open, under a claim of some replica",
+        "waiting": "open, not claimed; not claimed before `due_at`",
+        "in_flight": "open, claimed by a replica",
         "succeeded": "done, its result stored in the same commit",
-        "failed": "given up on, for this round (`permanent`: for good)",
-        "ignored": "can never finish, and nobody is to blame",
+        "failed": "given up, for this round (`permanent`: for good)",
+        "ignored": "cannot finish, without being a failure",
     },
     {
         BEGIN: {"waiting": "fan-out", "failed": "could not be dispatched"},
-        "waiting": {"in_hand": "claim", "failed": "deadline, end of run"},
-        "in_hand": {
+        "waiting": {"in_flight": "claim", "failed": "deadline, end of run"},
+        "in_flight": {
             "succeeded": "commit",
             "ignored": "commit",
             "failed": "commit, deadline, end of run",
@@ -74,17 +74,17 @@ EFFECTS = Machine(
     "Effects",
     "One wanted write at a vendor (`effects.state`; `engine/effects/protocol.py`).",
     {
-        "planned": "nothing is under way: not sent for sure, or refused for now",
-        "sending": "the intent is committed; it may be applied at any moment",
-        "unknown": "sent, without a definite answer; asked about after the quiet period",
-        "applied": "the vendor has it",
+        "planned": "not in flight: certainly not sent, or refused for now",
+        "sending": "the intent is committed; the vendor may apply the write at any moment",
+        "unknown": "sent, without a definite answer; read back after the quiet period",
+        "applied": "the vendor has applied it",
         "rejected": "the vendor refused it",
-        "not_applied": "read back, and not there",
-        "conflict": "read back, and somebody else's value is there",
+        "not_applied": "read back: the vendor has not applied it",
+        "conflict": "read back: another client has changed the record",
     },
     {
-        BEGIN: {"sending": "intent", "applied": "was there already"},
-        "planned": {"sending": "intent", "applied": "was there already"},
+        BEGIN: {"sending": "intent", "applied": "already in the wanted state"},
+        "planned": {"sending": "intent", "applied": "already in the wanted state"},
         "sending": {
             "applied": "answer, read back",
             "rejected": "answer",
@@ -104,12 +104,12 @@ EFFECTS = Machine(
 
 SLOTS = Machine(
     "Slots",
-    "One due instant of a schedule, once it is decided on (`schedule_slots.state`).",
+    "One due instant of a schedule, once it is decided (`schedule_slots.state`).",
     {
         "fired": "it has a run",
         "waiting": "an earlier run of the schedule is still open",
-        "skipped": "decided against, with a reason",
-        "missed": "nobody was there in time, with a reason",
+        "skipped": "not fired on purpose, with a reason",
+        "missed": "no scheduler was running in time, with a reason",
     },
     {
         BEGIN: {"fired": "due", "waiting": "overlap", "skipped": "outside its window", "missed": "too late"},
@@ -122,9 +122,9 @@ LEASES = Machine(
     "One holding of a key (`leases.ended_at`, `end_cause`). A new holding is a new row, with a higher fence.",
     {
         "held": "by a run for as long as it is open, or by a process for its time to live",
-        "released": "given back by its holder",
-        "expired": "its holder fell silent; the next one counts one more attempt",
-        "forced": "taken away by a person, with a reason",
+        "released": "released by its holder",
+        "expired": "not renewed by its holder; the next holding counts one more attempt",
+        "forced": "released by an operator, with a reason",
         "run ended": "the run that held it is over",
     },
     {BEGIN: {"held": ""}, "held": {"released": "", "expired": "", "forced": "", "run ended": ""}},
@@ -134,9 +134,9 @@ REPLICAS = Machine(
     "Replicas",
     "One start of a process (`replicas.state`; `engine/cluster/heartbeat.py`). A dead replica stays dead.",
     {
-        "live": "beats, or has not been silent for long enough",
-        "dead": "declared so by another after its silence; must not write any more",
-        "left": "has said good-bye",
+        "live": "sends heartbeats, or has not been silent for long enough",
+        "dead": "declared dead by another replica after its silence; can no longer write",
+        "left": "has stopped normally",
     },
     {BEGIN: {"live": "start"}, "live": {"dead": "silence", "left": "stop"}},
 )
@@ -146,9 +146,9 @@ LANES = Machine(
     "Where items wait for a vendor; read from `paused_at` and `held_until`.",
     {
         "open": "items are started, within its caps and its rate",
-        "held": "nothing is started before `held_until`: the vendor said when, or the breaker is open; then one call "
+        "held": "nothing is started before `held_until`: a `Retry-After`, or the breaker is open; then one call "
         "at a time probes the vendor until it answers (`trips` above 0: down since `failing_since`)",
-        "paused": "nothing is started until a person resumes it",
+        "paused": "nothing is started until an operator resumes it",
     },
     {
         BEGIN: {"open": "start-up"},
@@ -179,7 +179,7 @@ def _name(state: str) -> str:
 
 
 def page() -> str:
-    head = "# State machines\n\nGenerated by `make docs` (tools/state_machines.py). Every state says what it means."
+    head = "# State machines\n\nGenerated by `make docs` (tools/state_machines.py)."
     return "\n\n".join([head, *map(drawn, MACHINES)]) + "\n"
 
 

@@ -60,7 +60,7 @@ async def test_what_was_unexpectedly_partial_can_be_found_out(automate, playbook
     assert len(known_to_fail.splitlines()) == 1, "it has ended"
     assert audits.splitlines()[1].split(",")[1] == "completed"
     assert sorted(line.partition(",")[2] for line in recordings.splitlines()[1:]) == ["f,1", "t,1", "t,2"]
-    why, stages, days = playbook("Partial, and nobody expected it", run["id"])
+    why, stages, days = playbook("Unexpectedly partial", run["id"])
     for expected in ("DETAILS_NOT_FETCHED", "NO_URL", "9200-2", "401", "Fiche not found (404)"):
         assert expected in why
     assert [line.split(",")[:2] for line in stages.splitlines()[1:]] == [

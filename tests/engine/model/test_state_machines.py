@@ -18,7 +18,7 @@ from tools.state_machines import BEGIN, EFFECTS, ITEMS, LEASES, MACHINES, NEUTRA
 
 STATES = [
     ("runs", "state", set(NEUTRAL)),
-    ("items", "status", set(ITEMS.meaning) - {"waiting", "in_hand"} | {"open"}),
+    ("items", "status", set(ITEMS.meaning) - {"waiting", "in_flight"} | {"open"}),
     ("effects", "state", set(EFFECTS.meaning)),
     ("schedule_slots", "state", set(SLOTS.meaning)),
     ("leases", "end_cause", set(LEASES.meaning) - {"held"}),
@@ -44,7 +44,7 @@ WATCHED: dict[str, tuple[Machine, str]] = {
     "runs": (RUNS, "{}.status"),
     "items": (
         ITEMS,
-        "CASE WHEN {0}.status <> 'open' THEN {0}.status WHEN {0}.claim_id IS NULL THEN 'waiting' ELSE 'in_hand' END",
+        "CASE WHEN {0}.status <> 'open' THEN {0}.status WHEN {0}.claim_id IS NULL THEN 'waiting' ELSE 'in_flight' END",
     ),
     "effects": (EFFECTS, "{}.state"),
     "replicas": (REPLICAS, "{}.state"),
@@ -113,8 +113,8 @@ async def test_whatever_the_engine_does_is_a_move_of_the_tables(start_kit, moves
     for table, (machine, _) in WATCHED.items():
         assert moves(table) <= allowed(machine), table
     assert moves("items") >= {
-        *((BEGIN, "waiting"), ("waiting", "in_hand"), ("in_hand", "succeeded"), ("in_hand", "ignored")),
-        *(("in_hand", "failed"), ("in_hand", "waiting"), ("failed", "waiting")),
+        *((BEGIN, "waiting"), ("waiting", "in_flight"), ("in_flight", "succeeded"), ("in_flight", "ignored")),
+        *(("in_flight", "failed"), ("in_flight", "waiting"), ("failed", "waiting")),
     }
     assert moves("effects") >= {(BEGIN, "sending"), ("sending", "applied"), ("sending", "unknown")}
     assert moves("effects") >= {("sending", "rejected"), ("sending", "planned"), (BEGIN, "applied")}
