@@ -1,4 +1,4 @@
-"""`ecluse audits …`: list audit configs and audits, show an audit, and audit a fiche by hand."""
+"""`ecluse audits …`: list audit configs and audits, show an audit, and start an audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ecluse schedules …`: create, list, preview, enable, disable and delete schedules, and fire one by hand."""
+"""`ecluse schedules …`: create, list, preview, enable, disable and delete schedules, and start a run of one."""
 
 from __future__ import annotations
 
