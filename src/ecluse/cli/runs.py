@@ -32,6 +32,38 @@ from ecluse.cli.options import (
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_value
 from ecluse.engine import Run, Start, State, cause_in_words, load_run, start_run
+from ecluse.insight import run_queries
+from ecluse.insight.previews import preview_end
+from ecluse.insight.waiting import RunWaits, Waiting, why, why_run
+from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
+
+NO_RUNS = """no runs yet: create a schedule and start a run of it:
+  ecluse automation schedules create --name nightly --type DAILY --at 06:30 --range yesterday
+  ecluse automation trigger nightly"""
+app = typer.Typer(no_args_is_help=True, help="Start, end, list and inspect runs.")
+
+
+@app.command()
+def start(
+    flow: FlowName,
+    given: Annotated[str, typer.Option("--input", help="Input of the run, as a JSON object.")] = "{}",
+    key: Annotated[
+        str | None,
+        typer.Option(help="Event key: while its run is open, a second start with the same key returns that run."),
+    ] = None,
+    tenant: Tenant = "default",
+) -> None:
+    """Start a run. A running server picks it up at once; without one, the run waits."""
+    chosen, parsed = flow_named(flow), json_object(given)
+    if chosen.not_by_hand:
+        raise InvalidInput(chosen.not_by_hand)
+    key = f"{chosen.name}-manual-{uuid.uuid4()}" if key is None else key
+    wanted = Start(chosen, key, tenant_id=tenant, input=parsed, again=True)
+
+    async def ask(connection: Connection) -> dict[str, Any]:
+        await tenants.require(connection, tenant, enabled=True)
+        started = await start_run(connection, wanted)
+        await warn_without_server(connection)
         return {"run_id": str(started.run.id), "deduplicated": started.deduplicated}
 
     typer.echo(json.dumps(with_connection(ask)))
