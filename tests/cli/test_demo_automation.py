@@ -199,7 +199,7 @@ def test_in_a_given_database_its_rows_stay_and_a_second_one_is_refused(demo, emp
     second = demo("--given-database", DATABASE_URL=empty_dsn)
     assert second.end() == 2
     assert f"The database {name} holds" in second.said
-    assert "needs an empty database" in second.said
+    assert "needs one without runs and schedules" in second.said
 
 
 def test_a_given_database_that_is_not_given_is_missed(demo):

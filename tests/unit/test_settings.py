@@ -273,4 +273,4 @@ def test_mail_comes_from_an_address(given, sender):
 def test_a_sender_that_is_no_address_stops_the_start(given, sender):
     with pytest.raises(SetUpError) as refused:
         given(MAIL_FROM=sender)
-    assert f"MAIL_FROM={sender!r}: this is no mail address" in refused.value.message
+    assert f"MAIL_FROM={sender!r}: not a mail address" in refused.value.message

@@ -81,7 +81,7 @@ def test_what_a_key_holds_is_neither_a_line_of_its_own_nor_a_command_to_the_term
     world.sql(r"UPDATE items SET target = E'y\nclean: \x1b[2J' WHERE key = 'in hand'")
     printed = audit(world.dsn, world.sandbox.url).text()
     assert printed.replace("\n", "").isprintable()
-    assert r"target y\nclean: \x1b[2J: work was done for it" in printed
+    assert r"target y\nclean: \x1b[2J: has items, but was not selected" in printed
     assert not [line for line in printed.splitlines() if line.startswith(("I-99", "clean"))]
 
 

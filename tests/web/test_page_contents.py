@@ -33,8 +33,8 @@ def test_an_empty_page_says_how_to_begin(of):
     assert "No runs yet" in nobody.shown("/ui/runs")
     assert "ecluse automation trigger nightly --tenant empty" in nobody.shown("/ui/runs")
     assert "ecluse automation schedules create --name nightly" in nobody.shown("/ui/schedules")
-    assert "No such runs" in nobody.shown("/ui/runs?state=failed")
-    assert "not so many" in nobody.shown("/ui/schedules?offset=25")
+    assert "No matching runs" in nobody.shown("/ui/runs?state=failed")
+    assert "No schedules on this page" in nobody.shown("/ui/schedules?offset=25")
 
 
 def test_a_run_is_listed_with_its_counts_its_times_and_its_schedule(of, fill, ended_run):

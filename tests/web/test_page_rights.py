@@ -170,5 +170,5 @@ def test_a_revoked_key_is_out_and_its_stream_says_so_and_ends(reader, pages_dsn,
     wait_for(lambda: mine.get("/ui/schedules").status == 303)
     while (said := page.next())[0] != "end":
         last = said
-    assert "no longer good" in last[1]
+    assert "no longer valid" in last[1]
     assert page.next() is None

@@ -64,7 +64,7 @@ def test_the_list_is_sent_again_when_a_run_begins_and_asks_the_same_question(rea
     monkeypatch.setattr(live, "LEAST_SECONDS", 0)
     page, other = follow(reader, "/ui/runs/live"), follow(reader, "/ui/runs/live?flow=other")
     page.next()
-    assert "No such runs" in other.next()[1]
+    assert "No matching runs" in other.next()[1]
     run_id = start(reader, pages_dsn)
     publish(pages_dsn, "test/started", {"run_id": run_id})
     html = ""

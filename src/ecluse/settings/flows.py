@@ -38,7 +38,7 @@ class AutomationKnobs(BaseSettings):
         "at most a week.",
     )
     AUTOMATION_SCHEDULER_CRON: str = Field(
-        "*/1 * * * *", description="No effect: schedules are checked every second, by one replica at a time."
+        "*/1 * * * *", description="No effect, because schedules are checked every second, by one replica at a time."
     )
     AUTOMATION_SCHEDULER_STALE_GRACE_MS: Annotated[int, at_least(0)] = Field(
         15 * 60_000,
@@ -79,7 +79,7 @@ class AutomationKnobs(BaseSettings):
         "`ECLUSE_DATA_DIR`.",
     )
     FICHE_SALES_CACHE_CONCURRENCY: Annotated[int, at_least(1)] = Field(
-        10, description="No effect: the rows of a sales list are stored in one statement."
+        10, description="No effect, because the rows of a sales list are stored in one statement."
     )
 
 
@@ -142,21 +142,22 @@ class TranscriptionKnobs(BaseSettings):
     )
     TRANSCRIPTION_LOCK_TTL_MS: Annotated[int, at_least(1)] | None = Field(
         None,
-        description="No effect: the lock of a fiche is held by its run, for as long as the run is open. Unset: the "
+        description="No effect, because the lock of a fiche is held by its run, for as long as the run is open. Unset: "
+        "the "
         "larger of 30 minutes and 10 minutes more than `TRANSCRIPTION_MAX_WAIT_SECONDS`.",
     )
     TRANSCRIPTION_RUN_STATE_TTL_SECONDS: Annotated[int, at_least(1)] = Field(
-        7200, description="No effect: the state of runs is in the database and does not expire."
+        7200, description="No effect, because the state of runs is in the database and does not expire."
     )
     TRANSCRIPTION_POLL_INTERVAL_SECONDS: Annotated[float, at_least(0.1)] = Field(
-        5, description="No effect: the end of a run wakes the callers that wait for it."
+        5, description="No effect, because the end of a run wakes the callers that wait for it."
     )
     TRANSCRIPTION_FINALIZER_CONCURRENCY: Annotated[int, at_least(1)] | None = Field(
         None,
-        description="No effect: the commit of the last recording ends the run. Unset: number of replicas times "
+        description="No effect, because the commit of the last recording ends the run. Unset: number of replicas times "
         "`INNGEST_PARALLELISM_PER_SERVER`.",
     )
-    REDIS_URL: str | None = Field(None, description="No effect: locks and state are in PostgreSQL.")
+    REDIS_URL: str | None = Field(None, description="No effect, because locks and state are in PostgreSQL.")
 
     @model_validator(mode="after")
     def _derived(self) -> TranscriptionKnobs:
