@@ -107,9 +107,9 @@ class Heartbeat:
                         act(connection)
             except Exception as error:  # any error: the end of this thread would go unnoticed
                 if is_unavailable(error):
-                    log.warning("heart: database away", error=one_line(error))
+                    log.warning("heartbeat: database unavailable", error=one_line(error))
                 else:
-                    log.exception("heart: trying again")
+                    log.exception("heartbeat: error, trying again")
                 self._stop.wait(min(1.0, every))
 
     def _keep_beating(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
@@ -121,18 +121,16 @@ class Heartbeat:
         connection.execute(RENEW, (self._replica,))
 
     def _reap(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        dead = connection.execute(
-            REAP,
-            {
-                "replica": self._replica,
-                "since": self._since["reaper"],
-                "dead_after": f"{self._dead_after} seconds",
-            },
-        ).fetchall()
+        facts = {
+            "replica": self._replica,
+            "since": self._since["reaper"],
+            "dead_after": f"{self._dead_after} seconds",
+        }
+        dead = [row[0] for row in connection.execute(REAP, facts).fetchall()]
         adopted = take_over(connection)
         stranded = [row[0] for row in connection.execute(durable.STRANDED).fetchall()]
         if dead or adopted or stranded:
-            log.warning("took over", dead=[row[0] for row in dead], items=adopted, workflows_of=stranded)
+            log.warning("failover: adopted work of dead replicas", dead=dead, items=adopted, workflows_of=stranded)
         if stranded:
             durable.recover(stranded)
         self._ticks += 1

@@ -39,7 +39,7 @@ LAST_WORDS_SECONDS = 0.1
 GIVE_BACK_SECONDS = 2.0
 IDLE_SECONDS = 10.0
 
-DATABASE_ERRORS = (psycopg.Error, exc.SQLAlchemyError)  # `away` tells an outage from other errors
+DATABASE_ERRORS = (psycopg.Error, exc.SQLAlchemyError)  # `is_outage` tells an outage from other errors
 
 R = TypeVar("R")
 Lead = Callable[[int], Awaitable[None]]
@@ -49,7 +49,7 @@ class NotHere(Exception):
     """This program cannot lead the run; another version of it may."""
 
 
-def away(error: BaseException) -> bool:
+def is_outage(error: BaseException) -> bool:
     """Return whether the error says "database unavailable", raised by the driver or wrapped by DBOS."""
     if isinstance(error, exc.DBAPIError):
         return error.orig is not None and is_unavailable(error.orig)
@@ -59,7 +59,7 @@ def away(error: BaseException) -> bool:
 def not_the_storys(error: Exception) -> bool:
     """Return whether the error is a signal of DBOS itself, or a database outage under DBOS. (Any other error is the
     story's.)"""
-    return isinstance(error, DBOSException) or (isinstance(error, exc.SQLAlchemyError) and away(error))
+    return isinstance(error, DBOSException) or (isinstance(error, exc.SQLAlchemyError) and is_outage(error))
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def _as_the_driver_says() -> Iterator[None]:
     try:
         yield
     except exc.SQLAlchemyError as error:
-        if not away(error):
+        if not is_outage(error):
             raise
         raise psycopg.OperationalError(one_line(error)) from error
 
@@ -94,7 +94,7 @@ async def _workflow(run_id: int) -> None:
             await asyncio.to_thread(_give_back, name)
         raise asyncio.CancelledError from error
     except DATABASE_ERRORS as error:
-        if not away(error):
+        if not is_outage(error):
             raise
         # A database outage is not the story's fault. Only a cancelled workflow stays pending, to be resumed; any other
         # error would be recorded as the workflow's end as soon as the database is back.
