@@ -20,6 +20,7 @@ from ecluse.access.door import caller_of
 from ecluse.access.envelope import Refused, as_json
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection, Pool
+from ecluse.db.query import fetch_row
 from ecluse.retention.kinds import Aged
 
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
@@ -32,6 +33,7 @@ ON CONFLICT (tenant_id, key) DO UPDATE SET request = excluded.request, status = 
     created_at = excluded.created_at WHERE k.created_at < ecluse_now() - interval '24 hours'
 RETURNING 1
 """
+STORED = "SELECT request, status, answer FROM idempotency_keys WHERE tenant_id = %s AND key = %s"
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,7 @@ async def once(request: Request, pool: Pool, do: Callable[[Connection], Awaitabl
 
 
 async def _replay(connection: Connection, tenant: str, key: str, asked: bytes) -> Response:
-    row = await (
-        await connection.execute(
-            "SELECT request, status, answer FROM idempotency_keys WHERE tenant_id = %s AND key = %s", (tenant, key)
-        )
-    ).fetchone()
+    row = await fetch_row(connection, STORED, (tenant, key))
     if row is None or row[0] != asked:
         message = "This Idempotency-Key was used for another request (the bytes of its body count): use a new key."
         raise Refused(422, "IDEMPOTENCY_KEY_REUSED", message)

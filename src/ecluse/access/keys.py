@@ -12,11 +12,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-import psycopg
 import structlog
-from psycopg.rows import class_row, dict_row
 
 from ecluse.access import tenants
 from ecluse.access.permissions import ROLES
@@ -24,7 +21,8 @@ from ecluse.base.clock import Clock
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
-from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.outage import ignoring_outage
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_value
 from ecluse.db.reads import Reads
 
 log = structlog.get_logger(__name__)
@@ -84,7 +82,7 @@ class Keys:
         self._writing: set[asyncio.Task[None]] = set()
 
     async def find(self, key: str) -> Caller | None:
-        """Return the caller; None if the key is unknown, expired or revoked. Callers are not told which."""
+        """Return the caller; None if the key is unknown, expired or revoked. Answers do not say which."""
         hashed, now = digest(key), self._clock.monotonic()
         until, caller = self._known.get(hashed, (now, None))
         if caller is None or until <= now:
@@ -105,22 +103,16 @@ class Keys:
             task.add_done_callback(self._writing.discard)
 
     async def _write_use(self, key_id: int) -> None:
-        try:
+        with ignoring_outage("API key: last use"):
             async with self._pool.connection() as connection:
                 await connection.execute(NOTE_USE, (key_id,))
-        except psycopg.Error as error:
-            if not is_unavailable(error):
-                raise
-            log.warning("noting the use of a key: database away", error=one_line(error))
 
     async def settle(self) -> None:
         await asyncio.gather(*self._writing)
 
 
 async def _found(connection: Connection, hashed: bytes) -> Caller | None:
-    async with connection.cursor(row_factory=class_row(Caller)) as cursor:
-        await cursor.execute(FIND, (hashed,))
-        return await cursor.fetchone()
+    return await fetch_one(connection, Caller, FIND, (hashed,))
 
 
 async def create(
@@ -142,7 +134,8 @@ async def create(
     _check_scope(scope, groupes, crm_user_id)
     await tenants.require(connection, tenant)
     key = PREFIX + secrets.token_urlsafe(32)
-    cursor = await connection.execute(
+    key_id = await fetch_value(
+        connection,
         "INSERT INTO api_keys (tenant_id, name, hint, hash, role, created_at, expires_at, scope, groupes,"
         " crm_user_id) VALUES (%s, %s, %s, %s, %s, ecluse_now(), ecluse_now() + %s, %s, %s, %s) RETURNING id",
         (
@@ -150,7 +143,6 @@ async def create(
             *(scope, list(groupes), crm_user_id),
         ),
     )
-    (key_id,) = await cursor.fetchone() or (0,)
     return key_id, key
 
 
@@ -165,21 +157,21 @@ def _check_scope(scope: str, groupes: Sequence[str], crm_user_id: str | None) ->
 
 async def revoke(connection: Connection, key_id: int) -> tuple[str, bool]:
     """Revoke a key, irreversibly; return its tenant, and whether this call revoked it."""
-    known = await (await connection.execute("SELECT tenant_id FROM api_keys WHERE id = %s", (key_id,))).fetchone()
-    if known is None:
+    tenant = await fetch_value(connection, "SELECT tenant_id FROM api_keys WHERE id = %s", (key_id,))
+    if tenant is None:
         raise NotFound(f"There is no key {key_id}. `ecluse keys list` shows them.")
     cursor = await connection.execute(
         "UPDATE api_keys SET revoked_at = ecluse_now() WHERE id = %s AND revoked_at IS NULL", (key_id,)
     )
-    return known[0], bool(cursor.rowcount)
+    return tenant, bool(cursor.rowcount)
 
 
-async def listed(connection: Connection, tenant: str | None = None) -> list[dict[str, Any]]:
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(
-            "SELECT id, tenant_id, name, hint, role, scope, groupes, crm_user_id, created_at, expires_at,"
-            " last_used_at, revoked_at, expires_at <= ecluse_now() AS expired FROM api_keys"
-            " WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s ORDER BY id",
-            {"tenant": tenant},
-        )
-        return await cursor.fetchall()
+async def listed(connection: Connection, tenant: str | None = None) -> list[Row]:
+    return await fetch_all(
+        connection,
+        dict,
+        "SELECT id, tenant_id, name, hint, role, scope, groupes, crm_user_id, created_at, expires_at,"
+        " last_used_at, revoked_at, expires_at <= ecluse_now() AS expired FROM api_keys"
+        " WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s ORDER BY id",
+        {"tenant": tenant},
+    )

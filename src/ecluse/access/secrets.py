@@ -21,11 +21,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ecluse.base.errors import NotFound, SetUpError
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_column, fetch_row
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
 MAKE_ONE = "Make one with `openssl rand -base64 32`, and keep it apart from the database."
 
+GET = "SELECT key_id, nonce, ciphertext FROM secrets WHERE tenant_id = %s AND name = %s"
 PUT = """
 INSERT INTO secrets (tenant_id, name, key_id, nonce, ciphertext, updated_at) VALUES (%s, %s, %s, %s, %s, ecluse_now())
 ON CONFLICT (tenant_id, name) DO UPDATE SET key_id = excluded.key_id, nonce = excluded.nonce,
@@ -44,11 +46,7 @@ class Secrets:
         await connection.execute(PUT, (tenant, name, self.key_id, nonce, sealed))
 
     async def get(self, connection: Connection, tenant: str, name: str) -> str:
-        row = await (
-            await connection.execute(
-                "SELECT key_id, nonce, ciphertext FROM secrets WHERE tenant_id = %s AND name = %s", (tenant, name)
-            )
-        ).fetchone()
+        row = await fetch_row(connection, GET, (tenant, name))
         if row is None:
             raise NotFound(f"tenant {tenant} has no secret {name!r}")
         check_fits(self, [row[0]])
@@ -66,8 +64,7 @@ async def delete(connection: Connection, tenant: str, name: str) -> bool:
 
 
 async def names(connection: Connection, tenant: str) -> list[str]:
-    cursor = await connection.execute("SELECT name FROM secrets WHERE tenant_id = %s ORDER BY name", (tenant,))
-    return [row[0] for row in await cursor.fetchall()]
+    return await fetch_column(connection, "SELECT name FROM secrets WHERE tenant_id = %s ORDER BY name", (tenant,))
 
 
 def check_fits(secrets: Secrets | None, stored: Iterable[str]) -> None:

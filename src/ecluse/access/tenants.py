@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from psycopg.rows import dict_row
-
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_row
 from ecluse.engine import TENANT
 
 LONGEST_NAME = 200
@@ -37,19 +34,18 @@ async def set_disabled(connection: Connection, tenant: str, disabled: bool) -> b
 
 
 async def require(connection: Connection, tenant: str, *, enabled: bool = False) -> None:
-    cursor = await connection.execute("SELECT disabled_at IS NOT NULL FROM tenants WHERE id = %s", (tenant,))
-    known = await cursor.fetchone()
+    known = await fetch_row(connection, "SELECT disabled_at IS NOT NULL FROM tenants WHERE id = %s", (tenant,))
     if known is None:
         raise NotFound(f"There is no tenant {tenant!r}. Create it with `ecluse tenants create {tenant}`.")
     if enabled and known[0]:
         raise InvalidInput(f"The tenant {tenant!r} is disabled: `ecluse tenants enable {tenant}` comes first.")
 
 
-async def listed(connection: Connection) -> list[dict[str, Any]]:
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(
-            "SELECT t.id, t.name, t.created_at, t.disabled_at,"
-            " (SELECT count(*) FROM api_keys k WHERE k.tenant_id = t.id AND k.revoked_at IS NULL) AS keys"
-            " FROM tenants t ORDER BY t.id"
-        )
-        return await cursor.fetchall()
+async def listed(connection: Connection) -> list[Row]:
+    return await fetch_all(
+        connection,
+        dict,
+        "SELECT t.id, t.name, t.created_at, t.disabled_at,"
+        " (SELECT count(*) FROM api_keys k WHERE k.tenant_id = t.id AND k.revoked_at IS NULL) AS keys"
+        " FROM tenants t ORDER BY t.id",
+    )

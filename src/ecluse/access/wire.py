@@ -12,10 +12,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
+from ecluse.db.query import Row
 from ecluse.db.reads import Reads
 from ecluse.engine.kit import Kit
 
-Row = dict[str, Any]
 LARGEST_ID = 2**63 - 1
 
 

@@ -29,6 +29,7 @@ from ecluse.api.notification_shapes import (
 )
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row
 from ecluse.notify import dispatch, endpoints, log
 from ecluse.notify.endpoints import old_secret_name, secret_name
 from ecluse.notify.rules import HIDDEN, new_secret
@@ -216,7 +217,7 @@ def _check_mail(request: Request) -> None:
         raise Refused(409, "MAIL_NOT_CONFIGURED", "This server sends no mail: set SMTP_HOST and MAIL_FROM first.")
 
 
-def _check_active(endpoint: endpoints.Row) -> None:
+def _check_active(endpoint: Row) -> None:
     if not endpoint["is_active"]:
         raise Refused(409, "ENDPOINT_OFF", f"Endpoint {endpoint['id']} is switched off: set is_active first.")
 
@@ -239,7 +240,7 @@ async def _record(request: Request, connection: Connection, action: str, subject
     await audit_trail.record(connection, *done, request_id=request_id(request))
 
 
-def _answer(row: endpoints.Row, status: int = 200, **more: Any) -> Response:
+def _answer(row: Row, status: int = 200, **more: Any) -> Response:
     shown = {**endpoints.shown(row), **more}
     with_ids_as_text([shown])
     return as_json(shown, status)

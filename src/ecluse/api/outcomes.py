@@ -16,7 +16,8 @@ from starlette.responses import StreamingResponse
 
 from ecluse.access import door
 from ecluse.access.door import caller_of, needs
-from ecluse.access.wire import Row, number, reads_of
+from ecluse.access.wire import number, reads_of
+from ecluse.db.query import Row
 from ecluse.db.reads import Reads
 from ecluse.insight import run_queries
 

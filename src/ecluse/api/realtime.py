@@ -16,6 +16,7 @@ from ecluse.access.wire import LARGEST_ID, kit_of, reads_of
 from ecluse.api.shapes import ChannelAuth, RealtimeAccess
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_value
 from ecluse.flows.fiches.scopes import check_visible
 from ecluse.realtime.apps import app_of
 from ecluse.realtime.channels import PRIVATE, Subject, subject_of
@@ -108,5 +109,4 @@ async def _are_theirs(connection: Connection, caller: Caller, run_ids: set[str])
     if not all(one.isascii() and one.isdecimal() and 0 < int(one[:30]) <= LARGEST_ID for one in run_ids):
         return False
     wanted = {int(one) for one in run_ids}
-    row = await (await connection.execute(RUNS, (caller.tenant, list(wanted)))).fetchone()
-    return row == (len(wanted),)
+    return bool(await fetch_value(connection, RUNS, (caller.tenant, list(wanted))) == len(wanted))

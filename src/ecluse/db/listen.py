@@ -3,17 +3,12 @@ half-open socket), so every listener also polls, and after a reconnect all liste
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 
-import psycopg
-import structlog
 from psycopg import sql
 
 from ecluse.db.connect import hanging_up_after, open_session
-from ecluse.db.outage import is_unavailable
-
-log = structlog.get_logger(__name__)
+from ecluse.db.outage import until_back
 
 Hear = Callable[[str], None]
 RECONNECT_AFTER = 1.0
@@ -24,20 +19,17 @@ ANSWER_WITHIN = 5.0
 async def listen(dsn: str, channels: Mapping[str, Hear]) -> None:
     """Listen until cancelled. `channels` maps a channel to the callback for its payloads; after each (re)connect every
     callback gets an empty payload, because notifications may have been lost while there was no connection."""
-    while True:
-        try:
-            async with await open_session(dsn) as connection:
-                for channel in channels:
-                    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-                for hear in channels.values():
-                    hear("")
-                while True:
-                    async for notice in connection.notifies(timeout=PROBE_EVERY):
-                        channels[notice.channel](notice.payload)
-                    with hanging_up_after(connection, ANSWER_WITHIN):
-                        await connection.execute("SELECT 1")  # a half-open socket is noticed only by a query
-        except psycopg.Error as error:
-            if not is_unavailable(error):
-                raise
-            log.warning("listen: connection lost, reconnecting", error=str(error).strip())
-            await asyncio.sleep(RECONNECT_AFTER)
+
+    async def listening() -> None:
+        async with await open_session(dsn) as connection:
+            for channel in channels:
+                await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+            for hear in channels.values():
+                hear("")
+            while True:
+                async for notice in connection.notifies(timeout=PROBE_EVERY):
+                    channels[notice.channel](notice.payload)
+                with hanging_up_after(connection, ANSWER_WITHIN):
+                    await connection.execute("SELECT 1")  # a half-open socket is noticed only by a query
+
+    await until_back("listen", listening, pause=RECONNECT_AFTER)

@@ -1,4 +1,4 @@
-"""Reads in one line: rows as tuples, as a class, or one value; and parameters for `jsonb_to_recordset`."""
+"""Reads in one line: rows as tuples, as a class, or one value. Parameters for `jsonb_to_recordset`; filters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ecluse.db.connect import Connection
 
 T = TypeVar("T")
 Parameters = Sequence[Any] | Mapping[str, Any] | None
+Row = dict[str, Any]
 
 
 async def fetch_all(connection: Connection, kind: type[T], statement: str, parameters: Parameters = None) -> list[T]:
@@ -49,6 +50,12 @@ async def fetch_value(connection: Connection, statement: str, parameters: Parame
     """Return the first column of the first row, or None if there is no row."""
     row = await fetch_row(connection, statement, parameters)
     return None if row is None else row[0]
+
+
+def where(filters: Mapping[str, str], given: Mapping[str, Any], *also: str) -> str:
+    """Join by AND the conditions of the filters that are given (not None), and those in `also`; `true` without any."""
+    conditions = [condition for name, condition in filters.items() if given.get(name) is not None]
+    return " AND ".join([*conditions, *also]) or "true"
 
 
 def as_json(value: Any) -> str:

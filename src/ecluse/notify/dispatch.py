@@ -14,12 +14,11 @@ from typing import Any
 
 import psycopg
 import structlog
-from psycopg.rows import class_row
-from pydantic_core import to_json
 
 from ecluse.base.errors import EcluseError, NotFound
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.query import Row, as_json, fetch_one, fetch_rows, fetch_value
 from ecluse.engine import Event, PublishedEvent, Start, Started, start_runs
 from ecluse.notify import endpoints
 from ecluse.notify.flow import FLOW
@@ -96,32 +95,30 @@ async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
     except (psycopg.Error, EcluseError) as error:
         if len(told) > 1 or is_unavailable(error):
             raise
-        log.error("nobody is told of an event", event_key=told[0].event_key, error=one_line(error))
+        log.error(
+            "notify: event dropped, its deliveries cannot be stored", event_key=told[0].event_key, error=one_line(error)
+        )
 
 
 async def notify(connection: Connection, recipients: Sequence[Recipient], about: Event) -> None:
     """Create a delivery of the event for each recipient, in the caller's transaction. Idempotent per recipient and
     event."""
-    row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-    await deliver(connection, [_telling(about, row[0], one) for one in recipients])
+    now = await fetch_value(connection, "SELECT ecluse_now()")
+    await deliver(connection, [_telling(about, now, one) for one in recipients])
 
 
-async def ping(connection: Connection, tenant: str, endpoint: endpoints.Row) -> list[Started]:
+async def ping(connection: Connection, tenant: str, endpoint: Row) -> list[Started]:
     """Send a test message to this endpoint only; one delivery per address of a mail endpoint."""
-    row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    now = await fetch_value(connection, "SELECT ecluse_now()")
     key, payload = f"{PING}-{endpoint['id']}-{uuid.uuid4()}", {"endpoint_id": str(endpoint["id"])}
     event = Event(tenant, key, PING, f"endpoint:{endpoint['id']}", payload, correlation_id=key)
-    return await deliver(connection, [_telling(event, row[0], one) for one in _recipients(endpoint)])
+    return await deliver(connection, [_telling(event, now, one) for one in _recipients(endpoint)])
 
 
 async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started:
     """Deliver the message of an earlier delivery again, a webhook to the current URL of its endpoint. Deduplicated if
     the earlier delivery is still pending."""
-    async with connection.cursor(row_factory=class_row(Telling)) as cursor:
-        await cursor.execute(AGAIN, (run_id, tenant))
-        telling = await cursor.fetchone()
+    telling = await fetch_one(connection, Telling, AGAIN, (run_id, tenant))
     if telling is None:
         raise NotFound(f"there is no delivery {run_id}")
     if telling.endpoint_id is not None and telling.kind == "webhook":
@@ -155,7 +152,7 @@ async def deliver(connection: Connection, tellings: Sequence[Telling], *, again:
         {"run_id": new.run.id, **vars(one)} for new, one in zip(started, tellings, strict=True) if not new.deduplicated
     ]
     if rows:
-        await connection.execute(KEEP, (to_json(rows).decode(),))
+        await connection.execute(KEEP, (as_json(rows),))
     return started
 
 
@@ -170,15 +167,14 @@ async def _wanted(connection: Connection, events: Sequence[PublishedEvent]) -> l
         {"place": place, "tenant_id": event.tenant_id, "event_type": event.event_type}
         for place, event in enumerate(events)
     ]
-    cursor = await connection.execute(WANTED, (to_json(asked).decode(),))
     return [
         _telling(events[place], events[place].occurred_at, recipient)
-        for place, *endpoint in await cursor.fetchall()
+        for place, *endpoint in await fetch_rows(connection, WANTED, (as_json(asked),))
         for recipient in _recipients(dict(zip(("id", "kind", "url", "addresses"), endpoint, strict=True)))
     ]
 
 
-def _recipients(endpoint: endpoints.Row) -> list[Recipient]:
+def _recipients(endpoint: Row) -> list[Recipient]:
     number = endpoint["id"]
     if endpoint["kind"] == "webhook":
         return [Recipient("webhook", endpoint["url"], number, endpoints.secret_name(number))]

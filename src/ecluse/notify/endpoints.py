@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_value
 from ecluse.notify.rules import Kind, old_name, shown_to
-
-Row = dict[str, Any]
 
 COLUMNS = """
 id, tenant_id, kind, url, addresses, events, description, is_active, disabled_reason, created_at, updated_at
@@ -23,6 +20,7 @@ VALUES (%(tenant)s, %(kind)s, %(url)s, %(addresses)s, %(events)s, %(description)
         ecluse_now())
 RETURNING {COLUMNS}
 """  # noqa: S608 - our own names
+SHOW = f"SELECT {COLUMNS} FROM notification_endpoints WHERE tenant_id = %(tenant)s AND id = %(endpoint)s"  # noqa: S608
 UPDATE = f"""
 UPDATE notification_endpoints SET {{sets}}, updated_at = ecluse_now(),
     disabled_reason = CASE WHEN %(is_active)s::boolean IS NULL THEN disabled_reason END
@@ -67,8 +65,7 @@ async def create(
     """Create an endpoint. The number per tenant is limited, because every event is matched against all of them."""
     # Lock the tenant, so that concurrent calls check the limit one after the other.
     await connection.execute("SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE", (tenant,))
-    full = await connection.execute(FULL, (MOST, tenant))
-    if await full.fetchone() == (True,):
+    if await fetch_value(connection, FULL, (MOST, tenant)):
         raise TooManyEndpoints
     given = {
         "tenant": tenant,
@@ -79,14 +76,15 @@ async def create(
         "description": description,
         "is_active": is_active,
     }
-    (row,) = await _rows(connection, INSERT, given)
+    (row,) = await fetch_all(connection, dict, INSERT, given)
     return row
 
 
 async def list_endpoints(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[Row]:
     """Return endpoints by id. `tenant` None means all tenants; only the command line may pass it."""
-    return await _rows(
+    return await fetch_all(
         connection,
+        dict,
         f"SELECT {COLUMNS} FROM notification_endpoints"  # noqa: S608 - our own names
         " WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s ORDER BY id LIMIT %(limit)s OFFSET %(offset)s",
         {"tenant": tenant, "limit": limit, "offset": offset},
@@ -94,24 +92,19 @@ async def list_endpoints(connection: Connection, tenant: str | None, *, limit: i
 
 
 async def show(connection: Connection, tenant: str, endpoint_id: int, *, lock: bool = False) -> Row:
-    rows = await _rows(
-        connection,
-        f"SELECT {COLUMNS} FROM notification_endpoints WHERE tenant_id = %(tenant)s AND id = %(endpoint)s"  # noqa: S608
-        + (" FOR NO KEY UPDATE" if lock else ""),
-        {"tenant": tenant, "endpoint": endpoint_id},
-    )
-    return _the_one(rows, endpoint_id)
+    statement = SHOW + (" FOR NO KEY UPDATE" if lock else "")
+    return await _the_one(connection, statement, {"tenant": tenant, "endpoint": endpoint_id})
 
 
 async def update(connection: Connection, tenant: str, endpoint_id: int, changes: Mapping[str, Any]) -> Row:
     """Change the given columns. A change of `is_active` clears `disabled_reason`: the caller has dealt with it."""
     sets = ", ".join(f"{name} = %({name})s" for name in CHANGEABLE if name in changes) or "kind = kind"
     given = {"is_active": None, **changes, "tenant": tenant, "endpoint": endpoint_id}
-    return _the_one(await _rows(connection, UPDATE.format(sets=sets), given), endpoint_id)
+    return await _the_one(connection, UPDATE.format(sets=sets), given)
 
 
 async def rotated(connection: Connection, tenant: str, endpoint_id: int) -> Row:
-    return _the_one(await _rows(connection, ROTATE, {"tenant": tenant, "endpoint": endpoint_id}), endpoint_id)
+    return await _the_one(connection, ROTATE, {"tenant": tenant, "endpoint": endpoint_id})
 
 
 async def delete(connection: Connection, tenant: str, endpoint_id: int) -> None:
@@ -132,17 +125,12 @@ def shown(row: Row) -> Row:
     return {**row, "url": None if row["url"] is None else shown_to("webhook", row["url"])}
 
 
-def _the_one(rows: list[Row], endpoint_id: int) -> Row:
-    if not rows:
-        raise _unknown(endpoint_id)
-    return rows[0]
+async def _the_one(connection: Connection, statement: str, given: Row) -> Row:
+    row = await fetch_one(connection, dict, statement, given)
+    if row is None:
+        raise _unknown(given["endpoint"])
+    return row
 
 
 def _unknown(endpoint_id: int) -> NotFound:
     return NotFound(f"there is no endpoint {endpoint_id}")
-
-
-async def _rows(connection: Connection, statement: str, parameters: Mapping[str, Any]) -> list[Row]:
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(statement, parameters)  # type: ignore[arg-type, unused-ignore]
-        return await cursor.fetchall()

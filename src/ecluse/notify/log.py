@@ -6,13 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, where
 from ecluse.notify.rules import message_id, shown_to
-
-Row = dict[str, Any]
 
 # The states of a delivery, each with the run states that it covers.
 STATES = {"pending": ["queued", "running"], "delivered": ["succeeded"], "failed": ["failed", "partial", "cancelled"]}
@@ -22,16 +19,16 @@ SELECT d.run_id AS id, d.tenant_id, d.endpoint_id, d.kind, d.recipient, d.event_
        coalesce(i.error_code, r.error_code) AS error_code, coalesce(i.error, r.reason) AS error, d.created_at,
        CASE WHEN i.status = 'open' AND r.ended_at IS NULL THEN i.due_at END AS next_attempt_at, r.ended_at{more}
 FROM deliveries d JOIN runs r ON r.id = d.run_id LEFT JOIN items i ON i.run_id = d.run_id
-WHERE (%(tenant)s::text IS NULL OR d.tenant_id = %(tenant)s) {where}
+WHERE (%(tenant)s::text IS NULL OR d.tenant_id = %(tenant)s) AND {where}
 ORDER BY d.run_id DESC LIMIT %(limit)s OFFSET %(offset)s
 """
 IN_FULL = """, d.message, i.result, (SELECT coalesce(jsonb_agg(jsonb_build_object('execution', a.execution, 'at', a.at,
     'error_code', a.error_code, 'error', a.error, 'retry_at', a.retry_at) ORDER BY a.id), '[]')
     FROM attempts a WHERE a.run_id = d.run_id) AS attempts"""
 FILTERS = {
-    "endpoint": "AND d.endpoint_id = %(endpoint)s",
-    "states": "AND r.state = ANY(%(states)s)",
-    "delivery": "AND d.run_id = %(delivery)s",
+    "endpoint": "d.endpoint_id = %(endpoint)s",
+    "states": "r.state = ANY(%(states)s)",
+    "delivery": "d.run_id = %(delivery)s",
 }
 
 
@@ -60,10 +57,8 @@ async def show_delivery(connection: Connection, tenant: str | None, run_id: int)
 async def _find(
     connection: Connection, given: Mapping[str, Any], parameters: Mapping[str, Any], more: str = ""
 ) -> list[Row]:
-    where = " ".join(FILTERS[name] for name, value in given.items() if value is not None)
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(FIND.format(more=more, where=where), {**given, **parameters})  # type: ignore[arg-type, unused-ignore]
-        return [_told(row) for row in await cursor.fetchall()]
+    statement = FIND.format(more=more, where=where(FILTERS, given))
+    return [_told(row) for row in await fetch_all(connection, dict, statement, {**given, **parameters})]
 
 
 def _told(row: Row) -> Row:

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from psycopg.rows import class_row
 from pydantic_core import to_json
 
 from ecluse.base.clock import Clock
@@ -19,6 +18,7 @@ from ecluse.base.errors import NotFound, PermanentError, TransientError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, pool
 from ecluse.db.pools import DELIVERING
+from ecluse.db.query import fetch_one
 from ecluse.engine import Done, Item, Result, WorkContext
 from ecluse.notify import endpoints
 from ecluse.notify.rules import OLD_SECRET_SIGNS, Kind, message_id, old_name, patience, signed
@@ -114,9 +114,7 @@ class Delivery:
 
 
 async def load(connection: Connection, run_id: int) -> Delivery:
-    async with connection.cursor(row_factory=class_row(Delivery)) as cursor:
-        await cursor.execute(LOAD, {"run": run_id, "old_signs": OLD_SECRET_SIGNS})
-        delivery = await cursor.fetchone()
+    delivery = await fetch_one(connection, Delivery, LOAD, {"run": run_id, "old_signs": OLD_SECRET_SIGNS})
     if delivery is None:
         raise PermanentError("There is nothing to deliver: deliveries are made by events", code="NO_DELIVERY")
     if not delivery.wanted:

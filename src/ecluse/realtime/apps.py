@@ -13,6 +13,7 @@ import psycopg
 
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.query import fetch_column, fetch_row
 
 KEY = re.compile(r"[0-9a-f]{20}")
 FRESH_SECONDS = 1.0
@@ -96,7 +97,7 @@ class Apps:
 
 
 async def _found(connection: Connection, vault: Vault, condition: str, value: str | int) -> App | None:
-    row = await (await connection.execute(FIND.format(condition=condition), (value,))).fetchone()
+    row = await fetch_row(connection, FIND.format(condition=condition), (value,))
     if row is None:
         return None
     tenant, app_id, key, disabled = row
@@ -105,4 +106,4 @@ async def _found(connection: Connection, vault: Vault, condition: str, value: st
 
 async def shut(connection: Connection, tenants: list[str]) -> set[str]:
     """Return those of the given tenants that are disabled."""
-    return {row[0] for row in await (await connection.execute(SHUT, (tenants,))).fetchall()}
+    return set(await fetch_column(connection, SHUT, (tenants,)))

@@ -18,6 +18,7 @@ from pydantic_core import from_json
 
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.query import fetch_rows
 from ecluse.realtime.channels import WHOLE_TENANT, encoded, fit
 from ecluse.realtime.hub import Hub, Key, Message
 
@@ -159,7 +160,7 @@ class Relay:
         await connection.execute(BURY)
         self._looking = []
         try:
-            rows = await (await connection.execute(READ)).fetchall()
+            rows = await fetch_rows(connection, READ)
             self._elsewhere, self._put = {}, {}
             for replica, tenant, channel, listeners in rows:
                 if replica == self._replica:
@@ -251,4 +252,4 @@ def _columns(rows: Sequence[Sequence[object]], count: int) -> list[list[object]]
 
 async def occupied(connection: Connection, tenant: str) -> dict[str, int]:
     """Return the number of listeners by channel of this tenant, over all replicas."""
-    return dict(await (await connection.execute(OCCUPIED, (tenant,))).fetchall())
+    return dict(await fetch_rows(connection, OCCUPIED, (tenant,)))

@@ -7,11 +7,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-import psycopg
 import structlog
 
 from ecluse.db.connect import Pool
-from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.outage import ignoring_outage
+from ecluse.db.query import fetch_value
 from ecluse.engine import read_published
 from ecluse.realtime.hub import Hub
 
@@ -34,13 +34,9 @@ class Tail:
         """Read and deliver published events until cancelled."""
         while True:
             self.hint.clear()
-            try:
+            with ignoring_outage("realtime tail"):
                 while await self._read_on():
                     pass
-            except psycopg.Error as error:
-                if not is_unavailable(error):
-                    raise
-                log.warning("reading published events: database away", error=one_line(error))
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
                     await self.hint.wait()
@@ -60,5 +56,4 @@ class Tail:
 
     async def _newest(self) -> int:
         async with self._pool.connection() as connection:
-            row = await (await connection.execute(NEWEST)).fetchone()
-        return int(row[0]) if row else 0
+            return int(await fetch_value(connection, NEWEST))

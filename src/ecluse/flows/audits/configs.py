@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-
-Row = dict[str, Any]
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows, where
 
 ASKED = ("name", "description", "steps", "system_prompt", "model")  # what a version is made of
 SWITCHES = ("run_automatically", "is_active")
@@ -25,6 +23,8 @@ SELECT id, version, jsonb_build_object('name', name, 'description', description,
        system_prompt, 'model', model), ecluse_now()
 FROM audit_configs WHERE id = %s
 """
+
+FILTERS = {"tenant": "tenant_id = %(tenant)s", "active": "is_active = %(active)s"}
 
 RESOLVE = """
 SELECT id, version, name, is_active, run_automatically AND is_active AS automatic FROM audit_configs
@@ -56,7 +56,7 @@ async def resolve_configs(
     """Return the active configs among `specific_ids` and, if wanted, all that run automatically: without duplicates, by
     id."""
     given = {"tenant": tenant, "specific": list(specific_ids), "automatic": use_automatic}
-    rows = await (await connection.execute(RESOLVE, given)).fetchall()
+    rows = await fetch_rows(connection, RESOLVE, given)
     active = [ConfigVersion(*row[:3]) for row in rows if row[3]]
     known = {row[0] for row in rows}
     asked = list(dict.fromkeys(specific_ids))
@@ -74,8 +74,7 @@ async def create(connection: Connection, tenant: str, given: Mapping[str, Any]) 
         f"INSERT INTO audit_configs (tenant_id, {', '.join(names)}, created_at, updated_at)"  # noqa: S608 - our names
         f" VALUES (%s, {', '.join(['%s'] * len(names))}, ecluse_now(), ecluse_now()) RETURNING {COLUMNS}"
     )
-    row = await _one(connection, sql, [tenant, *(_stored(given[name]) for name in names)])
-    assert row is not None  # noqa: S101 - RETURNING
+    (row,) = await fetch_all(connection, dict, sql, [tenant, *(_stored(given[name]) for name in names)])
     await connection.execute(SNAPSHOT, (row["id"],))
     return row
 
@@ -93,8 +92,7 @@ async def update(connection: Connection, tenant: str, config_id: int, given: Map
         f"UPDATE audit_configs SET {sets}, version = version + {int(bump)}, updated_at = ecluse_now()"  # noqa: S608
         f" WHERE id = %s RETURNING {COLUMNS}"
     )
-    row = await _one(connection, sql, [*map(_stored, changed.values()), config_id])
-    assert row is not None  # noqa: S101 - locked above
+    (row,) = await fetch_all(connection, dict, sql, [*map(_stored, changed.values()), config_id])
     if bump:
         await connection.execute(SNAPSHOT, (config_id,))
     return row
@@ -113,7 +111,7 @@ async def delete(connection: Connection, tenant: str, config_id: int) -> None:
 
 async def show(connection: Connection, tenant: str, config_id: int, *, lock: bool = False) -> Row:
     sql = f"SELECT {COLUMNS} FROM audit_configs WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL"  # noqa: S608
-    row = await _one(connection, sql + (" FOR NO KEY UPDATE" if lock else ""), [tenant, config_id])
+    row = await fetch_one(connection, dict, sql + (" FOR NO KEY UPDATE" if lock else ""), [tenant, config_id])
     if row is None:
         raise _missing(config_id)
     return row
@@ -123,14 +121,9 @@ async def listed(
     connection: Connection, tenant: str | None, *, active: bool | None = None, limit: int, offset: int
 ) -> list[Row]:
     """List configs by id. `tenant` None means all tenants, which only the command line may ask for."""
-    conditions = ["deleted_at IS NULL"]
-    conditions += ["tenant_id = %(tenant)s"] if tenant is not None else []
-    conditions += ["is_active = %(active)s"] if active is not None else []
-    sql = f"SELECT {COLUMNS} FROM audit_configs WHERE {' AND '.join(conditions)}"  # noqa: S608 - our own words
     given = {"tenant": tenant, "active": active, "limit": limit, "offset": offset}
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(f"{sql} ORDER BY id LIMIT %(limit)s OFFSET %(offset)s", given)
-        return await cursor.fetchall()
+    sql = f"SELECT {COLUMNS} FROM audit_configs WHERE {where(FILTERS, given, 'deleted_at IS NULL')}"  # noqa: S608
+    return await fetch_all(connection, dict, f"{sql} ORDER BY id LIMIT %(limit)s OFFSET %(offset)s", given)
 
 
 class Snapshot(NamedTuple):
@@ -140,19 +133,13 @@ class Snapshot(NamedTuple):
 
 
 async def snapshots(connection: Connection, wanted: Sequence[tuple[int, int]]) -> list[Snapshot]:
-    async with connection.cursor(row_factory=class_row(Snapshot)) as cursor:
-        await cursor.execute(
-            "SELECT v.audit_config_id, v.version, v.snapshot FROM unnest(%s::bigint[], %s::int[]) AS k(id, version)"
-            " JOIN audit_config_versions v ON v.audit_config_id = k.id AND v.version = k.version",
-            [list(column) for column in zip(*wanted, strict=True)],
-        )
-        return await cursor.fetchall()
-
-
-async def _one(connection: Connection, sql: str, parameters: Sequence[Any]) -> Row | None:
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(sql, parameters)
-        return await cursor.fetchone()
+    return await fetch_all(
+        connection,
+        Snapshot,
+        "SELECT v.audit_config_id, v.version, v.snapshot FROM unnest(%s::bigint[], %s::int[]) AS k(id, version)"
+        " JOIN audit_config_versions v ON v.audit_config_id = k.id AND v.version = k.version",
+        [list(column) for column in zip(*wanted, strict=True)],
+    )
 
 
 def _stored(value: Any) -> Any:

@@ -17,6 +17,7 @@ from ecluse.access.envelope import Refused
 from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows
 from ecluse.engine import VENDOR_DOWN, Event, Flow, Lane, RetryPolicy, Run, Stage, open_stage
 from ecluse.flows.audits import plan, store, work
 from ecluse.flows.audits.store import STAGE
@@ -108,9 +109,9 @@ class Audit:
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
         by_id = {run.id: run for run in runs}
         columns = [(run.id, run.tenant_id, run.input["fiche_id"], int(run.input["audit_config_id"])) for run in runs]
-        cursor = await connection.execute(LOOK_UP, [list(column) for column in zip(*columns, strict=True)])
+        found = await fetch_rows(connection, LOOK_UP, [list(column) for column in zip(*columns, strict=True)])
         wanted = []
-        for run_id, fiche, config, version, active in await cursor.fetchall():
+        for run_id, fiche, config, version, active in found:
             run = by_id[run_id]
             _require(run, fiche, config, active)
             wanted.append(plan.asked(run, run.input["fiche_id"], config, version, run.input["use_rlm"], "api"))

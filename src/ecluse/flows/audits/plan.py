@@ -4,17 +4,14 @@ what was asked for is on record; planning the same twice adds nothing."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
-
-from psycopg.rows import dict_row
-from pydantic_core import to_json
+from typing import Literal
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, as_json, fetch_all
 from ecluse.engine import NewItem, Run
 from ecluse.flows.audits.configs import ConfigVersion
 
 Trigger = Literal["automation", "api"]
-Row = dict[str, Any]
 CHUNK = 1_000
 
 PLAN = """
@@ -80,10 +77,8 @@ async def plan(connection: Connection, wanted: Sequence[Row]) -> dict[int, list[
     """Insert the audits of many runs. Returns the items of each run by its id."""
     async with connection.transaction():
         for start in range(0, len(wanted), CHUNK):
-            await connection.execute(PLAN, (to_json(wanted[start : start + CHUNK]).decode(),))
-        async with connection.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(PLANNED, (sorted({one["run"] for one in wanted}),))
-            rows = await cursor.fetchall()
+            await connection.execute(PLAN, (as_json(wanted[start : start + CHUNK]),))
+        rows = await fetch_all(connection, dict, PLANNED, (sorted({one["run"] for one in wanted}),))
     items: dict[int, list[NewItem]] = {}
     for row in rows:
         items.setdefault(row["run_id"], []).append(_item(row))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
-
-from psycopg.rows import dict_row
+from typing import Literal, NamedTuple
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_one, where
 from ecluse.flows.audits.store import STAGE
 from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.queries import EVERYTHING, Visible
 
-Row = dict[str, Any]
 Status = Literal["pending", "running", "completed", "failed"]
 
 COLUMNS = """a.id, a.tenant_id, a.fiche_id, a.fiche_cache_id, a.audit_config_id, a.config_version, a.status, a.score,
@@ -71,9 +69,8 @@ async def list_audits(
     """List audits, the newest first. `tenant` None means all tenants, which only the command line may ask for."""
     given = {"tenant": tenant, **wanted._asdict()}
     parameters = {**given, **visible.parameters, "limit": limit, "offset": offset}
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(LIST.format(where=_where(given, visible)), parameters)
-        return await cursor.fetchall()
+    shown = where(FILTERS, given, visible.condition)
+    return await fetch_all(connection, dict, LIST.format(where=shown), parameters)
 
 
 async def show_audit(
@@ -82,14 +79,8 @@ async def show_audit(
     """Return an audit with its result and the config version that was asked. An audit that the caller may not see is
     not found."""
     given = {"tenant": tenant, "id": audit_id}
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(SHOW.format(where=_where(given, visible)), {**given, **visible.parameters})
-        audit = await cursor.fetchone()
+    statement = SHOW.format(where=where(FILTERS, given, visible.condition))
+    audit = await fetch_one(connection, dict, statement, {**given, **visible.parameters})
     if audit is None:
         raise NotFound(f"there is no audit {audit_id}")
     return audit
-
-
-def _where(given: Row, visible: Visible) -> str:
-    conditions = [text for name, text in FILTERS.items() if given.get(name) is not None]
-    return " AND ".join([*conditions, visible.condition])

@@ -13,8 +13,9 @@ from ecluse.access import audit_trail, door, idempotency
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import as_json, request_id
 from ecluse.access.idempotency import Answer
-from ecluse.access.wire import Limit, Offset, Row, kit_of, number, reads_of, with_ids_as_text
+from ecluse.access.wire import Limit, Offset, kit_of, number, reads_of, with_ids_as_text
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_row
 from ecluse.engine import Start, start_run
 from ecluse.flows.audits import configs, queries, shapes
 from ecluse.flows.audits.flow import FLOW
@@ -136,8 +137,7 @@ async def start_audit(request: Request, body: shapes.NewAudit) -> Response:
         await require_visible(connection, caller, [body.fiche_id])
         started = await start_run(connection, start)
         run = started.run
-        cursor = await connection.execute("SELECT id FROM audits WHERE run_id = %s", (run.id,))
-        (audit_id,) = await cursor.fetchone() or (0,)
+        (audit_id,) = await fetch_row(connection, "SELECT id FROM audits WHERE run_id = %s", (run.id,)) or (0,)
         told = {"audit_id": str(audit_id), "run_id": str(run.id), "event_key": run.event_key}
         return Answer(200 if started.deduplicated else 201, told)
 

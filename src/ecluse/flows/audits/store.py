@@ -15,15 +15,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from pydantic_core import to_json
-
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, as_json, fetch_rows
 from ecluse.engine import EphemeralEvent, FinishedItem, Saved
 from ecluse.retention.kinds import Aged
 
 STAGE = "audit"
-Row = dict[str, Any]
 # Audits are kept at least as long as their run, which accounts for them.
 KEPT = Aged(
     "audits",
@@ -79,10 +77,9 @@ async def save_audits(connection: Connection, saved: Sequence[Saved]) -> None:
 async def record_failures(connection: Connection, run_ids: Collection[int]) -> None:
     """Mark as failed the audits of these runs whose items have failed or, in an ended run, were never dispatched. For
     `Flow.ended` of every flow with an audit stage; a gate may call it before it counts. Idempotent."""
-    cursor = await connection.execute(FAILED, {"runs": list(run_ids), "stage": STAGE})
     found = [
         _told({"audit_id": audit, "fiche_cache_id": fiche}, "failed", error_code=code, error=error)
-        for audit, fiche, code, error in await cursor.fetchall()
+        for audit, fiche, code, error in await fetch_rows(connection, FAILED, {"runs": list(run_ids), "stage": STAGE})
     ]
     if found:
         async with connection.transaction():
@@ -105,7 +102,7 @@ async def _finish(connection: Connection, rows: Sequence[Row]) -> None:
     """Write ends of audits, in the caller's transaction."""
     if not rows:
         return
-    given = to_json(rows).decode()
+    given = as_json(rows)
     await connection.execute(LOCK_FICHES, (sorted({int(row["fiche_cache_id"]) for row in rows}),), prepare=True)
     await connection.execute(UNSET, (given,), prepare=True)
     await connection.execute(FINISH, (given,), prepare=True)

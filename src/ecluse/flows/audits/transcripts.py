@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows
 from ecluse.engine import BatchedQuery, Item
 from ecluse.flows.audits.configs import snapshots
 from ecluse.flows.audits.steps import Step
@@ -78,10 +79,10 @@ class Transcripts(BatchedQuery[Standing]):
         await self._learn(connection, {_version(item) for item in items})
         audits = [_audit(item) for item in items]
         await connection.execute(BEGIN, (audits,))
-        done: dict[int, Decimal] = dict(await (await connection.execute(DONE, (audits,))).fetchall())
+        done: dict[int, Decimal] = dict(await fetch_rows(connection, DONE, (audits,)))
         fiches = sorted({_fiche(item) for item in items if _audit(item) not in done})
         said: dict[int, list[Recording]] = {}
-        for fiche, *recording in await (await connection.execute(SAID, (fiches,))).fetchall():
+        for fiche, *recording in await fetch_rows(connection, SAID, (fiches,)):
             said.setdefault(fiche, []).append(Recording(*recording))
         return {
             item.id: Standing(self._versions[_version(item)], said.get(_fiche(item), ()), done.get(_audit(item)))

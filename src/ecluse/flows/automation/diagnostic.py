@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_rows
 from ecluse.engine import list_lanes
 from ecluse.flows.automation.config import Config
-
-Row = dict[str, Any]
 
 WORST = 50
 LANE = (
@@ -70,12 +67,10 @@ def budgets(config: Config) -> Row:
 
 async def look(connection: Connection, setup: Setup, tenant: str, lanes: Collection[str]) -> Row:
     """Return the diagnostic for a tenant. `lanes` names the lanes that automation uses."""
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(REPLICAS)
-        replicas = await cursor.fetchall()
-        await cursor.execute(SCHEDULES, {"tenant": tenant, "longest": setup.config.longest, "limit": WORST})
-        troubled = await cursor.fetchall()
-    active, known = await (await connection.execute(ACTIVE, (tenant,))).fetchone() or (0, 0)
+    replicas = await fetch_all(connection, dict, REPLICAS)
+    given = {"tenant": tenant, "longest": setup.config.longest, "limit": WORST}
+    troubled = await fetch_all(connection, dict, SCHEDULES, given)
+    ((active, known),) = await fetch_rows(connection, ACTIVE, (tenant,))
     used = [{name: lane[name] for name in LANE} for lane in await list_lanes(connection) if lane["name"] in lanes]
     count = troubled[0]["troubled"] if troubled else 0
     return {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic_core import to_json
-
 from ecluse.db.connect import Connection
+from ecluse.db.query import as_json, fetch_column, fetch_rows
 from ecluse.engine import Run, Settled, settle_targets
 from ecluse.flows.automation import events, snapshot
 from ecluse.flows.automation.selection_model import Selection
@@ -72,13 +71,13 @@ async def decide(connection: Connection, run: Run, default_limit: int | None) ->
         limit = wanted.selection.max_recordings_per_fiche or default_limit
         fiche_ids = await open_fiches(connection, run)
         known = await states(connection, run.tenant_id, fiche_ids)
-        why: dict[str, str] = dict(await (await connection.execute(WHY, (run.id, FETCH))).fetchall())
+        why: dict[str, str] = dict(await fetch_rows(connection, WHY, (run.id, FETCH)))
         verdicts = [judge(one, known.get(one), wanted.selection, limit, why.get(one)) for one in fiche_ids]
         settled = [verdict for verdict in verdicts if verdict is not None]
         await _keep(connection, run, list(known.values()))
         await settle_targets(connection, run, settled)
         counted: dict[str, dict[str, int]] = {"ignored": {}, "failed": {}}
-        for outcome, code, count in await (await connection.execute(REASONS, (run.id,))).fetchall():
+        for outcome, code, count in await fetch_rows(connection, REASONS, (run.id,)):
             counted[outcome][code] = count
         gone_on = len(fiche_ids) - len(settled)
         stale = [one for one in why if (state := known.get(one)) is not None and state.ready]
@@ -96,19 +95,19 @@ async def _keep(connection: Connection, run: Run, known: Sequence[FicheState]) -
         {"fiche_id": one.fiche_id, "fiche_cache_id": one.fiche_cache_id, "recordings_count": recordings_of(one)}
         for one in known
     ]
-    await connection.execute(KEEP, (run.id, to_json(rows).decode()))
+    await connection.execute(KEEP, (run.id, as_json(rows)))
 
 
 async def open_fiches(connection: Connection, run: Run) -> list[str]:
     """Return the fiches without an outcome, which the next stage works on. A replay finds the same, however far that
     stage is."""
-    return [row[0] for row in await (await connection.execute(OPEN, (run.id,))).fetchall()]
+    return await fetch_column(connection, OPEN, (run.id,))
 
 
 async def left(connection: Connection, run: Run) -> tuple[int, int]:
-    row = await (await connection.execute(COUNT, (run.id,))).fetchone()
-    assert row is not None  # noqa: S101 - an aggregate has one row
-    return row[0], row[1]
+    """Count the fiches without an outcome, and those that have failed."""
+    ((still_open, failed),) = await fetch_rows(connection, COUNT, (run.id,))
+    return still_open, failed
 
 
 async def settle_open(connection: Connection, run: Run, how: Settled) -> None:

@@ -7,21 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import psycopg
-from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
-from pydantic_core import to_json
 
 from ecluse.base.errors import EcluseError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.query import Row, as_json, fetch_all, fetch_row
 from ecluse.engine import EphemeralEvent, Event, Run, cause_in_words, note_errors, write_events
 from ecluse.flows.audits.store import record_failures
 from ecluse.flows.automation import statistics
 from ecluse.notify.dispatch import Recipient, notify
 from ecluse.notify.rules import schedule_secret_name
 
-Row = dict[str, Any]
 Level = Literal["info", "warning", "error"]
 TOLD = 200  # fiches named in an event, at most
 
@@ -147,16 +145,14 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
     however they end. Returns their events."""
     by_id = {run.id: run for run in runs}
     await record_failures(connection, list(by_id))
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(SUM_UP, (sorted(by_id),))
-        rows = await cursor.fetchall()
+    rows = await fetch_all(connection, dict, SUM_UP, (sorted(by_id),))
     summaries = {row["id"]: summary(row) for row in rows}
     facts = [
         {"run_id": row["id"], "summary": summaries[row["id"]]}
         | {name: row[name] for name in ("transcriptions_run", "audits_run")}
         for row in rows
     ]
-    await connection.execute(STORE, (to_json(facts).decode(),))
+    await connection.execute(STORE, (as_json(facts),))
     await statistics.add(connection, rows)
     await connection.execute(FORGET_KEYS, ([run.schedule_id for run in runs],))
     events = []
@@ -208,7 +204,7 @@ async def _notify(connection: Connection, run: Run, row: Row, told: Row) -> None
         return
     secret = schedule_secret_name(run.schedule_id)
     given = {"tenant": run.tenant_id, "secret": secret, "schedule": run.schedule_id}
-    whom = await (await connection.execute(WHOM, given)).fetchone()
+    whom = await fetch_row(connection, WHOM, given)
     if whom is None:
         return
     url, addresses, on_complete, on_error, sealed = whom

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows, fetch_value
 from ecluse.engine import (
     VENDOR_DOWN,
     EmitLive,
@@ -281,9 +282,7 @@ SELECT greatest(extract(epoch FROM deadline_at - ecluse_now()), 1)::float8 FROM 
 
 
 async def _time_left(connection: Connection, run: Run) -> float:
-    row = await (await connection.execute(TIME_LEFT, (run.id, TRANSCRIBE))).fetchone()
-    assert row is not None  # noqa: S101 - opened before
-    return float(row[0])
+    return float(await fetch_value(connection, TIME_LEFT, (run.id, TRANSCRIBE)))
 
 
 async def _seen(
@@ -320,7 +319,6 @@ FROM audits WHERE automation_run_id = %s
 
 
 async def _say_audits_late(connection: Connection, run: Run) -> None:
-    row = await (await connection.execute(LATE_AUDITS, (run.id,))).fetchone()
-    completed, failed, total = row or (0, 0, 0)
+    ((completed, failed, total),) = await fetch_rows(connection, LATE_AUDITS, (run.id,))
     message = f"Audit timeout/stall - finished {completed + failed}/{total} (completed={completed}, failed={failed})"
     await events.say(connection, run, message, "warning")

@@ -6,15 +6,13 @@ whether the last run is stale), where does a run stand (phase, stages, what each
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
-
-from psycopg.rows import dict_row
+from typing import Literal
 
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.timetable import timetable
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row, fetch_value, where
 from ecluse.engine import show_schedule
 from ecluse.flows.automation.schedules import SELECTION
 from ecluse.flows.automation.selection_model import Selection
@@ -23,7 +21,6 @@ from ecluse.insight import run_queries as engine
 from ecluse.insight.redrives import redrives_of, standing
 from ecluse.notify.rules import shown_to
 
-Row = dict[str, Any]
 RunStatus = Literal["running", "completed", "partial", "failed"]
 RunFilter = Literal["running", "completed", "partial", "failed", "cancelled"]
 FicheStatus = Literal["open", "successful", "failed", "ignored"]
@@ -38,7 +35,7 @@ SELECT s.*, e.cron, e.failures, e.error, ecluse_now() AS now, clock_stood(s.hold
        s.webhook_url IS NOT NULL AND EXISTS (SELECT FROM secrets k WHERE k.tenant_id = s.tenant_id
            AND k.name = 'schedule:' || s.id || ':webhook') AS webhook_signed
 FROM automation_schedules s JOIN schedules e ON e.id = s.id
-WHERE s.deleted_at IS NULL AND (%(tenant)s::text IS NULL OR s.tenant_id = %(tenant)s) {where}
+WHERE s.deleted_at IS NULL AND (%(tenant)s::text IS NULL OR s.tenant_id = %(tenant)s) AND {where}
 ORDER BY s.tenant_id, s.name LIMIT %(limit)s OFFSET %(offset)s
 """
 # Deleted schedules are included: their runs can still be read.
@@ -52,7 +49,8 @@ COLUMNS = """id, tenant_id, schedule_id, status, state, phase, selected, total_f
 # The page is cut first, so that the view computes its counts for that page only.
 RUNS = f"""
 SELECT {COLUMNS} FROM automation_runs WHERE id IN (
-    SELECT r.id FROM runs r WHERE r.flow = 'automation' {{where}} ORDER BY r.id DESC LIMIT %(limit)s OFFSET %(offset)s)
+    SELECT r.id FROM runs r WHERE r.flow = 'automation' AND {{where}}
+    ORDER BY r.id DESC LIMIT %(limit)s OFFSET %(offset)s)
 ORDER BY id DESC
 """  # noqa: S608 - our own names
 RUN = f"""
@@ -61,7 +59,13 @@ SELECT {COLUMNS}, config_snapshot, result_summary, error_details, ecluse_now() A
 FROM automation_runs a CROSS JOIN LATERAL (SELECT r.correlation_id FROM runs r WHERE r.id = a.id) r
 WHERE a.id = %s AND (%s::text IS NULL OR a.tenant_id = %s::text)
 """  # noqa: S608 - our own names
+# A queued run counts as running, as operators know it; a cancelled run is found as cancelled only.
 FOUND_AS = "CASE r.state WHEN 'queued' THEN 'running' WHEN 'cancelled' THEN 'cancelled' ELSE r.status END"
+RUN_FILTERS = {
+    "tenant": "r.tenant_id = %(tenant)s",
+    "schedule": "r.schedule_id = %(schedule)s",
+    "status": f"{FOUND_AS} = %(status)s",
+}
 LOGS = """
 SELECT id, "timestamp", level, message, metadata, event_id, count, targets, last_at FROM automation_logs
 WHERE run_id = %(run)s ORDER BY "timestamp" {order}, id {order} LIMIT %(limit)s OFFSET %(offset)s
@@ -93,16 +97,15 @@ async def list_schedules(
 ) -> list[Row]:
     """List schedules by name. `tenant` None means all tenants, which only the command line may ask for."""
     given = {"tenant": tenant, "limit": limit, "offset": offset}
-    return [shown(row, longest) for row in await _rows(connection, SCHEDULES.format(where=""), given)]
+    return [shown(row, longest) for row in await fetch_all(connection, dict, SCHEDULES.format(where="true"), given)]
 
 
 async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id: int, longest: timedelta) -> Row:
     """Return a schedule with its last runs, its latest slots and its next fires."""
     given = {"tenant": tenant, "id": schedule_id, "limit": 1, "offset": 0}
-    rows = await _rows(connection, SCHEDULES.format(where="AND s.id = %(id)s"), given)
-    if not rows:
+    row = await fetch_one(connection, dict, SCHEDULES.format(where="s.id = %(id)s"), given)
+    if row is None:
         raise NotFound(f"there is no automation schedule {schedule_id}")
-    (row,) = rows
     slots = (await show_schedule(connection, tenant, schedule_id))["slots"]
     runs = await list_runs(connection, tenant, schedule_id=schedule_id, limit=LAST_RUNS, offset=0)
     return {**shown(row, longest), "next_fires": next_fires(row), "slots": slots, "runs": runs}
@@ -153,28 +156,19 @@ async def list_runs(
     offset: int,
 ) -> list[Row]:
     """List runs, the newest first; of a deleted schedule, too."""
-    if schedule_id is not None:
-        known = await connection.execute(KNOWN, (schedule_id, tenant, tenant))
-        if await known.fetchone() is None:
-            raise NotFound(f"there is no automation schedule {schedule_id}")
-    filters = {
-        "tenant": (tenant, "r.tenant_id = %(tenant)s"),
-        "schedule": (schedule_id, "r.schedule_id = %(schedule)s"),
-        # A queued run counts as running, as operators know it; a cancelled run is found as cancelled only.
-        "status": (status, FOUND_AS + " = %(status)s"),
-    }
-    where = "".join(f" AND {text}" for value, text in filters.values() if value is not None)
-    given = {name: value for name, (value, _) in filters.items()}
-    return await _rows(connection, RUNS.format(where=where), {**given, "limit": limit, "offset": offset})
+    if schedule_id is not None and await fetch_row(connection, KNOWN, (schedule_id, tenant, tenant)) is None:
+        raise NotFound(f"there is no automation schedule {schedule_id}")
+    given = {"tenant": tenant, "schedule": schedule_id, "status": status}
+    statement = RUNS.format(where=where(RUN_FILTERS, given))
+    return await fetch_all(connection, dict, statement, {**given, "limit": limit, "offset": offset})
 
 
 async def show_run(connection: Connection, tenant: str | None, run_id: int, longest: timedelta) -> Row:
     """Return a run in full: its plan as of the start, what was picked and what was not, the days that the CRM did not
     list, the progress of each stage, and its redrives."""
-    rows = await _rows(connection, RUN, (run_id, tenant, tenant))
-    if not rows:
+    row = await fetch_one(connection, dict, RUN, (run_id, tenant, tenant))
+    if row is None:
         raise _unknown(run_id)
-    (row,) = rows
     now, snapshot, details = row.pop("now"), row.pop("config_snapshot"), row["error_details"] or {}
     longest += row.pop("clock_stood")
     going = None if row["completed_at"] is not None else row["started_at"]
@@ -204,7 +198,7 @@ async def list_logs(
 ) -> list[Row]:
     await _known_run(connection, tenant, run_id)
     statement = LOGS.format(order="DESC" if newest_first else "ASC")
-    return await _rows(connection, statement, {"run": run_id, "limit": limit, "offset": offset})
+    return await fetch_all(connection, dict, statement, {"run": run_id, "limit": limit, "offset": offset})
 
 
 async def list_fiches(
@@ -218,11 +212,12 @@ async def list_fiches(
 ) -> list[Row]:
     """List the fiches of a run: the outcome, or whether it is known to fail, and the state of what its stages check:
     details, transcripts, audits."""
-    run = await _known_run(connection, tenant, run_id)
-    rows = await _rows(connection, FICHES, {"run": run_id, "status": status, "limit": limit, "offset": offset})
+    owner = await _known_run(connection, tenant, run_id)
+    given = {"run": run_id, "status": status, "limit": limit, "offset": offset}
+    rows = await fetch_all(connection, dict, FICHES, given)
     ids = [row["fiche_id"] for row in rows]
-    known = await states(connection, run["tenant_id"], ids)
-    audits = {one.pop("fiche_id"): one for one in await _rows(connection, AUDITS, (run_id, ids))}
+    known = await states(connection, owner, ids)
+    audits = {one.pop("fiche_id"): one for one in await fetch_all(connection, dict, AUDITS, (run_id, ids))}
     for row in rows:
         state = known.get(row["fiche_id"])
         row["details"] = state.details if state else "missing"
@@ -234,18 +229,13 @@ async def list_fiches(
     return rows
 
 
-async def _known_run(connection: Connection, tenant: str | None, run_id: int) -> Row:
-    rows = await _rows(connection, KNOWN_RUN, (run_id, tenant, tenant))
-    if not rows:
+async def _known_run(connection: Connection, tenant: str | None, run_id: int) -> str:
+    """Return the tenant of a run; `tenant` None finds runs of all tenants."""
+    owner = await fetch_value(connection, KNOWN_RUN, (run_id, tenant, tenant))
+    if owner is None:
         raise _unknown(run_id)
-    return rows[0]
+    return str(owner)
 
 
 def _unknown(run_id: int) -> NotFound:
     return NotFound(f"there is no automation run {run_id}")
-
-
-async def _rows(connection: Connection, statement: str, parameters: Mapping[str, Any] | Sequence[Any]) -> list[Row]:
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(statement, parameters)  # type: ignore[arg-type, unused-ignore]
-        return await cursor.fetchall()

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from psycopg.rows import class_row
-
 from ecluse.access.envelope import Refused
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all
 from ecluse.engine import CANCELLED
 from ecluse.flows.automation.eligibility import FETCH
 from ecluse.flows.automation.selection_model import MOST_FICHES
@@ -62,9 +61,8 @@ class Failed(NamedTuple):
 
 
 async def failed_in(connection: Connection, run_id: int) -> list[Failed]:
-    async with connection.cursor(row_factory=class_row(Failed)) as cursor:
-        await cursor.execute(FAILED, {"run": run_id, "may_heal": list(MAY_HEAL)})
-        return [one for one in await cursor.fetchall() if is_fiche_id(one.fiche_id)]
+    found = await fetch_all(connection, Failed, FAILED, {"run": run_id, "may_heal": list(MAY_HEAL)})
+    return [one for one in found if is_fiche_id(one.fiche_id)]
 
 
 def chosen(run_id: int, failed: Sequence[Failed], *, include_cancelled: bool, leave_out_hopeless: bool) -> list[str]:

@@ -12,8 +12,9 @@ from ecluse.access import audit_trail, door, idempotency
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import as_json, request_id
 from ecluse.access.idempotency import Answer
-from ecluse.access.wire import Filter, Limit, Offset, Order, Row, kit_of, number, reads_of, with_ids_as_text
+from ecluse.access.wire import Filter, Limit, Offset, Order, kit_of, number, reads_of, with_ids_as_text
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row
 from ecluse.engine import Flow, Started
 from ecluse.flows.automation import diagnostic, queries, schedules, shapes, start
 from ecluse.flows.automation.diagnostic import Setup

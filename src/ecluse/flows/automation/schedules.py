@@ -3,14 +3,14 @@ written in one transaction. Deleted schedules are not found any more, but their 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from psycopg.rows import dict_row
 from pydantic import ValidationError
 
 from ecluse.base.errors import EcluseError, InvalidInput, NotFound
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_one, fetch_row, fetch_value
 from ecluse.engine import Flow, NewSchedule, create_schedule, delete_schedule, load_schedule, update_schedule
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
@@ -37,7 +37,6 @@ __all__ = [
     "update",
 ]
 
-Row = dict[str, Any]
 
 FLOW = "automation"
 SELECTION = "fiche_selection_"
@@ -150,9 +149,7 @@ async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
 
 async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
     """Return all columns of `automation_schedules`; a deleted schedule is not found."""
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(LOAD, (schedule_id, tenant))
-        row = await cursor.fetchone()
+    row = await fetch_one(connection, dict, LOAD, (schedule_id, tenant))
     if row is None:
         raise NotFound(f"there is no automation schedule {schedule_id}")
     return row
@@ -162,10 +159,10 @@ async def find(connection: Connection, tenant: str, wanted: str) -> int:
     """Return a schedule's id, given as id or by name."""
     if wanted.isascii() and wanted.isdecimal() and len(wanted) < 19:
         return int(wanted)
-    row = await (await connection.execute(NAMED, (tenant, wanted.strip()))).fetchone()
-    if row is None:
+    found = await fetch_value(connection, NAMED, (tenant, wanted.strip()))
+    if found is None:
         raise NotFound(f"there is no automation schedule {wanted!r}")
-    return int(row[0])
+    return int(found)
 
 
 def selection_of(row: Row) -> Selection:
@@ -212,8 +209,7 @@ async def _check(
 
 
 async def _has_secret(connection: Connection, tenant: str, schedule_id: int) -> bool:
-    cursor = await connection.execute(SIGNED, (tenant, schedule_secret_name(schedule_id)))
-    return await cursor.fetchone() is not None
+    return await fetch_row(connection, SIGNED, (tenant, schedule_secret_name(schedule_id))) is not None
 
 
 async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: Secrets | None) -> str:

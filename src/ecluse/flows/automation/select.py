@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from typing import Any, NamedTuple
 
-from psycopg.rows import class_row
-
 from ecluse.base.errors import NonRetriableError
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all, fetch_row, fetch_rows
 from ecluse.engine import NewItem, Run, keep_open, note_errors, select_targets
 from ecluse.flows.automation import events, snapshot
 from ecluse.flows.automation.selection_model import Selection, crm_date, dates_to_query
@@ -112,11 +111,9 @@ async def select(connection: Connection, run: Run) -> int:
     days, that is no answer: the run fails."""
     async with connection.transaction():
         await keep_open(connection, run)  # lock the run first, as the transaction that ends it does
-        if await (await connection.execute(SELECTED, (run.id,))).fetchone() is None:
+        if await fetch_row(connection, SELECTED, (run.id,)) is None:
             await _select(connection, run)
-    row = await (await connection.execute(SELECTED, (run.id,))).fetchone()
-    assert row is not None  # noqa: S101 - fixed above
-    count, incomplete = row
+    ((count, incomplete),) = await fetch_rows(connection, SELECTED, (run.id,))
     if not count and incomplete:
         raise CrmUnavailable(incomplete)
     return int(count)
@@ -148,17 +145,14 @@ async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
     dates = days_of(wanted)
     found: Sequence[Listed] = ()
     if dates:
-        async with connection.cursor(row_factory=class_row(Listed)) as cursor:
-            await cursor.execute(LISTED, (run.tenant_id, min(dates), max(dates), dates))
-            found = await cursor.fetchall()
+        found = await fetch_all(connection, Listed, LISTED, (run.tenant_id, min(dates), max(dates), dates))
     await events.say(connection, run, f"Loaded {len(found)} fiches from DB")
     return pick(found, wanted.selection)
 
 
 async def _refused(connection: Connection, run: Run, asked: int, any_picked: bool) -> list[str]:
     """Return the days that the CRM did not list, and record them with the run: fiches of these days may be missing."""
-    cursor = await connection.execute(FAILED_DAYS, (run.id, REVALIDATE))
-    rows = await cursor.fetchall()
+    rows = await fetch_rows(connection, FAILED_DAYS, (run.id, REVALIDATE))
     if not rows:
         return []
     days = [day for day, *_ in rows]

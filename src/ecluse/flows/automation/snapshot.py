@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from ecluse.base.errors import NonRetriableError
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_one, fetch_row, fetch_rows, fetch_value
 from ecluse.engine import Run
 from ecluse.flows.audits.configs import ConfigVersion
 from ecluse.flows.automation.schedules import selection_of
@@ -74,13 +74,11 @@ class Snapshot:
 async def make(connection: Connection, run: Run) -> bool:
     """Store the snapshot unless the run has one, which stays, whatever becomes of the schedule. Return whether it was
     stored."""
-    if await (await connection.execute(LOAD, (run.id,))).fetchone() is not None:
+    if await fetch_row(connection, LOAD, (run.id,)) is not None:
         return False
     if run.schedule_id is None:
         raise NoSchedule("An automation run is started by its schedule: use POST /api/automation/trigger.")
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(SCHEDULE, (run.schedule_id, run.tenant_id))
-        row = await cursor.fetchone()
+    row = await fetch_one(connection, dict, SCHEDULE, (run.schedule_id, run.tenant_id))
     if row is None:
         raise NoSchedule(f"Schedule {run.schedule_id} was deleted before its run began.")
     if not row["is_active"]:
@@ -106,9 +104,7 @@ async def make(connection: Connection, run: Run) -> bool:
 
 
 async def load(connection: Connection, run: Run) -> Snapshot:
-    row = await (await connection.execute(LOAD, (run.id,))).fetchone()
-    assert row is not None  # noqa: S101 - made by the first step
-    kept, ids = row
+    ((kept, ids),) = await fetch_rows(connection, LOAD, (run.id,))  # stored by the first step of the run
     selection = {name: value for name, value in kept["selection"].items() if name != "fiche_ids_given"}
     return Snapshot(
         schedule_id=int(kept["schedule_id"]),
@@ -122,9 +118,8 @@ async def load(connection: Connection, run: Run) -> Snapshot:
 
 async def configs_of(connection: Connection, run: Run) -> list[ConfigVersion]:
     """Return the audit configs that were resolved for the run, in their versions of that time."""
-    row = await (await connection.execute(LOAD, (run.id,))).fetchone()
-    assert row is not None  # noqa: S101 - made by the first step
-    return [ConfigVersion(int(one["id"]), one["version"], one["name"]) for one in row[0]["audit_configs"]]
+    kept = await fetch_value(connection, LOAD, (run.id,))
+    return [ConfigVersion(int(one["id"]), one["version"], one["name"]) for one in kept["audit_configs"]]
 
 
 async def add_summary(connection: Connection, run: Run, **parts: Any) -> None:

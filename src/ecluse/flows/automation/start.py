@@ -13,6 +13,7 @@ from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
 from ecluse.base.ids import uuid7
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_row, fetch_value
 from ecluse.engine import Flow, Start, Started, fire_by_hand, load_schedule, write_events
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation import events
@@ -105,7 +106,7 @@ async def preview_redrive(
 async def _ended(connection: Connection, tenant: str, run_id: int) -> tuple[int, dict[str, Any] | None, bool]:
     """Return the schedule of a run, the override it was started with, and whether the schedule still exists. Refuse a
     run that has not ended."""
-    row = await (await connection.execute(ENDED, (run_id, tenant))).fetchone()
+    row = await fetch_row(connection, ENDED, (run_id, tenant))
     if row is None:
         raise NotFound(f"there is no automation run {run_id}")
     schedule_id, ended, status, given, there = row
@@ -126,7 +127,7 @@ async def warnings(
     left = 0
     if row["run_transcription"] or row["run_audits"]:
         taken = selection.fiche_ids[: selection.max_fiches]
-        (left,) = await (await connection.execute(LEFT, (tenant, taken))).fetchone() or (0,)
+        left = await fetch_value(connection, LEFT, (tenant, taken))
     knob = WAIT if row["run_transcription"] else AUDIT_WAIT
     resolved = await resolve_configs(connection, tenant, row["specific_audit_configs"], row["use_automatic_audits"])
     found = (

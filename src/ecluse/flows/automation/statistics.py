@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
-
-from pydantic_core import to_json
+from collections.abc import Sequence
+from typing import Literal
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, as_json, fetch_rows
 from ecluse.engine import terminal_state
 from ecluse.insight.redrives import first_of, standing
 
-Row = Mapping[str, Any]
 Status = Literal["success", "partial", "failed", "cancelled"]
 STATUS: dict[str, Status] = {"completed": "success", "succeeded": "success", "partial": "partial", "failed": "failed"}
 
@@ -53,8 +51,7 @@ async def add(connection: Connection, ended: Sequence[Row]) -> None:
     first = await first_of(connection, [row["id"] for row in redrives]) if redrives else {}
     last: dict[int, int] = {}
     if redrives:
-        cursor = await connection.execute(LAST, (sorted({row["schedule_id"] for row in redrives}),))
-        last = dict(await cursor.fetchall())
+        last = dict(await fetch_rows(connection, LAST, (sorted({row["schedule_id"] for row in redrives}),)))
     stands = await standing(connection, set(first.values()) & set(last.values()))
     rows = []
     for row in ended:
@@ -64,4 +61,4 @@ async def add(connection: Connection, ended: Sequence[Row]) -> None:
         latest = last_run_status(came_to, redriven, is_redrive=is_redrive)
         facts = {"run_id": row["id"], "schedule_id": row["schedule_id"]}
         rows.append({**facts, "came_to": came_to, "last": latest})
-    await connection.execute(ADD, (to_json(rows).decode(),))
+    await connection.execute(ADD, (as_json(rows),))

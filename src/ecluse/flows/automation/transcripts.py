@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from psycopg.rows import class_row
-
 from ecluse.base.crash import crashpoint
 from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all, fetch_column, fetch_rows
 from ecluse.engine import Counted, Flow, Run, Settled, keep_open, settle_targets
 from ecluse.flows.automation import events, snapshot
 from ecluse.flows.automation.config import Config
@@ -116,7 +115,7 @@ class Transcripts:
         """Start transcription runs, and return for how many fiches. Idempotent: a known event id already has its
         run."""
         wanted = await snapshot.load(connection, run)
-        rows = await (await connection.execute(FICHES, {"run": run.id})).fetchall()
+        rows = await fetch_rows(connection, FICHES, {"run": run.id})
         fiche_ids = [fiche for fiche, missing in rows if missing or not wanted.skip_if_transcribed]
         await self._warn(connection, run, sum(missing for _, missing in rows), max_wait)
         await self._start(connection, run, fiche_ids, wanted.transcription_priority, 0)
@@ -127,13 +126,12 @@ class Transcripts:
         return len(fiche_ids)
 
     async def count(self, connection: Connection, run: Run) -> Counted:
-        row = await (await connection.execute(COUNT, {"run": run.id})).fetchone()
-        assert row is not None  # noqa: S101 - an aggregate has one row
+        (row,) = await fetch_rows(connection, COUNT, {"run": run.id})
         return Counted(*row)
 
     async def take_over(self, connection: Connection, run: Run, round_: int) -> None:
         """Start runs for fiches whose transcription run was not started by this run and has ended unfinished."""
-        left = [row[0] for row in await (await connection.execute(LEFT_BY_OTHERS, {"run": run.id})).fetchall()]
+        left = await fetch_column(connection, LEFT_BY_OTHERS, {"run": run.id})
         if left:
             wanted = await snapshot.load(connection, run)
             await self._start(connection, run, left, wanted.transcription_priority, round_)
@@ -142,7 +140,7 @@ class Transcripts:
         """Start another round for fiches that may heal. Idempotent: a fiche in progress is not healable, and event ids
         are computed."""
         wanted = await snapshot.load(connection, run)
-        fiche_ids = [row[0] for row in await (await connection.execute(HEALABLE, {"run": run.id})).fetchall()]
+        fiche_ids = await fetch_column(connection, HEALABLE, {"run": run.id})
         await self._start(connection, run, fiche_ids, wanted.transcription_priority, round_)
         sample = [_event_id(run, fiche_id, round_) for fiche_id in fiche_ids[:SAMPLE]]
         message = f"Retrying transcriptions ({round_}/{self.rounds})"
@@ -153,9 +151,7 @@ class Transcripts:
         """Settle as failed, after the gate, every fiche that lacks a transcript: for its first cause if one is known,
         otherwise because time ran out."""
         async with connection.transaction():
-            async with connection.cursor(row_factory=class_row(Late)) as cursor:
-                await cursor.execute(LATE, {"run": run.id})
-                late = await cursor.fetchall()
+            late = await fetch_all(connection, Late, LATE, {"run": run.id})
             counted = await self.count(connection, run)
             await settle_targets(connection, run, [one.settled() for one in late])
             done = f"completed {counted.succeeded}/{counted.expected}"

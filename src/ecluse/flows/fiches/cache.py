@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, Literal, NamedTuple
 
-from psycopg.rows import class_row
-from pydantic_core import to_json
-
 from ecluse.db.connect import Connection
+from ecluse.db.query import as_json, fetch_all
 from ecluse.retention.kinds import Aged
 
 # A fiche stays while a stored run accounts for its transcripts or audits, and while an open automation run has it as a
@@ -119,9 +117,8 @@ def recordings_told(count: int | None, has: bool | None, raw_data: Any) -> tuple
 
 async def states(connection: Connection, tenant: str, fiche_ids: Sequence[str]) -> dict[str, FicheState]:
     """Return the state by fiche id; fiches that are not in the cache are missing from the result."""
-    async with connection.cursor(row_factory=class_row(FicheState)) as cursor:
-        await cursor.execute(STATES, (tenant, list(fiche_ids)))
-        return {state.fiche_id: state for state in await cursor.fetchall()}
+    found = await fetch_all(connection, FicheState, STATES, (tenant, list(fiche_ids)))
+    return {state.fiche_id: state for state in found}
 
 
 async def cache_sales(
@@ -130,5 +127,5 @@ async def cache_sales(
     """Store sales lists by day (`SalesFiche`s of the CRM as JSON). A row without a group keeps the stored group; for a
     fiche that was sold twice, the later day counts."""
     once = {row["id"]: {**row, "day": day} for day, rows in sorted(lists.items()) for row in rows}
-    given = {"tenant": tenant, "now": now, "rows": to_json(list(once.values())).decode()}
+    given = {"tenant": tenant, "now": now, "rows": as_json(list(once.values()))}
     await connection.execute(CACHE_SALES, given)

@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
-
 from ecluse.base.errors import PermanentError
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, as_json, fetch_rows
 from ecluse.flows.fiches.cache import GONE
 from ecluse.vendors.crm import Crm
 
-Row = dict[str, Any]
 FACTS = ("groupe", "attribution_user_id", "information")
 
 # A fiche that is gone keeps its stored data; only `details_success` and `details_message` mark it as gone.
@@ -108,19 +106,15 @@ async def save_details(connection: Connection, fetched: Sequence[Fetched]) -> di
     }
     gone = {"success": False, "message": GONE}
     rows = [{"tenant_id": key[0], "fiche_id": key[1], **known.get(key, gone)} for key in latest]
-    cursor = await connection.execute(SAVE_FICHES, (_json(rows),))
-    ids = {(tenant, fiche_id): number for tenant, fiche_id, number in await cursor.fetchall()}
+    saved = await fetch_rows(connection, SAVE_FICHES, (as_json(rows),))
+    ids = {(tenant, fiche_id): number for tenant, fiche_id, number in saved}
     if found:
         facts = [{"fiche_cache_id": ids[key]} | {name: told[name] for name in FACTS} for key, told in found.items()]
-        await connection.execute(SAVE_INFORMATION, (_json(facts),))
+        await connection.execute(SAVE_INFORMATION, (as_json(facts),))
         numbers = [ids[key] for key in found]
         recordings = [
             {"fiche_cache_id": ids[key], **told} for key, several in calls.items() for told in several.values()
         ]
         await connection.execute(LOCK_RECORDINGS, (numbers,))
-        await connection.execute(SAVE_RECORDINGS, {"rows": _json(recordings), "fiches": numbers})
+        await connection.execute(SAVE_RECORDINGS, {"rows": as_json(recordings), "fiches": numbers})
     return ids
-
-
-def _json(rows: Sequence[Row]) -> str:
-    return to_json(rows).decode()

@@ -4,17 +4,14 @@ fields that look like secrets."""
 from __future__ import annotations
 
 from datetime import date
-from typing import Any, NamedTuple
-
-from psycopg.rows import dict_row
+from typing import NamedTuple
 
 from ecluse.base.errors import NotFound
 from ecluse.base.masking import masked, plain
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_one, where
 from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.cache import Details
-
-Row = dict[str, Any]
 
 COLUMNS = f"""f.id, f.tenant_id, f.fiche_id, {cache.GROUPE} AS groupe, f.sales_date, {cache.DETAILS} AS details,
     {cache.RECORDINGS_COUNT} AS recordings_count, {cache.HAS_RECORDINGS} AS has_recordings, f.last_revalidated_at,
@@ -89,23 +86,17 @@ async def list_fiches(
 ) -> list[Row]:
     """Return fiches, the latest sales first. `tenant` None means all tenants; only the command line may pass it."""
     given = {"tenant": tenant, **wanted._asdict()}
-    conditions = [text for name, text in FILTERS.items() if given[name] is not None]
-    where = " AND ".join([*conditions, visible.condition])
     parameters = {**given, **visible.parameters, "limit": limit, "offset": offset}
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(LIST.format(where=where), parameters)
-        return await cursor.fetchall()
+    shown = where(FILTERS, given, visible.condition)
+    return await fetch_all(connection, dict, LIST.format(where=shown), parameters)
 
 
 async def show_fiche(connection: Connection, tenant: str, fiche_id: str) -> Row:
     """Return the fiche with its information and its recordings by start time, including those removed in the CRM."""
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(SHOW, {"tenant": tenant, "fiche": fiche_id})
-        fiche = await cursor.fetchone()
-        if fiche is None:
-            raise NotFound(f"there is no fiche {fiche_id}")
-        await cursor.execute(RECORDINGS, (fiche["fiche_cache_id"],))
-        recordings = await cursor.fetchall()
+    fiche = await fetch_one(connection, dict, SHOW, {"tenant": tenant, "fiche": fiche_id})
+    if fiche is None:
+        raise NotFound(f"there is no fiche {fiche_id}")
+    recordings = await fetch_all(connection, dict, RECORDINGS, (fiche["fiche_cache_id"],))
     for recording in recordings:
         recording["recording_url"] = masked(recording["recording_url"])
     told = {"details_message": plain(fiche["details_message"]), "information": plain(fiche["information"])}

@@ -13,9 +13,10 @@ from pydantic import AfterValidator, BeforeValidator
 from ecluse.access import door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import as_json
-from ecluse.access.wire import Filter, Limit, Offset, Row, reads_of, with_ids_as_text
+from ecluse.access.wire import Filter, Limit, Offset, reads_of, with_ids_as_text
 from ecluse.base.text import LONGEST_FOREIGN_ID, storable
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row
 from ecluse.flows.fiches import queries, shapes
 from ecluse.flows.fiches.cache import Details
 from ecluse.flows.fiches.queries import Wanted

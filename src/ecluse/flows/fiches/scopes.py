@@ -15,6 +15,7 @@ from ecluse.access.keys import Caller
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_column
 from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.ids import is_fiche_id
 from ecluse.flows.fiches.queries import EVERYTHING, Visible
@@ -39,12 +40,12 @@ async def check_visible(connection: Connection, caller: Caller, fiche_ids: Seque
     if caller.scope == "ALL":
         return []
     condition, parameters = visible(caller)
-    cursor = await connection.execute(
+    seen = await fetch_column(
+        connection,
         f"SELECT f.fiche_id FROM {cache.FROM}"  # noqa: S608 - made of our own words
         f" WHERE f.tenant_id = %(tenant)s AND f.fiche_id = ANY(%(fiches)s) AND {condition}",
         {"tenant": caller.tenant, "fiches": list(fiche_ids), **parameters},
     )
-    seen = {fiche_id for (fiche_id,) in await cursor.fetchall()}
     return [fiche_id for fiche_id in fiche_ids if fiche_id not in seen]
 
 

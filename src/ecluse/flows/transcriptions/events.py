@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
-
-from psycopg.rows import dict_row
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_rows
 from ecluse.engine import EphemeralEvent, Event, FinishedItem, Run
 from ecluse.flows.fiches.fetch import Fetched, save_details
 from ecluse.flows.transcriptions import rules, traces
@@ -93,16 +91,13 @@ def _recording(one: FinishedItem) -> EphemeralEvent:
 
 async def counts_of(connection: Connection, runs: set[int]) -> dict[int, tuple[str, Counts]]:
     """Return fiche id and counts of the runs that have a plan: frozen if the run has ended, otherwise current."""
-    cursor = await connection.execute(COUNTS, (list(runs),))
-    return {row[0]: (row[1], Counts(*row[2:])) for row in await cursor.fetchall()}
+    return {row[0]: (row[1], Counts(*row[2:])) for row in await fetch_rows(connection, COUNTS, (list(runs),))}
 
 
 async def ended(connection: Connection, runs: Sequence[Run]) -> list[Event]:
     """Store the summary of each ended run and return its end events: exactly once per run, however it ended."""
     by_id = {run.id: run for run in runs}
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(SUM_UP, (sorted(by_id),))
-        rows = {row["run_id"]: row for row in await cursor.fetchall()}
+    rows = {row["run_id"]: row for row in await fetch_all(connection, dict, SUM_UP, (sorted(by_id),))}
     gone = [
         Fetched(row["tenant_id"], row["fiche_id"], None)
         for row in rows.values()
@@ -112,7 +107,7 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> list[Event]:
     return [event for run_id in by_id for event in _end(by_id[run_id], rows[run_id])]
 
 
-def _end(run: Run, row: dict[str, Any]) -> list[Event]:
+def _end(run: Run, row: Row) -> list[Event]:
     counts = Counts(**{name: row[name] or 0 for name in Counts.__dataclass_fields__})
     planned = row["target_total"] is not None
     end = End(row["status"], row["end_cause"], planned, row["error_code"], row["reason"])

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from ecluse.access.envelope import Refused
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_column
 from ecluse.engine import (
     VENDOR_DOWN,
     Flow,
@@ -142,7 +143,7 @@ class Transcription:
                 raise Taken(key.rpartition(":")[2], held[tenant, key])
         # Without a speech-to-text key every run refreshes: that stage fails at once with the reason.
         at_once = {run.id for run in runs if not self._refreshes(run)}
-        at_once -= {row[0] for row in await (await connection.execute(UNFETCHED, (list(at_once),))).fetchall()}
+        at_once -= set(await fetch_column(connection, UNFETCHED, (list(at_once),)))
         later = [run for run in runs if run.id not in at_once]
         for priority in sorted({run.input["priority"] for run in later}):
             first = [

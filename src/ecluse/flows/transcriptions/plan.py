@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
-
 from ecluse.db.connect import Connection
+from ecluse.db.query import as_json, fetch_rows
 from ecluse.engine import Event, NewItem, Run, Stage, hold_for_runs, open_stage, select_targets, write_events
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.config import Config
@@ -85,7 +84,7 @@ async def plan(
     plans = await _facts(connection, runs, config)
     paid = await _paid_for(connection, plans)
     rows = [{"run_id": one.run.id, "fiche_cache_id": one.fiche_cache_id, **one.counts.as_dict()} for one in plans]
-    await connection.execute(STORE, (to_json(rows).decode(),))
+    await connection.execute(STORE, (as_json(rows),))
     # A lock that another run or process holds is not waited for: `looking` checks the holder again before the call.
     locks = [
         (one.run.id, one.run.tenant_id, rules.recording_lock(one.fiche_id, target.call_id))
@@ -122,7 +121,7 @@ def _trace(one: Plan, config: Config) -> None:
 
 async def _facts(connection: Connection, runs: Sequence[Run], config: Config) -> list[Plan]:
     by_id = {run.id: run for run in runs}
-    cursor = await connection.execute(FACTS, (list(by_id),))
+    rows = await fetch_rows(connection, FACTS, (list(by_id),))
     return [
         Plan(
             by_id[run_id],
@@ -135,7 +134,7 @@ async def _facts(connection: Connection, runs: Sequence[Run], config: Config) ->
             ],
             seconds,
         )
-        for run_id, fiche_id, cache_id, total, already, open_, seconds in await cursor.fetchall()
+        for run_id, fiche_id, cache_id, total, already, open_, seconds in rows
     ]
 
 
@@ -143,8 +142,8 @@ async def _paid_for(connection: Connection, plans: Sequence[Plan]) -> set[tuple[
     keys = [(one.run.tenant_id, target.key) for one in plans for target in one.targets if target.url.strip()]
     if not keys:
         return set()
-    cursor = await connection.execute(PAID, ([tenant for tenant, _ in keys], [key for _, key in keys]))
-    return {(tenant, bytes(key)) for tenant, key in await cursor.fetchall()}
+    rows = await fetch_rows(connection, PAID, ([tenant for tenant, _ in keys], [key for _, key in keys]))
+    return {(tenant, bytes(key)) for tenant, key in rows}
 
 
 def _told(one: Plan) -> list[Event]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
-
-from psycopg.rows import dict_row
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row, where
 from ecluse.flows.fiches import cache
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.events import DONE
@@ -18,7 +16,6 @@ from ecluse.flows.transcriptions.rules import Attempt, Counts
 from ecluse.insight import run_queries
 from ecluse.insight.waiting import why
 
-Row = dict[str, Any]
 MOST_WAITING = 1_000
 
 FICHE = f"""
@@ -57,14 +54,15 @@ FROM leases WHERE tenant_id = %s AND key = %s AND ended_at IS NULL
 
 LOGS = """
 SELECT id, created_at, level, message, data, run_id, trace_id, function_id, inngest_event_id FROM workflow_logs
-WHERE entity_type = 'fiche' AND entity_id = %(fiche)s AND workflow = 'transcription' AND tenant_id = %(tenant)s {where}
+WHERE entity_type = 'fiche' AND entity_id = %(fiche)s AND workflow = 'transcription' AND tenant_id = %(tenant)s
+  AND {where}
 ORDER BY created_at, id LIMIT %(limit)s OFFSET %(offset)s
 """
 FILTERS = {
-    "run_id": "AND trace_id = %(run_id)s",
-    "level": "AND level = %(level)s",
-    "since": "AND created_at >= %(since)s",
-    "until": "AND created_at < %(until)s",
+    "run_id": "trace_id = %(run_id)s",
+    "level": "level = %(level)s",
+    "since": "created_at >= %(since)s",
+    "until": "created_at < %(until)s",
 }
 
 TRANSCRIPT = """
@@ -80,16 +78,14 @@ WHERE f.tenant_id = %s AND f.fiche_id = %s AND r.call_id = %s
 
 async def status(connection: Connection, tenant: str, fiche_id: str) -> Row:
     given = {"tenant": tenant, "fiche": fiche_id}
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        fiche = await (await cursor.execute(FICHE, given)).fetchone()
-        run = await (await cursor.execute(RUN, given)).fetchone()
-        if fiche is None and run is None:
-            raise NotFound(f"there is no fiche {fiche_id}")
-        rows: list[Row] = []
-        if fiche is not None:
-            await cursor.execute(RECORDINGS, {"run": run and run["planned"], "fiche": fiche["id"]})
-            rows = await cursor.fetchall()
-        lease = await (await cursor.execute(LEASE, (tenant, rules.fiche_lock(fiche_id)))).fetchone()
+    fiche = await fetch_one(connection, dict, FICHE, given)
+    run = await fetch_one(connection, dict, RUN, given)
+    if fiche is None and run is None:
+        raise NotFound(f"there is no fiche {fiche_id}")
+    rows: list[Row] = []
+    if fiche is not None:
+        rows = await fetch_all(connection, dict, RECORDINGS, {"run": run and run["planned"], "fiche": fiche["id"]})
+    lease = await fetch_one(connection, dict, LEASE, (tenant, rules.fiche_lock(fiche_id)))
     waiting: dict[int, tuple[str, str]] = {}
     stages: Sequence[Row] = ()
     if run is not None:
@@ -97,8 +93,7 @@ async def status(connection: Connection, tenant: str, fiche_id: str) -> Row:
         if run["ended_at"] is None:
             found = await why(connection, tenant, run["run_id"], limit=MOST_WAITING)
             waiting = {one.item_id: (one.cause, one.detail) for one in found}
-            told = next((f"{one.cause}: {one.detail}" for one in found), None)
-            run["waiting_for"] = told
+            run["waiting_for"] = next((f"{one.cause}: {one.detail}" for one in found), None)
     details: cache.Details = "missing" if fiche is None else fiche["details"]
     return assembled(fiche_id, details, [_recording(row, waiting) for row in rows], run, stages, lease)
 
@@ -199,23 +194,18 @@ async def logs(
 ) -> list[Row]:
     """Return the log lines about this fiche, the oldest first."""
     given = {"run_id": run_id, "level": level, "since": since, "until": until}
-    where = " ".join(text for name, text in FILTERS.items() if given[name] is not None)
     page = {"tenant": tenant, "fiche": fiche_id, "limit": limit, "offset": offset}
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(LOGS.format(where=where), {**given, **page})
-        return await cursor.fetchall()
+    return await fetch_all(connection, dict, LOGS.format(where=where(FILTERS, given)), {**given, **page})
 
 
 async def require_known(connection: Connection, tenant: str, fiche_id: str) -> None:
-    cursor = await connection.execute(KNOWN, {"tenant": tenant, "fiche": fiche_id})
-    if await cursor.fetchone() is None:
+    if await fetch_row(connection, KNOWN, {"tenant": tenant, "fiche": fiche_id}) is None:
         raise NotFound(f"there is no fiche {fiche_id}")
 
 
 async def transcript(connection: Connection, tenant: str, fiche_id: str, call_id: str) -> Row:
     """Return the transcript of one recording: with its words if they were stored, otherwise the text alone."""
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        row = await (await cursor.execute(TRANSCRIPT, (tenant, fiche_id, call_id))).fetchone()
+    row = await fetch_one(connection, dict, TRANSCRIPT, (tenant, fiche_id, call_id))
     if row is None:
         raise NotFound(f"fiche {fiche_id} has no recording {call_id}")
     text, data = row.pop("transcription_text"), row.pop("transcription_data")

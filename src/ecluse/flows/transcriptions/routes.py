@@ -13,9 +13,10 @@ from ecluse.access import door, idempotency
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused, as_json, request_id
 from ecluse.access.idempotency import Answer
-from ecluse.access.wire import Filter, Limit, Offset, Row, kit_of, reads_of, with_ids_as_text
+from ecluse.access.wire import Filter, Limit, Offset, kit_of, reads_of, with_ids_as_text
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row
 from ecluse.flows.fiches import ids
 from ecluse.flows.fiches.scopes import fiche_in_path, require_visible
 from ecluse.flows.transcriptions import queries, rules, shapes

@@ -8,10 +8,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
-
 from ecluse.access.envelope import Refused
 from ecluse.db.connect import Connection
+from ecluse.db.query import as_json, fetch_column, fetch_rows
 from ecluse.engine import (
     Event,
     Flow,
@@ -71,7 +70,7 @@ async def count_requests(connection: Connection, tenant: str, fiche_ids: Sequenc
     """Count one request per fiche, and refuse (429) if a fiche exceeds `most` a minute: the caller's transaction is
     rolled back, so a refused request is not counted. Returns a millisecond timestamp per fiche that is unique among the
     requests of that fiche."""
-    rows = await (await connection.execute(COUNT, (tenant, list(fiche_ids)))).fetchall()
+    rows = await fetch_rows(connection, COUNT, (tenant, list(fiche_ids)))
     over = [(fiche_id, left) for fiche_id, _, requests, left in rows if requests > most]
     if over:
         named = ", ".join(sorted(fiche_id for fiche_id, _ in over)[:NAMED]) + (", …" if len(over) > NAMED else "")
@@ -132,8 +131,8 @@ async def _start(connection: Connection, tenant: str, wanted: Sequence[Start]) -
     # A known event id keeps its own run, whichever run holds the fiche now; that of a day (`again`) is repeated after
     # its run has ended.
     if once := {one.event_key: _fiche(one) for one in wanted if not one.again}:
-        cursor = await connection.execute(OWN, (tenant, list(once)))
-        busy |= {once[event_key]: run_id for event_key, run_id in await cursor.fetchall()}
+        own = await fetch_rows(connection, OWN, (tenant, list(once)))
+        busy |= {once[event_key]: run_id for event_key, run_id in own}
     free = [one for one in wanted if _fiche(one) not in busy]
     new: dict[str, Run] = {}
     for one, started in zip(free, await start_runs(connection, free) if free else (), strict=True):
@@ -162,7 +161,7 @@ async def _attach(
         return {}
     runs = {run.id: run for run in await load_runs(connection, busy.values())}
     known = await states(connection, tenant, [_fiche(one) for one in late])
-    planned = {run_id for (run_id,) in await (await connection.execute(PLANNED, (list(runs),))).fetchall()}
+    planned = set(await fetch_column(connection, PLANNED, (list(runs),)))
     answers, events, lines = {}, [], []
     for one in late:
         fiche_id, run = _fiche(one), runs[busy[_fiche(one)]]
@@ -177,7 +176,7 @@ async def _attach(
             events.append(_asked(one, event_id, run, True))
         lines.append({"run_id": run.id, "event_id": event_id, "message": f"asked for again ({event_id}): attached"})
         answers[fiche_id] = StartedFiche(fiche_id, event_id, run.id, True)
-    await connection.execute(LOG, (to_json(lines).decode(),))
+    await connection.execute(LOG, (as_json(lines),))
     await write_events(connection, events)
     await wake_workers(connection)
     for fiche_id, answer in answers.items():

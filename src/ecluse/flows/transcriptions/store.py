@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
-
-from pydantic_core import to_json
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, as_json, fetch_rows
 from ecluse.engine import Saved
 from ecluse.flows.transcriptions import traces
 from ecluse.flows.transcriptions.chunks import derive
@@ -66,27 +64,23 @@ async def save_recordings(connection: Connection, saved: Sequence[Saved]) -> Non
 async def save_known(connection: Connection, saved: Sequence[Saved]) -> None:
     """Copy transcripts that were paid for earlier (`speech_results`) to their recordings."""
     keys = [(one.item.tenant_id, one.item.payload["paid"]) for one in saved]
-    cursor = await connection.execute(RECALL, [list(column) for column in zip(*keys, strict=True)])
-    paid = {(tenant, key): rest for tenant, key, *rest in await cursor.fetchall()}
-    rows = []
+    rows = await fetch_rows(connection, RECALL, [list(column) for column in zip(*keys, strict=True)])
+    paid = {(tenant, key): rest for tenant, key, *rest in rows}
+    stored = []
     for one, key in zip(saved, keys, strict=True):
         if key in paid:
             transcription_id, text, chunks = paid[key]
             told = {"transcription_id": transcription_id, "text": text, "data": None}
             chunks = [chunk._asdict() for chunk in derive(text, ()) or ()] if chunks is None else chunks
-            rows.append({**_named(one), **told, "chunks": chunks})
-    await _store(connection, rows)
+            stored.append({**_named(one), **told, "chunks": chunks})
+    await _store(connection, stored)
 
 
-async def _store(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+async def _store(connection: Connection, rows: Sequence[Row]) -> None:
     if rows:
-        await connection.execute(STORE, (to_json(rows).decode(),), prepare=True)
+        await connection.execute(STORE, (as_json(rows),), prepare=True)
 
 
-def _named(one: Saved) -> dict[str, Any]:
-    payload = one.item.payload
-    return {
-        "tenant_id": one.item.tenant_id,
-        "fiche_cache_id": payload["fiche_cache_id"],
-        "call_id": one.item.key,
-    }
+def _named(one: Saved) -> Row:
+    item = one.item
+    return {"tenant_id": item.tenant_id, "fiche_cache_id": item.payload["fiche_cache_id"], "call_id": item.key}
