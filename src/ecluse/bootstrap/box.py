@@ -59,14 +59,11 @@ def _transcription(settings: Settings) -> Flow:
 
     config = transcription_config(settings)
     access = Access(
-        crm_url=settings.CRM_BASE_URL,
-        crm_key=_secret(settings.CRM_API_KEY),
-        crm_deadline=settings.CRM_TIMEOUT_SECONDS,
+        **_crm(settings),
         speech_url=settings.ELEVENLABS_BASE_URL,
         speech_key=_secret(settings.ELEVENLABS_API_KEY),
         speech_deadline=settings.ELEVENLABS_TIMEOUT_SECONDS,
         speech=config.speech,
-        connections=settings.ECLUSE_HANDS,
         upload=settings.STT_UPLOAD == "file",
         allowed_networks=settings.allowed_networks,
     )
@@ -131,10 +128,7 @@ def automation_vendors(
 
     access = Access(
         audits=audit_access(settings),
-        crm_url=settings.CRM_BASE_URL,
-        crm_key=_secret(settings.CRM_API_KEY),
-        crm_deadline=settings.CRM_TIMEOUT_SECONDS,
-        connections=settings.ECLUSE_HANDS,
+        **_crm(settings),
         read_secret=secrets.get if secrets else None,
     )
     return partial(connected, access)
@@ -144,6 +138,16 @@ def _audit(settings: Settings) -> Flow:
     from ecluse.flows.audits.flow import Audit, connected
 
     return Audit(audit_config(settings), partial(connected, audit_access(settings))).flow
+
+
+def _crm(settings: Settings) -> dict[str, Any]:
+    """Return the fields of `CrmAccess`, which both flows that read the CRM have."""
+    return {
+        "crm_url": settings.CRM_BASE_URL,
+        "crm_key": _secret(settings.CRM_API_KEY),
+        "crm_deadline": settings.CRM_TIMEOUT_SECONDS,
+        "connections": settings.ECLUSE_HANDS,
+    }
 
 
 def _secret(given: SecretStr | None) -> str | None:

@@ -5,7 +5,9 @@ An unusable row does not fail the answer: it is left out and reported in `skippe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -95,6 +97,26 @@ class FicheAnswer(BaseModel):
     @property
     def is_gone(self) -> bool:
         return not self.success and NOT_FOUND in (self.message or "").upper()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrmAccess:
+    """Settings of the CRM client. Without a URL or a key each call raises NOT_CONFIGURED."""
+
+    crm_url: str | None = None
+    crm_key: str | None = field(default=None, repr=False)
+    crm_deadline: float = 30
+    connections: int = 200
+
+
+@asynccontextmanager
+async def connected_crm(access: CrmAccess, now: Callable[[], datetime]) -> AsyncIterator[Crm]:
+    if not access.crm_url:
+        yield Crm(None, access.crm_key)
+        return
+    deadline, connections = access.crm_deadline, access.connections
+    async with VendorHttp("crm", access.crm_url, deadline=deadline, connections=connections, now=now) as http:
+        yield Crm(http, access.crm_key)
 
 
 class Crm:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from io import BytesIO
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import aiohttp
 from aiohttp import (
@@ -172,6 +172,12 @@ class VendorHttp:
             return model.model_validate_json(answer, strict=True)
         except ValidationError as exc:
             raise unreadable(subject, exc, answer) from exc
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Close the client for good: a later call is a bug and raises."""

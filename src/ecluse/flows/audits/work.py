@@ -6,17 +6,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple
 
-import psycopg
-
 from ecluse.base.clock import Clock
 from ecluse.base.errors import PermanentError
-from ecluse.db.outage import is_unavailable
-from ecluse.engine import Done, Item, Postponed, Result, WorkContext
+from ecluse.engine import Done, Item, Result, WorkContext, postponing_outages
 from ecluse.flows.audits import prompts, quotes, steps
 from ecluse.flows.audits.quotes import Spoken
 from ecluse.flows.audits.steps import Answered, Step
@@ -24,13 +20,12 @@ from ecluse.flows.audits.transcripts import Recording, Transcripts
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.llm import Llm, Prices
 
-AWAY_SECONDS = 1.0
 LARGEST_ANSWER = 5_000_000  # bytes
 
 
 @dataclass(frozen=True)
 class Access:
-    """Knobs of the LLM vendor. Without a key or a model each call fails and says so."""
+    """Settings of the LLM vendor. Without a key or a model each call fails and says so."""
 
     url: str = "https://api.openai.com/v1"
     key: str | None = field(default=None, repr=False)
@@ -49,32 +44,25 @@ class Auditor(NamedTuple):
 
 @asynccontextmanager
 async def connected_auditor(access: Access, clock: Clock) -> AsyncIterator[Auditor]:
-    http = VendorHttp(
+    async with VendorHttp(
         "llm",
         access.url,
         deadline=access.deadline,
         largest_body=LARGEST_ANSWER,
         connections=access.connections,
         now=clock.now,
-    )
-    try:
+    ) as http:
         yield Auditor(Llm(http, access.key, model=access.model, prices=access.prices), Transcripts())
-    finally:
-        await http.close()
 
 
+@postponing_outages
 async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], context: WorkContext, item: Item) -> Result:
     auditor = auditor_of(context.vendors)
-    try:
-        standing = await auditor.looks.look(context, item)
-        said = [recording for recording in standing.recordings if recording.text.strip()]
-        text = prompts.transcript(said)
-        if standing.done is None and 0 < len(text) <= max_input_chars:
-            await context.pay(item)
-    except psycopg.Error as error:
-        if not is_unavailable(error):
-            raise
-        return Postponed(context.now() + timedelta(seconds=AWAY_SECONDS), "the database is away")
+    standing = await auditor.looks.look(context, item)
+    said = [recording for recording in standing.recordings if recording.text.strip()]
+    text = prompts.transcript(said)
+    if standing.done is None and 0 < len(text) <= max_input_chars:
+        await context.pay(item)
     told = {"audit_id": item.payload["audit_id"]}
     if standing.done is not None:
         return Done({**told, "score": float(standing.done)})

@@ -9,13 +9,12 @@ from typing import Any
 
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
+from ecluse.base.text import first_few
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_column
 from ecluse.flows.transcriptions import rules
 from ecluse.retention import erasure
 from ecluse.retention.erasure import Erasure
-
-NAMED = 5
 
 FICHE = "t.tenant_id = %(tenant)s AND t.fiche_id = %(target)s"
 IDS = "SELECT f.id FROM fiche_cache f WHERE f.tenant_id = %(tenant)s AND f.fiche_id = %(target)s"
@@ -140,7 +139,7 @@ async def foresee(connection: Connection, found: Found) -> Counter[str]:
 
 async def refuse_open_runs(connection: Connection, found: Found) -> None:
     if open_runs := await fetch_column(connection, OPEN, (sorted(found.every_run),)):
-        named = ", ".join(map(str, open_runs[:NAMED])) + (", …" if len(open_runs) > NAMED else "")
+        named = first_few([str(run) for run in open_runs])
         message = (
             f"Fiche {found.fiche_id} is part of open runs ({named}): wait for their end, or `ecluse runs end` them."
         )

@@ -17,6 +17,7 @@ from ecluse.db.query import Row, as_json, fetch_all, fetch_row
 from ecluse.engine import EphemeralEvent, Event, Run, cause_in_words, note_errors, write_events
 from ecluse.flows.audits.store import record_failures
 from ecluse.flows.automation import statistics
+from ecluse.flows.transcriptions.plan import event_of
 from ecluse.notify.dispatch import Recipient, notify
 from ecluse.notify.rules import schedule_secret_name
 
@@ -94,15 +95,7 @@ def about(run: Run, job: str | None = None) -> Row:
 
 
 def event(run: Run, name: str, payload: Mapping[str, Any], *, suffix: str = "", job: str | None = None) -> Event:
-    """Build an outbox event. Its key deduplicates it by run, name and suffix."""
-    return Event(
-        tenant_id=run.tenant_id,
-        event_key=f"{run.event_key}:{name}{suffix}",
-        event_type=name,
-        aggregate=f"run:{run.id}",
-        payload={**about(run, job), **payload},
-        correlation_id=run.correlation_id or run.event_key,
-    )
+    return event_of(run, name, {**about(run, job), **payload}, suffix)
 
 
 async def begun(connection: Connection, run: Run) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import date
 from typing import NamedTuple, TypeVar
 
@@ -19,8 +19,7 @@ from ecluse.flows.audits.work import Auditor, connected_auditor
 from ecluse.flows.automation.schedules import secret_name
 from ecluse.flows.fiches.cache import cache_sales
 from ecluse.flows.fiches.fetch import Fetched, fetch_fiche, save_details
-from ecluse.vendors.crm import Crm
-from ecluse.vendors.http import VendorHttp
+from ecluse.vendors.crm import Crm, CrmAccess, connected_crm
 
 # A schedule's key may be changed: a cached key is read again after KEY_SECONDS, or already after REFUSED_SECONDS if the
 # CRM refuses it.
@@ -29,16 +28,11 @@ KEY_SECONDS, REFUSED_SECONDS = 30.0, 1.0
 ReadSecret = Callable[[Connection, str, str], Awaitable[str]]
 
 
-@dataclass(frozen=True)
-class Access:
-    """Knobs of the vendors. Without a URL or a key each call fails and says so. `read_secret` decrypts the keys that
-    schedules have of their own."""
+@dataclass(frozen=True, kw_only=True)
+class Access(CrmAccess):
+    """Settings of the vendors. `read_secret` decrypts the keys that schedules have of their own."""
 
     audits: AuditAccess
-    crm_url: str | None = None
-    crm_key: str | None = field(default=None, repr=False)
-    crm_deadline: float = 30
-    connections: int = 200
     read_secret: ReadSecret | None = None
 
 
@@ -84,15 +78,8 @@ class Vendors(NamedTuple):
 
 @asynccontextmanager
 async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
-    async with AsyncExitStack() as open_:
-        crm = None
-        if access.crm_url:
-            crm = VendorHttp(
-                "crm", access.crm_url, deadline=access.crm_deadline, connections=access.connections, now=clock.now
-            )
-            open_.push_async_callback(crm.close)
-        auditor = await open_.enter_async_context(connected_auditor(access.audits, clock))
-        yield Vendors(Crm(crm, access.crm_key), Keys(access.read_secret), auditor)
+    async with connected_crm(access, clock.now) as crm, connected_auditor(access.audits, clock) as auditor:
+        yield Vendors(crm, Keys(access.read_secret), auditor)
 
 
 R = TypeVar("R")

@@ -8,10 +8,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from ecluse.base.text import LONGEST_FOREIGN_ID, storable
+from ecluse.base.text import LONGEST_FOREIGN_ID, first_few, storable
 
 WHAT = f"a fiche id is text of 1 to {LONGEST_FOREIGN_ID} characters, without blanks around it"
-NAMED = 5  # refused ids listed in a message
 RETRY = "-retry-"  # the suffix that `retry_id` appends to an event id
 
 
@@ -24,8 +23,7 @@ def why_not(fiche_ids: Sequence[str]) -> str | None:
     wrong = [one for one in fiche_ids if not is_fiche_id(one)]
     if not wrong:
         return None
-    named = ", ".join(repr(storable(one, 30)) for one in wrong[:NAMED]) + (", …" if len(wrong) > NAMED else "")
-    return f"{WHAT}; these are not: {named}"
+    return f"{WHAT}; these are not: {first_few([repr(storable(one, 30)) for one in wrong])}"
 
 
 def _checked(text: str) -> str:

@@ -13,14 +13,12 @@ from starlette.convertors import Convertor, register_url_convertor
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
 from ecluse.base.errors import NotFound
-from ecluse.base.text import storable
+from ecluse.base.text import first_few, storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_column
 from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.ids import is_fiche_id
 from ecluse.flows.fiches.queries import EVERYTHING, Visible
-
-NAMED = 5  # refused ids listed in the message
 
 
 def visible(caller: Caller) -> Visible:
@@ -52,11 +50,8 @@ async def check_visible(connection: Connection, caller: Caller, fiche_ids: Seque
 async def require_visible(connection: Connection, caller: Caller, fiche_ids: Sequence[str]) -> None:
     refused = await check_visible(connection, caller, fiche_ids)
     if refused:
-        named = ", ".join(refused[:NAMED]) + (", …" if len(refused) > NAMED else "")
-        told = (
-            f"This key is limited to {_limits(caller)}, which does not include fiche {named}, as far as is known here."
-        )
-        raise Refused(403, "SCOPE", told)
+        outside = f"which does not include fiche {first_few(refused)}, as far as is known here."
+        raise Refused(403, "SCOPE", f"This key is limited to {_limits(caller)}, {outside}")
 
 
 def _limits(caller: Caller) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -90,14 +90,7 @@ class Counts:
         return max(0, self.target_total - self.processed)
 
     def as_dict(self) -> dict[str, int]:
-        return {
-            "total_recordings": self.total_recordings,
-            "already_transcribed": self.already_transcribed,
-            "target_total": self.target_total,
-            "processed": self.processed,
-            "cached": self.cached,
-            "failed": self.failed,
-        }
+        return asdict(self)
 
 
 def about(fiche_id: str, run_id: int) -> dict[str, Any]:

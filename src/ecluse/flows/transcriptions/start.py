@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ecluse.access.envelope import Refused
+from ecluse.base.text import first_few
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_column, fetch_rows
 from ecluse.engine import (
@@ -33,7 +34,6 @@ from ecluse.flows.transcriptions.rules import Counts
 from ecluse.retention.kinds import Aged
 
 TRIES = 5
-NAMED = 5
 KEPT = Aged("requests", "transcription_requests", "t.minute", order="minute", type="timestamptz")
 
 OWN = "SELECT event_key, id FROM runs WHERE tenant_id = %s AND event_key = ANY(%s)"
@@ -73,7 +73,7 @@ async def count_requests(connection: Connection, tenant: str, fiche_ids: Sequenc
     rows = await fetch_rows(connection, COUNT, (tenant, list(fiche_ids)))
     over = [(fiche_id, left) for fiche_id, _, requests, left in rows if requests > most]
     if over:
-        named = ", ".join(sorted(fiche_id for fiche_id, _ in over)[:NAMED]) + (", …" if len(over) > NAMED else "")
+        named = first_few(sorted(fiche_id for fiche_id, _ in over))
         wait = str(max(1, math.ceil(max(left for _, left in over))))
         message = f"A fiche can be asked for {most} times a minute, and this is once more: {named}. Try in {wait} s."
         raise Refused(429, "RATE_LIMITED", message, {"Retry-After": wait})

@@ -12,7 +12,7 @@ from ecluse.base.clock import Clock
 from ecluse.engine import BatchedQuery
 from ecluse.flows.transcriptions.precheck import Standing, look
 from ecluse.vendors.audio import AudioSource
-from ecluse.vendors.crm import Crm
+from ecluse.vendors.crm import Crm, CrmAccess, connected_crm
 from ecluse.vendors.elevenlabs import ElevenLabs, Speech
 from ecluse.vendors.guarded import GuardedHttp
 from ecluse.vendors.http import VendorHttp
@@ -20,18 +20,14 @@ from ecluse.vendors.http import VendorHttp
 LARGEST_TRANSCRIPT = 100_000_000  # bytes: hours of words, each with timestamps
 
 
-@dataclass(frozen=True)
-class Access:
-    """Settings of these clients. Without a CRM URL or a key, each call raises NOT_CONFIGURED."""
+@dataclass(frozen=True, kw_only=True)
+class Access(CrmAccess):
+    """Settings of these clients. Without a key for speech-to-text, each call raises NOT_CONFIGURED."""
 
-    crm_url: str | None = None
-    crm_key: str | None = field(default=None, repr=False)
-    crm_deadline: float = 30
     speech_url: str = ""
     speech_key: str | None = field(default=None, repr=False)
     speech_deadline: float = 600
     speech: Speech = field(default_factory=Speech)
-    connections: int = 200
     upload: bool = False  # Ecluse downloads the recordings and uploads them to the provider
     allowed_networks: Sequence[str] = ()
 
@@ -46,12 +42,7 @@ class Vendors(NamedTuple):
 @asynccontextmanager
 async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
     async with AsyncExitStack() as open_:
-        crm = None
-        if access.crm_url:
-            crm = VendorHttp(
-                "crm", access.crm_url, deadline=access.crm_deadline, connections=access.connections, now=clock.now
-            )
-            open_.push_async_callback(crm.close)
+        crm = await open_.enter_async_context(connected_crm(access, clock.now))
         speech = VendorHttp(
             "elevenlabs",
             access.speech_url,
@@ -60,12 +51,10 @@ async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
             connections=access.connections,
             now=clock.now,
         )
-        open_.push_async_callback(speech.close)
+        await open_.enter_async_context(speech)
         audio = None
         if access.upload:
             guarded = GuardedHttp(access.allowed_networks, deadline=access.speech_deadline)
             open_.push_async_callback(guarded.close)
             audio = AudioSource(guarded, now=clock.now)
-        yield Vendors(
-            Crm(crm, access.crm_key), ElevenLabs(speech, access.speech_key, access.speech), audio, BatchedQuery(look)
-        )
+        yield Vendors(crm, ElevenLabs(speech, access.speech_key, access.speech), audio, BatchedQuery(look))

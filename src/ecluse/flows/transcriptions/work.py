@@ -8,11 +8,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import psycopg
-
 from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
-from ecluse.db.outage import is_unavailable
-from ecluse.engine import Done, EphemeralEvent, Item, Postponed, Result, WorkContext
+from ecluse.engine import Done, EphemeralEvent, Item, Postponed, Result, WorkContext, postponing_outages
 from ecluse.flows.fiches.fetch import fetch_fiche
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.chunks import derive
@@ -21,7 +18,6 @@ from ecluse.flows.transcriptions.vendors import Vendors
 from ecluse.vendors.elevenlabs import Transcript
 
 LOCKED_SECONDS = 5.0
-AWAY_SECONDS = 1.0
 UNCONFIGURED_SECONDS = 60.0
 
 
@@ -46,20 +42,16 @@ async def known(_: WorkContext, item: Item) -> Result:
     return Done({"cached": True})
 
 
+@postponing_outages
 async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
     if not config.configured:
         # The key is missing in this process only; another replica may have it.
         why = "there is no key for speech-to-text here: set ELEVENLABS_API_KEY"
         return Postponed(context.now() + timedelta(seconds=UNCONFIGURED_SECONDS), why)
     tracer, fiche_id, began = traces.worker(item), item.payload["fiche_id"], time.monotonic()
-    try:
-        standing = await context.vendors.looks.look(context, item)
-        if standing.url.strip() and not standing.transcribed and standing.holder == item.run_id:
-            await context.pay(item, rules.recording_lock(fiche_id, item.key))
-    except psycopg.Error as error:
-        if not is_unavailable(error):
-            raise
-        return Postponed(context.now() + timedelta(seconds=AWAY_SECONDS), "the database is away")
+    standing = await context.vendors.looks.look(context, item)
+    if standing.url.strip() and not standing.transcribed and standing.holder == item.run_id:
+        await context.pay(item, rules.recording_lock(fiche_id, item.key))
     tracer.start(
         "transcribe-recording",
         index=item.payload["index"],
