@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
@@ -48,6 +49,11 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Page(Shape):
+    limit: int
+    offset: int
+
+
 class WillFail(Shape):
     count: int = Field(description="Targets without an outcome that are known to fail.")
     codes: dict[str, int] = Field(examples=[{"NO_URL": 2}])
@@ -59,6 +65,24 @@ class Standing(Shape):
     failed: int
     ignored: int
     cancelled: int = Field(description="Of `failed`: never finished, because the run was cancelled.")
+
+
+class StageRow(Shape):
+    stage: str
+    expected: int
+    done: int
+    failed: int
+    ignored: int
+    unfinished: int = Field(description="What the end of the run left undone.")
+    in_flight: int
+    waiting: int
+    round: int
+    started_at: datetime
+    fanned_out_at: datetime | None
+    progress_at: datetime
+    deadline_at: datetime
+    ended_at: datetime | None
+    end_cause: Literal["done", "timeout", "run ended"] | None
 
 
 def number(noun: str, text: str) -> int:
@@ -74,6 +98,11 @@ def with_ids_as_text(rows: Sequence[Row]) -> Sequence[Row]:
             if isinstance(value, int) and (name in ("id", "redrive_of") or name.endswith("_id")):
                 row[name] = str(value)
     return rows
+
+
+def id_as_text(row: Row) -> Row:
+    with_ids_as_text([row])
+    return row
 
 
 def kit_of(request: Request) -> Kit:

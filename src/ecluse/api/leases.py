@@ -7,10 +7,11 @@ from datetime import datetime
 from fastapi import Request, Response
 from pydantic import Field
 
-from ecluse.access import audit_trail, door
+from ecluse.access import door
+from ecluse.access.changes import change
 from ecluse.access.door import caller_of, needs
-from ecluse.access.envelope import as_json, request_id
-from ecluse.access.wire import Limit, Offset, Shape, kit_of, reads_of, with_ids_as_text
+from ecluse.access.envelope import as_json
+from ecluse.access.wire import Limit, Offset, Page, Shape, reads_of, with_ids_as_text
 from ecluse.api.shapes import Id, Reason
 from ecluse.base.errors import NotFound
 from ecluse.engine import force_release, list_leases
@@ -24,17 +25,15 @@ class LeaseRow(Shape):
     owner: str
     run_id: Id | None
     replica_id: str | None
-    fence: int = Field(description="Strictly growing per key: whoever holds an older number cannot write.")
+    fence: int = Field(description="Strictly growing per key: the holder of an older number cannot write.")
     attempt: int
     token: str = Field(description="Its first characters.")
     acquired_at: datetime
     remaining_seconds: float | None = Field(description="None: for as long as its run is open.")
 
 
-class LeasePage(Shape):
+class LeasePage(Page):
     leases: list[LeaseRow]
-    limit: int
-    offset: int
 
 
 class Release(Reason):
@@ -58,11 +57,8 @@ async def list_held(request: Request, limit: Limit = 50, offset: Offset = 0) -> 
 async def release(request: Request, body: Release) -> Response:
     """Take a lease away from its holder, which then cannot write under it any more. The lease of a dead holder expires
     by itself."""
-    caller, subject = caller_of(request), f"lease:{body.key}"
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    caller = caller_of(request)
+    async with change(request, "lease.release", f"lease:{body.key}", body.reason) as connection:
         if not await force_release(connection, caller.tenant, body.key, reason=body.reason, by=caller.actor):
             raise NotFound(f"nobody holds {body.key!r}")
-        await audit_trail.record(
-            connection, caller.tenant, caller.actor, "lease.release", subject, body.reason, request_id(request)
-        )
     return as_json({"key": body.key, "released": True})

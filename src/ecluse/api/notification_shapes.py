@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
-from ecluse.access.wire import Body, Shape
+from ecluse.access.wire import Body, Page, Shape
 from ecluse.api.shapes import Id
 from ecluse.notify.rules import LONGEST_ADDRESS, PATTERN, is_address
 
@@ -94,10 +94,8 @@ class NewEndpoint(EndpointRow):
     )
 
 
-class EndpointPage(Shape):
+class EndpointPage(Page):
     endpoints: list[EndpointRow]
-    limit: int
-    offset: int
 
 
 class Deleted(Shape):
@@ -141,10 +139,8 @@ class DeliveryInFull(DeliveryRow):
     result: dict[str, Any] | None = Field(description="What the receiver answered when it took it.")
 
 
-class DeliveryPage(Shape):
+class DeliveryPage(Page):
     deliveries: list[DeliveryRow]
-    limit: int
-    offset: int
 
 
 class Begun(Shape):

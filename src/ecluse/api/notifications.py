@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 from fastapi import Body, Request, Response
 
-from ecluse.access import audit_trail, door
+from ecluse.access import door
 from ecluse.access import secrets as sealed
+from ecluse.access.changes import change, record
 from ecluse.access.door import caller_of, needs
-from ecluse.access.envelope import Refused, as_json, request_id
+from ecluse.access.envelope import Refused, as_json
 from ecluse.access.secrets import Secrets
-from ecluse.access.wire import Filter, Limit, Offset, kit_of, number, reads_of, with_ids_as_text
+from ecluse.access.wire import Filter, Limit, Offset, id_as_text, kit_of, number, reads_of, with_ids_as_text
 from ecluse.api.notification_shapes import (
     EXAMPLES,
     Begun,
@@ -28,7 +29,6 @@ from ecluse.api.notification_shapes import (
     State,
 )
 from ecluse.base.errors import InvalidInput
-from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.notify import dispatch, endpoints, log
 from ecluse.notify.endpoints import old_secret_name, secret_name
@@ -82,7 +82,7 @@ async def create_endpoint(
             ) from error
         if secret is not None:
             await keys.put(connection, row["tenant_id"], secret_name(row["id"]), secret)
-        await _record(request, connection, "endpoint.create", f"endpoint:{row['id']}")
+        await record(connection, request, "endpoint.create", f"endpoint:{row['id']}")
     return _answer(row, 201, secret=secret)
 
 
@@ -95,13 +95,12 @@ async def change_endpoint(request: Request, endpoint_id: str, body: Changes) -> 
     # null means no change, but a description can be removed by it.
     given = body.model_dump(exclude_unset=True)
     changes = {name: value for name, value in given.items() if value is not None or name == "description"}
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    async with change(request, "endpoint.change", f"endpoint:{wanted}") as connection:
         kind = (await endpoints.show(connection, tenant, wanted, lock=True))["kind"]
         if (other := "addresses" if kind == "webhook" else "url") in changes:
             raise InvalidInput(f"{other}: a {kind} endpoint has none")
         _check(request, changes)
         row = await endpoints.update(connection, tenant, wanted, changes)
-        await _record(request, connection, "endpoint.change", f"endpoint:{wanted}")
     return _answer(row)
 
 
@@ -111,11 +110,10 @@ async def change_endpoint(request: Request, endpoint_id: str, body: Changes) -> 
 async def delete_endpoint(request: Request, endpoint_id: str) -> Response:
     """Delete an endpoint. Nothing more is sent to it; its past deliveries stay in the log."""
     tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    async with change(request, "endpoint.delete", f"endpoint:{wanted}") as connection:
         await endpoints.delete(connection, tenant, wanted)
         for name in (secret_name(wanted), old_secret_name(wanted)):
             await sealed.delete(connection, tenant, name)
-        await _record(request, connection, "endpoint.delete", f"endpoint:{wanted}")
     return as_json({"id": endpoint_id, "deleted": True})
 
 
@@ -129,14 +127,13 @@ async def rotate_secret(request: Request, endpoint_id: str) -> Response:
     receiver can change over."""
     tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
     keys, secret = _secrets(request), new_secret()
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    async with change(request, "endpoint.rotate-secret", f"endpoint:{wanted}") as connection:
         if (await endpoints.show(connection, tenant, wanted, lock=True))["kind"] != "webhook":
             raise Refused(409, "NOT_SIGNED", "Mails are not signed: only a webhook has a secret.")
         old = await keys.get(connection, tenant, secret_name(wanted))
         await keys.put(connection, tenant, old_secret_name(wanted), old)
         await keys.put(connection, tenant, secret_name(wanted), secret)
         row = await endpoints.rotated(connection, tenant, wanted)
-        await _record(request, connection, "endpoint.rotate-secret", f"endpoint:{wanted}")
     return _answer(row, secret=secret)
 
 
@@ -146,11 +143,10 @@ async def rotate_secret(request: Request, endpoint_id: str) -> Response:
 async def test_endpoint(request: Request, endpoint_id: str) -> Response:
     """Send the endpoint a `ping`. The result is in the log of deliveries."""
     tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    async with change(request, "endpoint.test", f"endpoint:{wanted}") as connection:
         endpoint = await endpoints.show(connection, tenant, wanted)
         _check_active(endpoint)
         started = await dispatch.ping(connection, tenant, endpoint)
-        await _record(request, connection, "endpoint.test", f"endpoint:{wanted}")
     return as_json({"deliveries": [str(one.run.id) for one in started]})
 
 
@@ -175,9 +171,7 @@ async def list_deliveries(
 async def show_delivery(request: Request, delivery_id: str) -> Response:
     """Show one delivery: the message, each failed attempt with its error, the answer of the receiver."""
     tenant, wanted = caller_of(request).tenant, number("delivery", delivery_id)
-    row = await reads_of(request)(lambda c: log.show_delivery(c, tenant, wanted))
-    with_ids_as_text([row])
-    return as_json(row)
+    return as_json(id_as_text(await reads_of(request)(lambda c: log.show_delivery(c, tenant, wanted))))
 
 
 @routes.post(
@@ -188,7 +182,7 @@ async def show_delivery(request: Request, delivery_id: str) -> Response:
 async def redeliver(request: Request, delivery_id: str) -> Response:
     """Deliver the message again, under the same message id, by which the receiver can recognise a duplicate."""
     tenant, wanted = caller_of(request).tenant, number("delivery", delivery_id)
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    async with change(request, "delivery.redeliver", f"delivery:{wanted}") as connection:
         row = await log.show_delivery(connection, tenant, wanted)
         if row["endpoint_id"] is not None:
             _check_active(await endpoints.show(connection, tenant, row["endpoint_id"]))
@@ -199,7 +193,6 @@ async def redeliver(request: Request, delivery_id: str) -> Response:
             when = f"at {due.isoformat(timespec='seconds')}" if later else "now"
             told = f"This is still on its way, as delivery {started.run.id}: its next attempt is due {when}."
             raise Refused(409, "STILL_PENDING", told)
-        await _record(request, connection, "delivery.redeliver", f"delivery:{wanted}")
     return as_json({"deliveries": [str(started.run.id)]})
 
 
@@ -234,13 +227,5 @@ def _secrets(request: Request) -> Secrets:
     return keys
 
 
-async def _record(request: Request, connection: Connection, action: str, subject: str) -> None:
-    caller = caller_of(request)
-    done = (caller.tenant, caller.actor, action, subject)
-    await audit_trail.record(connection, *done, request_id=request_id(request))
-
-
 def _answer(row: Row, status: int = 200, **more: Any) -> Response:
-    shown = {**endpoints.shown(row), **more}
-    with_ids_as_text([shown])
-    return as_json(shown, status)
+    return as_json(id_as_text({**endpoints.shown(row), **more}), status)

@@ -11,11 +11,12 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from ecluse.access import audit_trail, door, idempotency
+from ecluse.access import door, idempotency
+from ecluse.access.changes import record
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused, as_json, request_id
 from ecluse.access.idempotency import Answer
-from ecluse.access.wire import Filter, Limit, Offset, Order, kit_of, number, reads_of, with_ids_as_text
+from ecluse.access.wire import Filter, Limit, Offset, Order, id_as_text, kit_of, number, reads_of, with_ids_as_text
 from ecluse.api import shapes
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.connect import Connection
@@ -47,8 +48,7 @@ async def list_runs(
 async def show_run(request: Request, run_id: str) -> Response:
     """Show one run in full: its stages with their counts, its outcomes by reason."""
     tenant, wanted = caller_of(request).tenant, number("run", run_id)
-    run = await reads_of(request)(lambda c: run_queries.show_run(c, tenant, wanted))
-    with_ids_as_text([run])
+    run = id_as_text(await reads_of(request)(lambda c: run_queries.show_run(c, tenant, wanted)))
     return as_json({**run, "redrives": [str(one) for one in run["redrives"]]})
 
 
@@ -160,12 +160,11 @@ async def preview_end_of_run(request: Request, run_id: str) -> Response:
 async def end_run(request: Request, run_id: str, body: shapes.Reason) -> Response:
     """End a run now: it is cancelled, by this key and for this reason. No more items of it are started, nor of the runs
     that only it waits for; targets that are not finished get the code `CANCELLED`."""
-    kit, caller, wanted = kit_of(request), caller_of(request), number("run", run_id)
-    async with kit.pool.connection() as connection:
+    caller, wanted = caller_of(request), number("run", run_id)
+    async with kit_of(request).pool.connection() as connection:
         flow, run = await _of_caller(connection, request, wanted)
-        done = (caller.tenant, caller.actor, "run.end", f"run:{wanted}", body.reason, request_id(request))
-        record = partial(audit_trail.record, connection, *done)
-        if not await end_by_operator(connection, flow, run, body.reason, by=caller.name, record=record):
+        recorded = partial(record, connection, request, "run.end", f"run:{wanted}", body.reason)
+        if not await end_by_operator(connection, flow, run, body.reason, by=caller.name, record=recorded):
             raise _ended(wanted)
     return as_json({"run_id": run_id, "ended": True})
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ecluse.access.wire import Body, Shape, Standing, WillFail
+from ecluse.access.wire import Body, Page, Shape, StageRow, Standing, WillFail
 from ecluse.engine import EndCause, State
 from ecluse.insight.causes import Cause
 
@@ -71,28 +71,8 @@ class RunRow(Shape):
     ended_at: datetime | None
 
 
-class RunPage(Shape):
+class RunPage(Page):
     runs: list[RunRow]
-    limit: int
-    offset: int
-
-
-class StageRow(Shape):
-    stage: str
-    expected: int
-    done: int
-    failed: int
-    ignored: int
-    unfinished: int = Field(description="What the end of the run left undone.")
-    in_flight: int
-    waiting: int
-    round: int
-    started_at: datetime
-    fanned_out_at: datetime | None
-    progress_at: datetime
-    deadline_at: datetime
-    ended_at: datetime | None
-    end_cause: Literal["done", "timeout", "run ended"] | None
 
 
 class RunInFull(RunRow):
@@ -130,10 +110,8 @@ class ItemRow(Shape):
     finished_at: datetime | None
 
 
-class ItemPage(Shape):
+class ItemPage(Page):
     items: list[ItemRow]
-    limit: int
-    offset: int
 
 
 class WaitingRow(Shape):
@@ -173,7 +151,7 @@ class WaitingGroup(Shape):
     sample: list[WaitingExample]
 
 
-class WaitingPage(Shape):
+class WaitingPage(Page):
     """Why a run, and all the runs that it waits for, wait."""
 
     summary: str = Field(description="One sentence for all of it.")
@@ -184,8 +162,6 @@ class WaitingPage(Shape):
     blocked: bool = Field(description="Nothing is in flight, and nothing starts before its cause is gone.")
     groups: list[WaitingGroup] = Field(description="By cause, the most frequent first.")
     waiting: list[WaitingRow] = Field(description="A page of the items, in their order.")
-    limit: int
-    offset: int
 
 
 class LogRow(Shape):
@@ -200,11 +176,9 @@ class LogRow(Shape):
     last_at: datetime | None
 
 
-class LogPage(Shape):
+class LogPage(Page):
     log: list[LogRow]
     total: int = Field(description="Lines there are.")
-    limit: int
-    offset: int
 
 
 class StartRun(Body):

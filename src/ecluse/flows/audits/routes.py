@@ -9,13 +9,14 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 from pydantic_core import to_jsonable_python
 
-from ecluse.access import audit_trail, door, idempotency
+from ecluse.access import door, idempotency
+from ecluse.access.changes import change, record
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import as_json, request_id
 from ecluse.access.idempotency import Answer
-from ecluse.access.wire import Limit, Offset, kit_of, number, reads_of, with_ids_as_text
+from ecluse.access.wire import Limit, Offset, id_as_text, kit_of, number, reads_of, with_ids_as_text
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_row
+from ecluse.db.query import fetch_value
 from ecluse.engine import Start, start_run
 from ecluse.flows.audits import configs, queries, shapes
 from ecluse.flows.audits.flow import FLOW
@@ -45,8 +46,8 @@ async def create_config(request: Request, body: shapes.NewConfig) -> Response:
 
     async def ask(connection: Connection) -> Answer:
         row = await configs.create(connection, caller_of(request).tenant, body.model_dump(mode="json"))
-        await _record(connection, request, "audit_config.create", row["id"])
-        return Answer(201, to_jsonable_python(_told(row)))
+        await record(connection, request, "audit_config.create", f"audit_config:{row['id']}")
+        return Answer(201, to_jsonable_python(id_as_text(row)))
 
     return await idempotency.once(request, kit_of(request).pool, ask)
 
@@ -59,7 +60,7 @@ async def create_config(request: Request, body: shapes.NewConfig) -> Response:
 async def show_config(request: Request, config_id: str) -> Response:
     """Show the current version of a config."""
     tenant, wanted = caller_of(request).tenant, number("audit config", config_id)
-    return as_json(_told(await reads_of(request)(lambda c: configs.show(c, tenant, wanted))))
+    return as_json(id_as_text(await reads_of(request)(lambda c: configs.show(c, tenant, wanted))))
 
 
 @routes.patch("/api/audit-configs/{config_id}", openapi_extra=needs("audits.write"), response_model=shapes.ConfigRow)
@@ -68,19 +69,17 @@ async def change_config(request: Request, config_id: str, body: shapes.ChangedCo
     tenant, wanted = caller_of(request).tenant, number("audit config", config_id)
     given = body.model_dump(mode="json", exclude_unset=True)
     given = {name: value for name, value in given.items() if value is not None or name == "model"}
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    async with change(request, "audit_config.update", f"audit_config:{wanted}") as connection:
         row = await configs.update(connection, tenant, wanted, given)
-        await _record(connection, request, "audit_config.update", wanted)
-    return as_json(_told(row))
+    return as_json(id_as_text(row))
 
 
 @routes.delete("/api/audit-configs/{config_id}", openapi_extra=needs("audits.write"), response_model=shapes.Deleted)
 async def delete_config(request: Request, config_id: str) -> Response:
     """Delete a config, for good. Audits made with it stay."""
     tenant, wanted = caller_of(request).tenant, number("audit config", config_id)
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    async with change(request, "audit_config.delete", f"audit_config:{wanted}") as connection:
         await configs.delete(connection, tenant, wanted)
-        await _record(connection, request, "audit_config.delete", wanted)
     return as_json({"id": config_id, "deleted": True})
 
 
@@ -112,7 +111,7 @@ async def show_audit(request: Request, audit_id: str) -> Response:
     """Show an audit in full: what was asked, how each step was judged, and where its quotes were found."""
     caller, wanted = caller_of(request), number("audit", audit_id)
     audit = await reads_of(request)(lambda c: queries.show_audit(c, caller.tenant, wanted, visible=visible(caller)))
-    return as_json(_told(audit))
+    return as_json(id_as_text(audit))
 
 
 @routes.post(
@@ -137,7 +136,7 @@ async def start_audit(request: Request, body: shapes.NewAudit) -> Response:
         await require_visible(connection, caller, [body.fiche_id])
         started = await start_run(connection, start)
         run = started.run
-        (audit_id,) = await fetch_row(connection, "SELECT id FROM audits WHERE run_id = %s", (run.id,)) or (0,)
+        audit_id = await fetch_value(connection, "SELECT id FROM audits WHERE run_id = %s", (run.id,))
         told = {"audit_id": str(audit_id), "run_id": str(run.id), "event_key": run.event_key}
         return Answer(200 if started.deduplicated else 201, told)
 
@@ -151,16 +150,5 @@ def _name(request: Request) -> str:
     return uuid.uuid4().hex if key is None else hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-async def _record(connection: Connection, request: Request, action: str, config_id: int) -> None:
-    caller = caller_of(request)
-    subject = f"audit_config:{config_id}"
-    await audit_trail.record(connection, caller.tenant, caller.actor, action, subject, None, request_id(request))
-
-
 def _number(given: str | None) -> int | None:
     return None if given is None else int(given)
-
-
-def _told(row: Row) -> Row:
-    with_ids_as_text([row])
-    return row

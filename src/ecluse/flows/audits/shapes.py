@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ecluse.access.wire import Body, Shape
+from ecluse.access.wire import Body, Page, Shape
 from ecluse.flows.audits.queries import Status
 from ecluse.flows.audits.steps import Step, Steps
 from ecluse.flows.fiches.ids import FicheId
@@ -56,10 +56,8 @@ class ConfigRow(Shape):
     updated_at: datetime
 
 
-class ConfigPage(Shape):
+class ConfigPage(Page):
     configs: list[ConfigRow]
-    limit: int
-    offset: int
 
 
 class Deleted(Shape):
@@ -106,10 +104,8 @@ class AuditRow(Shape):
     finished_at: datetime | None
 
 
-class AuditPage(Shape):
+class AuditPage(Page):
     audits: list[AuditRow]
-    limit: int
-    offset: int
 
 
 class Evidence(Shape):

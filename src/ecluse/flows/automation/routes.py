@@ -8,11 +8,12 @@ from typing import Annotated, Any
 from fastapi import Body, Request, Response
 from pydantic_core import to_jsonable_python
 
-from ecluse.access import audit_trail, door, idempotency
+from ecluse.access import door, idempotency
+from ecluse.access.changes import change, record
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import as_json, request_id
 from ecluse.access.idempotency import Answer
-from ecluse.access.wire import Filter, Limit, Offset, Order, kit_of, number, reads_of, with_ids_as_text
+from ecluse.access.wire import Filter, Limit, Offset, Order, id_as_text, kit_of, number, reads_of, with_ids_as_text
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.engine import Flow, Started
@@ -48,7 +49,7 @@ async def create_schedule(request: Request, body: Plan) -> Response:
 
     async def ask(connection: Connection) -> Answer:
         made = await schedules.create(connection, _flow(request), tenant, body, **_means(request))
-        await _record(connection, request, "automation_schedule.create", f"schedule:{made['id']}")
+        await record(connection, request, "automation_schedule.create", f"schedule:{made['id']}")
         told = to_jsonable_python(await _in_full(connection, request, made["id"]))
         return Answer(201, {**told, "webhook_secret": None}, once={"webhook_secret": made["webhook_secret"]})
 
@@ -71,9 +72,8 @@ async def change_schedule(request: Request, schedule_id: str, body: Changes) -> 
     """Change the given fields only. Runs under way go on as they began. Setting a `webhook_url` on a schedule without a
     signing secret creates one, which is in this response only."""
     tenant, wanted = caller_of(request).tenant, number("automation schedule", schedule_id)
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    async with change(request, "automation_schedule.update", f"schedule:{wanted}") as connection:
         changed = await schedules.update(connection, _flow(request), tenant, wanted, body, **_means(request))
-        await _record(connection, request, "automation_schedule.update", f"schedule:{wanted}")
         shown = await _in_full(connection, request, wanted)
     return as_json({**shown, "webhook_secret": changed["webhook_secret"]})
 
@@ -87,9 +87,8 @@ async def rotate_secret(request: Request, schedule_id: str) -> Response:
     """Create a new secret for the signatures of the schedule's webhook, or the first one if the webhook was not signed
     yet. For a day the old secret signs as well, so that the receiver can change over."""
     tenant, wanted = caller_of(request).tenant, number("automation schedule", schedule_id)
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    async with change(request, "automation_schedule.rotate-secret", f"schedule:{wanted}") as connection:
         row = await schedules.rotate_secret(connection, tenant, wanted, secrets=request.app.state.secrets)
-        await _record(connection, request, "automation_schedule.rotate-secret", f"schedule:{wanted}")
         shown = await _in_full(connection, request, wanted)
     return as_json({**shown, "webhook_secret": row["webhook_secret"]})
 
@@ -99,9 +98,8 @@ async def delete_schedule(request: Request, schedule_id: str) -> Response:
     """Delete a schedule. It is not due any more, and not listed. Its runs can be read as before; a run under way
     finishes."""
     tenant, wanted = caller_of(request).tenant, number("automation schedule", schedule_id)
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    async with change(request, "automation_schedule.delete", f"schedule:{wanted}") as connection:
         await schedules.delete(connection, tenant, wanted)
-        await _record(connection, request, "automation_schedule.delete", f"schedule:{wanted}")
     return as_json({"id": schedule_id, "deleted": True})
 
 
@@ -126,7 +124,7 @@ async def trigger(request: Request, body: shapes.Trigger) -> Response:
         started = await start.start(
             connection, _flow(request), tenant, schedule_id, override, correlation_id=request_id(request)
         )
-        await _record(connection, request, "automation_schedule.trigger", f"schedule:{schedule_id}")
+        await record(connection, request, "automation_schedule.trigger", f"schedule:{schedule_id}")
         found = await start.warnings(connection, tenant, schedule_id, override, config)
         return Answer(200, _started(started, found))
 
@@ -152,7 +150,7 @@ async def show_run(request: Request, run_id: str) -> Response:
     not."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
     longest = setup_of(request).config.longest
-    return as_json(_told(await reads_of(request)(lambda c: queries.show_run(c, tenant, wanted, longest))))
+    return as_json(id_as_text(await reads_of(request)(lambda c: queries.show_run(c, tenant, wanted, longest))))
 
 
 @routes.get(f"{RUNS}/{{run_id}}/logs", openapi_extra=needs("automation.read"), response_model=shapes.AutomationLogPage)
@@ -213,7 +211,7 @@ async def redrive(
             connection, _flow(request), tenant, wanted, **options, correlation_id=request_id(request)
         )
         if not started.deduplicated:
-            await _record(connection, request, "automation_run.redrive", f"run:{wanted}")
+            await record(connection, request, "automation_run.redrive", f"run:{wanted}")
         link = {"parent_run_id": str(wanted), "deduplicated": started.deduplicated}
         return Answer(200, {**_started(started, []), **link})
 
@@ -235,7 +233,7 @@ async def _in_full(connection: Connection, request: Request, schedule_id: int) -
     row = await queries.show_schedule_in_full(connection, tenant, schedule_id, longest)
     for part in ("slots", "runs"):
         with_ids_as_text(row[part])
-    return _told(row)
+    return id_as_text(row)
 
 
 async def _runs(
@@ -259,14 +257,3 @@ def _means(request: Request) -> dict[str, Any]:
 def _started(started: Started, warnings: list[str]) -> Row:
     run = started.run
     return {"success": True, "run_id": str(run.id), "event_ids": [run.event_key], "warnings": warnings}
-
-
-async def _record(connection: Connection, request: Request, action: str, subject: str) -> None:
-    caller = caller_of(request)
-    done = (caller.tenant, caller.actor, action, subject)
-    await audit_trail.record(connection, *done, request_id=request_id(request))
-
-
-def _told(row: Row) -> Row:
-    with_ids_as_text([row])
-    return row

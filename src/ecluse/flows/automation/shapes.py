@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from ecluse.access.wire import Shape, Standing, WillFail
+from ecluse.access.wire import Page, Shape, StageRow, Standing, WillFail
 from ecluse.engine import EndCause, State
 from ecluse.flows.automation.plan import CatchUp, Priority, ScheduleType
 from ecluse.flows.automation.queries import FicheStatus, RunStatus
@@ -100,10 +100,8 @@ class AutomationRunRow(Shape):
     duration_ms: int | None
 
 
-class AutomationRunPage(Shape):
+class AutomationRunPage(Page):
     runs: list[AutomationRunRow]
-    limit: int
-    offset: int
 
 
 class ExpectedFailure(Shape):
@@ -111,22 +109,8 @@ class ExpectedFailure(Shape):
     reason: str = Field(examples=["1 of 3 recordings has no URL in the CRM (171234-2)"])
 
 
-class AutomationStageRow(Shape):
-    stage: str
-    expected: int
-    done: int
-    failed: int
-    ignored: int
-    unfinished: int = Field(description="What the end of the run left undone.")
-    in_flight: int
-    waiting: int
-    round: int
-    started_at: datetime
-    fanned_out_at: datetime | None
-    progress_at: datetime | None
-    deadline_at: datetime | None
-    ended_at: datetime | None
-    end_cause: str | None
+class AutomationStageRow(StageRow):
+    """A stage of an automation run."""
 
 
 class RunInFull(AutomationRunRow):
@@ -162,11 +146,9 @@ class AutomationLogRow(Shape):
     last_at: datetime | None
 
 
-class AutomationLogPage(Shape):
+class AutomationLogPage(Page):
     logs: list[AutomationLogRow]
     total: int = Field(description="Lines there are.")
-    limit: int
-    offset: int
 
 
 class Recordings(Shape):
@@ -195,10 +177,8 @@ class AutomationFicheRow(Shape):
     audits: Audits = Field(description="Of this run.")
 
 
-class AutomationFichePage(Shape):
+class AutomationFichePage(Page):
     fiches: list[AutomationFicheRow]
-    limit: int
-    offset: int
 
 
 class ScheduleRow(Shape):
@@ -252,10 +232,8 @@ class ScheduleRow(Shape):
     updated_at: datetime
 
 
-class SchedulePage(Shape):
+class SchedulePage(Page):
     schedules: list[ScheduleRow]
-    limit: int
-    offset: int
 
 
 class Fire(Shape):

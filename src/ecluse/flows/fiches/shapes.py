@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from ecluse.access.wire import Shape
+from ecluse.access.wire import Page, Shape
 from ecluse.flows.fiches.cache import Details
 
 
@@ -30,10 +30,8 @@ class FicheRow(Shape):
     updated_at: datetime
 
 
-class FichePage(Shape):
+class FichePage(Page):
     fiches: list[FicheRow]
-    limit: int
-    offset: int
 
 
 class RecordingRow(Shape):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ecluse.access.wire import Body, Shape
+from ecluse.access.wire import Body, Page, Shape
 from ecluse.flows.fiches.cache import Details
 from ecluse.flows.transcriptions.rules import State
 
@@ -140,11 +140,9 @@ class LogLine(Shape):
     inngest_event_id: str | None
 
 
-class LogPage(Shape):
+class LogPage(Page):
     logs: list[LogLine]
     stored: bool = Field(description="Whether lines are stored at all (WORKFLOW_LOG_DB_ENABLED).")
-    limit: int
-    offset: int
 
 
 class ChunkRow(Shape):
