@@ -18,7 +18,7 @@ from ecluse.flows.automation.events import summary, wanted
 from ecluse.flows.automation.flow import Automation
 from ecluse.flows.automation.select import Listed, pick, why_none
 from ecluse.flows.automation.selection_model import Selection, crm_date
-from ecluse.flows.fiches.cache import FicheState, is_not_found, is_ready
+from ecluse.flows.fiches.cache import FicheState
 from ecluse.settings import Settings
 from tests.support.seeded import seeded
 
@@ -121,26 +121,6 @@ def test_the_first_filter_that_hits_names_the_reason(fiche, given, limit, code, 
 )
 def test_whatever_no_filter_hits_goes_on(fiche, given, limit):
     assert judge("1", fiche, selection(**given), limit, None) is None
-
-
-@pytest.mark.req("AUT-52", "AUT-99", "AUT-203")
-@pytest.mark.parametrize(
-    ("success", "message", "gone"),
-    [
-        (False, "NOT_FOUND", True),
-        (False, "not_found", True),
-        (False, "crm: 404 (Not_Found): fiche 12", True),
-        (True, "NOT_FOUND", False),
-        (None, "NOT_FOUND", False),
-        (False, "SERVER_ERROR", False),
-        (False, "", False),
-        (False, None, False),
-    ],
-)
-def test_a_fiche_is_gone_if_the_fetch_failed_and_said_so_in_whatever_case(success, message, gone):
-    assert is_not_found(success, message) is gone
-    assert is_ready(success, message, has_information=False, raw_data=None) is gone
-    assert is_ready(success, message, has_information=True, raw_data=None)
 
 
 @pytest.mark.req("AUT-98", "AUT-106", "AUT-172")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 
 from ecluse.access.wire import Body, Page, Shape
 from ecluse.api.shapes import Id
-from ecluse.notify.rules import LONGEST_ADDRESS, PATTERN, is_address
+from ecluse.base.validation import partial_of
+from ecluse.notify.rules import PATTERN, MailAddress
 
 EVENTS = (
     "What to tell of: event types, or those that begin alike (`transcription.*`, `hello/*`), or `*`. Every run tells "
@@ -19,19 +20,13 @@ EVENTS = (
 )
 
 
-def _address(text: str) -> str:
-    if not is_address(text):
-        raise ValueError("this is not a mail address, such as someone@example.com")
-    return text
-
-
 Events = Annotated[
     list[Annotated[str, StringConstraints(max_length=200, pattern=PATTERN)]],
     Field(min_length=1, max_length=50, description=EVENTS, examples=[["hello/completed", "transcription.*"]]),
 ]
 Url = Annotated[str, Field(min_length=1, max_length=2000, examples=["https://hooks.example.com/ecluse"])]
 Addresses = Annotated[
-    list[Annotated[str, StringConstraints(max_length=LONGEST_ADDRESS), AfterValidator(_address)]],
+    list[MailAddress],
     Field(min_length=1, max_length=50, examples=[["ops@example.com"]]),
 ]
 Description = Annotated[str | None, Field(max_length=500)]
@@ -43,22 +38,23 @@ EXAMPLES = [
 ]
 
 
-class NewWebhook(Body):
+class Subscription(Body):
+    events: Events
+    description: Description = None
+    is_active: bool = True
+
+
+class NewWebhook(Subscription):
     kind: Literal["webhook"]
     url: Url
-    events: Events
-    description: Description = None
-    is_active: bool = True
 
 
-class NewMail(Body):
+class NewMail(Subscription):
     kind: Literal["mail"]
     addresses: Addresses
-    events: Events
-    description: Description = None
-    is_active: bool = True
 
 
+@partial_of(Subscription)
 class Changes(Body):
     """The fields to change; fields that are left out stay as they are."""
 
@@ -66,9 +62,6 @@ class Changes(Body):
 
     url: Url | None = None
     addresses: Addresses | None = None
-    events: Events | None = None
-    description: Description = None
-    is_active: bool | None = None
 
 
 class EndpointRow(Shape):

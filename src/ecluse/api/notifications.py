@@ -32,9 +32,8 @@ from ecluse.base.errors import InvalidInput
 from ecluse.db.query import Row
 from ecluse.notify import dispatch, endpoints, log
 from ecluse.notify.endpoints import old_secret_name, secret_name
-from ecluse.notify.rules import HIDDEN, new_secret
+from ecluse.notify.rules import new_secret, why_refused
 from ecluse.notify.work import Setup
-from ecluse.vendors.guarded import GuardedHttp
 
 routes = door.routes("notifications")
 
@@ -197,10 +196,7 @@ async def redeliver(request: Request, delivery_id: str) -> Response:
 
 
 def _check(request: Request, given: dict[str, Any]) -> None:
-    guard: GuardedHttp = request.app.state.guard
-    if given.get("url", "").endswith(f"/{HIDDEN}"):
-        raise InvalidInput("url: this is how it is shown, not what it is; give it in full, or leave it out")
-    if "url" in given and (why := guard.refuse_reason(given["url"])) is not None:
+    if "url" in given and (why := why_refused(given["url"], request.app.state.guard)) is not None:
         raise InvalidInput(f"url: {why}")
 
 

@@ -9,13 +9,17 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from pydantic import AfterValidator, StringConstraints
 from standardwebhooks import Webhook
 
 from ecluse.base.text import LONGEST_KEY
 from ecluse.engine import RetryPolicy
+
+if TYPE_CHECKING:
+    from ecluse.vendors.guarded import GuardedHttp
 
 Kind = Literal["webhook", "mail"]
 
@@ -108,6 +112,22 @@ def about_run(aggregate: str, payload: Mapping[str, Any]) -> int | None:
 
 def is_address(text: str) -> bool:
     return len(text) <= LONGEST_ADDRESS and ADDRESS.fullmatch(text) is not None
+
+
+def _checked_address(text: str) -> str:
+    if not is_address(text):
+        raise ValueError("this is not a mail address, such as someone@example.com")
+    return text
+
+
+MailAddress = Annotated[str, StringConstraints(max_length=LONGEST_ADDRESS), AfterValidator(_checked_address)]
+
+
+def why_refused(url: str, guard: GuardedHttp) -> str | None:
+    """Return why this URL cannot be that of a webhook; None if it can."""
+    if url.endswith(f"/{HIDDEN}"):
+        return "this is how it is shown, not what it is; give it in full, or leave it out"
+    return guard.refuse_reason(url)
 
 
 def _digest(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ecluse.access.wire import Body, Page, Shape
+from ecluse.base.validation import partial_of
 from ecluse.flows.audits.queries import Status
 from ecluse.flows.audits.steps import Step, Steps
 from ecluse.flows.fiches.ids import FicheId
@@ -29,16 +30,11 @@ class NewConfig(Body):
     is_active: bool = True
 
 
+@partial_of(NewConfig)
 class ChangedConfig(Body):
     """Fields that are left out stay as they are. A changed text, step or model makes a new version."""
 
-    name: Name | None = Field(None, examples=["Compliance of sales calls"])
-    description: Description | None = None
-    steps: Steps | None = None
-    system_prompt: Prompt | None = None
     model: Model | None = Field(None, description="null: that of the knobs.")
-    run_automatically: bool | None = None
-    is_active: bool | None = None
 
 
 class ConfigRow(Shape):

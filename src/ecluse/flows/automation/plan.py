@@ -6,11 +6,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from ecluse.base.text import storable
-from ecluse.flows.automation.selection_model import EitherSpelling, Override, Selection, merged
-from ecluse.notify.rules import LONGEST_ADDRESS, is_address
+from ecluse.base.validation import partial_of
+from ecluse.flows.automation.selection_model import EitherSpelling, Override, Partial, Selection, merged
+from ecluse.notify.rules import MailAddress
 
 ScheduleType = Literal["MANUAL", "DAILY", "WEEKLY", "MONTHLY", "CRON"]
 Priority = Literal["low", "normal", "high"]
@@ -32,12 +33,6 @@ def _sendable(key: SecretStr | None) -> SecretStr | None:
     if key is not None and not re.fullmatch("[!-~]([ -~]*[!-~])?", key.get_secret_value()):
         raise ValueError("an API key is printable ASCII, without blanks around it")
     return key
-
-
-def _address(text: str) -> str:
-    if not is_address(text):
-        raise ValueError("this is not a mail address, such as someone@example.com")
-    return text
 
 
 def _config_ids(given: Any) -> Any:
@@ -74,7 +69,7 @@ Configs = Annotated[list[int], BeforeValidator(_config_ids), Field(examples=[["3
 Retries = Annotated[int, Field(ge=0, le=10)]
 Url = Annotated[str | None, Field(min_length=1, max_length=2000, examples=["https://hooks.example.com/ecluse"])]
 Emails = Annotated[
-    list[Annotated[str, StringConstraints(max_length=LONGEST_ADDRESS), AfterValidator(_address)]],
+    list[MailAddress],
     Field(max_length=50, examples=[["ops@example.com"]]),
 ]
 ApiKey = Annotated[
@@ -147,47 +142,19 @@ class Plan(EitherSpelling):
         return self
 
 
-NULLABLE = (*TIMES, "webhook_url", "external_api_key")
-
-
-class Changes(EitherSpelling):
+@partial_of(Plan)
+class Changes(Partial):
     """Changes to a schedule: only the given fields, within the selection, too. A new `schedule_type` comes with its own
     fields; those of the former type are dropped."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"is_active": False}, {"fiche_selection": {"groupes": ["Paris"]}}]}
     )
+    nullable = (*TIMES, "webhook_url", "external_api_key")
 
-    name: Name | None = None
-    schedule_type: ScheduleType | None = None
-    cron_expression: CronText = None
-    timezone: Zone | None = None
-    time_of_day: TimeOfDay = None
-    day_of_week: DayOfWeek = None
-    day_of_month: DayOfMonth = None
-    is_active: bool | None = None
-    catch_up: CatchUp | None = None
     fiche_selection: Override | None = None
-    run_transcription: bool | None = None
-    skip_if_transcribed: bool | None = None
-    transcription_priority: Priority | None = None
-    run_audits: bool | None = None
-    use_automatic_audits: bool | None = None
-    specific_audit_configs: Configs | None = None
-    continue_on_error: bool | None = None
-    retry_failed: bool | None = None
-    max_retries: Retries | None = None
     webhook_url: Url = Field(None, description="null: none any more.")
-    notify_emails: Emails | None = None
-    notify_on_complete: bool | None = None
-    notify_on_error: bool | None = None
     external_api_key: ApiKey = Field(None, description="null: none any more.")
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if empty := [name for name in self.model_fields_set if getattr(self, name) is None and name not in NULLABLE]:
-            raise ValueError(f"null says nothing about {', '.join(sorted(empty))}: leave it out")
-        return self
 
 
 def changed(plan: Plan, changes: Changes) -> dict[str, Any]:

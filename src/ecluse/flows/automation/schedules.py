@@ -15,7 +15,7 @@ from ecluse.engine import Flow, NewSchedule, create_schedule, delete_schedule, l
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
 from ecluse.flows.automation.selection_model import Selection
-from ecluse.notify.rules import HIDDEN, new_secret, old_name, schedule_secret_name
+from ecluse.notify.rules import new_secret, old_name, schedule_secret_name, why_refused
 from ecluse.retention.kinds import Aged
 
 if TYPE_CHECKING:
@@ -197,11 +197,9 @@ async def _check(
     connection: Connection, tenant: str, plan: Plan, guard: GuardedHttp, *, known: Plan | None = None
 ) -> None:
     """Check what a plan cannot validate by itself. Values that have not changed are not checked again."""
-    if plan.webhook_url is not None and (known is None or plan.webhook_url != known.webhook_url):
-        if plan.webhook_url.endswith(f"/{HIDDEN}"):
-            raise InvalidInput("webhook_url: this is how it is shown, not what it is; give it in full, or leave it out")
-        if (why := guard.refuse_reason(plan.webhook_url)) is not None:
-            raise InvalidInput(f"webhook_url: {why}")
+    url = None if known is not None and plan.webhook_url == known.webhook_url else plan.webhook_url
+    if url is not None and (why := why_refused(url, guard)) is not None:
+        raise InvalidInput(f"webhook_url: {why}")
     if known is None or plan.specific_audit_configs != known.specific_audit_configs:
         found = await resolve_configs(connection, tenant, plan.specific_audit_configs, use_automatic=False)
         if found.unknown:

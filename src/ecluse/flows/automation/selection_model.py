@@ -11,14 +11,14 @@ import re
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from math import ceil
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from ecluse.base import cron
 from ecluse.base.errors import InvalidInput
-from ecluse.base.validation import readable
+from ecluse.base.validation import partial_of, readable
 from ecluse.flows.fiches.ids import why_not
 
 Mode = Literal["date_range", "manual", "filter"]
@@ -132,29 +132,24 @@ class Selection(EitherSpelling):
         return self
 
 
-NULLABLE = ("date_range", *DATES, "max_fiches", "max_recordings_per_fiche")
+class Partial(EitherSpelling):
+    """Base of models of changes: only the given fields, and null only where it has a meaning."""
 
-
-class Override(EitherSpelling):
-    """Changes to a selection: only the given fields, and null only where it has a meaning."""
-
-    mode: Mode | None = Field(None, examples=["manual"])
-    date_range: DateRange | None = Field(None, description=PRESETS)
-    start_date: Day = None
-    end_date: Day = None
-    fiche_ids: FicheIds | None = None
-    groupes: Groupes | None = None
-    only_with_recordings: bool | None = None
-    only_unaudited: bool | None = None
-    use_rlm: bool | None = None
-    max_fiches: Most = None
-    max_recordings_per_fiche: Most = None
+    nullable: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if empty := [name for name, value in self.given().items() if value is None and name not in NULLABLE]:
-            raise ValueError(f"null says nothing about {', '.join(empty)}: leave it out")
+        empty = {name for name in self.model_fields_set if getattr(self, name) is None} - set(self.nullable)
+        if empty:
+            raise ValueError(f"null says nothing about {', '.join(sorted(empty))}: leave it out")
         return self
+
+
+@partial_of(Selection)
+class Override(Partial):
+    """Changes to a selection: only the given fields, and null only where it has a meaning."""
+
+    nullable = ("date_range", *DATES, "max_fiches", "max_recordings_per_fiche")
 
     def given(self) -> dict[str, Any]:
         return self.model_dump(exclude_unset=True)

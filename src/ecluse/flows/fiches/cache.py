@@ -1,8 +1,6 @@
 """State of a fiche, derived from its rows: whether its details are complete, whether it is gone from the CRM for good,
-how many recordings it has.
-
-Each rule exists twice, as a function for code that holds a row and as SQL for statements that join; a test runs both
-over the same table of cases. In SQL, `f` is `fiche_cache` and `i` its `fiche_cache_information`, LEFT JOINed.
+how many recordings it has. The rules are SQL expressions: `f` is `fiche_cache` and `i` its `fiche_cache_information`,
+LEFT JOINed.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ FROM = "fiche_cache f LEFT JOIN fiche_cache_information i ON i.fiche_cache_id = 
 LEGACY = "coalesce(jsonb_typeof(f.raw_data -> 'information') = 'object', false)"
 FULL = f"(i.fiche_cache_id IS NOT NULL OR {LEGACY})"
 NOT_FOUND = f"coalesce(NOT f.details_success AND strpos(upper(f.details_message), '{GONE}') > 0, false)"
-READY = f"({FULL} OR {NOT_FOUND})"
 # `not_found` wins over stored details: those are kept, but no longer valid.
 DETAILS = f"CASE WHEN {NOT_FOUND} THEN 'not_found' WHEN {FULL} THEN 'ready' ELSE 'missing' END"
 # The sales list may lack the group or be outdated: once there are details, their value counts, even if it is empty.
@@ -92,27 +89,6 @@ class FicheState(NamedTuple):
     @property
     def ready(self) -> bool:
         return self.details != "missing"
-
-
-def is_not_found(success: bool | None, message: str | None) -> bool:
-    """True if the CRM says that the fiche does not exist: this is final, so no gate waits for it."""
-    return success is False and GONE in (message or "").upper()
-
-
-def is_full(has_information: bool, raw_data: Any) -> bool:
-    return has_information or (isinstance(raw_data, Mapping) and isinstance(raw_data.get("information"), Mapping))
-
-
-def is_ready(success: bool | None, message: str | None, has_information: bool, raw_data: Any) -> bool:
-    return is_full(has_information, raw_data) or is_not_found(success, message)
-
-
-def recordings_told(count: int | None, has: bool | None, raw_data: Any) -> tuple[int | None, bool | None]:
-    """Return how many recordings the CRM named, and whether any: from the columns, else from the list in `raw_data`."""
-    told = raw_data.get("recordings") if isinstance(raw_data, Mapping) else None
-    if count is None and isinstance(told, list):
-        count = len(told)
-    return count, has if has is not None or count is None else count > 0
 
 
 async def states(connection: Connection, tenant: str, fiche_ids: Sequence[str]) -> dict[str, FicheState]:
