@@ -36,23 +36,6 @@ if TYPE_CHECKING:
     from ecluse.notify.work import Setup
     from ecluse.realtime.room import Realtime
 
-__all__ = [
-    "Database",
-    "Lacking",
-    "automation_config",
-    "bootstrap",
-    "lacking",
-    "load_flows",
-    "notify_setup",
-    "open_database",
-    "open_realtime",
-    "open_secrets",
-    "retention_rules",
-    "trace_files",
-    "trace_folders",
-    "transcription_config",
-]
-
 log = structlog.get_logger(__name__)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ecluse.demo.scene import Scene, get
+from ecluse.demo.scene import Scene, audited, get
 from ecluse.demo.watching import Kill
 
 MOST_RECORDINGS = 7
@@ -139,9 +139,7 @@ def say(console: Console, report: dict[str, Any]) -> None:
         f"  paid calls  repeated for other reasons than the kill: {otherwise or 'none'}; charged twice according to the"
         f" ledger of the vendors: {report['charged_twice']}"
     )
-    audit = report["verify"]
-    clean = audit == "clean"
-    line(f"  verify      {audit if clean else f'{len(audit)} violations: {audit}'}", "green" if clean else "red")
+    line(f"  verify      {audited(report)}", "green" if report["verify"] == "clean" else "red")
 
 
 def _brackets(text: str | None) -> str:

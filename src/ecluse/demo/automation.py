@@ -4,9 +4,7 @@ expected one, and the auditor finds no violation."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -14,22 +12,13 @@ from typing import Any
 from rich.console import Console
 
 from ecluse.demo import account, overrides
-from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
-from ecluse.demo.scene import Scene, post, scene, stay
+from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, VENDORS, Override
+from ecluse.demo.scene import Scene, post, scene, stay, write_json
 from ecluse.demo.watching import Kill, Seen, watch
 
 FIRST_DAY = date(2026, 3, 2)
 FEWEST_A_DAY = 20  # fewest fiches in a sales list of the sandbox
 LONGEST_SECONDS = 300.0
-VENDORS = {
-    "CRM_BASE_URL": "{vendor}/crm",
-    "CRM_API_KEY": "demo",
-    "ELEVENLABS_BASE_URL": "{vendor}/elevenlabs",
-    "ELEVENLABS_API_KEY": "demo",
-    "LLM_BASE_URL": "{vendor}/llm/v1",
-    "LLM_API_KEY": "demo",
-    "LLM_MODEL": "sandbox",
-}
 # Mild: every failure heals within the attempts allowed, except for the one recording that cannot be read.
 FAULTS: list[dict[str, object]] = [
     {"vendor": "crm", "kind": "latency", "seconds": 0.2},
@@ -108,8 +97,7 @@ def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
         report = account.gather(played, key, run_id, kill, time.monotonic() - started)
         account.say(console, report)
         if as_json:
-            sys.stdout.write(json.dumps(report) + "\n")
-            sys.stdout.flush()
+            write_json(report)
         if keep:
             stay(lambda: _say_what_stays(console, played, key, schedule))
     return 0 if account.as_expected(report, fiches) else 1

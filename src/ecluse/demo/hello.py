@@ -4,7 +4,6 @@ the end a report in which every selected article has exactly one outcome, checke
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rich.console import Console
 from ecluse.base.errors import SetUpError
 from ecluse.demo import overrides
 from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
-from ecluse.demo.scene import Scene, scene, stay
+from ecluse.demo.scene import Scene, audited, scene, stay, write_json
 from ecluse.demo.watching import Seen, watch
 
 ARTICLES = 2_000
@@ -48,8 +47,7 @@ def run(*, keep: bool, as_json: bool) -> int:
         report = _watch(console, played)
         _print(console, report)
         if as_json:
-            sys.stdout.write(json.dumps(report) + "\n")
-            sys.stdout.flush()
+            write_json(report)
         if keep:
             stay(lambda: _say_what_stays(console, played))
     return 0 if report["status"] in ("completed", "partial") and report["verify"] == "clean" else 1
@@ -112,5 +110,4 @@ def _print(console: Console, report: dict[str, Any]) -> None:
         f" prices stored {report['prices_stored']}"
     )
     console.print(f"  one kill -9: work resumed after {report['took_over_after_s']} s")
-    audit = report["verify"]
-    console.print(f"  verify: {audit if audit == 'clean' else f'{len(audit)} violations: {audit}'}")
+    console.print(f"  verify: {audited(report)}")

@@ -21,6 +21,17 @@ DEAD_AFTER = Override("ECLUSE_DEAD_AFTER_SECONDS", "2", "its work is taken over 
 QUIET = Override("ECLUSE_LOG_LEVEL", "ERROR", "failures are part of the demonstration")
 
 
+VENDORS = {
+    "CRM_BASE_URL": "{vendor}/crm",
+    "CRM_API_KEY": "demo",
+    "ELEVENLABS_BASE_URL": "{vendor}/elevenlabs",
+    "ELEVENLABS_API_KEY": "demo",
+    "LLM_BASE_URL": "{vendor}/llm/v1",
+    "LLM_API_KEY": "demo",
+    "LLM_MODEL": "sandbox",
+}
+
+
 def environment(overrides: Sequence[Override]) -> dict[str, str]:
     return {one.knob: one.value for one in overrides}
 

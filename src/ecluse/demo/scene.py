@@ -260,6 +260,16 @@ def stay(say: Callable[[], None]) -> None:
     signal.sigwait(handled)
 
 
+def write_json(report: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(report) + "\n")
+    sys.stdout.flush()
+
+
+def audited(report: dict[str, Any]) -> str:
+    found = report["verify"]
+    return "clean" if found == "clean" else f"{len(found)} violations: {found}"
+
+
 def get(url: str, key: str | None = None) -> bytes:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with NO_PROXY.open(urllib.request.Request(url, headers=headers), timeout=ANSWER_SECONDS) as response:  # noqa: S310

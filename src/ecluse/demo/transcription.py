@@ -4,7 +4,6 @@ half-way. At the end, the accounts of API, database and vendor are compared fich
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from typing import Any
@@ -13,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ecluse.demo import overrides
-from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
-from ecluse.demo.scene import Scene, get, post, scene
+from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, VENDORS, Override
+from ecluse.demo.scene import Scene, audited, get, post, scene, write_json
 from ecluse.demo.watching import Seen, watch
 
 # The last three: one without recordings, one with a recording without URL, one that the CRM does not know.
@@ -34,12 +33,6 @@ OVERRIDES = (
     DEAD_AFTER,
     QUIET,
 )
-VENDORS = {
-    "CRM_BASE_URL": "{vendor}/crm",
-    "CRM_API_KEY": "demo",
-    "ELEVENLABS_BASE_URL": "{vendor}/elevenlabs",
-    "ELEVENLABS_API_KEY": "demo",
-}
 LONGEST_SECONDS = 180
 
 PROGRESS = """
@@ -70,8 +63,7 @@ def run(*, as_json: bool) -> int:
         report = _play(console, played)
     _print(console, report)
     if as_json:
-        sys.stdout.write(json.dumps(report) + "\n")
-        sys.stdout.flush()
+        write_json(report)
     return 0 if report["agree"] and report["verify"] == "clean" else 1
 
 
@@ -146,5 +138,4 @@ def _print(console: Console, report: dict[str, Any]) -> None:
         f"  paid calls repeated: {sum(report['repeated'].values())} ({why or 'none'});"
         f" charged twice by the vendor: {report['paid_twice']}"
     )
-    audit = report["verify"]
-    console.print(f"  verify: {audit if audit == 'clean' else f'{len(audit)} violations: {audit}'}")
+    console.print(f"  verify: {audited(report)}")

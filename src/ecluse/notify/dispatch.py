@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 import psycopg
 import structlog
@@ -23,6 +22,7 @@ from ecluse.engine import Event, PublishedEvent, Start, Started, start_runs
 from ecluse.notify import endpoints
 from ecluse.notify.flow import FLOW
 from ecluse.notify.rules import FLOW_NAME, Kind, about_run, message, run_key, shown_to
+from ecluse.notify.work import Telling
 
 log = structlog.get_logger(__name__)
 
@@ -59,25 +59,6 @@ class Recipient:
     to: str
     endpoint_id: int | None = None
     secret_name: str | None = None
-
-
-@dataclass(frozen=True)
-class Telling:
-    """One event for one recipient."""
-
-    tenant_id: str
-    event_key: str
-    event_type: str
-    about_run: int | None
-    message: dict[str, Any]
-    kind: Kind
-    recipient: str
-    endpoint_id: int | None
-    secret_name: str | None
-
-    @property
-    def key(self) -> str:
-        return run_key(self.endpoint_id, self.recipient, self.kind, self.event_key)
 
 
 async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
@@ -132,11 +113,11 @@ async def deliver(connection: Connection, tellings: Sequence[Telling], *, again:
     """Insert the runs and rows of these deliveries in the caller's transaction."""
     if not tellings:
         return []
-    tellings = list({(one.tenant_id, one.key): one for one in tellings}.values())
+    tellings = list({(one.tenant_id, _key(one)): one for one in tellings}.values())
     starts = [
         Start(
             FLOW,
-            one.key,
+            _key(one),
             tenant_id=one.tenant_id,
             input={
                 "kind": one.kind,
@@ -154,6 +135,10 @@ async def deliver(connection: Connection, tellings: Sequence[Telling], *, again:
     if rows:
         await connection.execute(KEEP, (as_json(rows),))
     return started
+
+
+def _key(telling: Telling) -> str:
+    return run_key(telling.endpoint_id, telling.recipient, telling.kind, telling.event_key)
 
 
 def _ended_with_parent(event: PublishedEvent) -> bool:

@@ -92,17 +92,23 @@ async def resources(setup: Setup, _: Clock) -> AsyncIterator[Resources]:
 
 
 @dataclass(frozen=True)
-class Delivery:
-    run_id: int
+class Telling:
+    """One event for one recipient."""
+
     tenant_id: str
-    endpoint_id: int | None
-    kind: Kind
-    recipient: str
-    secret_name: str | None
     event_key: str
     event_type: str
     about_run: int | None
     message: dict[str, Any]
+    kind: Kind
+    recipient: str
+    endpoint_id: int | None
+    secret_name: str | None
+
+
+@dataclass(frozen=True)
+class Delivery(Telling):
+    run_id: int
     begun: bool
     sent: bool
     wanted: bool  # it has no endpoint, or its endpoint is active and still has this recipient

@@ -149,6 +149,18 @@ def draw(seed: int, rule_id: int, subject: str, earlier_calls: int) -> float:
     return int.from_bytes(drawn) / 2**48
 
 
+def read_fields(noun: str, known: dict[str, Field], given: dict[str, Any], also: Collection[str]) -> dict[str, Any]:
+    """Return the values of the known fields; refuse fields that are neither known nor in `also`."""
+    for name in given:
+        if name not in known and name not in also:
+            raise RuleError(f"{name}: not a field of {noun}")
+    values = {name: given.get(name, spec.default) for name, spec in known.items()}
+    for name, spec in known.items():
+        if values[name] is REQUIRED or not spec.accepts(values[name]):
+            raise RuleError(f"{name}: {noun} needs {spec.expected}")
+    return values
+
+
 def parse_rule(rule_id: int, given: object, vendors: Collection[str]) -> Rule:
     if not isinstance(given, dict):
         raise RuleError(f"a fault rule must be an object, not {given!r}")
@@ -158,14 +170,7 @@ def parse_rule(rule_id: int, given: object, vendors: Collection[str]) -> Rule:
     if vendor is not None and vendor not in list(vendors):
         raise RuleError(f"vendor: {vendor!r} is not one of {', '.join(vendors)}")
     known = COMMON | KINDS[kind]
-    for name in given:
-        if name not in known and name not in ("kind", "vendor"):
-            raise RuleError(f"{name}: not a field of a {kind} rule")
-    values: dict[str, Any] = {}
-    for name, spec in known.items():
-        values[name] = given.get(name, spec.default)
-        if values[name] is REQUIRED or not spec.accepts(values[name]):
-            raise RuleError(f"{name}: a {kind} rule needs {spec.expected}")
+    values = read_fields(f"a {kind} rule", known, given, ("kind", "vendor"))
     return Rule(
         id=rule_id,
         given=given,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ecluse.sandbox.faults import Field, RuleError, is_count, is_number
+from ecluse.sandbox.faults import Field, RuleError, is_count, is_number, read_fields
 
 
 def is_rate(value: object) -> bool:
@@ -82,13 +82,7 @@ def parse_limit(given: object, vendors: Collection[str]) -> Limit:
         raise RuleError(f"a limit must be an object, not {given!r}")
     if given.get("vendor") not in list(vendors):
         raise RuleError(f"vendor: {given.get('vendor')!r} is not one of {', '.join(vendors)}")
-    for name in given:
-        if name not in FIELDS and name != "vendor":
-            raise RuleError(f"{name}: not a field of a limit")
-    values: dict[str, Any] = {name: given.get(name, spec.default) for name, spec in FIELDS.items()}
-    for name, spec in FIELDS.items():
-        if not spec.accepts(values[name]):
-            raise RuleError(f"{name}: a limit needs {spec.expected}")
+    values = read_fields("a limit", FIELDS, given, ("vendor",))
     per_second, per_minute = values["per_second"], values["per_minute"]
     if per_second is not None and per_minute is not None:
         raise RuleError("per_minute: a limit has per_second or per_minute, not both")

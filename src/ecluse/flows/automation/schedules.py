@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from ecluse.access.secrets import Secrets
     from ecluse.vendors.guarded import GuardedHttp
 
-__all__ = [
-    "create",
-    "cron_of",
-    "delete",
-    "find",
-    "load",
-    "plan_of",
-    "rotate_secret",
-    "secret_name",
-    "selection_of",
-    "update",
-]
-
 
 FLOW = "automation"
 SELECTION = "fiche_selection_"

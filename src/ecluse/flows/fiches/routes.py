@@ -15,12 +15,10 @@ from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import as_json
 from ecluse.access.wire import Filter, Limit, Offset, reads_of, with_ids_as_text
 from ecluse.base.text import LONGEST_FOREIGN_ID, storable
-from ecluse.db.connect import Connection
-from ecluse.db.query import Row
 from ecluse.flows.fiches import queries, shapes
 from ecluse.flows.fiches.cache import Details
 from ecluse.flows.fiches.queries import Wanted
-from ecluse.flows.fiches.scopes import fiche_in_path, require_visible, visible
+from ecluse.flows.fiches.scopes import read_fiche, visible
 
 routes = door.routes("fiches")
 
@@ -64,12 +62,6 @@ async def list_fiches(
 )
 async def show_fiche(request: Request, fiche_id: str) -> Response:
     """Return one fiche in full: the CRM's information about it, and its recordings by start time."""
-    caller, wanted = caller_of(request), fiche_in_path(fiche_id)
-
-    async def ask(connection: Connection) -> Row:
-        await require_visible(connection, caller, [wanted])
-        return await queries.show_fiche(connection, caller.tenant, wanted)
-
-    fiche = await reads_of(request)(ask)
+    fiche = await read_fiche(request, fiche_id, queries.show_fiche)
     with_ids_as_text([fiche, *fiche["recordings"]])
     return as_json(fiche)

@@ -6,12 +6,16 @@ caller with scope ALL may ask for a fiche that is not in the cache: it can be fe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
+from fastapi import Request
 from starlette.convertors import Convertor, register_url_convertor
 
+from ecluse.access.door import caller_of
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
+from ecluse.access.wire import reads_of
 from ecluse.base.errors import NotFound
 from ecluse.base.text import first_few, storable
 from ecluse.db.connect import Connection
@@ -19,6 +23,8 @@ from ecluse.db.query import fetch_column
 from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.ids import is_fiche_id
 from ecluse.flows.fiches.queries import EVERYTHING, Visible
+
+R = TypeVar("R")
 
 
 def visible(caller: Caller) -> Visible:
@@ -58,6 +64,17 @@ def _limits(caller: Caller) -> str:
     if caller.scope == "GROUP":
         return f"the groupes {', '.join(caller.groupes)}" if caller.groupes else "groupes, of which it has none"
     return f"what is attributed to the CRM user {caller.crm_user_id}" if caller.crm_user_id else "nobody's fiches"
+
+
+async def read_fiche(request: Request, fiche_id: str, read: Callable[[Connection, str, str], Awaitable[R]]) -> R:
+    """Run a read of the fiche in the path, `read(connection, tenant, fiche id)`, if the caller may see this fiche."""
+    caller, wanted = caller_of(request), fiche_in_path(fiche_id)
+
+    async def ask(connection: Connection) -> R:
+        await require_visible(connection, caller, [wanted])
+        return await read(connection, caller.tenant, wanted)
+
+    return await reads_of(request)(ask)
 
 
 class FicheConvertor(Convertor[str]):

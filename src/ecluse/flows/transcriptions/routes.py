@@ -4,6 +4,7 @@ events or by polling the status."""
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import Query, Request, Response
@@ -13,12 +14,12 @@ from ecluse.access import door, idempotency
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused, as_json, request_id
 from ecluse.access.idempotency import Answer
-from ecluse.access.wire import Filter, Limit, Offset, kit_of, reads_of, with_ids_as_text
+from ecluse.access.wire import Filter, Limit, Offset, kit_of, with_ids_as_text
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.flows.fiches import ids
-from ecluse.flows.fiches.scopes import fiche_in_path, require_visible
+from ecluse.flows.fiches.scopes import fiche_in_path, read_fiche, require_visible
 from ecluse.flows.transcriptions import queries, rules, shapes
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.start import count_requests, start
@@ -118,13 +119,7 @@ async def transcribe_fiche(request: Request, fiche_id: str, priority: Priority =
 )
 async def show_status(request: Request, fiche_id: str) -> Response:
     """Return how many recordings have a transcript, the state of each recording, and the open or last run."""
-    caller, wanted = caller_of(request), fiche_in_path(fiche_id)
-
-    async def ask(connection: Connection) -> Row:
-        await require_visible(connection, caller, [wanted])
-        return await queries.status(connection, caller.tenant, wanted)
-
-    return as_json(await reads_of(request)(ask))
+    return as_json(await read_fiche(request, fiche_id, queries.status))
 
 
 @routes.get(
@@ -143,15 +138,13 @@ async def list_logs(
     offset: Offset = 0,
 ) -> Response:
     """List the log lines of this fiche's transcriptions, the oldest first, if log lines are stored."""
-    caller, wanted = caller_of(request), fiche_in_path(fiche_id)
-    given = {"run_id": run_id, "level": level, "since": since, "until": until, "limit": limit, "offset": offset}
+    given: Row = {"run_id": run_id, "level": level, "since": since, "until": until, "limit": limit, "offset": offset}
 
-    async def ask(connection: Connection) -> list[Row]:
-        await require_visible(connection, caller, [wanted])
-        await queries.require_known(connection, caller.tenant, wanted)
-        return await queries.logs(connection, caller.tenant, wanted, **given)  # type: ignore[arg-type]
+    async def known_logs(connection: Connection, tenant: str, wanted: str) -> list[Row]:
+        await queries.require_known(connection, tenant, wanted)
+        return await queries.logs(connection, tenant, wanted, **given)
 
-    rows = with_ids_as_text(await reads_of(request)(ask))
+    rows = with_ids_as_text(await read_fiche(request, fiche_id, known_logs))
     return as_json({"logs": rows, "stored": kit_of(request).trace_rows, "limit": limit, "offset": offset})
 
 
@@ -162,13 +155,7 @@ async def list_logs(
 )
 async def show_transcript(request: Request, fiche_id: str, call_id: str) -> Response:
     """Return the transcript of one recording."""
-    caller, wanted = caller_of(request), fiche_in_path(fiche_id)
-
-    async def ask(connection: Connection) -> Row:
-        await require_visible(connection, caller, [wanted])
-        return await queries.transcript(connection, caller.tenant, wanted, call_id)
-
-    return as_json(await reads_of(request)(ask))
+    return as_json(await read_fiche(request, fiche_id, partial(queries.transcript, call_id=call_id)))
 
 
 def _priority(given: str) -> str:
