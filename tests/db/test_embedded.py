@@ -370,7 +370,7 @@ def test_a_file_in_place_of_the_directory_is_refused(base: Path) -> None:
 
 def test_a_directory_that_everybody_may_write_to_is_refused(base: Path) -> None:
     base.chmod(0o777)
-    with pytest.raises(SetUpError, match="Everybody may write"):
+    with pytest.raises(SetUpError, match="All users may write"):
         embedded.start(base)
     assert list(base.iterdir()) == []
 

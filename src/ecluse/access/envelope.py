@@ -166,7 +166,7 @@ def _announced(sent: Headers) -> int:
 
 def _unexpected(request_id: str, error: Exception) -> Response:
     if isinstance(error, psycopg.Error) and is_unavailable(error):
-        log.warning("request: database away", error=one_line(error))
+        log.warning("request: database unavailable", error=one_line(error))
         headers = {"Retry-After": "1"}
         return error_answer(request_id, 503, "DATABASE_AWAY", "The database does not answer.", headers=headers)
     log.error("request failed", exc_info=error)

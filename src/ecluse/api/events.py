@@ -34,7 +34,7 @@ PAGE = 500
     EVENTS_PATH,
     openapi_extra=needs("me.read", narrowed=True),
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {}}, "description": "Events, until somebody hangs up"}},
+    responses={200: {"content": {"text/event-stream": {}}, "description": "Events, until either side hangs up"}},
 )
 async def stream_events(
     request: Request,

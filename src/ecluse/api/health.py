@@ -40,7 +40,7 @@ class Readiness:
             async with kit.pool.connection(timeout=2) as connection:
                 await connection.execute("SELECT 1")
         except (psycopg.OperationalError, psycopg.errors.QueryCanceled) as error:
-            log.warning("not ready: database away", error=one_line(error))
+            log.warning("not ready: database unavailable", error=one_line(error))
             return False
         return True
 

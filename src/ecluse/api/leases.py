@@ -55,10 +55,9 @@ async def list_held(request: Request, limit: Limit = 50, offset: Offset = 0) -> 
 
 @routes.post("/api/leases/release", openapi_extra=needs("leases.write"), response_model=Released)
 async def release(request: Request, body: Release) -> Response:
-    """Take a lease away from its holder, which then cannot write under it any more. The lease of a dead holder expires
-    by itself."""
+    """End a lease. Its holder cannot write under it any more. The lease of a dead holder expires by itself."""
     caller = caller_of(request)
     async with change(request, "lease.release", f"lease:{body.key}", body.reason) as connection:
         if not await force_release(connection, caller.tenant, body.key, reason=body.reason, by=caller.actor):
-            raise NotFound(f"nobody holds {body.key!r}")
+            raise NotFound(f"there is no lease on {body.key!r}")
     return as_json({"key": body.key, "released": True})

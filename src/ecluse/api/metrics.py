@@ -38,14 +38,14 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 # From the database: the same from every replica.
 SHARED = {
     "runs_open": (["flow", "state"], "Runs that have not ended."),
-    "items_waiting": (["lane"], "Items that nobody has in hand, due or not yet."),
-    "lane_held": (["lane"], "1 while nothing of the lane is started: held after a vendor's word, or paused."),
+    "items_waiting": (["lane"], "Items that no worker has claimed, due or not yet."),
+    "lane_held": (["lane"], "1 while nothing of the lane is started: held at a vendor's request, or paused."),
     "lane_down": (["lane"], "1 from the opening of the lane's breaker until a call is answered again."),
-    "lane_in_flight": (["lane"], "Items in some replica's hands."),
+    "lane_in_flight": (["lane"], "Items that a worker has claimed."),
     "outbox_unpublished": ([], "Events written and not yet published."),
     "outbox_oldest_seconds": ([], "Age of the oldest event that is not published; 0 without any."),
     "replicas": (["state"], "Processes by what became of them; those that ended are forgotten after an hour."),
-    "schedules_overdue": ([], "Schedules with a due instant more than a minute ago that nobody has decided on."),
+    "schedules_overdue": ([], "Schedules with a due instant more than a minute ago that is not decided."),
 }
 # Counters of this process since it started.
 OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
@@ -100,7 +100,7 @@ class Metrics:
                 async with asyncio.timeout(PATIENCE_SECONDS), self.kit.pool.connection() as connection:
                     self._shared = await run_queries.vitals(connection)
             except (psycopg.Error, TimeoutError) as error:
-                log.warning("metrics: database away", error=str(error).strip() or "no answer in time")
+                log.warning("metrics: database unavailable", error=str(error).strip() or "no answer in time")
         now, (least, most) = time.monotonic(), KEEP_SECONDS
         self._good_until = now + (min(most, max(least, KEEP_TIMES * (now - began))) if self._shared else least)
 

@@ -13,10 +13,10 @@ from ecluse.base.validation import partial_of
 from ecluse.notify.rules import PATTERN, MailAddress
 
 EVENTS = (
-    "What to tell of: event types, or those that begin alike (`transcription.*`, `hello/*`), or `*`. Every run tells "
+    "Event types, or those with a common prefix (`transcription.*`, `hello/*`), or `*`. Every run publishes "
     "`{flow}/started`, `{flow}/selected` and, at its end, `{flow}/completed` (whose `status` says how: completed, "
     "partial or failed) or, if it was cut short, `{flow}/failed`; flows add their own, such as "
-    "`transcription.completed`. Deliveries themselves are never told of."
+    "`transcription.completed`. Deliveries themselves publish no events."
 )
 
 

@@ -137,7 +137,7 @@ def make_data_dir(data_dir: Path, account: Account) -> None:
                 "run as that user, or set ECLUSE_DATA_DIR to another directory."
             )
         if found.st_mode & stat.S_IWOTH:
-            raise set_up_error(f"Everybody may write to {data_dir}: set ECLUSE_DATA_DIR to a directory of your own.")
+            raise set_up_error(f"All users may write to {data_dir}: set ECLUSE_DATA_DIR to a directory of your own.")
     if os.geteuid() == 0:
         if account.run("/bin/sh", "-c", 'test -x "$1"', "sh", nearest).returncode != 0:
             raise set_up_error(

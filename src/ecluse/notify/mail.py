@@ -32,11 +32,11 @@ LONGEST_SUBJECT = 150
 LONGEST_TEXT = 2_000
 
 # The breaker counts outages of the mail server, which concern every mail. Only mails that were never handed over fail
-# with AWAY, so a retry cannot send them twice. The codes in `silent` are not answers of the server.
-AWAY = "VENDOR_UNREACHABLE"
+# with UNREACHABLE, so a retry cannot send them twice. The codes in `silent` are not answers of the server.
+UNREACHABLE = "VENDOR_UNREACHABLE"
 DOWN = replace(
     VENDOR_DOWN,
-    codes=frozenset({AWAY}),
+    codes=frozenset({UNREACHABLE}),
     silent=frozenset({"MAY_HAVE_BEEN_SENT", "MAIL_NOT_CONFIGURED", "NO_DELIVERY", "ENDPOINT_OFF"}),
 )
 
@@ -67,7 +67,7 @@ async def send(context: WorkContext, item: Item) -> Result:
         if delivery.sent:
             return Done({"answer": "sent before a crash"})
         if delivery.begun:
-            raise Uncertain("somebody was interrupted while the server had it")
+            raise Uncertain("its worker was interrupted while the server had it")
         run = None
         if delivery.about_run is not None:
             with suppress(NotFound):
@@ -95,7 +95,7 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
             raise _not_sent(error) from error
         protocol = await _announce(client, smtp, delivery)
         if not await _did(pool, BEGIN, delivery):
-            raise Uncertain("somebody else has begun to send it")
+            raise Uncertain("another worker has begun to send it")
         try:
             # The rest of `client.data()`, which does not report whether the text had been sent.
             protocol.write(PERIOD_REGEX.sub(b"..", normalize_message_line_endings(mail.as_bytes(policy=ON_THE_WIRE))))
@@ -201,8 +201,8 @@ def _not_sent(error: Exception) -> NotSentError:
     of the server. A refusal (of the password, for example) is not an outage, but is retried: the operator may correct
     it, and the mail itself is not at fault."""
     answered = error.code if isinstance(error, aiosmtplib.SMTPResponseException) else None
-    away = isinstance(error, OSError) if answered is None else 400 <= answered < 500
-    return NotSentError(_said("the mail server", error), code=AWAY if away else "MAIL_SERVER")
+    outage = isinstance(error, OSError) if answered is None else 400 <= answered < 500
+    return NotSentError(_said("the mail server", error), code=UNREACHABLE if outage else "MAIL_SERVER")
 
 
 def _said(subject: str, error: Exception) -> str:

@@ -55,7 +55,7 @@ def _name(kind: Kind, id_: Any, private: bool) -> str | None:
     name = channel_name(Subject(kind, str(id_)), private)
     if NAME.fullmatch(name):
         return name
-    log.warning("no channel can be called so: not told there", channel=storable(name, 250))
+    log.warning("realtime: not a valid channel name, event not sent there", channel=storable(name, 250))
     return None
 
 

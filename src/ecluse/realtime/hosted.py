@@ -94,7 +94,7 @@ class Hosted:
             await self._http.call("POST", path, Accepted, query=query, json=body)
         except VendorError as error:
             self._hub.dropped["hosted refused"] += len(batch)
-            log.warning("hosted Pusher did not take events", events=len(batch), error=error.message)
+            log.warning("hosted Pusher rejected events", events=len(batch), error=error.message)
             await asyncio.sleep(AFTER_TROUBLE_SECONDS)  # events queue up meanwhile; those beyond its limit are dropped
         else:
             self._hub.delivered["hosted"] += len(batch)

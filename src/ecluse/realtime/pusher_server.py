@@ -94,7 +94,7 @@ class PusherServer:
         except psycopg.Error as error:
             if not is_unavailable(error):
                 raise
-            log.warning("a socket came: database away", error=one_line(error))
+            log.warning("realtime: socket refused, database unavailable", error=one_line(error))
             return NOT_NOW
         if app is None:
             return UNKNOWN_APP

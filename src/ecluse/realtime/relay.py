@@ -137,7 +137,7 @@ class Relay:
             except psycopg.Error as error:
                 if not is_unavailable(error):
                     raise
-                log.warning("realtime relay: database away", error=one_line(error))
+                log.warning("realtime relay: database unavailable", error=one_line(error))
                 self._hub.dropped["relay away"] += len(self._queue)
                 self._queue.clear()
                 self._next_look = 0.0
@@ -152,7 +152,7 @@ class Relay:
             async with self._pool.connection() as connection:
                 await connection.execute(LEAVE, (self._replica,))
         except psycopg.Error as error:
-            log.warning("realtime relay: left without a word, the others will notice", error=one_line(error))
+            log.warning("realtime relay: left without notice, other replicas will time it out", error=one_line(error))
 
     async def _look(self, connection: Connection) -> None:
         if self._answers:

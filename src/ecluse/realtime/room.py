@@ -110,7 +110,7 @@ async def _again_and_again(name: str, job: Callable[[], Awaitable[None]]) -> Non
         try:
             await job()
         except psycopg.OperationalError as error:
-            log.warning("realtime: database away", part=name, error=str(error).strip())
+            log.warning("realtime: database unavailable", part=name, error=str(error).strip())
         except Exception:  # a realtime failure must not affect runs; restart the part
-            log.exception("realtime: a part failed and begins anew", part=name)
+            log.exception("realtime: part failed, restarting", part=name)
         await asyncio.sleep(AGAIN_SECONDS)

@@ -44,4 +44,4 @@ class EventStream(StreamingResponse):
             try:
                 await super().stream_response(in_time)
             except TimeoutError:
-                log.warning("a stream was cut off: its client does not read")
+                log.warning("event stream closed: its client does not read")

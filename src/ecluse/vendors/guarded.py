@@ -31,7 +31,7 @@ from ecluse.vendors.http import LARGEST_REFUSAL, refusal
 PORTS = frozenset({80, 443})
 ANY_PORT = frozenset(range(1, 65_536))
 REDIRECTS = 5
-HINT = "whoever runs this server may allow its network in ECLUSE_ALLOWED_NETWORKS"
+HINT = "the operator of this server may allow its network in ECLUSE_ALLOWED_NETWORKS"
 ELSEWHERE = AddressTable(
     tuple(
         Block(ip_network(everything), "reached at ports 80 and 443 only", "no allowed network", Reach.DENIED)

@@ -206,7 +206,7 @@ async def test_nobody_who_listens_can_hold_up_a_run(automate, query, tmp_path, m
     query("ALTER TABLE deliveries RENAME TO elsewhere")
     run = await world.run_over("1000", notify_emails=["ops@example.com"], notify_on_complete=True, **ONLY_DETAILS)
     assert run["status"] == "completed"
-    (line,) = [line for line in world.logs(run["id"]) if line.startswith("Nobody could be notified: ")]
+    (line,) = [line for line in world.logs(run["id"]) if line.startswith("Notifications could not be stored: ")]
     assert "deliveries" in line
     assert query("SELECT count(*) FROM events_outbox WHERE published_seq IS NOT NULL") == [(0,)]
 

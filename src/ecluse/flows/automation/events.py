@@ -213,8 +213,8 @@ async def _notify(connection: Connection, run: Run, row: Row, told: Row) -> None
     except (psycopg.Error, EcluseError) as error:
         if is_unavailable(error):
             raise
-        await say(connection, run, f"Nobody could be notified: {one_line(error)}", "error")
-        run.trace.warn("nobody could be notified", error=one_line(error))
+        await say(connection, run, f"Notifications could not be stored: {one_line(error)}", "error")
+        run.trace.warn("notifications could not be stored", error=one_line(error))
 
 
 def incomplete(row: Row) -> bool:

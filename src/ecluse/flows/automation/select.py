@@ -1,5 +1,5 @@
 """Selection of the fiches a run answers for: those named, or those sold on the days in question, after the CRM was
-asked for these days once more. Filters that need a fiche's details are applied later (`filtering`)."""
+asked for these days once more. Filters that need a fiche's details are applied later (`eligibility`)."""
 
 from __future__ import annotations
 

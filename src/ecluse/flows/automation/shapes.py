@@ -40,7 +40,7 @@ class Triggered(Shape):
     success: Literal[True]
     run_id: Id
     event_ids: list[str] = Field(examples=[["automation-manual-019a8f3c-…"]])
-    warnings: list[str] = Field(description="What can be told beforehand: fiches left out, waits that are too short.")
+    warnings: list[str] = Field(description="What is known beforehand: fiches left out, waits that are too short.")
 
 
 class Redrive(EitherSpelling):
@@ -68,7 +68,7 @@ class RedrivePreview(Shape):
 
 class Redriven(Triggered):
     parent_run_id: Id = Field(description="The run whose failed fiches these are.")
-    deduplicated: bool = Field(description="Somebody has redriven them already, and that run still goes on: this one.")
+    deduplicated: bool = Field(description="They were redriven before, and that run is still open: this is it.")
 
 
 class AutomationRunRow(Shape):
@@ -76,7 +76,7 @@ class AutomationRunRow(Shape):
     tenant_id: str
     schedule_id: Id | None
     status: RunStatus
-    state: State = Field(description="`queued`: nobody has taken it up yet; `cancelled`: it was ended on request.")
+    state: State = Field(description="`queued`: no worker has taken it up yet; `cancelled`: it was ended on request.")
     phase: Literal["selection", "fetching", "transcribing", "auditing", "finalizing"] | None = Field(
         description="null once it has ended."
     )
@@ -221,7 +221,7 @@ class ScheduleRow(Shape):
     cancelled_runs: int = Field(description="Ended on request; none of these is counted among the others.")
     cron: str | None = Field(description="The expression made of its type; null: by hand only.")
     next_due_at: datetime | None
-    overdue: bool = Field(description="It is past its due time, and nobody has looked.")
+    overdue: bool = Field(description="It is past its due time, and no scheduler has handled it.")
     is_stale: bool = Field(description="Its run takes longer than it may.")
     stale_at: datetime | None
     failures: int = Field(description="How often it could not be fired, lately.")

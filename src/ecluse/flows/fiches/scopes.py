@@ -63,7 +63,11 @@ async def require_visible(connection: Connection, caller: Caller, fiche_ids: Seq
 def _limits(caller: Caller) -> str:
     if caller.scope == "GROUP":
         return f"the groupes {', '.join(caller.groupes)}" if caller.groupes else "groupes, of which it has none"
-    return f"what is attributed to the CRM user {caller.crm_user_id}" if caller.crm_user_id else "nobody's fiches"
+    return (
+        f"what is attributed to the CRM user {caller.crm_user_id}"
+        if caller.crm_user_id
+        else "the fiches of no CRM user"
+    )
 
 
 async def read_fiche(request: Request, fiche_id: str, read: Callable[[Connection, str, str], Awaitable[R]]) -> R:

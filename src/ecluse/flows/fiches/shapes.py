@@ -20,7 +20,7 @@ class FicheRow(Shape):
     details: Details = Field(
         examples=["ready"], description="`ready`: known in full. `not_found`: gone in the CRM, for good."
     )
-    recordings_count: int | None = Field(examples=[3], description="As the CRM told; null: not asked yet.")
+    recordings_count: int | None = Field(examples=[3], description="As the CRM says; null: not fetched yet.")
     has_recordings: bool | None = Field(examples=[True])
     total_recordings: int = Field(examples=[3], description="Those stored and not gone upstream.")
     transcribed: int = Field(examples=[2], description="Of those, how many have a transcript.")

@@ -85,7 +85,7 @@ async def plan(
     paid = await _paid_for(connection, plans)
     rows = [{"run_id": one.run.id, "fiche_cache_id": one.fiche_cache_id, **one.counts.as_dict()} for one in plans]
     await connection.execute(STORE, (as_json(rows),))
-    # A lock that another run or process holds is not waited for: `looking` checks the holder again before the call.
+    # A lock that another run or process holds is not waited for: `precheck` reads the holder again before the call.
     locks = [
         (one.run.id, one.run.tenant_id, rules.recording_lock(one.fiche_id, target.call_id))
         for one in plans

@@ -98,7 +98,7 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
 async def _give_up(connection: Connection, lost: dict[int, list[Stuck]], patience: timedelta) -> list[Event]:
     """Fail the due items of these runs and return their events; retries that are not due yet keep waiting. No worker
     commits these items, so their `recording_failed` events are written here."""
-    why = f"Nobody took it up for {patience.total_seconds() / 60:g} minutes, though nothing held it back."
+    why = f"No worker claimed it for {patience.total_seconds() / 60:g} minutes, though nothing held it back."
     late = {one.stage: one.since for several in lost.values() for one in several}
     for stage, since in sorted(late.items()):
         await give_up(connection, sorted(lost), stage, rules.STALLED, why, due_before=since)
