@@ -19,7 +19,7 @@ from fastapi.middleware.gzip import GZipMiddleware
 from ecluse import api, web
 from ecluse.access import envelope
 from ecluse.api import health
-from ecluse.api.metrics import CountRequests, Metrics
+from ecluse.api.metrics import Metrics
 from ecluse.base import trace
 from ecluse.base.errors import SetUpError
 from ecluse.base.version import version
@@ -94,14 +94,12 @@ def create_app(
     app.state.realtime = realtime = open_realtime(settings, app.state.secrets)
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
     app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
-    envelope.install(app)
+    app.state.metrics, app.state.readiness = Metrics(), health.Readiness()
+    envelope.install(app, app.state.metrics.answered)
     if "api" in roles:
         api.mount(app)
         web.mount(app)
-
-    app.state.metrics, app.state.readiness = Metrics(), health.Readiness()
     app.add_middleware(GZipMiddleware, compresslevel=6)  # does not compress streams
-    app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.include_router(health.routes)
     return app
 

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psycopg
@@ -33,6 +33,7 @@ from ecluse.db.reads import ReadTimeout
 log = structlog.get_logger(__name__)
 READS_TOO = logging.getLogger(__name__)  # reads are logged at DEBUG; the level is tested first: reads are many
 
+Answered = Callable[[Scope, int, float], None]
 LARGEST_BODY = 1_000_000
 MOST_DETAILS = 20
 HARMLESS_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -74,8 +75,9 @@ class Refused(EcluseError):
         self.headers = headers
 
 
-def install(app: FastAPI) -> None:
-    app.add_middleware(Envelope)
+def install(app: FastAPI, answered: Answered) -> None:
+    """`answered` gets the scope, the status and the duration in seconds of each request."""
+    app.add_middleware(Envelope, answered=answered)
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _validation_error)  # type: ignore[arg-type]
     app.add_exception_handler(EcluseError, _our_error)  # type: ignore[arg-type]
@@ -94,8 +96,8 @@ def as_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = N
 
 
 class Envelope:
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, answered: Answered) -> None:
+        self._app, self._answered = app, answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -134,15 +136,17 @@ class Envelope:
                 if status:
                     raise  # the answer has begun: only a broken connection can tell the client that it is incomplete
                 await _unexpected(this, error)(scope, receive, marked)
+            finally:
+                seconds = time.perf_counter() - began
+                self._answered(scope, status or 500, seconds)
             if scope["method"] != "GET" or status >= 400 or READS_TOO.isEnabledFor(logging.DEBUG):
                 log.info(
                     "request",
                     method=scope["method"],
-                    path=scope["raw_path"][:500].decode(
-                        "ascii", "replace"
-                    ),  # as sent: no line breaks, and never the query
+                    # As sent: no line breaks, and never the query.
+                    path=scope["raw_path"][:500].decode("ascii", "replace"),
                     http_status=status,
-                    duration_ms=round((time.perf_counter() - began) * 1000, 1),
+                    duration_ms=round(seconds * 1000, 1),
                 )
 
 

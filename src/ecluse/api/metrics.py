@@ -17,7 +17,7 @@ import psycopg
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from ecluse.base.version import commit, release
 from ecluse.engine.kit import Kit
@@ -130,6 +130,7 @@ class Metrics:
             yield from realtime_metrics(self.hub)
 
     def answered(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count a request by its route's pattern, not by its path: ids in labels would make their number unbounded."""
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._requests.labels(route, method, status).inc()
@@ -149,28 +150,3 @@ def realtime_metrics(hub: Hub) -> Iterator[Metric]:
         for value, count in counted.items():
             counter.add_metric([value], count)
         yield counter
-
-
-class CountRequests:
-    """Count requests by the route's pattern, not by path: ids in labels would make their number unbounded."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began, status = time.perf_counter(), 500
-
-        async def seen(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, seen)
-        finally:
-            self._metrics.answered(scope, status, time.perf_counter() - began)
