@@ -20,6 +20,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
 from ecluse.engine import VENDOR_DOWN, Event, Flow, Lane, RetryPolicy, Run, Stage, open_stage
 from ecluse.flows.audits import plan, store, work
+from ecluse.flows.audits.plan import NewAudit
 from ecluse.flows.audits.store import STAGE
 from ecluse.flows.audits.work import Access, Auditor, connected_auditor
 from ecluse.flows.fiches.ids import FicheId
@@ -114,7 +115,8 @@ class Audit:
         for run_id, fiche, config, version, active in found:
             run = by_id[run_id]
             _require(run, fiche, config, active)
-            wanted.append(plan.asked(run, run.input["fiche_id"], config, version, run.input["use_rlm"], "api"))
+            given = run.input
+            wanted.append(NewAudit(run.tenant_id, run.id, given["fiche_id"], config, version, given["use_rlm"], "api"))
         items = await plan.plan(connection, wanted)
         await open_stage(connection, self.stage, [(run, items[run.id]) for run in runs], select=True)
 

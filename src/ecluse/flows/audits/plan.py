@@ -4,6 +4,7 @@ what was asked for is on record; planning the same twice adds nothing."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from ecluse.db.connect import Connection
@@ -32,6 +33,18 @@ WHERE run_id = ANY(%s) ORDER BY run_id, fiche_cache_id, audit_config_id
 """
 
 
+@dataclass(frozen=True, slots=True)
+class NewAudit:
+    tenant: str
+    run: int
+    fiche: str
+    config: int
+    version: int
+    rlm: bool
+    source: Trigger
+    schedule: int | None = None
+
+
 async def plan_audits(
     connection: Connection,
     run: Run,
@@ -44,41 +57,21 @@ async def plan_audits(
 ) -> list[NewItem]:
     """Plan an audit of every fiche with every config. Returns the items, each with its row, for a stage made by
     `audit_stage`. A fiche that is not in the cache has none."""
+    source: tuple[bool, Trigger, int | None] = (use_rlm, trigger_source, schedule_id)
     wanted = [
-        asked(run, fiche_id, config.id, config.version, use_rlm, trigger_source, schedule_id)
+        NewAudit(run.tenant_id, run.id, fiche_id, config.id, config.version, *source)
         for fiche_id in fiche_ids
         for config in configs
     ]
     return (await plan(connection, wanted)).get(run.id, [])
 
 
-def asked(
-    run: Run,
-    fiche_id: str,
-    config_id: int,
-    version: int,
-    use_rlm: bool,
-    source: Trigger,
-    schedule_id: int | None = None,
-) -> Row:
-    return {
-        "tenant": run.tenant_id,
-        "run": run.id,
-        "fiche": fiche_id,
-        "config": config_id,
-        "version": version,
-        "schedule": schedule_id,
-        "source": source,
-        "rlm": use_rlm,
-    }
-
-
-async def plan(connection: Connection, wanted: Sequence[Row]) -> dict[int, list[NewItem]]:
+async def plan(connection: Connection, wanted: Sequence[NewAudit]) -> dict[int, list[NewItem]]:
     """Insert the audits of many runs. Returns the items of each run by its id."""
     async with connection.transaction():
         for start in range(0, len(wanted), CHUNK):
             await connection.execute(PLAN, (as_json(wanted[start : start + CHUNK]),))
-        rows = await fetch_all(connection, dict, PLANNED, (sorted({one["run"] for one in wanted}),))
+        rows = await fetch_all(connection, dict, PLANNED, (sorted({one.run for one in wanted}),))
     items: dict[int, list[NewItem]] = {}
     for row in rows:
         items.setdefault(row["run_id"], []).append(_item(row))
