@@ -1,10 +1,10 @@
-"""Validation errors of pydantic as messages for the caller, with field names as the caller spelled them. The prefixes
-that pydantic puts before the messages of our own validators are removed. And models of partial updates."""
+"""Validation errors of pydantic as messages for the caller, with field names as the caller spelled them; the prefixes
+that pydantic puts before the messages of our own validators are removed. And models that take fields from others."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, create_model
@@ -57,23 +57,35 @@ def readable(error: ValidationError, spelled: Spelling = as_it_is) -> str:
 def partial_of(model: type[BaseModel]) -> Callable[[type[M]], type[M]]:
     """Decorate a model of changes to `model`: it gets the fields of `model` that it does not declare, all optional."""
 
-    def completed(changes: type[M]) -> type[M]:
-        fields: dict[str, Any] = {
-            name: (_optional(field), Field(None, description=field.description, examples=field.examples))
-            for name, field in model.model_fields.items()
-            if name not in changes.model_fields
-        }
-        name, doc = changes.__name__, changes.__doc__
-        return create_model(name, __base__=changes, __module__=changes.__module__, __doc__=doc, **fields)
+    def optional(field: FieldInfo) -> tuple[Any, Any]:
+        kind: Any = field.annotation
+        for constraint in field.metadata:
+            kind = Annotated[kind, constraint]
+        return kind | None, Field(None, description=field.description, examples=field.examples)
 
-    return completed
+    return lambda changes: _completed(changes, model, optional)
 
 
-def _optional(field: FieldInfo) -> Any:
-    kind: Any = field.annotation
-    for constraint in field.metadata:
-        kind = Annotated[kind, constraint]
-    return kind | None
+def fields_of(model: type[BaseModel], *, without: Collection[str] = ()) -> Callable[[type[M]], type[M]]:
+    """Decorate a model of answers: it gets the fields of `model` that it does not declare, all required, without the
+    constraints on what is given."""
+
+    def shown(field: FieldInfo) -> tuple[Any, Any]:
+        return field.annotation, Field(description=field.description, examples=field.examples)
+
+    return lambda answer: _completed(answer, model, shown, without)
+
+
+def _completed(
+    incomplete: type[M],
+    model: type[BaseModel],
+    made: Callable[[FieldInfo], tuple[Any, Any]],
+    without: Collection[str] = (),
+) -> type[M]:
+    left = [name for name in model.model_fields if name not in incomplete.model_fields and name not in without]
+    fields: dict[str, Any] = {name: made(model.model_fields[name]) for name in left}
+    name, doc = incomplete.__name__, incomplete.__doc__
+    return create_model(name, __base__=incomplete, __module__=incomplete.__module__, __doc__=doc, **fields)
 
 
 def _names(value: Any) -> Iterator[str]:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ecluse.access.wire import Body, Page, Shape
-from ecluse.base.validation import partial_of
+from ecluse.base.validation import fields_of, partial_of
 from ecluse.flows.audits.queries import Status
-from ecluse.flows.audits.steps import Step, Steps
+from ecluse.flows.audits.steps import Steps
 from ecluse.flows.fiches.ids import FicheId
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S", examples=["Compliance of sales calls"])]
@@ -37,16 +37,10 @@ class ChangedConfig(Body):
     model: Model | None = Field(None, description="null: that of the knobs.")
 
 
+@fields_of(NewConfig)
 class ConfigRow(Shape):
     id: str = Field(examples=["3"])
     tenant_id: str = Field(examples=["default"])
-    name: str
-    description: str
-    steps: list[Step]
-    system_prompt: str
-    model: str | None
-    run_automatically: bool
-    is_active: bool
     version: int = Field(examples=[1])
     created_at: datetime
     updated_at: datetime

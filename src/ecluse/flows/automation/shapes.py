@@ -10,10 +10,11 @@ from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from ecluse.access.wire import Page, Shape, StageRow, Standing, WillFail
+from ecluse.base.validation import fields_of
 from ecluse.engine import EndCause, State
-from ecluse.flows.automation.plan import CatchUp, Priority, ScheduleType
+from ecluse.flows.automation.plan import Plan
 from ecluse.flows.automation.queries import FicheStatus, RunStatus
-from ecluse.flows.automation.selection_model import EitherSpelling, Override, Selection
+from ecluse.flows.automation.selection_model import EitherSpelling, Override
 
 Id = Annotated[str, Field(examples=["7"])]
 
@@ -181,33 +182,13 @@ class AutomationFichePage(Page):
     fiches: list[AutomationFicheRow]
 
 
+@fields_of(Plan, without=("external_api_key",))
 class ScheduleRow(Shape):
     id: Id
     tenant_id: str
-    name: str
-    schedule_type: ScheduleType
-    cron_expression: str | None
-    timezone: str
-    time_of_day: str | None
-    day_of_week: int | None
-    day_of_month: int | None
-    is_active: bool
-    catch_up: CatchUp
-    fiche_selection: Selection
-    run_transcription: bool
-    skip_if_transcribed: bool
-    transcription_priority: Priority
-    run_audits: bool
-    use_automatic_audits: bool
     specific_audit_configs: list[str]
-    continue_on_error: bool
-    retry_failed: bool
-    max_retries: int
     webhook_url: str | None = Field(description="Where it goes; its path and query, which may be secret, are hidden.")
     webhook_signed: bool = Field(description="It has a secret, and its webhook carries signatures (Standard Webhooks).")
-    notify_emails: list[str]
-    notify_on_complete: bool
-    notify_on_error: bool
     has_external_api_key: bool
     last_run_at: datetime | None
     last_run_status: Literal["running", "success", "partial", "failed", "cancelled"] | None = Field(
