@@ -3,7 +3,7 @@ events or by polling the status."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import partial
 from typing import Annotated, Literal
 
@@ -22,7 +22,7 @@ from ecluse.flows.fiches import ids
 from ecluse.flows.fiches.scopes import fiche_in_path, read_fiche, require_visible
 from ecluse.flows.transcriptions import queries, rules, shapes
 from ecluse.flows.transcriptions.config import Config
-from ecluse.flows.transcriptions.start import count_requests, start
+from ecluse.flows.transcriptions.start import StartedFiche, count_requests, start
 
 routes = door.routes("transcriptions")
 
@@ -47,24 +47,12 @@ def config_of(request: Request) -> Config:
 async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
     """Queue many fiches, each once a day. A fiche that is being transcribed is returned with its run; a fiche whose run
     of today has ended is queued again."""
-    kit, caller, config = kit_of(request), caller_of(request), config_of(request)
     priority, fiche_ids = _priority(body.priority), _checked(body.fiche_ids)
     folded = len(body.fiche_ids) - len(fiche_ids)
-    today = kit.clock.now().astimezone(UTC).date()
+    today = kit_of(request).clock.now().astimezone(UTC).date()
 
     async def ask(connection: Connection) -> Answer:
-        await require_visible(connection, caller, fiche_ids)
-        await count_requests(connection, caller.tenant, fiche_ids, config.requests_per_minute)
-        started = await start(
-            connection,
-            kit.flow(rules.FLOW),
-            caller.tenant,
-            fiche_ids,
-            event_ids=[rules.day_id(fiche_id, today) for fiche_id in fiche_ids],
-            priority=priority,
-            again=True,
-            correlation_id=request_id(request),
-        )
+        started = await _queue(connection, request, fiche_ids, priority, day=today)
         rows = [
             {
                 "fiche_id": one.fiche_id,
@@ -78,7 +66,7 @@ async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
         counts = {"queued": len(rows) - old, "deduplicated": old, "folded": folded}
         return Answer(200, {"success": True, **counts, "fiches": rows})
 
-    return await idempotency.once(request, kit.pool, ask)
+    return await idempotency.once(request, kit_of(request).pool, ask)
 
 
 @routes.post(
@@ -89,27 +77,16 @@ async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
 async def transcribe_fiche(request: Request, fiche_id: str, priority: Priority = "normal") -> Response:
     """Queue one fiche now: every request is an event of its own. A fiche that is being transcribed gets no second
     run."""
-    kit, caller, config = kit_of(request), caller_of(request), config_of(request)
     wanted, first = fiche_in_path(fiche_id), _priority(priority)
     if (await request.body()).strip() not in (b"", b"{}"):
         raise InvalidInput("This takes no body: the priority is the query parameter ?priority=. Nothing was queued.")
 
     async def ask(connection: Connection) -> Answer:
-        await require_visible(connection, caller, [wanted])
-        clicked = await count_requests(connection, caller.tenant, [wanted], config.requests_per_minute)
-        (started,) = await start(
-            connection,
-            kit.flow(rules.FLOW),
-            caller.tenant,
-            [wanted],
-            event_ids=[rules.click_id(wanted, clicked[wanted])],
-            priority=first,
-            correlation_id=request_id(request),
-        )
+        (started,) = await _queue(connection, request, [wanted], first)
         answer = {"fiche_id": wanted, "event_id": started.event_id, "run_id": str(started.run_id)}
         return Answer(200, {"success": True, **answer, "attached": started.attached})
 
-    return await idempotency.once(request, kit.pool, ask)
+    return await idempotency.once(request, kit_of(request).pool, ask)
 
 
 @routes.get(
@@ -156,6 +133,25 @@ async def list_logs(
 async def show_transcript(request: Request, fiche_id: str, call_id: str) -> Response:
     """Return the transcript of one recording."""
     return as_json(await read_fiche(request, fiche_id, partial(queries.transcript, call_id=call_id)))
+
+
+async def _queue(
+    connection: Connection, request: Request, fiche_ids: list[str], priority: str, *, day: date | None = None
+) -> list[StartedFiche]:
+    """Start or attach to one run per fiche: as the event of this day, or without a day as an event of its own."""
+    caller, most = caller_of(request), config_of(request).requests_per_minute
+    await require_visible(connection, caller, fiche_ids)
+    clicked = await count_requests(connection, caller.tenant, fiche_ids, most)
+    return await start(
+        connection,
+        kit_of(request).flow(rules.FLOW),
+        caller.tenant,
+        fiche_ids,
+        event_ids=[rules.day_id(one, day) if day else rules.click_id(one, clicked[one]) for one in fiche_ids],
+        priority=priority,
+        again=day is not None,
+        correlation_id=request_id(request),
+    )
 
 
 def _priority(given: str) -> str:
