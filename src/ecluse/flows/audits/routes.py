@@ -136,7 +136,7 @@ async def start_audit(request: Request, body: shapes.NewAudit) -> Response:
         await require_visible(connection, caller, [body.fiche_id])
         started = await start_run(connection, start)
         run = started.run
-        audit_id = await fetch_value(connection, "SELECT id FROM audits WHERE run_id = %s", (run.id,))
+        audit_id = await fetch_value(connection, "SELECT id FROM audits WHERE run_id = %s", (run.id,)) or 0
         told = {"audit_id": str(audit_id), "run_id": str(run.id), "event_key": run.event_key}
         return Answer(200 if started.deduplicated else 201, told)
 
