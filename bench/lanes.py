@@ -29,8 +29,8 @@ from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection, normalise
 from ecluse.engine import Done, Flow, Item, Lane, NewItem, Priority, Result, RetryPolicy, Stage, Start, WorkContext
 from ecluse.engine.kit import Kit
-from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.runs.lifecycle import begin
+from ecluse.engine.runs.stages import fan_out
 from ecluse.engine.runs.start import start_run
 from ecluse.engine.runs.targets import select
 from ecluse.migrations.runner import upgrade
@@ -115,7 +115,7 @@ async def dispatch(
     async with connection.transaction():
         run = (await start_run(connection, Start(FLOW, name, tenant_id=tenant))).run
         items = [NewItem(f"{name}-{n}") for n in range(count)]
-        await begin(connection, FLOW, run)
+        await begin(connection, run, FLOW)
         await select(connection, {run.id: items})
         await fan_out(connection, run, stage, items, chunk=1000, priority=priority)
     return run.id

@@ -24,7 +24,7 @@ async def test_work_that_waits_for_its_next_attempt_is_not_taken_for_work_that_n
     run = await started(kit, f, keys(1))
     assert (await wait_for_run(kit, run, PATIENCE))["failed"] == 1
     assert query("SELECT executions FROM items") == [(1,)]
-    assert query("SELECT message FROM run_log WHERE message LIKE '%%nobody has picked up%%'") == []
+    assert query("SELECT message FROM run_log WHERE message LIKE '%%no worker has claimed%%'") == []
 
 
 @pytest.mark.req("ENG-18")
@@ -39,7 +39,7 @@ async def test_work_that_nobody_picks_up_is_to_be_seen(start_kit, query, one):
     kit = await start_kit(f := Flow("test", (known,), story, Targets))
     run = await started(kit, f, keys(3))
     warning = (
-        "SELECT data ->> 'unclaimed' FROM run_log WHERE level = 'warning' AND message LIKE '%%nobody has picked up%%'"
+        "SELECT data ->> 'unclaimed' FROM run_log WHERE level = 'warning' AND message LIKE '%%no worker has claimed%%'"
     )
     await until(lambda: query(warning))
     ((event, lane, items, oldest, age),) = query("SELECT event, lane, items, oldest_due_at, age FROM unclaimed")

@@ -9,8 +9,8 @@ from typing import Any
 from ecluse import engine
 from ecluse.engine import NewItem, Stage, Start, Started
 from ecluse.engine.kit import Kit
-from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.runs.lifecycle import begin_runs
+from ecluse.engine.runs.stages import fan_out
 from ecluse.engine.runs.targets import select
 from ecluse.engine.work.completion import end_by_operator
 from ecluse.insight import run_queries

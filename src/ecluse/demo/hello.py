@@ -15,6 +15,7 @@ from ecluse.demo import overrides
 from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
 from ecluse.demo.scene import Scene, audited, scene, stay, write_json
 from ecluse.demo.watching import Seen, watch
+from ecluse.engine.runs.items import COUNTS
 
 ARTICLES = 2_000
 LONGEST_SECONDS = 180
@@ -83,10 +84,11 @@ def _watch(console: Console, played: Scene) -> dict[str, Any]:
     }
 
 
-PROGRESS = """
-SELECT r.status, r.ended_at, (SELECT coalesce(sum(succeeded + failed + ignored), 0) FROM claims c WHERE c.run_id = r.id)
-    AS done FROM runs r WHERE r.id = %s
-"""
+PROGRESS = f"""
+SELECT r.ended_at, (SELECT coalesce(sum(n.succeeded + n.failed + n.ignored), 0)
+                    FROM stages s CROSS JOIN LATERAL {COUNTS} n WHERE s.run_id = r.id) AS done
+FROM runs r WHERE r.id = %s
+"""  # noqa: S608 - our own names
 REPORT = """
 SELECT r.status, r.selected, r.successful, r.failed, r.ignored,
     (SELECT count(*) FROM attempts a WHERE a.run_id = r.id AND a.retry_at IS NOT NULL) AS retries,

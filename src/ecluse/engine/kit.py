@@ -36,7 +36,7 @@ from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
 from ecluse.engine.runs import lifecycle
-from ecluse.engine.runs.fan_out import WORK_CHANNEL
+from ecluse.engine.runs.items import WORK_CHANNEL
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL
 from ecluse.engine.schedule.slots import Rules
 from ecluse.engine.work.worker import Worker

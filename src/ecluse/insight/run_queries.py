@@ -6,15 +6,14 @@ which only the command line may read; otherwise a run of another tenant is not f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
-
-from psycopg.rows import dict_row
 
 from ecluse.base.errors import NotFound
 from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
-from ecluse.engine.runs.finalize import END_OF_RUN
+from ecluse.db.query import fetch_all, fetch_one, fetch_value
+from ecluse.engine.runs.items import COUNTS
 from ecluse.engine.runs.waiters import IN_FLIGHT
 from ecluse.insight.redrives import redrives_of, standing
 
@@ -46,19 +45,17 @@ SELECT s.run_id, s.stage, coalesce(s.units, s.expected) AS expected, c.done, c.f
        c.in_flight, greatest(coalesce(s.units, s.expected) - c.done - c.failed - c.ignored - c.unfinished - c.in_flight,
                              0) AS waiting,
        s.round, s.started_at, s.fanned_out_at, s.progress_at, s.deadline_at, s.ended_at, s.end_cause
-FROM stages s, LATERAL (
-    SELECT CASE WHEN s.end_cause = 'run ended' THEN s.units - s.progress - coalesce(s.units_failed, 0) END AS unfinished
-    ) u, LATERAL (
-    SELECT coalesce(sum(succeeded), s.progress * (s.units IS NOT NULL)::int)::int AS done,
-           coalesce(sum(failed) FILTER (WHERE replica_id <> %(end_of_run)s),
-                    CASE WHEN s.ended_at IS NOT NULL THEN s.units - s.progress - coalesce(u.unfinished, 0) END, 0)::int
-               AS failed,
-           coalesce(sum(failed) FILTER (WHERE replica_id = %(end_of_run)s), u.unfinished, 0)::int AS unfinished,
-           coalesce(sum(ignored), 0)::int AS ignored,
-           CASE WHEN s.units IS NULL THEN coalesce(sum(in_flight), 0) WHEN s.ended_at IS NULL THEN (
+FROM stages s CROSS JOIN LATERAL {COUNTS} n CROSS JOIN LATERAL (
+    SELECT CASE WHEN s.units IS NULL THEN n.unfinished
+                WHEN s.end_cause = 'run ended' THEN s.units - s.progress - coalesce(s.units_failed, 0)
+                ELSE 0 END AS unfinished) u CROSS JOIN LATERAL (
+    SELECT CASE WHEN s.units IS NULL THEN n.succeeded ELSE s.progress END AS done,
+           CASE WHEN s.units IS NULL THEN n.failed - n.unfinished WHEN s.ended_at IS NULL THEN 0
+                ELSE s.units - s.progress - u.unfinished END AS failed,
+           u.unfinished, n.ignored,
+           CASE WHEN s.units IS NULL THEN n.in_flight WHEN s.ended_at IS NULL THEN (
                SELECT coalesce(sum(b.calls), 0) FROM busy b JOIN above a ON a.busy_run = b.run_id WHERE a.id = s.run_id)
-               ELSE 0 END::int AS in_flight
-    FROM claims WHERE run_id = s.run_id AND stage = s.stage) c
+               ELSE 0 END::int AS in_flight) c
 WHERE s.run_id = ANY(%(runs)s) ORDER BY s.started_at, s.stage
 """  # noqa: S608 - our own names
 
@@ -174,34 +171,21 @@ async def list_runs(
     """Return runs, the newest first. `state` is a neutral state or a flow's own status label, which does not find
     cancelled runs; flows in `but` are left out unless `flow` names one. `top`: only runs started by people or
     schedules, not by other runs; `folded`: without redrives, which belong to their run."""
-    filters = {
-        "tenant": "tenant_id = %(tenant)s",
-        "flow": "flow = %(flow)s",
-        "state": "(state = %(state)s OR (status = %(state)s AND state <> 'cancelled'))",
-        "but": "flow <> ALL(%(but)s)",
-        "top": "(parent_run_id IS NULL OR schedule_id IS NOT NULL)",
-        "folded": "redrive_of IS NULL",
-        "parent": "parent_run_id = %(parent)s",
-        "schedule": "schedule_id = %(schedule)s",
-        "ids": "id = ANY(%(ids)s)",
+    filters: dict[str, tuple[Any, str]] = {
+        "tenant": (tenant, "tenant_id = %(tenant)s"),
+        "flow": (flow, "flow = %(flow)s"),
+        "state": (state, "(state = %(state)s OR (status = %(state)s AND state <> 'cancelled'))"),
+        "but": (list(but) if but and flow is None else None, "flow <> ALL(%(but)s)"),
+        "top": (top or None, "(parent_run_id IS NULL OR schedule_id IS NOT NULL)"),
+        "folded": (folded or None, "redrive_of IS NULL"),
+        "parent": (parent, "parent_run_id = %(parent)s"),
+        "schedule": (schedule, "schedule_id = %(schedule)s"),
+        "ids": (None if ids is None else list(ids), "id = ANY(%(ids)s)"),
     }
-    given: dict[str, Any] = {
-        "tenant": tenant,
-        "flow": flow,
-        "state": state,
-        "but": list(but) if but and flow is None else None,
-        "top": top or None,
-        "folded": folded or None,
-        "parent": parent,
-        "schedule": schedule,
-        "ids": None if ids is None else list(ids),
-    }
-    where = " AND ".join(text for name, text in filters.items() if given[name] is not None)
-    return await _rows(
-        connection,
-        LIST.format(where=f"WHERE {where}" if where else ""),
-        {**given, "limit": limit, "offset": offset},
-    )
+    where = " AND ".join(text for value, text in filters.values() if value is not None)
+    statement = LIST.format(where=f"WHERE {where}" if where else "")
+    given = {name: value for name, (value, _) in filters.items()}
+    return await fetch_all(connection, dict, statement, {**given, "limit": limit, "offset": offset})
 
 
 async def show_run(connection: Connection, tenant: str | None, run_id: int) -> Row:
@@ -214,10 +198,9 @@ async def run_itself(connection: Connection, tenant: str | None, run_id: int) ->
     """Return the run's columns, `stages` (what each expects, has done and still waits for), `outcomes` (counts by error
     code, or by outcome where there is no code), `selection_incomplete` (what its selection lacks, as text), `redrives`
     and the counts of its targets after those that have ended."""
-    rows = await _rows(connection, SHOW, {"run": run_id, "tenant": tenant})
-    if not rows:
+    run = await fetch_one(connection, dict, SHOW, {"run": run_id, "tenant": tenant})
+    if run is None:
         raise _unknown(run_id)
-    (run,) = rows
     del run["ends_waited_for"], run["ending"]  # internal to the engine
     run["stages"] = (await stages_of(connection, [run_id])).get(run_id, [])
     run["redrives"] = (await redrives_of(connection, [run_id])).get(run_id, [])
@@ -228,22 +211,21 @@ async def run_itself(connection: Connection, tenant: str | None, run_id: int) ->
 async def will_fail(connection: Connection, run_id: int) -> Row:
     """Count the targets that have no outcome yet and are known to fail, in all and by code. The caller has checked the
     tenant."""
-    codes = {row["error_code"]: row["count"] for row in await _rows(connection, CODES, {"run": run_id})}
+    codes = {row["error_code"]: row["count"] for row in await fetch_all(connection, dict, CODES, {"run": run_id})}
     return {"count": sum(codes.values()), "codes": codes}
 
 
 async def stages_of(connection: Connection, run_ids: Collection[int]) -> dict[int, list[Row]]:
     """Return the stages by run, in the order in which they began. The caller has checked the tenant."""
     found: dict[int, list[Row]] = {}
-    given = {"runs": list(run_ids), "end_of_run": END_OF_RUN}
-    for row in await _rows(connection, STAGES, given) if run_ids else []:
+    for row in await fetch_all(connection, dict, STAGES, {"runs": list(run_ids)}) if run_ids else []:
         found.setdefault(row.pop("run_id"), []).append(row)
     return found
 
 
 async def schedules_of(connection: Connection, tenant: str, ids: Collection[int]) -> dict[int, Row]:
     """Return the names of schedules by id, deleted ones included."""
-    rows = await _rows(connection, SCHEDULES_OF_RUNS, {"tenant": tenant, "ids": list(ids)}) if ids else []
+    rows = await fetch_all(connection, dict, SCHEDULES_OF_RUNS, {"tenant": tenant, "ids": list(ids)}) if ids else []
     return {row["id"]: row for row in rows}
 
 
@@ -257,11 +239,11 @@ async def list_items(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    await _allowed(connection, tenant, run_id)
+    await check_tenant(connection, tenant, run_id)
     given: dict[str, Any] = {"stage": stage, "status": status}
     where = "".join(f" AND i.{name} = %({name})s" for name, value in given.items() if value is not None)
-    rows = await _rows(
-        connection, ITEMS.format(where=where), {**given, "run": run_id, "limit": limit, "offset": offset}
+    rows = await fetch_all(
+        connection, dict, ITEMS.format(where=where), {**given, "run": run_id, "limit": limit, "offset": offset}
     )
     for row in rows:
         row["event_id"] = item_event_id(row.pop("flow"), run_id, row["stage"], row["key"], row["round"])
@@ -272,23 +254,22 @@ async def list_log(
     connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
 ) -> list[Row]:
     """Return the run's log (`run_log`)."""
-    await _allowed(connection, tenant, run_id)
+    await check_tenant(connection, tenant, run_id)
     statement = LOG.format(order="DESC" if newest_first else "ASC")
-    return await _rows(connection, statement, {"run": run_id, "limit": limit, "offset": offset})
+    return await fetch_all(connection, dict, statement, {"run": run_id, "limit": limit, "offset": offset})
 
 
 async def count_log(connection: Connection, run_id: int) -> int:
-    row = await (await connection.execute("SELECT count(*) FROM run_log WHERE run_id = %s", (run_id,))).fetchone()
-    return int(row[0]) if row else 0
+    return int(await fetch_value(connection, "SELECT count(*) FROM run_log WHERE run_id = %s", (run_id,)))
 
 
 async def list_trace(
     connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
 ) -> list[Row]:
     """Return the run's trace lines, which are stored if WORKFLOW_LOG_DB_ENABLED is set."""
-    await _allowed(connection, tenant, run_id)
+    await check_tenant(connection, tenant, run_id)
     statement = TRACE.format(order="DESC" if newest_first else "ASC")
-    return await _rows(connection, statement, {"run": run_id, "limit": limit, "offset": offset})
+    return await fetch_all(connection, dict, statement, {"run": run_id, "limit": limit, "offset": offset})
 
 
 async def list_outcomes(
@@ -296,9 +277,9 @@ async def list_outcomes(
 ) -> list[Row]:
     """Return the outcomes of the run's targets, by target. A caller that reads all of them passes the last target seen
     as `after`, and holds no connection between the pages."""
-    await _allowed(connection, tenant, run_id)
+    await check_tenant(connection, tenant, run_id)
     statement = OUTCOMES.format(where="" if after is None else "AND target > %(after)s")
-    return await _rows(connection, statement, {"run": run_id, "after": after, "limit": limit})
+    return await fetch_all(connection, dict, statement, {"run": run_id, "after": after, "limit": limit})
 
 
 async def results(
@@ -316,26 +297,21 @@ async def results(
     `open`, or `will fail` for open targets that are known to fail; `why` is a reason's code, or else its text.
     `unsettled`: nothing is known of any target yet. The caller has checked the tenant."""
     given = {"run": run_id, "outcome": outcome, "why": why, "reasons": reasons, "limit": limit, "offset": offset}
-    (row,) = await _rows(connection, RESULTS, given)
+    (row,) = await fetch_all(connection, dict, RESULTS, given)
     return row
 
 
 async def vitals(connection: Connection) -> list[Row]:
     """Return the gauges of the system as (what, labels, value). One statement, cheap enough for every few seconds."""
-    return await _rows(connection, VITALS, {})
+    return await fetch_all(connection, dict, VITALS, {})
 
 
-async def _allowed(connection: Connection, tenant: str | None, run_id: int) -> None:
-    row = await (await connection.execute("SELECT tenant_id FROM runs WHERE id = %s", (run_id,))).fetchone()
-    if row is None or tenant not in (None, row[0]):
+async def check_tenant(connection: Connection, tenant: str | None, run_id: int) -> None:
+    """Raise NotFound unless there is such a run of the tenant."""
+    owner = await fetch_value(connection, "SELECT tenant_id FROM runs WHERE id = %s", (run_id,))
+    if owner is None or tenant not in (None, owner):
         raise _unknown(run_id)
 
 
 def _unknown(run_id: int) -> NotFound:
     return NotFound(f"there is no run {run_id}")
-
-
-async def _rows(connection: Connection, statement: str, parameters: Mapping[str, Any]) -> list[Row]:
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(statement, parameters)  # type: ignore[arg-type, unused-ignore]
-        return await cursor.fetchall()

@@ -19,7 +19,7 @@ from ecluse.engine.cluster.forced_ends import end_stale
 from ecluse.engine.cluster.heartbeat import RARELY
 from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
-from ecluse.engine.runs.finalize import end
+from ecluse.engine.runs.finalize import RunEnd, end_runs
 from tests.support.engine_flows import (
     PATIENCE,
     QUIET,
@@ -374,7 +374,7 @@ async def test_a_worker_that_comes_back_after_its_run_was_reconciled_changes_not
     run = await started(kit, f, ["a"])
     await working.wait()
     async with kit.pool.connection() as connection:
-        await end(connection, f, await load_run(connection, run), cause="stale", code="STALE", reason="too long")
+        await end_runs(connection, f, [await load_run(connection, run)], RunEnd("stale", "STALE", "too long"))
     everything = "SELECT r::text, o::text, i::text FROM runs r JOIN outcomes o ON true JOIN items i ON true"
     before = query(everything)
     go_on.set()
@@ -436,11 +436,12 @@ async def test_of_many_finalizers_at_once_one_ends_the_run(start_kit, query):
         run_id = await started(kit, f, ["quick", "slow"], f"run-{times}")
         await until(lambda: query("SELECT 1 FROM items WHERE status = 'succeeded' AND run_id = %s", run_id))  # noqa: B023
 
-        async def finalize(n: int) -> bool:
+        async def finalize(n: int) -> int:
             async with kit.pool.connection() as connection:
                 run = await load_run(connection, run_id)  # noqa: B023
                 how = ("normal", "operator", "stale")[n % 3]
-                return await end(connection, f, run, cause=how, reason=f"by {n}", by="me" if n % 3 == 1 else None)
+                cause = RunEnd(how, reason=f"by {n}", by="me" if n % 3 == 1 else None)
+                return await end_runs(connection, f, [run], cause)
 
         assert sum(await asyncio.gather(*(finalize(n) for n in range(50)))) == 1
     assert query("SELECT count(*) FROM run_log WHERE message LIKE 'running -> %%'") == [(5,)]

@@ -17,7 +17,7 @@ from ecluse.base.ids import effect_id
 from ecluse.engine import Item, RetryPolicy, Start, load_run
 from ecluse.engine.effects.protocol import EffectEnd, Fenced, Intent, Standing, plain, settle
 from ecluse.engine.lead.gate import redispatch
-from ecluse.engine.runs.finalize import end
+from ecluse.engine.runs.finalize import RunEnd, end_runs
 from ecluse.engine.work.committer import Committer, ItemResult
 from tests.support.engine_flows import (
     BEFORE,
@@ -470,10 +470,10 @@ async def test_a_run_cannot_end_between_an_intent_and_its_commit(board, dsn, one
     intent = await one_in_hand(board, work := Shop().absolute())
     committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
 
-    async def end_it() -> bool:
+    async def end_it() -> int:
         async with board.pool.connection() as connection:
             run = await load_run(connection, intent.taken.item.run_id)
-            return await end(connection, flow(work), run, cause="operator", reason="enough", by="me")
+            return await end_runs(connection, flow(work), [run], RunEnd("operator", reason="enough", by="me"))
 
     async with await psycopg.AsyncConnection.connect(dsn) as slow:
         await slow.execute("LOCK TABLE effects IN EXCLUSIVE MODE")  # may be read: the end would not wait for this

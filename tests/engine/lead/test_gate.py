@@ -97,7 +97,7 @@ async def test_a_gate_needs_no_hint_the_table_is_the_truth(start_kit, dsn, one, 
     async def lost(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(durable, "hint", lost)
+    monkeypatch.setattr(durable, "wake", lost)
     kit = await start_kit(f := flow(stage()))
     row = await run_to_end(kit, f, keys(10))
     assert (row["status"], row["successful"]) == ("completed", 10)

@@ -13,8 +13,8 @@ from ecluse.base.errors import TransientError
 from ecluse.engine import Done, Item, NewItem, Result, RetryPolicy, Start, WorkContext
 from ecluse.engine.lead.story import Story
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.runs.fan_out import fan_out
 from ecluse.engine.runs.lifecycle import RunEnded
+from ecluse.engine.runs.stages import fan_out
 from tests.support.engine_flows import PATIENCE, Targets, flow, keys, open_board, run_to_end, stage
 from tests.support.runs import start_items, start_run, wait_for_run
 

@@ -280,6 +280,26 @@ async def test_nothing_is_opened_in_a_run_that_has_ended(start_kit, ask):
     assert ask("SELECT count(*) FROM items WHERE stage = 'late'") == [(0,)]
 
 
+@pytest.mark.req("ENG-13")
+async def test_an_item_that_cannot_be_stored_fails_alone_in_a_stage_that_a_commit_opens(start_kit, ask):
+    chain = Chain()
+
+    async def save(connection, results):
+        (run,) = await load_runs(connection, {one.item.run_id for one in results})
+        parts = [NewItem("good"), NewItem("bad", payload="\x00"), NewItem("x" * 1000), NewItem("good")]
+        await open_stage(connection, chain.second, [(run, parts)], select=True)
+
+    chain.first = replace(chain.first, save=save)
+    chain.flow = replace(chain.flow, stages=(chain.first, chain.second))
+    kit = await start_kit(chain.flow)
+    (one,) = await start(kit, chain.flow, "a")
+    ended = await wait_for_run(kit, one.run.id, PATIENCE)
+    assert (ended["status"], ended["selected"], ended["successful"], ended["failed"]) == ("partial", 3, 1, 2)
+    assert ask("SELECT status, error_code FROM items WHERE stage = 'first'") == [("succeeded", None)]
+    failed = ask("SELECT error_code, permanent FROM items WHERE stage = 'second' AND status = 'failed'")
+    assert failed == [("DISPATCH_FAILED", True)] * 2
+
+
 async def test_what_waits_can_be_given_up_and_the_run_ends(start_kit, ask):
     chain = Chain(lane=Lane("shut", max_in_flight=1))
     kit = await start_kit(chain.flow)

@@ -11,8 +11,8 @@ import pytest
 from ecluse import bootstrap, settings
 from ecluse.engine import load_run
 from ecluse.engine.cluster.forced_ends import end_stale
-from ecluse.engine.lead.gate import open_units
 from ecluse.engine.runs.lifecycle import RunEnded
+from ecluse.engine.runs.stages import open_units
 from ecluse.flows.automation import eligibility, select, snapshot
 from ecluse.flows.automation import flow as story
 from ecluse.flows.automation.config import Config

@@ -28,7 +28,6 @@ SELECT c.id FROM run_waiters w JOIN runs c ON c.id = w.run_id
 WHERE w.waiter_run_id = %(run)s AND c.ending AND c.ended_at IS NULL
 """
 SOME = f"{MARKED} AND c.flow = ANY(%(flows)s) AND c.id <> ALL(%(tried)s) ORDER BY c.id LIMIT {TOGETHER}"
-LOCK = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 STILL = f"SELECT c.id, {ABANDONED} FROM runs c WHERE c.id = ANY(%s) AND c.ended_at IS NULL"  # noqa: S608 - our own words
 GO_ON = "UPDATE runs SET ending = false WHERE id = ANY(%s)"
 NONE_LEFT = f"""
@@ -79,7 +78,7 @@ async def _end_those_left(
 ) -> None:
     """End those of `some` that no run or person waits for, under their locks. A waiter that is added takes the lock of
     its run first, so it is seen here, and that run goes on."""
-    await connection.execute(LOCK, (list(some),))
+    await lifecycle.lock_runs(connection, some)
     still: dict[int, bool] = dict(await (await connection.execute(STILL, (list(some),))).fetchall())
     await connection.execute(GO_ON, ([one for one, abandoned in still.items() if not abandoned],))
     left = await lifecycle.load_runs(connection, [one for one, abandoned in still.items() if abandoned])
@@ -98,7 +97,8 @@ async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
             how = "not taken up by any worker" if queued else "running"
             why = f"{how} for {age}, longer than the {limit} that its stages may take"
             if only_overdue:
-                await run_log.write_once(connection, run_id, "overdue: still being led", why=why)
+                message = "overdue: still being led"
+                await run_log.write(connection, run_id, message, level="warning", once=message, why=why)
             else:
                 await end_one(connection, flows, run_id, "stale", "STALE", why)
 
@@ -109,4 +109,4 @@ async def end_one(
     """End one run; an error is logged, so that the others are ended all the same."""
     run = await lifecycle.load_run(connection, run_id)
     with completion.apart(run_id):
-        await finalize.end(connection, flows[run.flow], run, cause=cause, code=code, reason=why)
+        await finalize.end_runs(connection, flows[run.flow], [run], RunEnd(cause, code, why))

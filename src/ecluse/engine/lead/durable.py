@@ -179,16 +179,16 @@ async def patched(name: str) -> bool:
 
 
 async def receive(topic: str, seconds: float) -> None:
-    """Wait for a hint, durably: the wake-up instant is stored, so that a replica that takes over waits for the rest of
-    the time only."""
+    """Wait for a message, durably: the wake-up instant is stored, so that a replica that takes over waits for the rest
+    of the time only."""
     await DBOS.recv_async(topic, timeout_seconds=seconds)
 
 
-HINT = "SELECT dbos.send_message(destination_id => %s, message => 'null'::json, topic => %s)"
+WAKE = "SELECT dbos.send_message(destination_id => %s, message => 'null'::json, topic => %s)"
 
 
-async def hint(connection: Connection, workflow: str, topic: str) -> None:
-    await connection.execute(HINT, (workflow, topic))
+async def wake(connection: Connection, workflow: str, topic: str) -> None:
+    await connection.execute(WAKE, (workflow, topic))
 
 
 PENDING = "SELECT workflow_uuid FROM dbos.workflow_status WHERE status = 'PENDING' AND executor_id = %s"

@@ -8,21 +8,25 @@ extends it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Literal
-
-from psycopg.rows import class_row
+from typing import Any, Literal, Protocol
 
 from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_one, fetch_row, fetch_value
+from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Run, Stage
 from ecluse.engine.runs import lifecycle, run_log
-from ecluse.engine.runs.fan_out import event_of
+from ecluse.engine.runs.items import COUNTS, fail_waiting
+from ecluse.engine.runs.stages import event_of
 from ecluse.engine.runs.units import Counted
 
 STALL_POLLS = 3
 FIRST_PAUSE = timedelta(seconds=1)
+# What child runs have done is shown at their parent as its gate counted it last.
+UNITS_POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -71,54 +75,80 @@ class Wait:
     seconds: float
 
 
-def decide(look: StageProgress, stage: Stage) -> GateEnded | Redispatch | Wait:
-    rounds_left = look.round < stage.rounds
-    may_heal = look.failed - look.failed_for_good if rounds_left else 0
-    if look.fanned_out and look.finished == look.expected and not may_heal:
+def decide(progress: StageProgress, stage: Stage) -> GateEnded | Redispatch | Wait:
+    rounds_left = progress.round < stage.rounds
+    may_heal = progress.failed - progress.failed_for_good if rounds_left else 0
+    if progress.fanned_out and progress.finished == progress.expected and not may_heal:
         return GateEnded("done")
-    if look.now >= look.deadline_at and not look.clock_stopped:
+    if progress.now >= progress.deadline_at and not progress.clock_stopped:
         return GateEnded("timeout")
-    quiet = look.now - look.progress_at
-    if may_heal and look.stalled(stage) and look.fanned_out and not look.clock_stopped:
-        return Redispatch(look.round + 1)
-    # Pauses grow with the age of the gate from one second to the poll interval; a hint ends a pause early.
-    pause = min(max(FIRST_PAUSE, (look.now - look.started_at) / 10), stage.poll)
-    until = [pause] if look.clock_stopped else [pause, look.deadline_at - look.now]
-    if may_heal and look.fanned_out and not look.clock_stopped:
+    quiet = progress.now - progress.progress_at
+    if may_heal and progress.stalled(stage) and progress.fanned_out and not progress.clock_stopped:
+        return Redispatch(progress.round + 1)
+    # Pauses grow with the age of the gate from one second to the poll interval; a message ends a pause early.
+    pause = min(max(FIRST_PAUSE, (progress.now - progress.started_at) / 10), stage.poll)
+    until = [pause] if progress.clock_stopped else [pause, progress.deadline_at - progress.now]
+    if may_heal and progress.fanned_out and not progress.clock_stopped:
         until.append(max(STALL_POLLS * stage.poll - quiet, timedelta(0)))
     return Wait(max(min(until).total_seconds(), 0.01))
 
 
-def next_round_at(look: StageProgress, stage: Stage) -> datetime | None:
+def next_round_at(progress: StageProgress, stage: Stage) -> datetime | None:
     """Return when the gate opens another round for failed items, unless there is progress before. None: it opens none,
     or the instant is unknown because the stage's clock is stopped."""
-    at = look.progress_at + STALL_POLLS * stage.poll
-    may_heal = look.fanned_out and look.round < stage.rounds and look.failed > look.failed_for_good
-    return at if may_heal and not look.clock_stopped and at < look.deadline_at else None
+    at = progress.progress_at + STALL_POLLS * stage.poll
+    may_heal = progress.fanned_out and progress.round < stage.rounds and progress.failed > progress.failed_for_good
+    return at if may_heal and not progress.clock_stopped and at < progress.deadline_at else None
 
 
-LOOK = """
-WITH counts AS (
-    SELECT coalesce(sum(succeeded), 0) AS succeeded, coalesce(sum(ignored), 0) AS ignored,
-           coalesce(sum(failed), 0) AS failed, coalesce(sum(in_flight), 0) AS in_flight
-    FROM claims WHERE run_id = %(run)s AND stage = %(stage)s),
-clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+def topic(stage: str) -> str:
+    """Return the topic of the messages that wake the gate."""
+    return f"gate:{stage}"
+
+
+Seen = Callable[[Connection, Run, StageProgress, GateEnded | Redispatch | Wait], Awaitable[None]]
+
+
+class Units(Protocol):
+    """The units of a stage whose work is done by other runs: `count` reads their progress, `again` repeats the failed
+    ones. `again` runs before the round is marked as opened, so it may run twice and must be idempotent."""
+
+    async def count(self, connection: Connection, run: Run) -> Counted: ...
+
+    async def again(self, connection: Connection, run: Run, round_: int) -> None: ...
+
+
+COUNT_ITEMS = f"""
+    SELECT s.expected, n.*, NULL::int AS units, NULL::int AS units_failed,
+           CASE WHEN n.failed = 0 OR s.round >= %(rounds)s THEN 0 ELSE (
+               SELECT count(*) FROM items i WHERE i.run_id = s.run_id AND i.stage = s.stage AND i.status = 'failed'
+               AND i.permanent)::int END AS failed_for_good
+    FROM stages s CROSS JOIN LATERAL {COUNTS} n WHERE s.run_id = %(run)s AND s.stage = %(stage)s"""  # noqa: S608
+COUNT_UNITS = """
+    SELECT expected, succeeded, 0 AS ignored, failed, expected - succeeded - failed AS in_flight, expected AS units,
+           failed AS units_failed, failed_for_good
+    FROM (VALUES (%(expected)s::int, %(succeeded)s::int, %(failed)s::int, %(failed_for_good)s::int))
+        AS u(expected, succeeded, failed, failed_for_good)"""
+# Stores the counts, and when they changed last, with the stage.
+PROGRESS = """
+WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
+n AS MATERIALIZED ({counted}),
 seen AS (
-    UPDATE stages s SET progress = c.succeeded + c.ignored, progress_at = clock.now FROM counts c, clock
-    WHERE s.run_id = %(run)s AND s.stage = %(stage)s AND s.progress <> c.succeeded + c.ignored AND s.ended_at IS NULL
+    UPDATE stages s SET progress = n.succeeded + n.ignored, units = n.units, units_failed = n.units_failed,
+        progress_at = CASE WHEN (s.progress, s.units) IS DISTINCT FROM (n.succeeded + n.ignored, n.units)
+                           THEN clock.now ELSE s.progress_at END
+    FROM n, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s AND s.ended_at IS NULL
+      AND (s.progress, s.units, s.units_failed) IS DISTINCT FROM (n.succeeded + n.ignored, n.units, n.units_failed)
     RETURNING s.progress_at)
 SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM seen), s.progress_at) AS progress_at,
-       s.fanned_out_at IS NOT NULL AS fanned_out, s.round, s.expected,
-       c.succeeded::int, c.ignored::int, c.failed::int, c.in_flight::int,
-       CASE WHEN c.failed = 0 OR s.round >= %(rounds)s THEN 0 ELSE (
-            SELECT count(*) FROM items i WHERE i.run_id = s.run_id AND i.stage = s.stage AND i.status = 'failed'
-            AND i.permanent)::int END AS failed_for_good,
-       r.ended_at IS NOT NULL AS run_ended, clock_stopped(s.run_id, s.stage)
-FROM stages s JOIN runs r ON r.id = s.run_id, counts c, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
+       s.fanned_out_at IS NOT NULL AS fanned_out, s.round, n.expected, n.succeeded, n.ignored, n.failed,
+       n.failed_for_good, n.in_flight, r.ended_at IS NOT NULL AS run_ended, clock_stopped(s.run_id, s.stage)
+FROM stages s JOIN runs r ON r.id = s.run_id, n, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
 """
-
-# Lock order: claims before items.
-LOCK_CLAIMS = "SELECT 1 FROM claims WHERE run_id = %s AND stage = %s ORDER BY id FOR NO KEY UPDATE"
+# Items in backoff are not due, and not counted.
+UNCLAIMED = """
+SELECT count(*) FROM items WHERE run_id = %s AND stage = %s AND claim_id IS NULL AND due_at <= ecluse_now()
+"""
 
 # Reopen failed items that are not permanent, and move them from `failed` to `released` in the counts of their claims.
 # Not while a write of the item is in doubt: a new round sends under a new key, and the vendor would apply both.
@@ -138,99 +168,68 @@ opened AS (
 SELECT count(*), (array_agg(key ORDER BY key))[1:3], pg_notify('ecluse_work', '') FROM opened
 """
 
-# Items in flight at the deadline may finish, but are not retried.
+# At the deadline, waiting items fail, so that no worker starts them after the gate has given up on them. Items in
+# flight may finish, but are not retried.
 LAST_CHANCE = """
 UPDATE items SET permanent = true, error_code = %(code)s, error = %(error)s || coalesce(': ' || error, '')
 WHERE run_id = %(run)s AND stage = %(stage)s AND status = 'open'
 """
 
-# At the deadline, close unclaimed items, so that no worker starts them after the gate has given up on them.
-CLOSE_WAITING = """
-WITH late AS (
-    SELECT id, lane_id FROM items WHERE run_id = %(run)s AND stage = %(stage)s AND claim_id IS NULL
-    ORDER BY id FOR UPDATE),
-claim AS (
-    INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
-    SELECT 'gate', %(run)s, %(stage)s, lane_id, count(*), count(*), ecluse_now() FROM late GROUP BY lane_id
-    RETURNING id, lane_id)
-UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error_code = %(code)s,
-    error = %(error)s || coalesce(': lane ' || l.name || ' was paused: ' || l.paused_reason, ': ' || i.error, ''),
-    finished_at = ecluse_now()
-FROM late JOIN claim c ON c.lane_id = late.lane_id JOIN lanes l ON l.id = late.lane_id WHERE i.id = late.id
-"""
+
+async def poll(
+    connection: Connection, run: Run, stage: Stage, first: bool, seen: Seen | None, units: Units | None
+) -> tuple[Literal["wait", "done", "timeout", "run ended"], float]:
+    """Read the progress of the stage, decide, and carry the decision out. Return how the gate stands, and in how many
+    seconds to poll again."""
+    counted = None if units is None else await units.count(connection, run)
+    progress = await read_progress(connection, run, stage, counted)
+    counters.gate_looks[run.flow, stage.name] += 1
+    if progress.run_ended:
+        return "run ended", 0.0
+    decision = decide(progress, stage)
+    if seen is not None:
+        await seen(connection, run, progress, decision)
+    if progress.fanned_out and progress.waiting and progress.stalled(stage):
+        await _warn_if_unclaimed(connection, run, stage, progress.progress_at)
+    match decision:
+        case GateEnded(cause):
+            await end(connection, run, stage, cause)
+            return cause, 0.0
+        case Redispatch(round_):
+            if units is None:
+                await redispatch(connection, run, stage, round_)
+            else:
+                await units.again(connection, run, round_)
+                async with connection.transaction():
+                    await _next_round(connection, run, stage, round_)
+            return "wait", FIRST_PAUSE.total_seconds()
+        case Wait(seconds):
+            await _announce_round(connection, run, stage, next_round_at(progress, stage))
+            if first:
+                name = f"{stage.gate or stage.name} gate"
+                what = f"{name} (polling DB for {stage.signal})" if stage.signal else name
+                run.trace.waiting(what, items=progress.expected, deadline=progress.deadline_at.isoformat())
+            return "wait", seconds if units is None else min(seconds, UNITS_POLL_SECONDS)
 
 
-async def look(connection: Connection, run: Run, stage: Stage) -> StageProgress:
-    async with connection.cursor(row_factory=class_row(StageProgress)) as cursor:
-        await cursor.execute(LOOK, {"run": run.id, "stage": stage.name, "rounds": stage.rounds})
-        found = await cursor.fetchone()
-    if found is None:
-        raise LookupError(f"run {run.id} has no stage {stage.name}: fan out before waiting at its gate")
-    return found
-
-
-# Items in backoff are not due, and not counted.
-UNCLAIMED = """
-SELECT count(*) FROM items WHERE run_id = %s AND stage = %s AND claim_id IS NULL AND due_at <= ecluse_now()
-"""
-
-
-async def unclaimed(connection: Connection, run: Run, stage: Stage) -> int:
-    row = await (await connection.execute(UNCLAIMED, (run.id, stage.name))).fetchone()
-    return int(row[0]) if row else 0
-
-
-# A stage beside the run's other stages, without items of its own: it waits for the runs that do its work.
-OPEN_UNITS = """
-INSERT INTO stages (run_id, stage, budget, rounds, started_at, fanned_out_at, deadline_at, progress_at, units)
-SELECT id, %(stage)s, %(budget)s, %(rounds)s, now, now, now + %(max_wait)s, now, 0
-FROM (SELECT id, ecluse_now() AS now FROM runs WHERE id = %(run)s AND ended_at IS NULL FOR SHARE) run
-ON CONFLICT DO NOTHING
-"""
-LOOK_AT_UNITS = """
-WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
-seen AS (
-    UPDATE stages SET progress = %(done)s, units = %(expected)s, units_failed = %(failed)s, progress_at =
-        CASE WHEN (progress, units) <> (%(done)s, %(expected)s) THEN clock.now ELSE progress_at END FROM clock
-    WHERE run_id = %(run)s AND stage = %(stage)s AND ended_at IS NULL
-      AND (progress, units, units_failed) IS DISTINCT FROM (%(done)s, %(expected)s, %(failed)s)
-    RETURNING progress_at)
-SELECT clock.now, s.started_at, s.deadline_at, coalesce((SELECT progress_at FROM seen), s.progress_at) AS progress_at,
-       true AS fanned_out, s.round, %(expected)s AS expected, %(done)s AS succeeded, 0 AS ignored, %(failed)s AS failed,
-       CASE WHEN s.round >= %(rounds)s THEN 0 ELSE %(for_good)s END AS failed_for_good,
-       %(expected)s - %(done)s - %(failed)s AS in_flight, r.ended_at IS NOT NULL AS run_ended,
-       clock_stopped(s.run_id, s.stage)
-FROM stages s JOIN runs r ON r.id = s.run_id, clock WHERE s.run_id = %(run)s AND s.stage = %(stage)s
-"""
-
-
-async def open_units(connection: Connection, run: Run, stage: Stage) -> None:
-    limits = {"budget": stage.retry.executions, "rounds": stage.rounds, "max_wait": stage.max_wait}
-    given = {"run": run.id, "stage": stage.name, **limits}
-    opened = await connection.execute(OPEN_UNITS, given)
-    if not opened.rowcount and await lifecycle.has_ended(connection, run.id):
-        raise lifecycle.RunEnded
-
-
-async def look_at_units(connection: Connection, run: Run, stage: Stage, counted: Counted) -> StageProgress:
-    given = {
-        "run": run.id,
-        "stage": stage.name,
-        "rounds": stage.rounds,
-        "expected": counted.expected,
-        "done": counted.succeeded,
-        "failed": counted.failed,
-        "for_good": counted.failed_for_good,
-    }
-    async with connection.cursor(row_factory=class_row(StageProgress)) as cursor:
-        await cursor.execute(LOOK_AT_UNITS, given)
-        found = await cursor.fetchone()
+async def read_progress(connection: Connection, run: Run, stage: Stage, units: Counted | None) -> StageProgress:
+    statement = PROGRESS.format(counted=COUNT_ITEMS if units is None else COUNT_UNITS)
+    given = {"run": run.id, "stage": stage.name, "rounds": stage.rounds, **({} if units is None else asdict(units))}
+    found = await fetch_one(connection, StageProgress, statement, given)
     if found is None:
         raise LookupError(f"run {run.id} has no stage {stage.name}: open it before waiting at its gate")
     return found
 
 
-async def announce_round(connection: Connection, run: Run, stage: Stage, at: datetime | None) -> None:
+async def _warn_if_unclaimed(connection: Connection, run: Run, stage: Stage, since: datetime) -> None:
+    if unclaimed := await fetch_value(connection, UNCLAIMED, (run.id, stage.name)):
+        message = f"gate {stage.name}: stalled, no worker has claimed {run.flow}/{stage.name}"
+        facts: dict[str, Any] = {"unclaimed": unclaimed, "since": since.isoformat()}
+        if await run_log.write(connection, run.id, message, level="warning", once=message, **facts):
+            run.trace.warn(message, **facts)
+
+
+async def _announce_round(connection: Connection, run: Run, stage: Stage, at: datetime | None) -> None:
     """Store when the next round opens, for `insight/waiting.py`, which explains why a run waits. None: as things stand,
     no further round."""
     await connection.execute(
@@ -240,10 +239,9 @@ async def announce_round(connection: Connection, run: Run, stage: Stage, at: dat
     )
 
 
-async def next_round(connection: Connection, run: Run, stage: Stage, round_: int) -> bool:
+async def _next_round(connection: Connection, run: Run, stage: Stage, round_: int) -> bool:
     """Mark the round as opened. Return False if it was opened before (this is a replay) or the run has ended."""
-    alive = await connection.execute("SELECT 1 FROM runs WHERE id = %s AND ended_at IS NULL FOR SHARE", (run.id,))
-    if await alive.fetchone() is None:
+    if not await lifecycle.lock_open(connection, [run.id]):
         return False
     cursor = await connection.execute(
         "UPDATE stages SET round = %(round)s, progress_at = ecluse_now(), next_round_at = NULL"
@@ -255,10 +253,10 @@ async def next_round(connection: Connection, run: Run, stage: Stage, round_: int
 
 async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int) -> int:
     async with connection.transaction():
-        if not await next_round(connection, run, stage, round_):
+        if not await _next_round(connection, run, stage, round_):
             return 0
-        await connection.execute(LOCK_CLAIMS, (run.id, stage.name))
-        row = await (await connection.execute(REOPEN, {"run": run.id, "stage": stage.name, "round": round_})).fetchone()
+        await lifecycle.lock_claims(connection, [run.id], stage.name)
+        row = await fetch_row(connection, REOPEN, {"run": run.id, "stage": stage.name, "round": round_})
         count, keys = (row[0], row[1] or []) if row else (0, [])
         sample = [item_event_id(run.flow, run.id, stage.name, key, round_) for key in keys]
         await run_log.write(
@@ -276,16 +274,17 @@ async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int
 async def end(connection: Connection, run: Run, stage: Stage, cause: Literal["done", "timeout"]) -> None:
     async with connection.transaction():
         if cause == "timeout":
-            late = {"run": run.id, "stage": stage.name, "code": "INCOMPLETE", "error": stage.incomplete}
-            await connection.execute(LOCK_CLAIMS, (run.id, stage.name))
-            await connection.execute(CLOSE_WAITING, late)
+            code, error = "INCOMPLETE", stage.incomplete
+            await lifecycle.lock_claims(connection, [run.id], stage.name)
+            await fail_waiting(connection, [run.id], stage.name, code, error, by="gate")
+            late = {"run": run.id, "stage": stage.name, "code": code, "error": error}
             await connection.execute(LAST_CHANCE, late)
-        cursor = await connection.execute(
+        row = await fetch_row(
+            connection,
             "UPDATE stages SET ended_at = ecluse_now(), end_cause = %s WHERE run_id = %s AND stage = %s"
             " AND ended_at IS NULL RETURNING extract(epoch FROM ended_at - started_at), coalesce(units, expected)",
             (cause, run.id, stage.name),
         )
-        row = await cursor.fetchone()
         if row:
             level: Literal["info", "warning"] = "info" if cause == "done" else "warning"
             await run_log.write(connection, run.id, f"gate {stage.name}: {cause}", level=level)

@@ -3,45 +3,20 @@ replayed after a crash, so all its side effects go through a step here; results 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
-
-import psycopg
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ecluse.base.crash import after_step, crashpoint
 from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool
-from ecluse.db.outage import is_unavailable
+from ecluse.db.outage import until_back
 from ecluse.engine.lead import durable, gate
-from ecluse.engine.model import counters
 from ecluse.engine.model.flow import EmitLive, Flow, Run, Source, Stage
-from ecluse.engine.runs import finalize, lifecycle, run_log, targets
-from ecluse.engine.runs.fan_out import Priority, fan_out
-from ecluse.engine.runs.units import Counted
+from ecluse.engine.runs import finalize, lifecycle, stages, targets
 
 P = ParamSpec("P")
 R = TypeVar("R")
-DATABASE_AWAY_SECONDS = 0.5
-# What child runs have done is shown at their parent as its gate counted it last.
-UNITS_POLL_SECONDS = 5.0
-
-
-Seen = Callable[[Connection, Run, gate.StageProgress, gate.GateEnded | gate.Redispatch | gate.Wait], Awaitable[None]]
-
-
-class Units(Protocol):
-    """The units of a stage whose work is done by other runs: `count` reads their progress, `again` repeats the failed
-    ones. `again` runs before the round is marked as opened, so it may run twice and must be idempotent."""
-
-    async def count(self, connection: Connection, run: Run) -> Counted: ...
-
-    async def again(self, connection: Connection, run: Run, round_: int) -> None: ...
-
-
-def gate_topic(stage: str) -> str:
-    return f"gate:{stage}"
 
 
 class Story:
@@ -66,14 +41,14 @@ class Story:
         """Run `function(connection, run, …)` once and log it; its small result is stored under this place in the
         story."""
 
-        async def told(connection: Connection, run: Run) -> R:
+        async def logged(connection: Connection, run: Run) -> R:
             began = time.monotonic()
             run.trace.step(name)
             result = await function(connection, run, *args, **kw)
             run.trace.done(name, time.monotonic() - began)
             return result
 
-        return await self.once(name, told)
+        return await self.once(name, logged)
 
     async def once(
         self,
@@ -84,18 +59,14 @@ class Story:
     ) -> R:
         """Run a step without logging it. It is retried while the database is unavailable."""
 
+        async def attempt() -> R:
+            async with self._pool.connection() as connection:
+                result = await function(connection, self.run, *args, **kw)
+            crashpoint(after_step(name))
+            return result
+
         async def patiently() -> R:
-            while True:
-                try:
-                    async with self._pool.connection() as connection:
-                        result = await function(connection, self.run, *args, **kw)
-                    crashpoint(after_step(name))
-                    return result
-                except psycopg.Error as error:
-                    if not is_unavailable(error):
-                        raise
-                    self.run.trace.warn("step: database away, trying again", step=name, error=str(error))
-                    await asyncio.sleep(DATABASE_AWAY_SECONDS)
+            return await until_back(f"run {self.run.id}: step {name}", attempt)
 
         return await durable.step(name, patiently)
 
@@ -118,12 +89,14 @@ class Story:
         crashpoint("after select")
         return count
 
-    async def fan_out(self, stage: Stage, source: Source = targets.open_targets, priority: Priority = "normal") -> int:
+    async def fan_out(
+        self, stage: Stage, source: Source = targets.open_targets, priority: stages.Priority = "normal"
+    ) -> int:
         """Dispatch the stage's items: those of `source`, or one without a payload for every open target."""
 
         async def dispatched(connection: Connection, run: Run) -> int:
             items = await source(connection, run)
-            return await fan_out(connection, run, stage, items, chunk=self._chunk, priority=priority)
+            return await stages.fan_out(connection, run, stage, items, chunk=self._chunk, priority=priority)
 
         count = await self.once(f"fan-out-{stage.name}", dispatched)
         crashpoint("after fan-out")
@@ -131,62 +104,22 @@ class Story:
 
     async def open(self, stage: Stage) -> None:
         """Open a stage whose work is done by other runs; its time begins here."""
-        await self.once(f"open-{stage.name}", gate.open_units, stage)
+        await self.once(f"open-{stage.name}", stages.open_units, stage)
 
-    async def gate(self, stage: Stage, *, seen: Seen | None = None, units: Units | None = None) -> str:
+    async def gate(self, stage: Stage, *, seen: gate.Seen | None = None, units: gate.Units | None = None) -> str:
         """Wait for the stage's items, or for its `units`. Return how the gate ended: done or timeout. `seen` is called
         with the progress and the decision of every poll, before the decision is carried out."""
-        looks = 0
+        polls = 0
         while True:
-            verdict, seconds = await self.once(f"poll-{stage.name}-{looks}", _look, stage, looks == 0, seen, units)
+            verdict, seconds = await self.once(f"poll-{stage.name}-{polls}", gate.poll, stage, polls == 0, seen, units)
             if verdict == "run ended":
                 raise lifecycle.RunEnded
             if verdict != "wait":
                 crashpoint("after gate end")
                 return verdict
             crashpoint("at gate")
-            await durable.receive(gate_topic(stage.name), seconds)
-            looks += 1
-
-
-async def _look(
-    connection: Connection, run: Run, stage: Stage, first: bool, told: Seen | None, units: Units | None
-) -> tuple[str, float]:
-    if units is None:
-        seen = await gate.look(connection, run, stage)
-    else:
-        seen = await gate.look_at_units(connection, run, stage, await units.count(connection, run))
-    counters.gate_looks[run.flow, stage.name] += 1
-    if seen.run_ended:
-        return "run ended", 0.0
-    decision = gate.decide(seen, stage)
-    if told is not None:
-        await told(connection, run, seen, decision)
-    stalled = seen.fanned_out and seen.waiting and seen.stalled(stage)
-    if stalled and (unclaimed := await gate.unclaimed(connection, run, stage)):
-        message = f"gate {stage.name}: stalled, and nobody has picked up {run.flow}/{stage.name}"
-        facts: dict[str, Any] = {"unclaimed": unclaimed, "since": seen.progress_at.isoformat()}
-        if await run_log.write_once(connection, run.id, message, **facts):
-            run.trace.warn(message, **facts)
-    match decision:
-        case gate.GateEnded(cause):
-            await gate.end(connection, run, stage, cause)
-            return cause, 0.0
-        case gate.Redispatch(round_):
-            if units is None:
-                await gate.redispatch(connection, run, stage, round_)
-            else:
-                await units.again(connection, run, round_)
-                async with connection.transaction():
-                    await gate.next_round(connection, run, stage, round_)
-            return "wait", gate.FIRST_PAUSE.total_seconds()
-        case gate.Wait(seconds):
-            await gate.announce_round(connection, run, stage, gate.next_round_at(seen, stage))
-            if first:
-                name = f"{stage.gate or stage.name} gate"
-                what = f"{name} (polling DB for {stage.signal})" if stage.signal else name
-                run.trace.waiting(what, items=seen.expected, deadline=seen.deadline_at.isoformat())
-            return "wait", seconds if units is None else min(seconds, UNITS_POLL_SECONDS)
+            await durable.receive(gate.topic(stage.name), seconds)
+            polls += 1
 
 
 async def lead(story: Story) -> None:
@@ -194,14 +127,14 @@ async def lead(story: Story) -> None:
     flow, run = story.flow, story.run
     try:
         try:
-            await story.once("begin", _begin, flow)
+            await story.once("begin", lifecycle.begin, flow)
         except ForbiddenTransition as error:
             run.trace.warn("run has ended before it began", error=str(error))
             return
         crashpoint("after begin")
         if flow.story is not None:
             await flow.story(story)
-        await story.once("finalize", _end, flow)
+        await story.once("finalize", _end, flow, finalize.NORMAL)
         crashpoint("after finalize")
     except lifecycle.RunEnded:
         run.trace.warn("the run was ended from outside")
@@ -210,16 +143,9 @@ async def lead(story: Story) -> None:
             raise
         run.trace.error("run failed", exc_info=True)
         code = error.code if isinstance(error, EcluseError) else "BUG"
-        await story.once("abort", _abort, flow, code, str(error) or type(error).__name__)
+        why = str(error) or type(error).__name__
+        await story.once("abort", _end, flow, finalize.RunEnd("catastrophic", code, why))
 
 
-async def _begin(connection: Connection, run: Run, flow: Flow) -> bool:
-    return await lifecycle.begin(connection, flow, run)
-
-
-async def _end(connection: Connection, run: Run, flow: Flow) -> bool:
-    return await finalize.end(connection, flow, run)
-
-
-async def _abort(connection: Connection, run: Run, flow: Flow, code: str, reason: str) -> bool:
-    return await finalize.end(connection, flow, run, cause="catastrophic", code=code, reason=reason)
+async def _end(connection: Connection, run: Run, flow: Flow, cause: finalize.RunEnd) -> int:
+    return await finalize.end_runs(connection, flow, [run], cause)

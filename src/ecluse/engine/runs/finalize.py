@@ -7,16 +7,15 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from psycopg.rows import class_row
-
 from ecluse.base.crash import crashpoint
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all, fetch_rows
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.model.states import ON_REQUEST, STOPPED, EndCause, State, cause_in_words, ended_as
 from ecluse.engine.outbox import events
-from ecluse.engine.runs import leases, lifecycle, units
+from ecluse.engine.runs import items, leases, lifecycle, units
 from ecluse.engine.runs.waiters import MARK_ABANDONED
 
 FEW = 500  # targets
@@ -58,29 +57,12 @@ WHERE o.run_id = ANY(%(runs)s) AND e.run_id = o.run_id AND e.target = o.target A
   AND e.sends > 0 AND e.state IN ('sending', 'unknown', 'applied', 'conflict')
 """
 
-# Nothing of an ended run is started or stored any more: open items get a closed claim, and fences are incremented.
-END_OF_RUN = "end of run"
-CLOSE_WORK = f"""
-WITH late AS (
-    SELECT id, run_id, stage, lane_id FROM items WHERE run_id = ANY(%(runs)s) AND status = 'open'
-    ORDER BY id FOR UPDATE),
-fenced AS (
+# Nothing of an ended run is stored any more: the fences of its claims are incremented.
+CLOSE_WORK = """
+WITH fenced AS (
     UPDATE claims SET fence = fence + 1, released = released + in_flight
-    WHERE run_id = ANY(%(runs)s) AND in_flight > 0),
-claim AS (
-    INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
-    SELECT '{END_OF_RUN}', run_id, stage, lane_id, count(*), count(*), ecluse_now() FROM late
-    GROUP BY run_id, stage, lane_id RETURNING id, run_id, stage, lane_id),
-closed AS (
-    UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error_code = 'RUN_ENDED',
-        error = coalesce(i.error, 'The run ended first'), finished_at = ecluse_now()
-    FROM late JOIN claim c ON c.run_id = late.run_id AND c.stage = late.stage AND c.lane_id = late.lane_id
-    WHERE i.id = late.id)
+    WHERE run_id = ANY(%(runs)s) AND in_flight > 0)
 UPDATE stages SET ended_at = ecluse_now(), end_cause = 'run ended' WHERE run_id = ANY(%(runs)s) AND ended_at IS NULL
-"""  # noqa: S608 - our own word
-
-LOCK = """
-SELECT id, status, selected FROM runs WHERE id = ANY(%(runs)s) ORDER BY id FOR NO KEY UPDATE
 """
 # The first failed item of runs that never selected targets: the run itself has failed, for that item's reason.
 BROKEN = """
@@ -95,23 +77,18 @@ SELECT r.id, count(*) FILTER (WHERE o.outcome = 'successful'), count(*) FILTER (
 FROM runs r LEFT JOIN outcomes o ON o.run_id = r.id AND o.run_id = ANY(%(runs)s)
 WHERE r.id = ANY(%(runs)s) GROUP BY r.id
 """
-
-
-ALL_COMPLETE = """
-SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id, r.schedule_id FROM runs r
+ALL_COMPLETE = f"""
+SELECT {lifecycle.RUN} FROM runs r
 WHERE r.id = ANY(%s) AND r.ended_at IS NULL AND EXISTS (SELECT 1 FROM stages s WHERE s.run_id = r.id) AND NOT EXISTS (
-    SELECT 1 FROM stages s WHERE s.run_id = r.id AND (s.fanned_out_at IS NULL OR s.expected <> (
-        SELECT coalesce(sum(c.succeeded + c.failed + c.ignored), 0) FROM claims c
-        WHERE c.run_id = s.run_id AND c.stage = s.stage)))
+    SELECT 1 FROM stages s CROSS JOIN LATERAL {items.COUNTS} n WHERE s.run_id = r.id AND NOT {items.COMPLETE})
 ORDER BY r.id
-"""
+"""  # noqa: S608 - our own names
 
 
 async def complete(connection: Connection, run_ids: Collection[int]) -> list[Run]:
     """Return the open runs among `run_ids` whose stages are all complete. For runs without a story, which no workflow
     ends."""
-    async with connection.cursor(row_factory=class_row(Run)) as rows:
-        return await (await rows.execute(ALL_COMPLETE, (list(run_ids),))).fetchall()
+    return await fetch_all(connection, Run, ALL_COMPLETE, (list(run_ids),))
 
 
 @dataclass(frozen=True)
@@ -140,64 +117,44 @@ class RunEnd:
 NORMAL = RunEnd("normal")
 
 
-async def end(
-    connection: Connection,
-    flow: Flow,
-    run: Run,
-    *,
-    cause: EndCause = "normal",
-    code: str | None = None,
-    reason: str | None = None,
-    by: str | None = None,
-    record: Callable[[], Awaitable[None]] | None = None,
-) -> bool:
-    """Settle and end one run; `record` writes in the same transaction. Return False if the run had ended already: then
-    nothing is changed."""
-    return await end_many(connection, flow, [run], RunEnd(cause, code, reason, by), record) == 1
-
-
-async def end_many(
+async def end_runs(
     connection: Connection,
     flow: Flow,
     ending: Sequence[Run],
     cause: RunEnd = NORMAL,
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
-    """End those of the runs that are still open, in one transaction; return how many."""
+    """Settle and end those of the runs that are still open, in one transaction with what `record` writes; return how
+    many."""
     by_id = {run.id: run for run in ending}
     ended: list[EndedRun] = []
     async with connection.transaction():
-        cursor = await connection.execute(LOCK, {"runs": list(by_id)})
-        words = {
-            run: (word, selected)
-            for run, word, selected in await cursor.fetchall()
-            if flow.words.meaning[word] in (State.QUEUED, State.RUNNING)
+        found = {
+            run_id: locked
+            for run_id, locked in (await lifecycle.lock_runs(connection, by_id)).items()
+            if flow.words.meaning[locked.status] in (State.QUEUED, State.RUNNING)
         }
-        if not words:
+        if not found:
             return 0
-        runs_too = {"runs": list(words)}
-        causes = dict.fromkeys(words, cause)
-        unselected = [run for run, (_, selected) in words.items() if selected is None]
+        causes = dict.fromkeys(found, cause)
+        unselected = [run_id for run_id, locked in found.items() if locked.selected is None]
         if unselected:
             await connection.execute("UPDATE runs SET selected = 0 WHERE id = ANY(%s)", (unselected,))
-        # Lock order: claims before items before outcomes.
-        await connection.execute(
-            "SELECT 1 FROM claims WHERE run_id = ANY(%(runs)s) ORDER BY id FOR NO KEY UPDATE", runs_too
-        )
+        await lifecycle.lock_claims(connection, found)
         if cause.cause == "normal" and unselected:
-            cursor = await connection.execute(BROKEN, {"runs": unselected})
-            causes |= {run: RunEnd("catastrophic", code, error) for run, code, error in await cursor.fetchall()}
+            broken = await fetch_rows(connection, BROKEN, {"runs": unselected})
+            causes |= {run_id: RunEnd("catastrophic", code, error) for run_id, code, error in broken}
         if flow.units is not None:
-            await units.keep_counts(connection, flow.units, [by_id[run_id] for run_id in words])
-        await _settle(connection, flow, list(words), cause, sum(selected or 0 for _, selected in words.values()))
+            await units.keep_counts(connection, flow.units, [by_id[run_id] for run_id in found])
+        await _settle(connection, flow, list(found), cause, sum(locked.selected or 0 for locked in found.values()))
         crashpoint("in finalize")
-        asked = {"on_request": cause.cause in ON_REQUEST, "cancelled": CANCELLED}
-        cursor = await connection.execute(TALLY, runs_too | asked)
-        for run_id, successful, failed, ignored, cancelled, seconds in await cursor.fetchall():
+        asked = {"runs": list(found), "on_request": cause.cause in ON_REQUEST, "cancelled": CANCELLED}
+        for run_id, successful, failed, ignored, cancelled, seconds in await fetch_rows(connection, TALLY, asked):
             tally = {"successful": successful, "failed": failed, "ignored": ignored, "cancelled": cancelled}
-            ended.append(EndedRun(by_id[run_id], words[run_id][0], causes[run_id], tally, seconds))
-        moves = [lifecycle.Move(one.run, one.from_word, one.state, one.facts, one.shown) for one in ended]
-        to_words = await lifecycle.set_status(connection, flow, moves)
+            as_what = ended_as(causes[run_id].cause, successful, failed)
+            ended.append(EndedRun(by_id[run_id], found[run_id].status, causes[run_id], tally, seconds, *as_what))
+        moves = [lifecycle.Move(one.run, one.from_status, one.state, one.facts, one.shown) for one in ended]
+        to_statuses = await lifecycle.set_status(connection, flow, moves)
         if forced := [one.run.id for one in ended if one.cause.cause != "normal"]:
             await connection.execute(MARK_ABANDONED, (forced,))
         if record is not None:
@@ -207,7 +164,7 @@ async def end_many(
                 await events.tell(connection, of_these, what)  # type: ignore[arg-type]
         if flow.ended is not None:
             await events.write(connection, await flow.ended(connection, [one.run for one in ended]))
-    for one, to_word in zip(ended, to_words, strict=True):
+    for one, to_status in zip(ended, to_statuses, strict=True):
         counters.runs_ended[flow.name, one.state] += 1
         facts = {
             "cause": cause_in_words(one.cause.cause),
@@ -215,7 +172,7 @@ async def end_many(
             "reason": one.cause.reason,
             **one.tally,
         }
-        one.run.trace.end(to_word, one.seconds, event_key=one.run.event_key, **facts)
+        one.run.trace.end(to_status, one.seconds, event_key=one.run.event_key, **facts)
     return len(ended)
 
 
@@ -231,24 +188,21 @@ async def _settle(connection: Connection, flow: Flow, run_ids: list[int], cause:
         await connection.execute(stroke, facts)
     if many:
         await connection.execute("SET LOCAL enable_nestloop = on")
-    for statement in (*(() if all_good else (MAY_EXIST,)), CLOSE_WORK, leases.END_OF_RUNS):
-        await connection.execute(statement, {"runs": run_ids})
+    if not all_good:
+        await connection.execute(MAY_EXIST, facts)
+    await items.fail_waiting(connection, run_ids, None, "RUN_ENDED", "The run ended first", by="end of run")
+    for statement in (CLOSE_WORK, leases.END_OF_RUNS):
+        await connection.execute(statement, facts)
 
 
 class EndedRun(NamedTuple):
     run: Run
-    from_word: str
+    from_status: str
     cause: RunEnd
     tally: dict[str, int]
     seconds: float
-
-    @property
-    def state(self) -> State:
-        return ended_as(self.cause.cause, self.tally["successful"], self.tally["failed"])[0]
-
-    @property
-    def shown(self) -> State:
-        return ended_as(self.cause.cause, self.tally["successful"], self.tally["failed"])[1]
+    state: State
+    shown: State  # as which the flow shows it
 
     @property
     def facts(self) -> dict[str, Any]:

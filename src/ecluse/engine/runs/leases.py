@@ -19,7 +19,7 @@ from ecluse.base.errors import EcluseError, InvalidInput
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
 from ecluse.engine.runs import run_log
-from ecluse.engine.runs.lifecycle import RunEnded
+from ecluse.engine.runs.lifecycle import RunEnded, lock_open
 
 log = structlog.get_logger(__name__)
 
@@ -188,7 +188,7 @@ async def still_mine(connection: Connection, lease: Lease) -> None:
     """Lock the lease, or raise LeaseLost. Called before a write under the lease, in its transaction: no other holder
     can take the lease before the commit. Lock order: runs → leases, like the end of a run."""
     if lease.run_id is not None:
-        await connection.execute("SELECT 1 FROM runs WHERE id = %s FOR SHARE", (lease.run_id,))
+        await lock_open(connection, [lease.run_id])
     cursor = await connection.execute(f"SELECT 1 FROM leases WHERE {MINE} FOR UPDATE", _mine(lease))  # noqa: S608
     if await cursor.fetchone() is None:
         raise LeaseLost(f"the lease {lease.key} (number {lease.fence}) is not held by {lease.owner} any more")

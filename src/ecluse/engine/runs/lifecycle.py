@@ -1,25 +1,33 @@
 """Run rows: load, lock, begin, phase and status (`start.py` inserts them, `finalize.py` ends them). `set_status` is the
-only writer of a run's status, by compare-and-set on the former status word."""
+only writer of a run's status, by compare-and-set on the former status."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from psycopg.rows import class_row
-from pydantic_core import to_json
-
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
+from ecluse.db.query import as_json, fetch_all, fetch_column, fetch_rows, fetch_value
 from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.model.states import State, cause_in_words
 
+# The columns of a `Run`.
+RUN = "id, tenant_id, flow, event_key, input, correlation_id, schedule_id"
+LOAD = f"SELECT {RUN} FROM runs WHERE id = ANY(%s) ORDER BY id"  # noqa: S608 - our own names
 RUNS_CHANNEL = "ecluse_runs"  # a run with a story was started
 CLOSING_CHANNEL = "ecluse_closing"  # a run without a story may be complete
 ENDED_CHANNEL = "ecluse_ended"
 
-# Lock order: runs before claims. A commit takes this lock only if a `save` in it will change its run.
-LOCK_RUNS = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
+# The one lock order, in which no two transactions deadlock: runs, then claims, then items, then outcomes; rows of one
+# table by id. A transaction that changes a run, or must not run beside its end, locks the run exclusively and first
+# (`lock_runs`, `keep_open`); one that only needs the run to stay open shares the lock (`lock_open`) and changes no run
+# after it. A commit locks runs only if a `save` in it will change them (`Stage.opens`).
+LOCK_RUNS = "SELECT id, status, selected, ended_at IS NULL FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
+LOCK_OPEN = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NULL ORDER BY id FOR SHARE"
+LOCK_CLAIMS = """
+SELECT 1 FROM claims WHERE run_id = ANY(%s) AND stage = coalesce(%s, stage) ORDER BY id FOR NO KEY UPDATE
+"""
 
 
 class RunEnded(Exception):
@@ -28,13 +36,7 @@ class RunEnded(Exception):
 
 async def load_runs(connection: Connection, run_ids: Collection[int]) -> list[Run]:
     """Return the runs that exist, ordered by id."""
-    async with connection.cursor(row_factory=class_row(Run)) as cursor:
-        await cursor.execute(
-            "SELECT id, tenant_id, flow, event_key, input, correlation_id, schedule_id FROM runs"
-            " WHERE id = ANY(%s) ORDER BY id",
-            (list(run_ids),),
-        )
-        return await cursor.fetchall()
+    return await fetch_all(connection, Run, LOAD, (list(run_ids),))
 
 
 async def load_run(connection: Connection, run_id: int) -> Run:
@@ -44,38 +46,49 @@ async def load_run(connection: Connection, run_id: int) -> Run:
 
 
 async def has_ended(connection: Connection, run_id: int) -> bool:
-    row = await (await connection.execute("SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", (run_id,))).fetchone()
-    if row is None:
+    ended = await fetch_value(connection, "SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", (run_id,))
+    if ended is None:
         raise NotFound(f"there is no run {run_id}")
-    return bool(row[0])
+    return bool(ended)
+
+
+class LockedRun(NamedTuple):
+    status: str
+    selected: int | None
+    is_open: bool
+
+
+async def lock_runs(connection: Connection, run_ids: Collection[int]) -> dict[int, LockedRun]:
+    """Lock the runs, for a transaction that changes them or must not run beside their end."""
+    return {row[0]: LockedRun(*row[1:]) for row in await fetch_rows(connection, LOCK_RUNS, (list(run_ids),))}
 
 
 async def keep_open(connection: Connection, run: Run) -> None:
     """Lock the run, so that it cannot end before the caller's transaction does; raise RunEnded if it has ended. For
     work that a story starts outside its own items."""
-    cursor = await connection.execute(
-        "SELECT 1 FROM runs WHERE id = %s AND ended_at IS NULL FOR NO KEY UPDATE", (run.id,)
-    )
-    if await cursor.fetchone() is None:
+    locked = (await lock_runs(connection, [run.id])).get(run.id)
+    if locked is None or not locked.is_open:
         raise RunEnded
 
 
 async def lock_open(connection: Connection, run_ids: Collection[int]) -> set[int]:
-    """Lock and return the open runs of `run_ids`, which stay open until the caller's transaction ends. For a caller
-    that begins to wait for them."""
-    cursor = await connection.execute(
-        "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NULL ORDER BY id FOR SHARE", (list(run_ids),)
-    )
-    return {row[0] for row in await cursor.fetchall()}
+    """Lock and return the open runs of `run_ids`, which stay open until the caller's transaction ends. The lock is
+    shared with other such callers."""
+    return set(await fetch_column(connection, LOCK_OPEN, (list(run_ids),)))
 
 
-async def begin(connection: Connection, flow: Flow, run: Run) -> bool:
+async def lock_claims(connection: Connection, run_ids: Collection[int], stage: str | None = None) -> None:
+    """Lock the claims of a stage, or of all stages, of these runs: needed before items in flight are changed."""
+    await connection.execute(LOCK_CLAIMS, (list(run_ids), stage))
+
+
+async def begin(connection: Connection, run: Run, flow: Flow) -> bool:
     """Move the run from queued to running. Return False if it was running already (a replay); raise if it has ended."""
     async with connection.transaction():
-        word = await lock(connection, run.id)
-        if flow.words.meaning[word] is State.RUNNING:
+        status = (await lock_runs(connection, [run.id]))[run.id].status
+        if flow.words.meaning[status] is State.RUNNING:
             return False
-        await set_status(connection, flow, [Move(run, word, State.RUNNING)])
+        await set_status(connection, flow, [Move(run, status, State.RUNNING)])
     run.trace.start(f"run-{flow.name}", event_key=run.event_key, **flow.about(run))
     return True
 
@@ -98,25 +111,16 @@ async def note_errors(connection: Connection, run: Run, details: Mapping[str, An
     """Merge errors that did not end the run into its `error_details`; the end of the run keeps them."""
     await connection.execute(
         "UPDATE runs SET error_details = coalesce(error_details, '{}') || %s::jsonb WHERE id = %s",
-        (to_json(details).decode(), run.id),
+        (as_json(details), run.id),
     )
 
 
-async def lock(connection: Connection, run_id: int) -> str:
-    row = await (
-        await connection.execute("SELECT status FROM runs WHERE id = %s FOR NO KEY UPDATE", (run_id,))
-    ).fetchone()
-    if row is None:
-        raise NotFound(f"there is no run {run_id}")
-    return str(row[0])
-
-
 class Move(NamedTuple):
-    """A status change of a run, from `from_word` to the flow's word for `state`, or for `shown` where the flow shows
-    another state than the run's own (`states.ended_as`). `facts` are columns set with it."""
+    """A status change of a run, from `from_status` to the flow's status for `state`, or for `shown` where the flow
+    shows another state than the run's own (`states.ended_as`). `facts` are columns set with it."""
 
     run: Run
-    from_word: str
+    from_status: str
     state: State
     facts: Mapping[str, Any] = {}
     shown: State | None = None
@@ -130,10 +134,10 @@ FACTS = dict.fromkeys(("successful", "failed", "ignored"), "integer") | dict.fro
 SET_STATUS = f"""
 WITH m AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(moves)s::jsonb)
-        AS m(run bigint, from_word text, to_word text, state text, ends boolean, level text, data jsonb,
+        AS m(run bigint, from_status text, to_status text, state text, ends boolean, level text, data jsonb,
              cancelled integer, {", ".join(f"{name} {kind}" for name, kind in FACTS.items())})),
 moved AS (
-    UPDATE runs r SET status = m.to_word, state = m.state,
+    UPDATE runs r SET status = m.to_status, state = m.state,
         started_at = CASE WHEN m.ends THEN r.started_at ELSE ecluse_now() END,
         ended_at = CASE WHEN m.ends THEN ecluse_now() END, cancelled = coalesce(m.cancelled, 0),
         phase = CASE WHEN NOT m.ends THEN r.phase END,
@@ -142,10 +146,10 @@ moved AS (
         ends_waited_for = coalesce(m.end_cause <> 'normal', false)
             AND EXISTS (SELECT 1 FROM run_waiters w WHERE w.waiter_run_id = r.id),
         {", ".join(f"{name} = m.{name}" for name in FACTS)}
-    FROM m WHERE r.id = ANY(%(runs)s) AND r.id = m.run AND r.status = m.from_word RETURNING r.id),
+    FROM m WHERE r.id = ANY(%(runs)s) AND r.id = m.run AND r.status = m.from_status RETURNING r.id),
 noted AS (
     INSERT INTO run_log (run_id, at, level, message, data)
-    SELECT run, ecluse_now(), level, from_word || ' -> ' || to_word, data FROM m ORDER BY run)
+    SELECT run, ecluse_now(), level, from_status || ' -> ' || to_status, data FROM m ORDER BY run)
 SELECT pg_notify('{ENDED_CHANNEL}', id::text) FROM moved JOIN m ON m.run = moved.id WHERE m.ends
 """  # noqa: S608 - our own names
 
@@ -157,17 +161,17 @@ def _noted(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 async def set_status(connection: Connection, flow: Flow, moves: Sequence[Move]) -> list[str]:
-    """Change the status of these runs, each only if it still has `from_word`; return the new status words."""
-    words, rows = [], []
-    for run, from_word, state, facts, shown in moves:
-        to_word = flow.words.word(shown or state, after=from_word)
-        flow.words.check(from_word, to_word)
-        words.append(to_word)
+    """Change the status of these runs, each only if it still has `from_status`; return the new statuses."""
+    statuses, rows = [], []
+    for run, from_status, state, facts, shown in moves:
+        to_status = flow.words.word(shown or state, after=from_status)
+        flow.words.check(from_status, to_status)
+        statuses.append(to_status)
         rows.append(
-            {"run": run.id, "from_word": from_word, "to_word": to_word, "state": state}
+            {"run": run.id, "from_status": from_status, "to_status": to_status, "state": state}
             | {"ends": "end_cause" in facts, "level": "error" if state is State.FAILED else "info"}
             | {"data": _noted(facts), **facts}
         )
     runs = [move.run.id for move in moves]
-    await connection.execute(SET_STATUS, {"runs": runs, "moves": to_json(rows).decode()})
-    return words
+    await connection.execute(SET_STATUS, {"runs": runs, "moves": as_json(rows)})
+    return statuses

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
 
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_value
 
 # Equal failures of a run are one row. The columns `stage`, `code` and `said` must be in scope.
 FOLD = "sha256(convert_to(concat_ws(chr(10), stage, code, said), 'UTF8'))"
@@ -16,6 +18,11 @@ ON CONFLICT (run_id, fold) WHERE fold IS NOT NULL DO UPDATE SET count = l.count 
     last_at = excluded.last_at, targets = CASE WHEN cardinality(l.targets) >= 5 THEN l.targets ELSE
         ARRAY(SELECT u.target FROM unnest(l.targets || excluded.targets) WITH ORDINALITY AS u(target, n)
               GROUP BY u.target ORDER BY min(u.n) LIMIT 5) END
+"""
+LINE = """
+INSERT INTO run_log (run_id, at, level, message, event_id, data, fold)
+VALUES (%s, ecluse_now(), %s, %s, %s, %s, %s)
+ON CONFLICT (run_id, fold) WHERE fold IS NOT NULL DO NOTHING RETURNING id
 """
 FAILURE = f"""
 INSERT INTO run_log AS l (run_id, at, last_at, level, message, event_id, data, targets, fold)
@@ -32,21 +39,13 @@ async def write(
     *,
     level: Literal["info", "warning", "error"] = "info",
     event_id: str | None = None,
+    once: str | None = None,
     **data: Any,
-) -> None:
-    await connection.execute(
-        "INSERT INTO run_log (run_id, at, level, message, event_id, data) VALUES (%s, ecluse_now(), %s, %s, %s, %s)",
-        (run_id, level, storable(message), event_id, Jsonb(data) if data else None),
-    )
-
-
-async def write_once(connection: Connection, run_id: int, message: str, **data: Any) -> bool:
-    """Write the warning unless this run already has one with the same message. Return whether it was written."""
-    said = await connection.execute("SELECT 1 FROM run_log WHERE run_id = %s AND message = %s", (run_id, message))
-    if await said.fetchone() is not None:
-        return False
-    await write(connection, run_id, message, level="warning", **data)
-    return True
+) -> bool:
+    """Write a line, unless the run has a line with the same key `once`; return whether it was written."""
+    fold = None if once is None else sha256(f"once {once}".encode(errors="replace")).digest()
+    line = (run_id, level, storable(message), event_id, Jsonb(data) if data else None, fold)
+    return await fetch_value(connection, LINE, line) is not None
 
 
 async def write_failure(

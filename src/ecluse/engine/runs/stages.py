@@ -1,88 +1,77 @@
-"""Open a stage of many runs at once, for runs that are only items: in the transaction that inserts them, or in the
-commit of the stage before. A handful of statements, however many runs. Idempotent."""
+"""The stages of runs: open one, dispatch its items, give up on items that wait. Idempotent.
+
+A story dispatches the items of its run in statements that commit one by one, so that the first items are worked on
+while the rest is still being inserted. Runs that are only items have a stage opened in the transaction that inserts
+them, or in the commit of the stage before: a handful of statements, however many runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-
-from pydantic_core import to_json
+from typing import Literal
 
 from ecluse.base.ids import item_event_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
+from ecluse.db.query import as_json, fetch_column, fetch_rows
 from ecluse.engine.model.flow import NewItem, Run, Stage
-from ecluse.engine.runs import targets
-from ecluse.engine.runs.fan_out import HEAD_START, SAMPLE, Priority
-from ecluse.engine.runs.lifecycle import CLOSING_CHANNEL, LOCK_RUNS
+from ecluse.engine.runs import items, lifecycle, targets
 
-# Nothing is dispatched into a run that has ended. The lane is created if no worker has registered it yet; the first
-# worker to start sets its caps.
+SAMPLE = 3
+Priority = Literal["high", "normal", "low"]
+# Priority shifts the place in line by an hour; it does not rank, so that low-priority items cannot starve.
+HEAD_START = {"high": timedelta(hours=1), "normal": timedelta(0), "low": -timedelta(hours=1)}
+
+# Nothing is opened in a run that has ended. The lane is created if no worker has registered it yet; the first worker to
+# start sets its caps. A stage whose work is done by other runs has units instead of items, and dispatches nothing.
 OPEN = """
 WITH lane AS (
-    INSERT INTO lanes (name) SELECT %(lane)s WHERE NOT EXISTS (SELECT 1 FROM lanes WHERE name = %(lane)s)
-    ON CONFLICT DO NOTHING),
+    INSERT INTO lanes (name) SELECT %(lane)s
+    WHERE %(units)s::int IS NULL AND NOT EXISTS (SELECT 1 FROM lanes WHERE name = %(lane)s) ON CONFLICT DO NOTHING),
 run AS MATERIALIZED (
-    SELECT id FROM runs WHERE id = ANY(%(runs)s) AND ended_at IS NULL ORDER BY id FOR NO KEY UPDATE),
-opened AS (
-    INSERT INTO stages (run_id, stage, budget, started_at, fanned_out_at, deadline_at, progress_at, expected)
-    SELECT run.id, %(stage)s, %(budget)s, now, now, now + %(max_wait)s, now, n.items
-    FROM run JOIN unnest(%(runs)s::bigint[], %(items)s::int[]) AS n(id, items) ON n.id = run.id,
-         (SELECT ecluse_now() AS now) AS instant
-    ON CONFLICT DO NOTHING RETURNING run_id, expected),
+    SELECT id, ecluse_now() AS now FROM runs WHERE id = ANY(%(runs)s) AND ended_at IS NULL ORDER BY id FOR SHARE)
+INSERT INTO stages (run_id, stage, budget, rounds, started_at, fanned_out_at, deadline_at, progress_at, units)
+SELECT id, %(stage)s, %(budget)s, %(rounds)s, now, CASE WHEN %(units)s::int IS NOT NULL THEN now END,
+       now + %(max_wait)s, now, %(units)s::int
+FROM run ON CONFLICT DO NOTHING RETURNING run_id
+"""
+CLOSE_DISPATCH = """
+WITH closed AS (
+    UPDATE stages s SET fanned_out_at = coalesce(s.fanned_out_at, ecluse_now()),
+        expected = (SELECT count(*) FROM items i WHERE i.run_id = s.run_id AND i.stage = %(stage)s)
+    FROM jsonb_to_recordset(%(samples)s::jsonb) AS d(run bigint, event_ids jsonb)
+    WHERE s.run_id = d.run AND s.stage = %(stage)s RETURNING s.run_id, s.expected, d.event_ids),
 noted AS (
     INSERT INTO run_log (run_id, at, level, message, data)
-    SELECT run_id, ecluse_now(), 'info', 'FAN-OUT: ' || %(flow)s || '/' || %(stage)s || ' x' || expected,
-           jsonb_build_object('items', expected) FROM opened)
-SELECT run_id FROM opened
-"""
-PUT = """
-INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, group_key, due_at, order_at, payload)
-SELECT tenant, run, %(flow)s, %(stage)s, key, target, (SELECT id FROM lanes WHERE name = %(lane)s), "group", now,
-       now - %(head_start)s, payload
-FROM jsonb_to_recordset(%(rows)s::jsonb)
-     AS t(tenant text, run bigint, key text, target text, payload jsonb, "group" text),
-     (SELECT ecluse_now() AS now) AS instant
+    SELECT run_id, ecluse_now(), 'info', 'FAN-OUT: ' || %(event)s || ' x' || expected,
+           jsonb_build_object('items', expected, 'event_ids', event_ids)
+    FROM closed ORDER BY run_id)
+SELECT run_id, expected FROM closed
 """
 
 
-# Fail items under a closed claim, like items that ran and failed: counted, and never run.
-GIVE_UP = """
-WITH late AS (
-    SELECT id, run_id, lane_id FROM items
-    WHERE run_id = ANY(%(runs)s) AND stage = %(stage)s AND status = 'open' AND claim_id IS NULL
-      AND due_at <= coalesce(%(due_before)s, 'infinity'::timestamptz)
-    ORDER BY id FOR UPDATE),
-claim AS (
-    INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
-    SELECT 'given up', run_id, %(stage)s, lane_id, count(*), count(*), ecluse_now() FROM late GROUP BY run_id, lane_id
-    RETURNING id, run_id, lane_id)
-UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error_code = %(code)s, error = %(error)s,
-    finished_at = ecluse_now()
-FROM late JOIN claim c ON c.run_id = late.run_id AND c.lane_id = late.lane_id WHERE i.id = late.id
-"""
+def event_of(run: Run, stage: Stage) -> str:
+    return stage.event or f"{run.flow}/{stage.name}"
 
 
-async def give_up(
+async def fan_out(
     connection: Connection,
-    run_ids: Sequence[int],
-    stage: str,
-    code: str,
-    error: str,
+    run: Run,
+    stage: Stage,
+    new: Sequence[NewItem],
     *,
-    due_before: datetime | None = None,
+    chunk: int,
+    priority: Priority = "normal",
 ) -> int:
-    """Fail the unclaimed items in a stage of these runs; a sweep then ends the runs. Return how many items."""
-    async with connection.transaction():
-        await connection.execute(LOCK_RUNS, (list(run_ids),))
-        facts = {"runs": list(run_ids), "stage": stage, "code": code, "error": error, "due_before": due_before}
-        given_up = (await connection.execute(GIVE_UP, facts)).rowcount
-        await connection.execute("SELECT pg_notify(%s, '')", (CLOSING_CHANNEL,))
-    return given_up
+    """Open the stage of a run with a story and dispatch its items; return how many items it now has. A replay adds the
+    items that are missing."""
+    is_new = await _open_in_story(connection, run, stage)
+    return (await _dispatch(connection, stage, [(run, new)], is_new, chunk, priority))[run.id]
 
 
-async def wake_workers(connection: Connection) -> None:
-    await connection.execute("SELECT pg_notify('ecluse_work', '')")
+async def open_units(connection: Connection, run: Run, stage: Stage) -> None:
+    """Open a stage whose work is done by other runs."""
+    await _open_in_story(connection, run, stage, units=0)
 
 
 async def open_stage(
@@ -92,39 +81,82 @@ async def open_stage(
     *,
     select: bool = False,
     priority: Priority = "normal",
-    max_wait: timedelta | None = None,
     chunk: int = 200,
 ) -> None:
-    """Open the stage for runs of one flow, in the caller's transaction. `select`: the runs answer for the items'
-    targets."""
+    """Open the stage for runs of one flow that are only items, and dispatch their items, in the caller's transaction;
+    it has inserted the runs or locked them (`Stage.opens`). `select`: the runs answer for the items' targets."""
     if not wanted:
         return
     wanted = sorted(wanted, key=lambda one: one[0].id)
     if select:
-        await targets.select(connection, {run.id: items for run, items in wanted})
-    names = {"flow": wanted[0][0].flow, "stage": stage.name, "lane": stage.lane.name}
-    facts = {"runs": [run.id for run, _ in wanted], "items": [len(items) for _, items in wanted]}
-    limits = {"budget": stage.retry.executions, "max_wait": max_wait or stage.max_wait}
-    cursor = await connection.execute(OPEN, {**names, **facts, **limits})
-    opened = {row[0] for row in await cursor.fetchall()}
-    rows = [
-        {
-            "tenant": run.tenant_id,
-            "run": run.id,
-            "key": item.key,
-            "target": item.key if item.target is None else item.target,
-        }
-        | {"payload": item.payload, "group": item.group}
-        for run, items in wanted
-        if run.id in opened
-        for item in items
-    ]
-    names_too = {**names, "head_start": HEAD_START[priority]}
-    for start in range(0, len(rows), chunk):
-        await connection.execute(PUT, {**names_too, "rows": to_json(rows[start : start + chunk]).decode()})
-    if rows:
-        await wake_workers(connection)
-    for run, items in wanted:
-        if run.id in opened:
-            ids = [storable(item_event_id(run.flow, run.id, stage.name, item.key, 0)) for item in items[:SAMPLE]]
-            run.trace.fan_out(f"{run.flow}/{stage.name}", len(items), ids, refused=0)
+        await targets.select(connection, {run.id: new for run, new in wanted})
+    opened = await _open(connection, [run.id for run, _ in wanted], stage)
+    if opened:
+        here = [(run, new) for run, new in wanted if run.id in opened]
+        await _dispatch(connection, stage, here, True, chunk, priority)
+
+
+async def give_up(
+    connection: Connection,
+    run_ids: Collection[int],
+    stage: str,
+    code: str,
+    error: str,
+    *,
+    due_before: datetime | None = None,
+) -> int:
+    """Fail the unclaimed items in a stage of these runs; a sweep then ends the runs. Return how many items."""
+    async with connection.transaction():
+        await lifecycle.lock_runs(connection, run_ids)
+        given_up = await items.fail_waiting(
+            connection, run_ids, stage, code, error, by="given up", due_before=due_before
+        )
+        await connection.execute("SELECT pg_notify(%s, '')", (lifecycle.CLOSING_CHANNEL,))
+    return given_up
+
+
+async def wake_workers(connection: Connection) -> None:
+    await connection.execute("SELECT pg_notify(%s, '')", (items.WORK_CHANNEL,))
+
+
+async def _open_in_story(connection: Connection, run: Run, stage: Stage, units: int | None = None) -> bool:
+    """Return False if the stage exists: this is a replay. Raise RunEnded if the run has ended."""
+    opened = await _open(connection, [run.id], stage, rounds=stage.rounds, units=units)
+    if not opened and await lifecycle.has_ended(connection, run.id):
+        raise lifecycle.RunEnded
+    return bool(opened)
+
+
+async def _open(
+    connection: Connection, run_ids: Sequence[int], stage: Stage, *, rounds: int = 0, units: int | None = None
+) -> set[int]:
+    """Insert the stage for those of these runs that are open and do not have it; return their ids. Further rounds are
+    opened by the gate of a story only."""
+    limits = {"budget": stage.retry.executions, "rounds": rounds, "max_wait": stage.max_wait, "units": units}
+    given = {"runs": list(run_ids), "stage": stage.name, "lane": stage.lane.name, **limits}
+    return set(await fetch_column(connection, OPEN, given))
+
+
+async def _dispatch(
+    connection: Connection,
+    stage: Stage,
+    wanted: Sequence[tuple[Run, Sequence[NewItem]]],
+    is_new: bool,
+    chunk: int,
+    priority: Priority,
+) -> dict[int, int]:
+    """Insert the items of an open stage and log it; return how many items each run now has."""
+    flow, event = wanted[0][0].flow, event_of(wanted[0][0], stage)
+    rows = [(run.id, item) for run, new in wanted for item in new]
+    dispatch = items.Dispatch(flow, stage.name, stage.lane.name, HEAD_START[priority])
+    refused = await items.insert(connection, dispatch, rows, chunk=chunk, new=is_new)
+    samples = {
+        run.id: [storable(item_event_id(flow, run.id, stage.name, item.key, 0)) for item in new[:SAMPLE]]
+        for run, new in wanted
+    }
+    listed = as_json([{"run": run_id, "event_ids": ids} for run_id, ids in samples.items()])
+    given = {"stage": stage.name, "event": event, "samples": listed}
+    expected: dict[int, int] = dict(await fetch_rows(connection, CLOSE_DISPATCH, given))
+    for run, _ in wanted:
+        run.trace.fan_out(event, expected[run.id], samples[run.id], refused=refused[run.id])
+    return expected

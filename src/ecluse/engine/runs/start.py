@@ -119,7 +119,7 @@ async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run])
     await lifecycle.begin_runs(connection, flow, begun)
     await flow.begin(connection, begun)  # type: ignore[misc]
     if idle := await finalize.complete(connection, [run.id for run in begun]):
-        await finalize.end_many(connection, flow, idle)
+        await finalize.end_runs(connection, flow, idle)
 
 
 async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from pydantic_core import to_json
-
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection
+from ecluse.db.query import as_json, fetch_column, fetch_value
 from ecluse.engine.model.flow import NewItem, Run
 from ecluse.engine.outbox import events
+from ecluse.engine.runs.lifecycle import lock_runs
 
 SELECT = """
 WITH t AS MATERIALIZED (
@@ -38,25 +38,24 @@ async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]
         for item in items
     ]
     async with connection.transaction():
-        cursor = await connection.execute(SELECT, {"rows": to_json(rows).decode(), "runs": list(targets)})
-        if chosen := [row[0] for row in await cursor.fetchall()]:
+        if chosen := await fetch_column(connection, SELECT, {"rows": as_json(rows), "runs": list(targets)}):
             await events.tell(connection, chosen, "selected")
 
 
 async def how_many_selected(connection: Connection, run_id: int) -> int:
-    row = await (await connection.execute("SELECT selected FROM runs WHERE id = %s", (run_id,))).fetchone()
-    return row[0] or 0 if row else 0
+    return await fetch_value(connection, "SELECT selected FROM runs WHERE id = %s", (run_id,)) or 0
 
 
 async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
     """Return the targets without an outcome and without a failed, ignored or unfinished item: what the next stage works
     on."""
-    cursor = await connection.execute(
+    found = await fetch_column(
+        connection,
         "SELECT target FROM outcomes o WHERE run_id = %s AND outcome IS NULL AND NOT EXISTS (SELECT 1 FROM items i"
         " WHERE i.run_id = o.run_id AND i.target = o.target AND i.status <> 'succeeded') ORDER BY target",
         (run.id,),
     )
-    return [NewItem(key=str(row[0])) for row in await cursor.fetchall()]
+    return [NewItem(target) for target in found]
 
 
 class Settled(NamedTuple):
@@ -79,5 +78,5 @@ async def settle_targets(connection: Connection, run: Run, settled: Sequence[Set
     """Settle targets for good: an outcome that is set is not changed. Return how many targets were settled here."""
     rows = [one._replace(reason=storable(one.reason))._asdict() if one.reason else one._asdict() for one in settled]
     async with connection.transaction():
-        await connection.execute("SELECT 1 FROM runs WHERE id = %s FOR NO KEY UPDATE", (run.id,))
-        return (await connection.execute(SETTLE_TARGETS, (to_json(rows).decode(), run.id))).rowcount
+        await lock_runs(connection, [run.id])
+        return (await connection.execute(SETTLE_TARGETS, (as_json(rows), run.id))).rowcount

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows
 from ecluse.engine.model.flow import Run
 
 
@@ -29,6 +30,6 @@ async def keep_counts(connection: Connection, count: CountUnits, ending: Sequenc
     """Store the final unit counts of the runs' open stages. In the transaction that ends the runs, before their targets
     are settled."""
     by_id = {run.id: run for run in ending}
-    for run_id, stage in await (await connection.execute(OPEN_STAGES, (list(by_id),))).fetchall():
+    for run_id, stage in await fetch_rows(connection, OPEN_STAGES, (list(by_id),)):
         found = await count(connection, by_id[run_id])
         await connection.execute(KEEP, (found.expected, found.succeeded, found.failed, run_id, stage))

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pydantic_core import to_json
-
 from ecluse.db.connect import Connection
+from ecluse.db.query import as_json
 
 PUT = """
 INSERT INTO run_waiters (run_id, waiter_run_id, target)
@@ -62,4 +61,4 @@ async def put_waiters(connection: Connection, waiters: Sequence[Waiter]) -> None
     """Insert waiters, in the transaction that starts the awaited runs or finds them running. Existing rows stay as they
     are."""
     if waiters:
-        await connection.execute(PUT, (to_json([one._asdict() for one in waiters]).decode(),))
+        await connection.execute(PUT, (as_json([one._asdict() for one in waiters]),))

@@ -21,11 +21,11 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import workflow_id
 from ecluse.db.connect import Connection, Pool
-from ecluse.db.outage import is_unavailable
+from ecluse.db.outage import ignoring_outage, is_unavailable
+from ecluse.db.query import fetch_column, fetch_rows
 from ecluse.engine.lead import durable, gate
-from ecluse.engine.lead.story import gate_topic
 from ecluse.engine.model.flow import EmitLive, FinishedItem, Flow, Run, Stage
-from ecluse.engine.runs import finalize, lifecycle
+from ecluse.engine.runs import finalize, items, lifecycle
 from ecluse.engine.runs.finalize import RunEnd
 from ecluse.engine.work.committer import ItemResult
 
@@ -36,15 +36,14 @@ LEAST_REST_SECONDS, LONGEST_REST_SECONDS = 0.1, 2.0
 NEWS_SECONDS = 2.0
 
 # OFFSET 0 is an optimization fence: the few rows are looked up by key, whatever the planner estimates.
-COMPLETE = """
-SELECT s.run_id, s.stage, r.orchestrated, r.flow, r.tenant_id || '/' || r.event_key
+COMPLETE = f"""
+SELECT s.run_id, s.stage, r.orchestrated, r.tenant_id || '/' || r.event_key
 FROM unnest(%s::bigint[], %s::text[]) AS t(run_id, stage)
 CROSS JOIN LATERAL (SELECT * FROM stages s WHERE s.run_id = t.run_id AND s.stage = t.stage OFFSET 0) s
 CROSS JOIN LATERAL (SELECT * FROM runs r WHERE r.id = t.run_id OFFSET 0) r
-WHERE s.fanned_out_at IS NOT NULL AND s.ended_at IS NULL AND r.ended_at IS NULL
-  AND s.expected = (SELECT coalesce(sum(c.succeeded + c.failed + c.ignored), 0) FROM claims c
-                    WHERE c.run_id = s.run_id AND c.stage = s.stage)
-"""
+CROSS JOIN LATERAL {items.COUNTS} n
+WHERE s.ended_at IS NULL AND r.ended_at IS NULL AND {items.COMPLETE}
+"""  # noqa: S608 - our own names
 
 # Self-closing runs are swept page by page: a hundred thousand of them may wait behind a vendor's cap.
 PAGE = 2_000
@@ -63,12 +62,12 @@ async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple
     if not touched:
         return
     async with pool.connection() as connection:
-        cursor = await connection.execute(COMPLETE, ([run for run, _ in touched], [stage for _, stage in touched]))
-        complete = await cursor.fetchall()
-        for run_id, stage, orchestrated, _, workflow in complete:
+        pairs = [run for run, _ in touched], [stage for _, stage in touched]
+        complete = await fetch_rows(connection, COMPLETE, pairs)
+        for run_id, stage, orchestrated, workflow in complete:
             if orchestrated:
                 with apart(run_id):
-                    await _hint(connection, workflow, gate_topic(stage))
+                    await _wake(connection, workflow, gate.topic(stage))
         await close_complete(connection, flows, {row[0] for row in complete if not row[2]})
 
 
@@ -80,7 +79,7 @@ async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_
     for name in sorted({run.flow for run in over}):
         mine = [run for run in over if run.flow == name]
         await end_together(connection, flows[name], mine)
-        await _hint_parents(connection, mine)
+        await _wake_parents(connection, mine)
 
 
 async def end_together(
@@ -91,7 +90,7 @@ async def end_together(
     if len(over) > 1:
         try:
             for start in range(0, len(over), TOGETHER):
-                await finalize.end_many(connection, flow, over[start : start + TOGETHER], cause)
+                await finalize.end_runs(connection, flow, over[start : start + TOGETHER], cause)
         except Exception as error:  # the flow's `ended` may raise anything
             if is_unavailable(error):
                 raise
@@ -100,7 +99,7 @@ async def end_together(
             return
     for run in over:
         with apart(run.id):
-            await finalize.end_many(connection, flow, [run], cause)
+            await finalize.end_runs(connection, flow, [run], cause)
 
 
 # Runs after the commit: of two replicas that end the last two children, at least one sees that none is open.
@@ -114,11 +113,10 @@ WHERE r.ended_at IS NULL AND s.units IS NOT NULL AND s.ended_at IS NULL AND NOT 
 """
 
 
-async def _hint_parents(connection: Connection, ended: Sequence[Run]) -> None:
+async def _wake_parents(connection: Connection, ended: Sequence[Run]) -> None:
     """Wake the gate of each parent run whose last open child is in `ended`."""
-    cursor = await connection.execute(CHILDLESS, ([run.id for run in ended],))
-    for workflow, stage in await cursor.fetchall():
-        await _hint(connection, workflow, gate_topic(stage))
+    for workflow, stage in await fetch_rows(connection, CHILDLESS, ([run.id for run in ended],)):
+        await _wake(connection, workflow, gate.topic(stage))
 
 
 @contextmanager
@@ -149,34 +147,35 @@ async def end_by_operator(
     sweep ends the runs that only this one waited for. Return False if the run had already ended."""
     if not reason.strip():
         raise InvalidInput("say why the run is ended: the reason stays with it")
-    gates = await (await connection.execute(WAITING, (run.id,))).fetchall()
-    ended = await finalize.end(connection, flow, run, cause="operator", reason=reason.strip(), by=by, record=record)
-    for (stage,) in gates if ended and flow.story is not None else ():
-        await _hint(connection, workflow_id(run.tenant_id, run.event_key), gate_topic(stage))
+    gates = await fetch_column(connection, WAITING, (run.id,))
+    cause = RunEnd("operator", reason=reason.strip(), by=by)
+    ended = await finalize.end_runs(connection, flow, [run], cause, record) == 1
+    for stage in gates if ended and flow.story is not None else ():
+        await _wake(connection, workflow_id(run.tenant_id, run.event_key), gate.topic(stage))
     return ended
 
 
 async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
     """Close the complete and overdue self-closing runs of one page; return the id after which the next page starts."""
     async with pool.connection() as connection:
-        page = [row[0] for row in await (await connection.execute(SELF_CLOSING, (list(flows), after))).fetchall()]
-        for run_id, stage in await (await connection.execute(OVERDUE, (page,))).fetchall() if page else ():
+        page = await fetch_column(connection, SELF_CLOSING, (list(flows), after))
+        for run_id, stage in await fetch_rows(connection, OVERDUE, (page,)) if page else ():
             with apart(run_id):
                 run = await lifecycle.load_run(connection, run_id)
                 await gate.end(connection, run, flows[run.flow].stage(stage), "timeout")
-                await finalize.end(connection, flows[run.flow], run)
+                await finalize.end_runs(connection, flows[run.flow], [run])
         await close_complete(connection, flows, page)
     return page[-1] if len(page) == PAGE else 0
 
 
-async def _hint(connection: Connection, workflow: str, topic: str) -> None:
+async def _wake(connection: Connection, workflow: str, topic: str) -> None:
     try:
-        await durable.hint(connection, workflow, topic)
+        await durable.wake(connection, workflow, topic)
     except psycopg.errors.ForeignKeyViolation:
-        log.warning("no workflow to hint: its gate will look by itself", workflow=workflow)
+        log.warning("completion: no workflow to wake, its gate will poll", workflow=workflow)
 
 
-async def _send_news(pool: Pool, finished: Sequence[ItemResult], told: EmitLive) -> None:
+async def _send_news(pool: Pool, finished: Sequence[ItemResult], emit: EmitLive) -> None:
     """Send the live events of finished items to realtime subscribers, after the commit. Best effort: an error is
     logged, and the events are dropped."""
     if not finished:
@@ -189,7 +188,7 @@ async def _send_news(pool: Pool, finished: Sequence[ItemResult], told: EmitLive)
         async with asyncio.timeout(NEWS_SECONDS), pool.connection() as connection:
             for stage, over_there in by_stage.values():
                 if stage.news is not None:
-                    told(await stage.news(connection, over_there))
+                    emit(await stage.news(connection, over_there))
     except Exception as error:  # noqa: BLE001 - ephemeral events may be lost
         log.warning(
             "completion: live events of items dropped", items=len(finished), error=f"{type(error).__name__}: {error}"
@@ -229,13 +228,9 @@ class CompletionLoop:
             self._nothing_left.clear()
             began = time.monotonic()
             await _send_news(self._pool, over, self._tell)  # first: events of an item come before those of its run
-            try:
+            with ignoring_outage("completion"):  # a sweep or the gate's poll finds the stages
                 await close(self._pool, self._flows, pairs)
                 crashpoint("after hint")
-            except psycopg.Error as error:
-                if not is_unavailable(error):
-                    raise
-                log.warning("closing: database away, the sweep or the gate will look", error=str(error).strip())
             if not self._leaving:
                 rest = max(LEAST_REST_SECONDS, min(2 * (time.monotonic() - began), LONGEST_REST_SECONDS))
                 with suppress(TimeoutError):

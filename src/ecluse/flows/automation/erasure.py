@@ -12,6 +12,7 @@ from ecluse.base.errors import NotFound
 from ecluse.base.text import first_few
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_column
+from ecluse.engine import lock_runs
 from ecluse.flows.transcriptions import rules
 from ecluse.retention import erasure
 from ecluse.retention.erasure import Erasure
@@ -87,7 +88,6 @@ SELECT d.run_id FROM deliveries d
 WHERE d.tenant_id = %(tenant)s AND (d.about_run = ANY(%(runs)s) OR d.message -> 'data' ->> 'fiche_id' = %(target)s
     OR d.about_run = ANY(%(shared)s) AND d.message::text ~ %(in_words)s)
 """
-LOCK = "SELECT 1 FROM runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 OPEN = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NULL ORDER BY id"
 LOCK_FICHE = "SELECT 1 FROM fiche_cache WHERE tenant_id = %s AND fiche_id = %s FOR UPDATE"
 KNOWN = "SELECT 1 FROM fiche_cache WHERE tenant_id = %s AND fiche_id = %s"
@@ -150,7 +150,7 @@ async def erase(connection: Connection, found: Found) -> Counter[str]:
     """Erase the fiche in the caller's transaction. Refuses while one of its runs is open, or a call about it is in
     flight. Runs are locked before the fiche, as everywhere."""
     tenant, fiche_id = found.tenant, found.fiche_id
-    await connection.execute(LOCK, (sorted(found.every_run),))
+    await lock_runs(connection, found.every_run)
     await connection.execute(LOCK_FICHE, (tenant, fiche_id))
     await refuse_open_runs(connection, found)
     locks = (tenant, rules.fiche_lock(fiche_id), rules.recording_lock(fiche_id, ""))

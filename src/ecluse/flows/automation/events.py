@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import psycopg
-from psycopg.types.json import Jsonb
 
 from ecluse.base.errors import EcluseError
-from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.query import Row, as_json, fetch_all, fetch_row
-from ecluse.engine import EphemeralEvent, Event, Run, cause_in_words, note_errors, write_events
+from ecluse.engine import EphemeralEvent, Event, Run, cause_in_words, note_errors, write_events, write_log
 from ecluse.flows.audits.store import record_failures
 from ecluse.flows.automation import statistics
 from ecluse.flows.transcriptions.plan import event_of
@@ -23,15 +21,6 @@ from ecluse.notify.rules import schedule_secret_name
 
 Level = Literal["info", "warning", "error"]
 TOLD = 200  # fiches named in an event, at most
-
-# Skips a line that the run has already: a step repeated after a crash logs nothing twice.
-SAY = """
-INSERT INTO run_log (run_id, at, level, message, data)
-SELECT %(run)s, ecluse_now(), %(level)s, %(message)s, %(data)s
-WHERE NOT EXISTS (
-    SELECT 1 FROM run_log
-    WHERE run_id = %(run)s AND message = %(message)s AND data IS NOT DISTINCT FROM %(data)s::jsonb)
-"""
 
 BEGIN = """
 UPDATE automation_settings SET last_run_at = ecluse_now() WHERE id = %s
@@ -80,8 +69,8 @@ FROM automation_settings WHERE id = %(schedule)s
 
 
 async def say(connection: Connection, run: Run, message: str, level: Level = "info", /, **metadata: Any) -> None:
-    data = Jsonb(metadata) if metadata else None
-    await connection.execute(SAY, {"run": run.id, "level": level, "message": storable(message), "data": data})
+    """Write a line to the log of the run. A step that is repeated after a crash writes it once."""
+    await write_log(connection, run.id, message, level=level, once=f"{message} {as_json(metadata)}", **metadata)
 
 
 def job_id(run: Run) -> str:

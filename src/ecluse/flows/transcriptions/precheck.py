@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Item, hold_for_runs
+from ecluse.engine import Item, hold_for_runs, lock_open
 from ecluse.flows.transcriptions import rules
 
 LOOK = """
@@ -17,9 +17,6 @@ FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
 LEFT JOIN recordings r ON r.fiche_cache_id = k.fiche_cache_id AND r.call_id = k.call_id AND r.removed_at IS NULL
 LEFT JOIN leases l ON l.tenant_id = k.tenant_id AND l.key = k.key AND l.ended_at IS NULL
 """
-# The share lock makes the end of a run wait for this transaction; a run that has already ended is not returned, and
-# gets no lease.
-OPEN_RUNS = "SELECT id FROM runs WHERE id = ANY(%s) AND ended_at IS NULL ORDER BY id FOR SHARE"
 
 
 class Standing(NamedTuple):
@@ -37,8 +34,8 @@ async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Stand
     free = [item for item in items if found[item.id].holder is None]
     if free:
         async with connection.transaction():
-            cursor = await connection.execute(OPEN_RUNS, (list({item.run_id for item in free}),))
-            open_runs = {row[0] for row in await cursor.fetchall()}
+            # The end of these runs waits for this transaction; a run that has already ended gets no lease.
+            open_runs = await lock_open(connection, {item.run_id for item in free})
             locks = [(item.run_id, item.tenant_id, _lock(item)) for item in free if item.run_id in open_runs]
             held = await hold_for_runs(connection, locks)
         again = await _look(connection, free)

@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
-from ecluse.engine import Event, Run, give_up, load_runs, wake_workers, write_events
+from ecluse.db.query import fetch_column
+from ecluse.engine import Event, Run, give_up, load_runs, lock_runs, wake_workers, write_events
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.plan import event_of
 
@@ -30,12 +31,10 @@ waiting AS MATERIALIZED (
     WHERE i.flow = %(flow)s AND i.status = 'open' AND i.due_at <= since)
 """
 
-# Lock the runs before anything else, in the lock order of the code that ends runs. Runs already marked as stalled are
-# included, so that their mark can be cleared.
-LOCK = f"""{WAITING}
+# Runs already marked as stalled are included, so that their mark can be cleared.
+CANDIDATES = f"""{WAITING}
 SELECT id FROM runs WHERE ended_at IS NULL AND id IN (
     SELECT run_id FROM waiting UNION SELECT run_id FROM transcription_runs WHERE stalled_at IS NOT NULL)
-ORDER BY id FOR NO KEY UPDATE OF runs
 """  # noqa: S608 - our own names
 
 # Read again after the lock: the locked runs cannot be ended meanwhile.
@@ -69,7 +68,8 @@ class Stuck(NamedTuple):
 async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> None:
     facts: dict[str, Any] = {"stall": stall, "lanes": lanes, "flow": rules.FLOW}
     async with connection.transaction():
-        locked = [row[0] for row in await (await connection.execute(LOCK, facts)).fetchall()]
+        candidates = await fetch_column(connection, CANDIDATES, facts)
+        locked = [run_id for run_id, run in (await lock_runs(connection, candidates)).items() if run.is_open]
         if not locked:
             return
         cursor = await connection.execute(STUCK, {**facts, "runs": locked})
