@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all
 from ecluse.engine.model.flow import Flow, Run
 
 # A target is finished if `finalize.SETTLE` will find it so: it has its outcome, an item of it has failed or is ignored,
@@ -46,8 +45,5 @@ FROM runs r WHERE r.id = %(run)s
 async def preview_end(connection: Connection, flow: Flow, run: Run) -> dict[str, Any]:
     """Count the targets that keep their outcome (`finished`) and those that would be cancelled, in flight or waiting;
     the runs that would end with this one and those that other runs or people wait for; the calls in flight."""
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(PREVIEW, {"run": run.id, "last": flow.last_stages})
-        row = await cursor.fetchone()
-    assert row is not None  # noqa: S101 - the caller has read the run from the table
+    (row,) = await fetch_all(connection, dict, PREVIEW, {"run": run.id, "last": flow.last_stages})
     return {"run_id": str(run.id), "flow": run.flow, **row}

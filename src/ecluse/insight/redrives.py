@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all, fetch_rows
 from ecluse.engine.runs.finalize import CANCELLED
 
 CHAIN = """
@@ -42,7 +41,7 @@ async def redrives_of(connection: Connection, run_ids: Collection[int]) -> dict[
     """Return the redrives of each of these runs that has any, including redrives of redrives, the oldest first."""
     found: dict[int, list[int]] = {}
     if run_ids:
-        for root, run_id in await (await connection.execute(REDRIVES, {"runs": list(run_ids)})).fetchall():
+        for root, run_id in await fetch_rows(connection, REDRIVES, {"runs": list(run_ids)}):
             found.setdefault(root, []).append(run_id)
     return found
 
@@ -51,11 +50,10 @@ async def standing(connection: Connection, run_ids: Collection[int]) -> dict[int
     """Count the targets of each of these runs by their latest outcome, over the run and its redrives."""
     if not run_ids:
         return {}
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(STANDING, {"runs": list(run_ids), "cancelled": CANCELLED})
-        return {row.pop("root"): row for row in await cursor.fetchall()}
+    rows = await fetch_all(connection, dict, STANDING, {"runs": list(run_ids), "cancelled": CANCELLED})
+    return {row.pop("root"): row for row in rows}
 
 
 async def first_of(connection: Connection, run_ids: Collection[int]) -> dict[int, int]:
     """Return the first run in the chain of each run: the run itself, if it is no redrive."""
-    return dict(await (await connection.execute(FIRST, (list(run_ids),))).fetchall())
+    return dict(await fetch_rows(connection, FIRST, (list(run_ids),)))

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows
 
 # A run that has done nothing for so long makes no progress, in lists as on its page. Gates poll once a minute at least,
 # and then store the progress that other runs have made for their run.
@@ -65,7 +66,7 @@ async def stalls(connection: Connection, tenant: str, run_ids: Collection[int]) 
     if not run_ids:
         return {}
     given = {"runs": list(run_ids), "tenant": tenant, "most": LOOKED_AT}
-    progress = await (await connection.execute(LATEST, given)).fetchall()
+    progress = await fetch_rows(connection, LATEST, given)
     quiet = {run_id: at for run_id, at, now in progress if is_quiet(at, now)}
-    closed = {row[0]: row[1:] for row in await (await connection.execute(CLOSED, given)).fetchall()}
+    closed = {row[0]: row[1:] for row in await fetch_rows(connection, CLOSED, given)}
     return {run_id: Stall(quiet.get(run_id), *closed.get(run_id, NOT_CLOSED)) for run_id in {*quiet, *closed}}

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from psycopg.rows import class_row, dict_row
-
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all, fetch_column, fetch_one, fetch_value
 from ecluse.engine.runs.waiters import IN_FLIGHT, TREE
 from ecluse.insight.causes import (
     BLOCKING,
@@ -32,6 +31,7 @@ from ecluse.insight.causes import (
     merged,
     summary,
 )
+from ecluse.insight.run_queries import check_tenant
 from ecluse.insight.stalls import PROGRESS
 
 MOST_COUNTED = 20_000  # queued items of a lane
@@ -50,8 +50,6 @@ LATERAL (SELECT coalesce(sum(b.calls), 0)::int AS calls, min(b.since) AS since F
          ON a.busy_run = b.run_id AND a.id = r.id) b
 WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = %(tenant)s)
 """  # noqa: S608 - our own names
-
-KNOWN = "SELECT 1 FROM runs WHERE id = %(run)s AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)"
 
 FULL_KEYS = """
 ARRAY(SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
@@ -183,11 +181,9 @@ class RunWaits:
 async def why(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
     """Return the waiting items of a run and of the runs it waits for, in queue order. `tenant` None: any tenant's run,
     with all details of the lanes."""
-    given = {"run": run_id, "tenant": tenant}
-    if await (await connection.execute(KNOWN, given)).fetchone() is None:
-        raise _unknown(run_id)
-    cursor = await connection.execute(PAGE, {"run": run_id, "limit": limit, "offset": offset})
-    facts = await _facts(connection, [row[0] for row in await cursor.fetchall()])
+    await check_tenant(connection, tenant, run_id)
+    page = await fetch_column(connection, PAGE, {"run": run_id, "limit": limit, "offset": offset})
+    facts = await _facts(connection, page)
     return [
         Waiting(
             one.id,
@@ -211,11 +207,9 @@ async def why_run(connection: Connection, tenant: str | None, run_id: int) -> Ru
     if run["ended_at"] is not None:
         end = "cancelled" if run["state"] == "cancelled" else run["status"]
         return RunWaits(f"nothing of it waits: it has ended, {end}", 0, 0, None, None, False, ())
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(GROUPS, {"run": run_id})
-        rows = await cursor.fetchall()
-    done = await (await connection.execute(DONE, {"run": run_id})).fetchone()
-    progress_at = max(filter(None, [run["progress_at"], *(done or ())]))
+    rows = await fetch_all(connection, dict, GROUPS, {"run": run_id})
+    done_at = await fetch_value(connection, DONE, {"run": run_id})
+    progress_at = max(filter(None, [run["progress_at"], done_at]))
     wanted = {item for row in rows for item in (row["first"], row["last"], *row["some"])}
     facts = {one.id: one for one in await _facts(connection, wanted)}
     groups = []
@@ -247,17 +241,13 @@ async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
         when = f"round {run['round'] + 1} opens at {instant(run['next_round_at'])}"
         return waits("gate", f"what failed is tried again: {when}, unless something is done before")
     if run["stage"] is not None:
-        return waits("gate", f"all calls of stage {run['stage']} are done: its gate is about to look")
+        return waits("gate", f"all calls of stage {run['stage']} are done: its gate is about to poll")
     return waits("gate", f"no stage is open: its own steps are under way ({run['phase'] or run['status']})")
 
 
 async def _is_led(connection: Connection, run: dict[str, Any]) -> bool:
-    row = await (await connection.execute(LEADING)).fetchone()
-    if row is None or not row[0]:
-        return False
     workflow = {"workflow": f"{run['tenant_id']}/{run['event_key']}"}
-    led = await (await connection.execute(LED, workflow)).fetchone()
-    return led is not None and bool(led[0])
+    return bool(await fetch_value(connection, LEADING) and await fetch_value(connection, LED, workflow))
 
 
 def _calls(count: int) -> str:
@@ -265,21 +255,13 @@ def _calls(count: int) -> str:
 
 
 async def _run(connection: Connection, tenant: str | None, run_id: int) -> dict[str, Any]:
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(RUN, {"run": run_id, "tenant": tenant})
-        row = await cursor.fetchone()
+    row = await fetch_one(connection, dict, RUN, {"run": run_id, "tenant": tenant})
     if row is None:
-        raise _unknown(run_id)
+        raise NotFound(f"there is no run {run_id}")
     return row
-
-
-def _unknown(run_id: int) -> NotFound:
-    return NotFound(f"there is no run {run_id}")
 
 
 async def _facts(connection: Connection, ids: Collection[int]) -> list[Facts]:
     if not ids:
         return []
-    async with connection.cursor(row_factory=class_row(Facts)) as cursor:
-        await cursor.execute(FACTS, {"ids": list(ids), "most": MOST_COUNTED})
-        return await cursor.fetchall()
+    return await fetch_all(connection, Facts, FACTS, {"ids": list(ids), "most": MOST_COUNTED})
