@@ -73,7 +73,7 @@ async def publish(dsn: str, name: str, socket: str) -> None:
 
     own = make_conninfo(dsn, application_name=f"publisher {name}")
     publisher = Publisher(own, [send])
-    await asyncio.gather(publisher.run(), listen(own, {OUTBOX_CHANNEL: lambda _: publisher.hint.set()}))
+    await asyncio.gather(publisher.run(), listen(own, {OUTBOX_CHANNEL: lambda _: publisher.wake.set()}))
 
 
 class Work:

@@ -60,7 +60,7 @@ def create_app(
             flows,
             roles,
             secrets=app.state.secrets,
-            live=realtime.hub.tell,
+            live=realtime.hub.emit,
             sinks=realtime.sinks,
         )
         files = trace_files(settings, kit.clock)

@@ -142,7 +142,7 @@ async def test_after_a_failure_it_goes_on():
         try:
             for n in range(2):
                 running = asyncio.create_task(hosted.run())
-                hub.tell([EphemeralEvent("default", "x.y", {"fiche_id": "1", "n": n})])
+                hub.emit([EphemeralEvent("default", "x.y", {"fiche_id": "1", "n": n})])
                 await until(lambda n=n: hub.delivered["hosted"] == n + 1)
                 await stopped([running])
         finally:

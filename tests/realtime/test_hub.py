@@ -39,7 +39,7 @@ async def test_a_slow_listener_loses_what_is_ephemeral_and_nobody_else_does(smal
             hub.subscribe(listener, "private-fiche-1")
         heard = []
         for n in range(6):
-            hub.tell([EphemeralEvent("t", "x.y", {"fiche_id": "1", "n": n})])
+            hub.emit([EphemeralEvent("t", "x.y", {"fiche_id": "1", "n": n})])
             heard += [message.payload["n"] for message in taken(quick)]
         assert heard == list(range(6))
         assert [message.payload["n"] for message in taken(slow)] == [0, 1, 2]
@@ -121,7 +121,7 @@ async def test_telling_never_raises_whatever_it_is():
     circle["self"] = circle
     with hub.listening(Listener("t", "sse")) as one:
         hub.subscribe(one, "private-fiche-1")
-        hub.tell(
+        hub.emit(
             [
                 EphemeralEvent("t", "a" * 5_000, circle),
                 EphemeralEvent("t", "b.c", {"fiche_id": "1", "text": "\ud800", "o": object()}),
@@ -139,7 +139,7 @@ async def test_an_event_that_nobody_listens_to_is_not_even_written_down():
             return super().items()
 
     hub = Hub()
-    hub.tell([EphemeralEvent("t", "x.y", Counting(fiche_id="1", text="x" * 20_000))])
+    hub.emit([EphemeralEvent("t", "x.y", Counting(fiche_id="1", text="x" * 20_000))])
     assert (Counting.read, sum(hub.delivered.values())) == (0, 0)
 
 

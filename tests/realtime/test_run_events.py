@@ -14,7 +14,7 @@ STARTED, FINISHED = "transcription.recording_started", "transcription.recording_
 
 
 async def work(context, item):
-    context.tell(
+    context.emit(
         [EphemeralEvent(item.tenant_id, STARTED, {"fiche_id": "7", "run_id": str(item.run_id), "call_id": item.key})]
     )
     return Done({"length": len(item.key)})

@@ -71,10 +71,10 @@ def test_ends_make_room_again() -> None:
 
 def test_news_is_claimed_at_once_even_if_it_came_during_the_claim() -> None:
     pace = short_of(at_work(), 1.0)
-    pace.heard()
+    pace.wake()
     assert pace.pause(1.01, room=90, in_hand=True) == 0
     pace.claiming(1.01)
-    pace.heard()
+    pace.wake()
     pace.claimed(room=100, got=0)
     assert pace.pause(1.02, room=90, in_hand=True) == 0
 
@@ -82,14 +82,14 @@ def test_news_is_claimed_at_once_even_if_it_came_during_the_claim() -> None:
 def test_lanes_without_caps_are_left_alone_while_they_are_known_to_be_dry() -> None:
     pace = at_work()
     pace.claiming(1.0)
-    assert not pace.is_dry(1.0)
-    pace.found_dry(1.0)
-    assert pace.is_dry(1.5)
-    assert not pace.is_dry(1.0 + POLL_SECONDS)
-    pace.heard()
-    assert not pace.is_dry(1.5)
-    pace.found_dry(1.5)  # what was heard of may have come after the look
-    assert not pace.is_dry(1.6)
+    assert not pace.is_empty(1.0)
+    pace.found_empty(1.0)
+    assert pace.is_empty(1.5)
+    assert not pace.is_empty(1.0 + POLL_SECONDS)
+    pace.wake()
+    assert not pace.is_empty(1.5)
+    pace.found_empty(1.5)  # what was heard of may have come after the look
+    assert not pace.is_empty(1.6)
 
 
 def test_the_pace_is_measured_over_a_while() -> None:

@@ -14,7 +14,7 @@ from ecluse.engine.model.breaker import (
     OUTAGES,
     TRIGGERED,
     VENDOR_DOWN,
-    Heard,
+    CallResult,
     Row,
     asked_for,
     counts,
@@ -75,9 +75,9 @@ def test_a_breaker_counts_its_codes_and_any_other_answer_ends_the_row(breaker, e
     assert counts(breaker, error) is verdict
 
 
-def ends(said: str) -> list[Heard]:
+def ends(said: str) -> list[CallResult]:
     """Each letter an item whose call failed; a dot is an answer. One a second."""
-    return [Heard(1, ord(one), one, NOW + n * SECOND, None, one != ".") for n, one in enumerate(said)]
+    return [CallResult(1, ord(one), one, NOW + n * SECOND, None, one != ".") for n, one in enumerate(said)]
 
 
 @pytest.mark.parametrize(

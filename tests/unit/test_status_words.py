@@ -68,7 +68,7 @@ def test_the_two_tables_cover_every_pair() -> None:
 @pytest.mark.parametrize(("words", "from_word", "to_word"), LISTED)
 def test_a_listed_move_is_allowed(words: StatusMap, from_word: str, to_word: str) -> None:
     words.check(from_word, to_word)
-    assert words.word(words.meaning[to_word], after=from_word) == to_word
+    assert words.status(words.meaning[to_word], after=from_word) == to_word
 
 
 @pytest.mark.req("ENG-98")
@@ -85,7 +85,7 @@ def test_every_other_move_is_refused_naming_both_states(words: StatusMap, from_w
 def test_there_is_no_word_for_a_state_that_cannot_be_reached(words: StatusMap, from_word: str, to_word: str) -> None:
     state = words.meaning[to_word]
     with pytest.raises(ForbiddenTransition) as refused:
-        words.word(state, after=from_word)
+        words.status(state, after=from_word)
     assert (refused.value.from_status, refused.value.to_status) == (from_word, state.value)
 
 
@@ -107,8 +107,8 @@ def test_a_word_of_another_flow_is_refused(from_word: str, to_word: str) -> None
     ],
 )
 def test_one_state_has_each_flows_own_word(state: State, plain: str, pricing: str) -> None:
-    assert PLAIN.word(state, after="running") == plain
-    assert PRICING.word(state, after="APPLYING") == pricing
+    assert PLAIN.status(state, after="running") == plain
+    assert PRICING.status(state, after="APPLYING") == pricing
     assert PLAIN.meaning[plain] is PRICING.meaning[pricing] is state
 
 
@@ -136,8 +136,8 @@ def test_two_words_of_one_state_are_told_apart_by_where_they_can_be_reached_from
         moves={"armed": frozenset({"busy", "scheduler_failed"}), "busy": frozenset({"failed"})},
         initial="armed",
     )
-    assert words.word(State.FAILED, after="armed") == "scheduler_failed"
-    assert words.word(State.FAILED, after="busy") == "failed"
+    assert words.status(State.FAILED, after="armed") == "scheduler_failed"
+    assert words.status(State.FAILED, after="busy") == "failed"
 
 
 def test_where_two_words_can_be_reached_the_choice_is_always_the_same() -> None:
@@ -146,7 +146,7 @@ def test_where_two_words_can_be_reached_the_choice_is_always_the_same() -> None:
         moves={"a": frozenset({"d", "c", "b"})},
         initial="a",
     )
-    assert words.word(State.FAILED, after="a") == "b"
+    assert words.status(State.FAILED, after="a") == "b"
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_run_comes_to_what_its_units_came_to(successful: int, failed: int, sta
 @pytest.mark.req("ENG-96")
 def test_a_run_with_nothing_to_do_ends_as_a_success() -> None:
     assert terminal_state(0, 0) is State.SUCCEEDED
-    assert PLAIN.word(terminal_state(0, 0), after="running") == "completed"
+    assert PLAIN.status(terminal_state(0, 0), after="running") == "completed"
 
 
 @pytest.mark.req("ENG-94")
@@ -198,5 +198,5 @@ def test_every_pair_of_counts_has_an_end_that_both_flows_have_a_word_for(success
     assert state in ENDED
     assert (state is State.SUCCEEDED) == (failed == 0)
     assert (state is State.PARTIAL) == (failed > 0 and successful > 0)
-    assert PLAIN.word(state, after="running")
-    assert PRICING.word(state, after="APPLYING")
+    assert PLAIN.status(state, after="running")
+    assert PRICING.status(state, after="APPLYING")

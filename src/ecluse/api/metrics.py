@@ -120,11 +120,11 @@ class Metrics:
             for values, count in counted.items():
                 counter.add_metric([str(value) for value in values], count)
             yield counter
-        hands = self.kit.worker.hands if self.kit is not None and self.kit.worker is not None else None
+        slots = self.kit.worker.slots if self.kit is not None and self.kit.worker is not None else None
         yield GaugeMetricFamily(
-            "ecluse_hands", "Calls that this process makes at once at most.", hands.count if hands else 0
+            "ecluse_hands", "Calls that this process makes at once at most.", slots.count if slots else 0
         )
-        yield GaugeMetricFamily("ecluse_hands_busy", "Calls of this process under way.", hands.busy if hands else 0)
+        yield GaugeMetricFamily("ecluse_hands_busy", "Calls of this process under way.", slots.busy if slots else 0)
 
         if self.hub is not None:
             yield from realtime_metrics(self.hub)

@@ -39,6 +39,9 @@ from ecluse.engine.runs import lifecycle
 from ecluse.engine.runs.items import WORK_CHANNEL
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL
 from ecluse.engine.schedule.slots import Rules
+from ecluse.engine.work.committer import Committer
+from ecluse.engine.work.completion import CompletionLoop
+from ecluse.engine.work.execution import Executor
 from ecluse.engine.work.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -108,7 +111,7 @@ class Kit:
             await asyncio.to_thread(self._heart.start, sorted(self.roles), *can)
             publisher = Publisher(self.dsn, self.sinks)
             loops["publisher"] = publisher.run()
-            channels[OUTBOX_CHANNEL] = [lambda _: publisher.hint.set()]
+            channels[OUTBOX_CHANNEL] = [lambda _: publisher.wake.set()]
         if "worker" in self.roles:
             own += await self._start_worker(loops, channels)
         if self.trace_rows:
@@ -131,41 +134,47 @@ class Kit:
     ) -> list[Job]:
         """Start what only a worker has; return its jobs."""
         await self._work_pool.open(wait=True)
-        lanes, paying = Lanes(self.pool, self.flows, self.clock), PaidCalls(self.pool, self.replica)
+        lanes, paid = Lanes(self.pool, self.flows, self.clock), PaidCalls(self.pool, self.replica)
         contexts = {
             flow.name: WorkContext(
                 vendors=await self._vendors.enter_async_context(flow.vendors(self.clock)),
                 now=self.clock.now,
                 reserve=lanes.reserve,
-                tell=self.live,
-                payer=paying.begin,
+                emit=self.live,
+                begin_paid=paid.begin,
                 pool=self.pool,
             )
             for flow in self.flows
         }
-        self.worker = worker = Worker(
-            work_pool=self._work_pool,
-            pool=self.pool,
-            flows=self.by_name,
-            lanes=lanes,
+        committer = Committer(self._work_pool, self.replica, lanes)
+        executor = Executor(
             contexts=contexts,
-            replica=self.replica,
-            hands=self.hands,
+            lanes=lanes,
+            committer=committer,
+            paid=paid,
             clock=self.clock,
             chance=self.chance,
             alive=lambda: self._heart.beats,
-            tell=self.live,
-            paying=paying,
-            died=self._loop_ended,
+        )
+        self.worker = worker = Worker(
+            self._work_pool,
+            self.replica,
+            lanes=lanes,
+            executor=executor,
+            committer=committer,
+            completion=CompletionLoop(self.pool, self.by_name, self.live),
+            clock=self.clock,
+            slots=self.hands,
+            slot_ended=self._loop_ended,
         )
         await lanes.put()
         await self._put_budgets()
         durable.launch(self.dsn, self.replica, self._lead, self.db_pool)
         self._heart.start_reaping()
         channels[WORK_CHANNEL] = [lambda _: worker.wake()]
-        channels[LANES_CHANNEL] = [lambda _: lanes.stir()]
-        loops |= {"lanes": lanes.run(), "lane log": lanes.tell_runs(), "worker": worker.run()}
-        self._committing = asyncio.create_task(worker.committer.run(), name="committer")
+        channels[LANES_CHANNEL] = [lambda _: lanes.refresh()]
+        loops |= {"lanes": lanes.run(), "lane log": lanes.log_changes(), "worker": worker.run()}
+        self._committing = asyncio.create_task(worker.commit_results(), name="committer")
         self._committing.add_done_callback(self._loop_ended)
         return jobs.of_worker(self.by_name, worker, contexts, self.replica, self.sweep_every)
 
@@ -229,7 +238,7 @@ class Kit:
             run = await lifecycle.load_run(connection, run_id)
         if run.flow not in self.by_name:
             raise durable.NotHere(f"flow {run.flow!r} is not loaded")
-        await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, tell=self.live))
+        await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, emit=self.live))
 
     async def _put_budgets(self) -> None:
         """Raise the retry budgets of open runs, which another version of this program may have dispatched."""

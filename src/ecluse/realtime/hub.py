@@ -180,7 +180,7 @@ class Hub:
     def connections(self) -> Counter[Transport]:
         return Counter(listener.transport for listener in self.listeners)
 
-    def tell(self, lives: Sequence[EphemeralEvent]) -> None:
+    def emit(self, lives: Sequence[EphemeralEvent]) -> None:
         """Publish ephemeral events; never waits, never raises."""
         for live in lives:
             channels = channels_of(live.payload, self.private)

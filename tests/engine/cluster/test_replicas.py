@@ -415,7 +415,7 @@ async def test_a_run_that_cannot_be_ended_does_not_stop_the_sweeps(start_kit, qu
     """A mistake of one flow's words: other runs are still reconciled, and the engine goes on."""
     meaning = {"queued": State.QUEUED, "running": State.RUNNING, "completed": State.SUCCEEDED}
     moves = {"queued": frozenset({"running"}), "running": frozenset({"completed"})}
-    clumsy = flow(stage(hold), "clumsy", words=StatusMap(meaning, moves, initial="queued"))
+    clumsy = flow(stage(hold), "clumsy", statuses=StatusMap(meaning, moves, initial="queued"))
     kit = await start_kit(clumsy, f := flow(stage(hold)))
     for one_flow in (clumsy, f):
         await started(kit, one_flow, ["slow"], one_flow.name)

@@ -344,7 +344,7 @@ async def one_in_hand(board: Board, work: Any) -> Intent:
 
 async def test_an_intent_that_is_stored_twice_was_sent_by_nobody_else(board, one):
     intent = await one_in_hand(board, Shop().absolute(quiet=timedelta(seconds=20)))
-    committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
+    committer = Committer(board.pool, "one")
     for answer in (intent.answer, asyncio.Future()):
         await committer._store_together([replace(intent, answer=answer)])
         standing = await answer
@@ -369,7 +369,7 @@ REFUSES = {
 async def test_each_guard_alone_keeps_an_intent_from_being_recorded(board, query, why):
     intent = await one_in_hand(board, Shop().absolute())
     query(why)
-    await Committer(board.pool, "one", lambda _: None, lambda: 0)._store_together([intent])
+    await Committer(board.pool, "one")._store_together([intent])
     with pytest.raises(Fenced):
         await intent.answer
     assert query("SELECT 1 FROM effects") == []
@@ -377,13 +377,13 @@ async def test_each_guard_alone_keeps_an_intent_from_being_recorded(board, query
 
 async def test_a_further_send_is_recorded_only_after_the_quiet_period_and_only_once(board, query, one):
     first = await one_in_hand(board, Shop().absolute(quiet=timedelta(seconds=20)))
-    committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
+    committer = Committer(board.pool, "one")
     await committer._store_together([first])
     query(TAKE_OVER)
     (taken,) = await board.claim(free=[1])
 
     async def again() -> Standing:
-        intent = replace(first, taken=taken, again_after=1, answer=asyncio.Future())
+        intent = replace(first, claimed=taken, again_after=1, answer=asyncio.Future())
         await committer._store_together([intent])
         return await intent.answer
 
@@ -398,9 +398,9 @@ async def test_a_further_send_is_recorded_only_after_the_quiet_period_and_only_o
 async def test_no_further_round_is_opened_while_a_write_is_in_doubt(board, query):
     """However its item came to fail: a round is a new wish, and the vendor might do both."""
     intent = await one_in_hand(board, work := Shop().keyed(rounds=2))
-    committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
+    committer = Committer(board.pool, "one")
     await committer._store_together([intent])
-    item, claim_id, fence, *_ = intent.taken
+    item, claim_id, fence, *_ = intent.claimed
     await committer._store_together(
         [ItemResult(item, work, claim_id, fence, "failed", error_code="TIMEOUT", error="slow")]
     )
@@ -413,7 +413,7 @@ async def test_no_further_round_is_opened_while_a_write_is_in_doubt(board, query
 
 async def test_what_is_known_about_an_earlier_send_says_nothing_about_the_last(board, one):
     intent = await one_in_hand(board, Shop().keyed())
-    await Committer(board.pool, "one", lambda _: None, lambda: 0)._store_together([intent])
+    await Committer(board.pool, "one")._store_together([intent])
     one("UPDATE effects SET sends = 2 RETURNING id")
     async with board.pool.connection() as connection:
         for sends, state in [(1, "sending"), (3, "sending"), (2, "planned")]:
@@ -428,8 +428,8 @@ async def test_of_two_holders_whose_intents_meet_in_one_commit_only_the_successo
     intent = await one_in_hand(board, Shop().absolute())
     query(TAKE_OVER)
     (taken,) = await board.claim(free=[1])
-    successor = replace(intent, taken=taken, answer=asyncio.Future())
-    await Committer(board.pool, "one", lambda _: None, lambda: 0)._store_together([intent, successor])
+    successor = replace(intent, claimed=taken, answer=asyncio.Future())
+    await Committer(board.pool, "one")._store_together([intent, successor])
     assert (await successor.answer).went
     with pytest.raises(Fenced):
         await intent.answer
@@ -441,14 +441,14 @@ async def test_of_two_holders_whose_results_meet_in_one_commit_only_the_successo
     async def save(_, results) -> None:
         saved.extend(one.result for one in results)
 
-    zombie = (await one_in_hand(board, work := Shop().keyed(save=save))).taken
+    zombie = (await one_in_hand(board, work := Shop().keyed(save=save))).claimed
     query(TAKE_OVER)
     (successor,) = await board.claim(free=[1])
     finishes = [
         ItemResult(taken.item, work, taken.claim_id, taken.fence, "succeeded", result=name)
         for taken, name in [(zombie, "of the zombie"), (successor, "of the successor")]
     ]
-    await Committer(board.pool, "one", lambda _: None, lambda: 0)._store_together(finishes)
+    await Committer(board.pool, "one")._store_together(finishes)
     assert (saved, query("SELECT result FROM items")) == (["of the successor"], [("of the successor",)])
 
 
@@ -456,7 +456,7 @@ async def test_an_intent_repeated_after_the_quiet_period_is_not_sent_as_if_it_we
     """The database was away for longer than the quiet period: who sends now, on the strength of an intent that old, is
     not covered by it. A successor would look, see nothing, and send again or report it as not applied."""
     intent = await one_in_hand(board, Shop().absolute())
-    committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
+    committer = Committer(board.pool, "one")
     await committer._store_together([intent])
     await asyncio.sleep(QUIET.total_seconds() + 0.1)
     again = replace(intent, answer=asyncio.Future())
@@ -468,11 +468,11 @@ async def test_an_intent_repeated_after_the_quiet_period_is_not_sent_as_if_it_we
 async def test_a_run_cannot_end_between_an_intent_and_its_commit(board, dsn, one):
     """Else a write would go out for a run that has ended, and no outcome would say that it may exist."""
     intent = await one_in_hand(board, work := Shop().absolute())
-    committer = Committer(board.pool, "one", lambda _: None, lambda: 0)
+    committer = Committer(board.pool, "one")
 
     async def end_it() -> int:
         async with board.pool.connection() as connection:
-            run = await load_run(connection, intent.taken.item.run_id)
+            run = await load_run(connection, intent.claimed.item.run_id)
             return await end_runs(connection, flow(work), [run], RunEnd("operator", reason="enough", by="me"))
 
     async with await psycopg.AsyncConnection.connect(dsn) as slow:

@@ -18,7 +18,7 @@ from ecluse.base.errors import NotFound, TransientError
 from ecluse.engine import Breaker, Done, Item, Lane, Result, RetryPolicy, Start, WorkContext, pause_lane, resume_lane
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model.breaker import TRIGGERED
-from ecluse.engine.work.worker_slots import Hands
+from ecluse.engine.work.worker_slots import WorkerSlots
 from tests.engine.work.test_claim import assert_within
 from tests.support.engine_flows import PATIENCE, flow, keys, open_board, run_to_end, stage, until
 from tests.support.runs import start_run, wait_for_run
@@ -254,8 +254,8 @@ async def test_a_lane_whose_vendor_asks_for_more_patience_than_its_breaker_is_no
     lanes, taken = await heard(board, Breaker(pause=timedelta(seconds=1)))
     for _ in range(2):
         for _ in range(6):
-            lanes.heard(taken, throttled(600))
-        await lanes.tell(board.pool)
+            lanes.record_result(taken, throttled(600))
+        await lanes.write_results(board.pool)
     found = query("SELECT failures, trips, held_until > ecluse_now() + interval '5 minutes' FROM lanes")
     assert found == [(5, 1, True)]
 
@@ -280,19 +280,19 @@ class Deaf:
 
 async def test_a_count_whose_answer_was_lost_is_not_made_again(board, one):
     lanes, taken = await heard(board, Breaker())
-    lanes.heard(taken, throttled(600))
+    lanes.record_result(taken, throttled(600))
     with pytest.raises(psycopg.OperationalError):
-        await lanes.tell(Deaf(board.pool))
+        await lanes.write_results(Deaf(board.pool))
     assert one("SELECT failures FROM lanes") == 1
-    await lanes.tell(board.pool)
+    await lanes.write_results(board.pool)
     assert one("SELECT failures, held_until IS NOT NULL FROM lanes") == (1, True)
 
 
 async def test_what_is_dropped_is_asked_about_once():
     """A lane may open in between: nobody is forgotten, and nobody both kept and given back."""
-    hands, answers = Hands(1, None, None, None), iter([True, False, True, False])
-    hands.ready.extend("ab")
-    assert (hands.drop(lambda _: next(answers)), list(hands.ready)) == (["a"], ["b"])
+    slots, answers = WorkerSlots(1, None, None, None), iter([True, False, True, False])
+    slots.ready.extend("ab")
+    assert (slots.drop(lambda _: next(answers)), list(slots.ready)) == (["a"], ["b"])
 
 
 async def test_a_healthy_lane_with_a_breaker_is_not_written_to(start_kit, one):

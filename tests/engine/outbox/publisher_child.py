@@ -34,7 +34,7 @@ async def main(dsn: str, name: str, told: Path, *, freeze: bool) -> None:
 
     own = make_conninfo(dsn, application_name=name)
     publisher = Publisher(own, [append])
-    await asyncio.gather(publisher.run(), listen(own, {OUTBOX_CHANNEL: lambda _: publisher.hint.set()}))
+    await asyncio.gather(publisher.run(), listen(own, {OUTBOX_CHANNEL: lambda _: publisher.wake.set()}))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from ecluse.base.errors import PermanentError
 from ecluse.db.connect import Pool
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Done, Event, Start, read_published, start_run, write_events
-from ecluse.engine.outbox.events import tell
+from ecluse.engine.outbox.events import write_run_events
 from tests.support.engine_flows import flow, run_to_end, stage, until
 from tests.support.runs import end_run
 
@@ -117,7 +117,7 @@ async def test_many_runs_tell_in_one_statement(pool, query):
     )
     async with pool.connection() as connection, connection.transaction():
         runs = [row[0] for row in await (await connection.execute(insert)).fetchall()]
-        await tell(connection, runs, "started")
+        await write_run_events(connection, runs, "started")
     assert query("SELECT event_key, payload->>'run_id', payload->>'schedule_id' FROM events_outbox ORDER BY id") == [
         (f"slot-{n}:started", str(run), "7") for n, run in enumerate(runs, 1)
     ]

@@ -57,7 +57,7 @@ async def test_a_story_without_a_word_for_its_end_is_ended_as_a_failure(start_ki
         moves={"queued": frozenset({"running"}), "running": frozenset({"well", "failed"})},
         initial="queued",
     )
-    kit = await start_kit(f := flow(stage(returns_nothing, retry=ONCE), words=words))
+    kit = await start_kit(f := flow(stage(returns_nothing, retry=ONCE), statuses=words))
     row = await run_to_end(kit, f, keys(5))
     assert (row["status"], row["end_cause"], row["error_code"]) == ("failed", "catastrophic", "FORBIDDEN_TRANSITION")
 

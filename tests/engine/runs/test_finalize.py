@@ -129,7 +129,7 @@ async def test_an_operator_ends_a_run_at_once_with_hundreds_of_calls_in_hand(sta
     assert one("SELECT sum(in_flight) FROM claims") == 0
     assert one("SELECT count(*) FROM items WHERE status = 'open' OR claim_id IS NULL") == 0
     assert query("SELECT end_cause FROM stages") == [("run ended",)]
-    await until(lambda: not calls.running and kit.worker.hands.busy == 0, 1)
+    await until(lambda: not calls.running and kit.worker.slots.busy == 0, 1)
     assert len(calls.cancelled) == 200
     over = "SELECT 1 FROM dbos.workflow_status WHERE status = 'SUCCESS' AND workflow_uuid = 'default/key'"
     await until(lambda: query(over), 1.5)
@@ -144,11 +144,11 @@ async def test_what_was_claimed_ahead_and_not_started_is_dropped(start_kit):
     kit = await start_kit(f := flow(stage(calls.work)), hands=10)
     run = await started(kit, f, [f"quick-{n}" for n in range(400)] + keys(400))
     await until(lambda: len(calls.running) == 10)
-    assert kit.worker.hands.ready, "nothing was claimed ahead: the test proves nothing"
+    assert kit.worker.slots.ready, "nothing was claimed ahead: the test proves nothing"
     before = len(calls.started)
     await end_run(kit, run, REASON)
     await until(lambda: not kit.worker.runs_in_hand, 1)
-    assert (len(calls.started), len(kit.worker.hands.ready)) == (before, 0)
+    assert (len(calls.started), len(kit.worker.slots.ready)) == (before, 0)
 
 
 FINISHED = {

@@ -174,7 +174,7 @@ async def test_news_of_items_that_are_over_come_before_the_end_of_their_run_and_
         return [EphemeralEvent(one.item.tenant_id, "part.over", {"key": one.item.key}) for one in over]
 
     async def second(context, item):
-        context.tell([EphemeralEvent(item.tenant_id, "part.begun", {"key": item.key})])
+        context.emit([EphemeralEvent(item.tenant_id, "part.begun", {"key": item.key})])
         if item.key == "a-1":
             raise PermanentError("no", code="REFUSED")
         if item.key == "a-2" and item.executions == 0:
@@ -410,7 +410,7 @@ async def test_a_paid_call_that_a_stop_cuts_off_is_noted_once(start_kit, ask):
     kit = await start_kit(chain.flow)
     await start(kit, chain.flow, "a")
     await asyncio.wait_for(asked.wait(), 30)
-    while len(kit.worker.hands.taken) < 3:
+    while len(kit.worker.slots.executing) < 3:
         await asyncio.sleep(0.02)
     await kit.stop(grace=0.1)
     noted = ask("SELECT error_code, maybe_paid, count(*) FROM attempts GROUP BY 1, 2")

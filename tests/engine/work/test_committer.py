@@ -240,7 +240,9 @@ async def test_a_database_that_is_read_only_for_a_while_is_waited_for(start_kit,
             await operator.execute(KICK_OUT)
             await until(
                 lambda: [
-                    line for line in logs if line["event"] == "claim: database away" and "read-only" in line["error"]
+                    line
+                    for line in logs
+                    if line["event"] == "claim: database unavailable" and "read-only" in line["error"]
                 ]
             )
         await operator.execute(READ_ONLY.format(operator.info.dbname, "off"))

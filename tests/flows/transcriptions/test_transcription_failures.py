@@ -437,6 +437,6 @@ async def test_a_run_that_ends_before_the_last_look_holds_nothing_and_pays_for_n
     assert await end_run(kit, first.run_id, "wrong")
     let.set()
     await looked.wait()
-    await until(lambda: not kit.worker.hands.busy)
+    await until(lambda: not kit.worker.slots.busy)
     assert query("SELECT key FROM leases WHERE ended_at IS NULL") == []
     assert w.paid() == []

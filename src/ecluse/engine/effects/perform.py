@@ -34,9 +34,6 @@ class Performed(NamedTuple):
     effect: EffectEnd | None = None
 
 
-# The caller has locked the claims, in the same transaction.
-
-
 Phase = Literal["recording", "asking", "sending"]
 
 
@@ -56,23 +53,23 @@ class WriteExecutor:
         self.phase: dict[ClaimKey, Phase] = {}
 
     async def perform(
-        self, write: Write, context: WorkContext, taken: ClaimedItem, spent: VendorError | None = None
+        self, write: Write, context: WorkContext, claimed: ClaimedItem, spent: VendorError | None = None
     ) -> Performed:
         """Start or continue the write. `spent`: it may not be sent again, and fails with this error unless it turns out
         to have been applied."""
-        performed = await self._perform(write, context, taken, spent)
-        self.phase.pop(taken.claim_key, None)
+        performed = await self._perform(write, context, claimed, spent)
+        self.phase.pop(claimed.claim_key, None)
         return performed
 
     async def _perform(
-        self, write: Write, context: WorkContext, taken: ClaimedItem, spent: VendorError | None
+        self, write: Write, context: WorkContext, claimed: ClaimedItem, spent: VendorError | None
     ) -> Performed:
-        item = taken.item
+        item = claimed.item
         name = effect_id(item.tenant_id, item.event_key, item.stage, item.key, item.round)
         if spent is not None or item.executions or item.crashes:
-            standing = await self._record(Intent(taken, name, write, send=None))
+            standing = await self._record(Intent(claimed, name, write, send=None))
             if standing.state != "planned":
-                return await self._go_on(write, context, taken, standing, spent)
+                return await self._go_on(write, context, claimed, standing, spent)
             if spent is not None:
                 return Performed(spent)
         wanted, before = plain(write.wanted(item)), None
@@ -84,19 +81,19 @@ class WriteExecutor:
         need = not isinstance(write, AbsoluteWrite) or not agrees(before, wanted)
         if need and isinstance(write, AbsoluteWrite):
             await context.permit(item)  # the read used the first one; not awaited between the intent and its send
-        standing = await self._record(Intent(taken, name, write, wanted, before, send=need))
+        standing = await self._record(Intent(claimed, name, write, wanted, before, send=need))
         if standing.went and standing.state == "sending":
-            return await self._send(write, context, taken, standing, doubtful=False)
-        return await self._go_on(write, context, taken, standing, spent)
+            return await self._send(write, context, claimed, standing, doubtful=False)
+        return await self._go_on(write, context, claimed, standing, spent)
 
     async def _record(self, intent: Intent) -> Standing:
-        self.phase[intent.taken.claim_key] = "recording"
+        self.phase[intent.claimed.claim_key] = "recording"
         standing = await self._intend(intent)
-        self.phase[intent.taken.claim_key] = "asking" if standing.state in OPEN else "recording"
+        self.phase[intent.claimed.claim_key] = "asking" if standing.state in OPEN else "recording"
         return standing
 
     async def _go_on(
-        self, write: Write, context: WorkContext, taken: ClaimedItem, standing: Standing, spent: VendorError | None
+        self, write: Write, context: WorkContext, claimed: ClaimedItem, standing: Standing, spent: VendorError | None
     ) -> Performed:
         """Continue a write whose effect another execution has recorded."""
         if standing.state == "planned":  # by a concurrent transaction: its row is not visible yet
@@ -107,16 +104,16 @@ class WriteExecutor:
             return Performed(PermanentError(standing.error or f"the write is {standing.state}", code="NOT_APPLIED"))
         if not standing.quiet_over and standing.quiet_until is not None:
             return Performed(standing.quiet_until)
-        return await self._ask(write, context, taken, standing, spent)
+        return await self._ask(write, context, claimed, standing, spent)
 
     async def _ask(
-        self, write: Write, context: WorkContext, taken: ClaimedItem, standing: Standing, spent: VendorError | None
+        self, write: Write, context: WorkContext, claimed: ClaimedItem, standing: Standing, spent: VendorError | None
     ) -> Performed:
         """Find out what became of the last send, and send again unless it was applied or may not be repeated."""
         before, doubtful = standing.before, isinstance(write, KeyedWrite)
         if isinstance(write, AbsoluteWrite):
             try:
-                before = plain(await write.read(context, taken.item))
+                before = plain(await write.read(context, claimed.item))
             except VendorError as error:
                 return Performed(error, EffectEnd(standing.id, standing.sends, "unknown"))
             verdict = conclude(before, standing.wanted, standing.before)
@@ -132,18 +129,18 @@ class WriteExecutor:
             state: State = "unknown" if doubtful else "not_applied"
             return Performed(spent, EffectEnd(standing.id, standing.sends, state, None, spent.message))
         if isinstance(write, AbsoluteWrite):
-            await context.permit(taken.item)
+            await context.permit(claimed.item)
         again = await self._record(
-            Intent(taken, standing.id, write, standing.wanted, before, again_after=standing.sends)
+            Intent(claimed, standing.id, write, standing.wanted, before, again_after=standing.sends)
         )
         if not again.went:
             return Performed(again.quiet_until or self._now() + LATER)
-        return await self._send(write, context, taken, again, doubtful=doubtful)
+        return await self._send(write, context, claimed, again, doubtful=doubtful)
 
     async def _send(
-        self, write: Write, context: WorkContext, taken: ClaimedItem, standing: Standing, *, doubtful: bool
+        self, write: Write, context: WorkContext, claimed: ClaimedItem, standing: Standing, *, doubtful: bool
     ) -> Performed:
-        item = taken.item
+        item = claimed.item
         late = asyncio.get_running_loop().time() - standing.asked_at > SEND_WITHIN
         if late or not self._may_send(item):
             state: State = "unknown" if doubtful else "planned"
@@ -151,7 +148,7 @@ class WriteExecutor:
                 self._now() + LATER, EffectEnd(standing.id, standing.sends, state, None, "not sent: too late")
             )
         crashpoint("before send")
-        self.phase[taken.claim_key] = "sending"
+        self.phase[claimed.claim_key] = "sending"
         try:
             result = await write.send(context, item, Order(str(standing.id), standing.wanted, standing.before))
         except VendorError as error:

@@ -11,6 +11,7 @@ from uuid import UUID
 import structlog
 
 from ecluse.db.connect import Pool
+from ecluse.db.query import fetch_rows
 from ecluse.engine.effects.protocol import EffectEnd, conclude, plain, settle
 from ecluse.engine.model.flow import AbsoluteWrite, Flow, Item, WorkContext
 from ecluse.engine.runs import run_log
@@ -39,8 +40,8 @@ async def settle_forgotten(
     pool: Pool, flows: Mapping[str, Flow], contexts: Mapping[str, WorkContext], replica: str
 ) -> None:
     async with pool.connection() as connection:
-        cursor = await connection.execute(DUE, {"flows": list(flows), "most": AT_ONCE})
-        due = [(Item._make(row[:-4]), *row[-4:]) for row in await cursor.fetchall()]
+        rows = await fetch_rows(connection, DUE, {"flows": list(flows), "most": AT_ONCE})
+        due = [(Item._make(row[:-4]), *row[-4:]) for row in rows]
     if not due:
         return
 
@@ -54,7 +55,7 @@ async def settle_forgotten(
     results = await asyncio.gather(*(settled(*one) for one in due), return_exceptions=True)
     for (item, *_), error in zip(due, results, strict=True):
         if error is not None:
-            log.warning("a write in doubt could not be settled yet", **item.log_fields, error=repr(error))
+            log.warning("effects: read-back failed, will retry", **item.log_fields, error=repr(error))
 
 
 async def _read_back(

@@ -26,6 +26,7 @@ from pydantic_core import from_json, to_json
 from ecluse.base.errors import PermanentError, VendorError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
+from ecluse.db.query import as_json, fetch_rows
 from ecluse.engine.model.claimed import ClaimedItem, ClaimKey
 from ecluse.engine.model.flow import AbsoluteWrite, KeyedWrite, Write
 from ecluse.engine.model.retry import GiveUp, Retry
@@ -63,7 +64,7 @@ class Intent:
     """An intent, to be committed before a send. `again_after`: the number of sends so far, if this is a further one.
     `send` False records that the vendor already has what is wanted; None only reads the effect."""
 
-    taken: ClaimedItem
+    claimed: ClaimedItem
     id: UUID
     write: Write
     wanted: Any = None
@@ -75,8 +76,8 @@ class Intent:
     def row(self) -> dict[str, Any]:
         return {
             "id": self.id,
-            "item_id": self.taken.item.id,
-            "claim_id": self.taken.claim_id,
+            "item_id": self.claimed.item.id,
+            "claim_id": self.claimed.claim_id,
             "class": "C1" if isinstance(self.write, KeyedWrite) else "C2",
             "wanted": self.wanted,
             "before": self.before,
@@ -140,7 +141,7 @@ SELECT m.item_id, m.claim_id, m.id, coalesce(s.went, false), coalesce(s.state, '
 FROM clock, mine m LEFT JOIN LATERAL (
     SELECT *, true AS went FROM put WHERE put.id = m.id
     UNION ALL
-    -- its own intent again, the first answer to this commit was lost: good, if there is time left to send
+    -- its own intent again (the answer to the first commit was lost): valid if there is time left to send
     SELECT *, e.claim_id = m.claim_id AND e.state = 'sending' AND (m.sends = 1 OR e.sends = m.sends)
               AND now - e.last_send_at < least(e.quiet, %(send_within)s) FROM effects e
     WHERE e.id = m.id AND NOT EXISTS (SELECT 1 FROM put WHERE put.id = m.id)) s ON true
@@ -188,20 +189,20 @@ async def record(
 ) -> dict[ClaimKey, Standing]:
     """Record the intents and read their effects. Intents missing from the result lost their claim (fenced)."""
     parameters = {
-        "rows": to_json([intent.row() for intent in intents]).decode(),
+        "rows": as_json([intent.row() for intent in intents]),
         "claims": list(fences),
         "fences": list(fences.values()),
         "replica": replica,
         "send_within": timedelta(seconds=SEND_WITHIN),
     }
     asked_at = asyncio.get_running_loop().time()
-    cursor = await connection.execute(INTEND, parameters, prepare=True)
-    return {(item, claim): Standing._make([*standing, asked_at]) for item, claim, *standing in await cursor.fetchall()}
+    rows = await fetch_rows(connection, INTEND, parameters, prepare=True)
+    return {(item, claim): Standing._make([*standing, asked_at]) for item, claim, *standing in rows}
 
 
 async def settle(connection: Connection, ended: list[EffectEnd], replica: str, accepted: Collection[int] = ()) -> None:
     rows = [one._replace(error=storable(one.error))._asdict() if one.error else one._asdict() for one in ended]
-    parameters = {"rows": to_json(rows).decode(), "replica": replica, "accepted": list(accepted)}
+    parameters = {"rows": as_json(rows), "replica": replica, "accepted": list(accepted)}
     await connection.execute(SETTLE, parameters, prepare=True)
 
 

@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 import structlog
 
 from ecluse.db.connect import Connection
-from ecluse.engine.model.breaker import NONE, TRIGGERED, Breaker, Heard, Row, tally
+from ecluse.db.query import fetch_rows
+from ecluse.engine.model.breaker import NONE, TRIGGERED, Breaker, CallResult, Row, tally
 
 log = structlog.get_logger(__name__)
 
@@ -41,13 +42,15 @@ class Change(NamedTuple):
     message: str
 
 
-async def record_ends(connection: Connection, heard: Sequence[Heard], breakers: Mapping[int, Breaker]) -> list[Change]:
-    """Add these ends to the failures in a row of their lanes, and hold the lanes whose row got too long."""
+async def record_results(
+    connection: Connection, results: Sequence[CallResult], breakers: Mapping[int, Breaker]
+) -> list[Change]:
+    """Add these results to the failures in a row of their lanes, and hold the lanes whose row got too long."""
     changes = []
     async with connection.transaction():
-        cursor = await connection.execute(STANDING, ([one.lane_id for one in heard],))
-        for lane_id, failures, trips, since, failing, most, broken, lane, now in await cursor.fetchall():
-            mine = [one for one in heard if one.lane_id == lane_id]
+        rows = await fetch_rows(connection, STANDING, ([one.lane_id for one in results],))
+        for lane_id, failures, trips, since, failing, most, broken, lane, now in rows:
+            mine = [one for one in results if one.lane_id == lane_id]
             before = Row(failures, trips, since, frozenset(failing)) if failures else NONE
             row, too_long = tally(before, mine, most)
             if broken or row == before:  # open already: these calls were in flight together with the last one

@@ -8,7 +8,7 @@ from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 
 # Reads every waiting item of the lane, possibly a million: no commit of results may wait for it.
-TELL = """
+LOG = """
 WITH RECURSIVE concerned AS (
     SELECT n.run_id AS id FROM lanes l CROSS JOIN LATERAL (
         SELECT i.run_id FROM items i WHERE i.lane_id = l.id AND i.claim_id IS NULL
@@ -22,8 +22,8 @@ FROM concerned c JOIN runs r ON r.id = c.id AND r.ended_at IS NULL ORDER BY r.id
 """
 
 
-async def tell_runs(
+async def log_to_runs(
     connection: Connection, lane: str, level: Literal["info", "warning", "error"], message: str
 ) -> None:
     """Write the message to the log of each of these runs. Tenants read it: it must not name an operator."""
-    await connection.execute(TELL, {"lane": lane, "level": level, "message": storable(message)})
+    await connection.execute(LOG, {"lane": lane, "level": level, "message": storable(message)})

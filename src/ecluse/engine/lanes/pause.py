@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import structlog
-from psycopg.rows import class_row
 
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.engine.lanes.lane_log import tell_runs
+from ecluse.db.query import fetch_all, fetch_column, fetch_value
+from ecluse.engine.lanes.lane_log import log_to_runs
 
 log = structlog.get_logger(__name__)
 
@@ -80,9 +80,7 @@ async def needing(connection: Connection, name: str) -> list[Needing]:
     """Return the stages that have items waiting in the lane, or wait for runs that have; the earliest deadline
     first."""
     await _known(connection, name)
-    async with connection.cursor(row_factory=class_row(Needing)) as cursor:
-        await cursor.execute(NEEDING, (name,))
-        return await cursor.fetchall()
+    return await fetch_all(connection, Needing, NEEDING, (name,))
 
 
 async def pause(connection: Connection, name: str, *, reason: str, by: str, stop_clock: bool = False) -> None:
@@ -91,10 +89,10 @@ async def pause(connection: Connection, name: str, *, reason: str, by: str, stop
     await _known(connection, name)
     given = {"name": name, "reason": storable(reason), "by": by, "stop_clock": stop_clock}
     async with connection.transaction():
-        before = await (await connection.execute(PAUSED_FOR, given)).fetchone()
+        before = await fetch_value(connection, PAUSED_FOR, given)
         await connection.execute(PAUSE, given)
-        if before != (given["reason"],):
-            await tell_runs(connection, name, "warning", f"Lane {name} was paused: {reason}")
+        if before != given["reason"]:
+            await log_to_runs(connection, name, "warning", f"Lane {name} was paused: {reason}")
     log.warning("lane paused", lane=name, reason=reason, by=by, stop_clock=stop_clock)
 
 
@@ -104,18 +102,16 @@ async def resume(connection: Connection, name: str, *, reason: str, by: str) -> 
     await _known(connection, name)
     given = {"name": name}
     async with connection.transaction():
-        if await (await connection.execute(PAUSED_FOR, given)).fetchone() == (None,):
+        if await fetch_value(connection, PAUSED_FOR, given) is None:
             return None
-        async with connection.cursor(row_factory=class_row(Moved)) as cursor:
-            await cursor.execute(MOVE, given)
-            moved = await cursor.fetchall()
+        moved = await fetch_all(connection, Moved, MOVE, given)
         await connection.execute(RESUME, given)
-        await tell_runs(connection, name, "warning", f"Lane {name} was resumed: {reason}")
+        await log_to_runs(connection, name, "warning", f"Lane {name} was resumed: {reason}")
     log.warning("lane resumed", lane=name, reason=reason, by=by, deadlines_moved=len(moved))
     return moved
 
 
 async def _known(connection: Connection, name: str) -> None:
-    names = [row[0] for row in await (await connection.execute("SELECT name FROM lanes ORDER BY name")).fetchall()]
+    names = await fetch_column(connection, "SELECT name FROM lanes ORDER BY name")
     if name not in names:
         raise NotFound(f"There is no lane {name!r} (known: {', '.join(names) or 'none'}).")

@@ -10,22 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
-
-import psycopg
-import structlog
-from psycopg.rows import dict_row
 
 from ecluse.base.clock import Clock
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
-from ecluse.db.outage import is_unavailable, one_line
-from ecluse.engine.lanes import lane_log
-from ecluse.engine.lanes.breaker import HOLD, Change, record_ends
+from ecluse.db.outage import until_back
+from ecluse.db.query import fetch_all, fetch_row, fetch_rows, fetch_value
+from ecluse.engine.lanes.breaker import HOLD, Change, record_results
+from ecluse.engine.lanes.lane_log import log_to_runs
 from ecluse.engine.model.breaker import (
     NONE,
     Breaker,
-    Heard,
+    CallResult,
     Row,
     Spared,
     asked_for,
@@ -37,10 +35,7 @@ from ecluse.engine.model.breaker import (
 from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.model.flow import Flow, Item
 
-log = structlog.get_logger(__name__)
-
 LANES_CHANNEL = "ecluse_lanes"
-RECONNECT_SECONDS = 0.5
 A_MOMENT = 0.02  # seconds by which our clock may be ahead of the database's
 
 # A call of any weight may start as soon as one permit is free. So that the vendor's bucket is not overdrawn, the lane's
@@ -84,7 +79,7 @@ class Lanes:
     def __init__(self, pool: Pool, flows: Iterable[Flow], clock: Clock) -> None:
         self._pool = pool
         self._clock = clock
-        self._stages = {(flow.name, stage.name): stage for flow in flows for stage in flow.stages}
+        self.stages = {(flow.name, stage.name): stage for flow in flows for stage in flow.stages}
         self._ids: dict[str, int] = {}
         self._spacing: dict[str, timedelta | None] = {}
         self.free: list[int] = []
@@ -93,31 +88,30 @@ class Lanes:
         self._breakers: dict[int, Breaker] = {}
         self._closed: dict[int, datetime | None] = {}  # until when; None: until an operator resumes it
         self._opens: dict[int, asyncio.TimerHandle] = {}
-        self._heard: list[Heard] = []
-        self._untold: asyncio.Queue[Change] = asyncio.Queue()
-        self._stir = asyncio.Event()
-        self.changed: Callable[[], None] = lambda: None
+        self._unwritten: list[CallResult] = []
+        self._unlogged: asyncio.Queue[Change] = asyncio.Queue()
+        self._outdated = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None  # called when a lane has closed or opened
 
     async def put(self) -> None:
-        lanes = {stage.lane.name: stage.lane for stage in self._stages.values()}
+        lanes = {stage.lane.name: stage.lane for stage in self.stages.values()}
         async with self._pool.connection() as connection:
             for name, lane in sorted(lanes.items()):
-                heaviest = max(stage.weight for stage in self._stages.values() if stage.lane.name == name)
+                heaviest = max(stage.weight for stage in self.stages.values() if stage.lane.name == name)
                 burst, breaker = max(1, lane.burst - heaviest + 1), lane.breaker
                 caps = (lane.max_in_flight, lane.max_per_key, lane.per_second, burst)
                 for statement in (PUT_LANE, CHANGE_LANE):
                     await connection.execute(statement, (name, *caps, breaker.failures if breaker else None))
-                row = await (await connection.execute(KNOWN_LANE, (name,))).fetchone()
-                if row:
+                if (row := await fetch_row(connection, KNOWN_LANE, (name,))) is not None:
                     self._ids[name], _, self._spacing[name] = row
                     (self.capped if row[1] else self.free).append(row[0])
                     if breaker is not None:
                         self._breakers[row[0]] = breaker
             await self._read(connection)
 
-    def stir(self) -> None:
+    def refresh(self) -> None:
         """Have `run` read the lanes again: one of them may have changed."""
-        self._stir.set()
+        self._outdated.set()
 
     def is_closed(self, lane_id: int) -> bool:
         if lane_id not in self._closed:
@@ -127,15 +121,15 @@ class Lanes:
 
     def spacing(self, item: Item) -> float:
         """Return the seconds until the lane's next permit after a call for this item."""
-        stage = self._stages[item.flow, item.stage]
+        stage = self.stages[item.flow, item.stage]
         spacing = self._spacing[stage.lane.name]
         return stage.weight * spacing.total_seconds() if spacing else 0.0
 
-    def heard(self, taken: ClaimedItem, error: Exception | None, *, called: bool = True) -> Spared | None:
+    def record_result(self, claimed: ClaimedItem, error: Exception | None, *, called: bool = True) -> Spared | None:
         """Record how an execution has ended; return a `Spared` if the failure is the vendor's. A hold that the vendor
         asks for applies in this process at once, and everywhere as soon as it is written. `called` False: the vendor
         was not called."""
-        stage, lane_id, now = self._stages[taken.item.flow, taken.item.stage], taken.lane_id, self._clock.now()
+        stage, lane_id, now = self.stages[claimed.item.flow, claimed.item.stage], claimed.lane_id, self._clock.now()
         lane = stage.lane
         until = asked_for(error, now) if error and lane.one_vendor else None
         counted = counts(lane.breaker, error) if called else None
@@ -143,17 +137,17 @@ class Lanes:
         if until is None and not (counted or (counted is False and before.failures)):
             return None
         outage, closed = bool(counted) and is_outage(lane.breaker, error), self.is_closed(lane_id)
-        end = Heard(lane_id, taken.item.id, storable(str(error)), now, until, counted, outage)
-        self._heard.append(end)
+        end = CallResult(lane_id, claimed.item.id, storable(str(error)), now, until, counted, outage)
+        self._unwritten.append(end)
         self._count(end)
         if until is not None or (lane_id in self._closed and not closed):
-            self._hold_heard()
-        tried = {"executions": taken.item.executions + 1, "budget": stage.retry.executions}
+            self._apply_holds()
+        tried = {"executions": claimed.item.executions + 1, "budget": stage.retry.executions}
         if not outage or lane.breaker is None or not is_spared(lane.breaker, self.counting[lane_id], now, **tried):
             return None
         return Spared(now + lane.breaker.pause, now if before.trips and not closed else None)
 
-    def _count(self, end: Heard) -> None:
+    def _count(self, end: CallResult) -> None:
         """Count the end towards the breaker as the database will; every read of the table corrects it. While the lane
         is closed, only failures count."""
         breaker, before = self._breakers.get(end.lane_id), self.counting.get(end.lane_id, NONE)
@@ -172,87 +166,71 @@ class Lanes:
     async def reserve(self, item: Item, weight: int | None) -> None:
         """Wait for a permit for the item's next call. Its instant is reserved at once, however far ahead: an item that
         is being executed goes before items that wait to start. Raises Closed if the lane is closed."""
-        stage = self._stages[item.flow, item.stage]
+        stage = self.stages[item.flow, item.stage]
         lane_id = self._ids[stage.lane.name]
         if stage.lane.per_second is not None and not self.is_closed(lane_id):
-            start_at = await self._reserved(lane_id, weight or stage.weight)
+            start_at = await until_back("lanes", partial(self._reserved, lane_id, weight or stage.weight))
             await asyncio.sleep((start_at - self._clock.now()).total_seconds())
         if self.is_closed(lane_id):
             raise Closed
 
     async def _reserved(self, lane_id: int, weight: int) -> datetime:
-        while True:
-            try:
-                async with self._pool.connection() as connection:
-                    cursor = await connection.execute(RESERVE, {"lane": lane_id, "weight": weight})
-                    row = await cursor.fetchone()
-                start_at: datetime = row[0] if row else self._clock.now()
-                return start_at
-            except psycopg.Error as error:
-                await self._bear(error)
+        async with self._pool.connection() as connection:
+            start_at: datetime | None = await fetch_value(connection, RESERVE, {"lane": lane_id, "weight": weight})
+        return start_at or self._clock.now()
 
-    async def _bear(self, error: psycopg.Error) -> None:
-        if not is_unavailable(error):
-            raise error
-        log.warning("lanes: database away, trying again", error=one_line(error))
-        await asyncio.sleep(RECONNECT_SECONDS)
-
-    async def tell(self, pool: Pool) -> None:
-        """Write the recorded ends to the lanes, before the results of the items are stored: a claim after that commit
-        finds the lanes as these calls left them."""
-        if heard := list(self._heard):
+    async def write_results(self, pool: Pool) -> None:
+        """Write the recorded results to the lanes, before the results of the items are stored: a claim after that
+        commit finds the lanes as these calls left them."""
+        if results := list(self._unwritten):
             async with pool.connection() as connection:
-                if counted := [one for one in heard if one.counts is not None]:
+                if counted := [one for one in results if one.counts is not None]:
                     # Not retried if the response is lost: a count too few is harmless, one too many is not.
-                    self._heard[: len(heard)] = [one._replace(counts=None) for one in heard]
-                    for change in await record_ends(connection, counted, self._breakers):
-                        self._untold.put_nowait(change)
-                    self.stir()
-                for one in heard:
+                    self._unwritten[: len(results)] = [one._replace(counts=None) for one in results]
+                    for change in await record_results(connection, counted, self._breakers):
+                        self._unlogged.put_nowait(change)
+                    self.refresh()
+                for one in results:
                     if one.until is not None:
                         reason = f"Retry-After: {one.error}"
                         await connection.execute(HOLD, {"lane": one.lane_id, "until": one.until, "reason": reason})
-            del self._heard[: len(heard)]
+            del self._unwritten[: len(results)]
 
     async def run(self) -> None:
         """Read the lanes again after every change, by this replica or another, until cancelled."""
         while True:
-            await self._stir.wait()
-            self._stir.clear()
-            try:
-                async with self._pool.connection() as connection:
-                    await self._read(connection)
-            except psycopg.Error as error:
-                await self._bear(error)
-                self.stir()
+            await self._outdated.wait()
+            self._outdated.clear()
+            await until_back("lanes", self._read_again)
 
-    async def tell_runs(self) -> None:
+    async def log_changes(self) -> None:
         """Log the breakers that this replica opened or closed to the runs that need their lanes, until cancelled."""
         while True:
-            change = await self._untold.get()
-            while True:
-                try:
-                    async with self._pool.connection() as connection:
-                        await lane_log.tell_runs(connection, *change)
-                    break
-                except psycopg.Error as error:
-                    await self._bear(error)
+            await until_back("lanes", partial(self._log_change, await self._unlogged.get()))
+
+    async def _log_change(self, change: Change) -> None:
+        async with self._pool.connection() as connection:
+            await log_to_runs(connection, *change)
+
+    async def _read_again(self) -> None:
+        async with self._pool.connection() as connection:
+            await self._read(connection)
 
     async def _read(self, connection: Connection) -> None:
-        cursor = await connection.execute(STANDING, (self.free + self.capped,))
-        rows = await cursor.fetchall()
+        rows = await fetch_rows(connection, STANDING, (self.free + self.capped,))
         self._closed = {lane: None if paused else until for lane, paused, until, *_ in rows if paused or until}
         self.counting = {
             lane: Row(failures, trips, since, frozenset(failing))
             for lane, _, _, failures, trips, since, failing in rows
             if failures
         }
-        for end in self._heard:
+        for end in self._unwritten:
             self._count(end)
-        self._hold_heard()
+        self._apply_holds()
 
-    def _hold_heard(self) -> None:
-        for one in self._heard:
+    def _apply_holds(self) -> None:
+        """Apply the holds that vendors asked for and that are not written yet, and set a timer for each hold's end."""
+        for one in self._unwritten:
             until = self._closed.get(one.lane_id, one.until)
             if one.until is not None and until is not None:
                 self._closed[one.lane_id] = max(until, one.until)
@@ -261,8 +239,8 @@ class Lanes:
                 seconds = max(0.0, (until - self._clock.now()).total_seconds()) + A_MOMENT
                 if lane_id in self._opens:
                     self._opens[lane_id].cancel()
-                self._opens[lane_id] = asyncio.get_running_loop().call_later(seconds, self.changed)
-        self.changed()
+                self._opens[lane_id] = asyncio.get_running_loop().call_later(seconds, self.on_change)
+        self.on_change()
 
 
 LIST = """
@@ -277,6 +255,4 @@ FROM lanes l ORDER BY l.name
 
 async def list_lanes(connection: Connection) -> list[dict[str, Any]]:
     """Return the lanes by name. `down_since` is set if the breaker has opened and no call has been answered since."""
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(LIST)
-        return await cursor.fetchall()
+    return await fetch_all(connection, dict, LIST)

@@ -20,10 +20,10 @@ R = TypeVar("R")
 
 
 class Story:
-    def __init__(self, pool: Pool, flow: Flow, run: Run, *, chunk: int, tell: EmitLive = lambda _: None) -> None:
+    def __init__(self, pool: Pool, flow: Flow, run: Run, *, chunk: int, emit: EmitLive = lambda _: None) -> None:
         self._pool = pool
         self._chunk = chunk
-        self.tell = tell  # ephemeral events: a repeated step emits them again
+        self.emit = emit  # ephemeral events: a repeated step emits them again
         self.flow = flow
         self.run = run
 

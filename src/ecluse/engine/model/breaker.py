@@ -73,8 +73,8 @@ class Row(NamedTuple):
 NONE = Row()
 
 
-class Heard(NamedTuple):
-    """The end of a call, as its lane needs it."""
+class CallResult(NamedTuple):
+    """The result of a call, as its lane needs it."""
 
     lane_id: int
     item_id: int
@@ -112,7 +112,7 @@ def is_outage(breaker: Breaker | None, error: Exception | None) -> bool:
     return breaker is not None and isinstance(error, VendorError) and error.code in breaker.codes & OUTAGES
 
 
-def tally(row: Row, ends: Iterable[Heard], most: int) -> tuple[Row, bool]:
+def tally(row: Row, ends: Iterable[CallResult], most: int) -> tuple[Row, bool]:
     """Return the row after these ends, and whether it got too long. If so its count stays one short of that, so that
     the first call after the pause decides; of calls that were in flight together with the last one, only failures
     matter."""

@@ -169,16 +169,16 @@ class WorkContext:
     vendors: Any
     now: Callable[[], datetime]
     reserve: Callable[[Item, int | None], Awaitable[None]] | None = None
-    tell: EmitLive = lambda _: None  # emits at once, whatever becomes of the item
-    payer: Callable[[Item, str | None], Awaitable[None]] | None = None
+    emit: EmitLive = lambda _: None  # emits at once, whatever becomes of the item
+    begin_paid: Callable[[Item, str | None], Awaitable[None]] | None = None
     pool: Pool | None = None
 
     async def pay(self, item: Item, lock: str | None = None) -> None:
         """Announce a call that costs money (`Stage.paid`), right before it. From here on the call may finish even if
         its run ends; in that case this process holds `lock`, a lease of that run, until the call is over. If the call
         may have been paid for before, this is recorded."""
-        if self.payer is not None:
-            await self.payer(item, lock)
+        if self.begin_paid is not None:
+            await self.begin_paid(item, lock)
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[Connection]:
@@ -307,7 +307,7 @@ class Flow:
     stages: tuple[Stage, ...]
     story: Callable[[Story], Awaitable[None]] | None  # None: a run is only items, and ends with its last item
     input: type[BaseModel]
-    words: StatusMap = PLAIN
+    statuses: StatusMap = PLAIN
     schema: str = ""  # idempotent DDL of a flow that brings its own tables
     tables: tuple[str, ...] = ()  # its own tables with a column `run_id`: their rows are deleted with the run
     vendors: Callable[[Clock], AbstractAsyncContextManager[Any]] = lambda _: nullcontext()  # once per process

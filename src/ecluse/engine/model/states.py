@@ -45,16 +45,16 @@ class StatusMap:
         if unknown:
             raise ValueError(f"status words without a meaning: {sorted(unknown)}")
 
-    def word(self, state: State, *, after: str) -> str:
-        """Return the flow's word for a neutral state that can be reached from the word `after`."""
-        for word in sorted(self.moves.get(after, frozenset())):
-            if self.meaning[word] is state:
-                return word
+    def status(self, state: State, *, after: str) -> str:
+        """Return the flow's status for a neutral state, among those that can follow the status `after`."""
+        for status in sorted(self.moves.get(after, frozenset())):
+            if self.meaning[status] is state:
+                return status
         raise ForbiddenTransition("run", after, state.value)
 
-    def check(self, from_word: str, to_word: str) -> None:
-        if to_word not in self.moves.get(from_word, frozenset()):
-            raise ForbiddenTransition("run", from_word, to_word)
+    def check(self, before: str, after: str) -> None:
+        if after not in self.moves.get(before, frozenset()):
+            raise ForbiddenTransition("run", before, after)
 
 
 PLAIN = StatusMap(

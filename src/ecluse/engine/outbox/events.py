@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from psycopg.rows import class_row
-from pydantic_core import to_json
-
 from ecluse.db.connect import Connection
+from ecluse.db.query import as_json, fetch_all
 
 OUTBOX_CHANNEL = "ecluse_outbox"
 EVENTS_CHANNEL = "ecluse_events"  # something was published
@@ -75,21 +73,23 @@ events AS (
     FROM r),
 """
 
-TELL = f"WITH r AS (SELECT * FROM runs WHERE id = ANY(%(runs)s)), {OF_RUNS}{WRITTEN} SELECT count(*) FROM written"  # noqa: S608
+WRITE_OF_RUNS = (
+    f"WITH r AS (SELECT * FROM runs WHERE id = ANY(%(runs)s)), {OF_RUNS}{WRITTEN} SELECT count(*) FROM written"  # noqa: S608
+)
 
 
 async def write(connection: Connection, events: Sequence[Event]) -> None:
     """Write events to the outbox, in the caller's transaction."""
     if events:
         rows = [{"place": place, **vars(event)} for place, event in enumerate(events)]
-        await connection.execute(WRITE, (to_json(rows).decode(),))
+        await connection.execute(WRITE, (as_json(rows),))
 
 
-async def tell(
+async def write_run_events(
     connection: Connection, run_ids: Sequence[int], what: Literal["started", "selected", "completed", "failed"]
 ) -> None:
     """Write one event per run, with the state of its row in the caller's transaction."""
-    await connection.execute(TELL, {"runs": list(run_ids), "what": what})
+    await connection.execute(WRITE_OF_RUNS, {"runs": list(run_ids), "what": what})
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,5 @@ async def read_published(
 ) -> list[PublishedEvent]:
     """Return the events published after `after_seq`, in the order of publishing."""
     whose = "" if tenant is None else "AND tenant_id = %(tenant)s"
-    async with connection.cursor(row_factory=class_row(PublishedEvent)) as cursor:
-        await cursor.execute(PUBLISHED.format(whose=whose), {"after": after_seq, "tenant": tenant, "limit": limit})
-        return await cursor.fetchall()
+    parameters = {"after": after_seq, "tenant": tenant, "limit": limit}
+    return await fetch_all(connection, PublishedEvent, PUBLISHED.format(whose=whose), parameters)

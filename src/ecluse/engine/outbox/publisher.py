@@ -25,7 +25,7 @@ from ecluse.engine.outbox.events import EVENTS_CHANNEL, PUBLISHED_EVENT, Publish
 log = structlog.get_logger(__name__)
 
 TRY_SECONDS = 0.2
-POLL_SECONDS = 0.25  # the hint may be lost
+POLL_SECONDS = 0.25  # a NOTIFY may be lost
 SILENT_SECONDS = 2.5  # after which the server ends an idle session and its lock, and we give up on a silent server
 BEAT_SECONDS = 0.5  # between keepalive queries while a sink is slow
 SINK_SECONDS = 30.0
@@ -65,7 +65,7 @@ class Publisher:
     def __init__(self, dsn: str, sinks: Sequence[Sink]) -> None:
         self._dsn = dsn
         self._sinks = sinks
-        self.hint = asyncio.Event()  # an event was written
+        self.wake = asyncio.Event()  # set when an event was written
 
     async def run(self) -> None:
         """Compete for the lock and publish while holding it, until cancelled."""
@@ -83,43 +83,43 @@ class Publisher:
             await asyncio.sleep(TRY_SECONDS)
 
     async def _publish(self, own: Connection) -> None:
-        self.hint.clear()
+        self.wake.clear()
         events = [PublishedEvent(*row) for row in await _ask(own, READ)]
         if events:
             await self._publish_all(own, events)
-        if len(events) < BATCH:  # an event written since then has set the hint
+        if len(events) < BATCH:  # an event written since then has set `wake`
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
-                    await self.hint.wait()
+                    await self.wake.wait()
 
     async def _publish_all(self, own: Connection, events: Sequence[PublishedEvent]) -> None:
-        telling = asyncio.create_task(self._tell(events))
+        offering = asyncio.create_task(self._offer_all(events))
         try:
-            while not (await asyncio.wait([telling], timeout=BEAT_SECONDS))[0]:
+            while not (await asyncio.wait([offering], timeout=BEAT_SECONDS))[0]:
                 await _ask(own, "SELECT")  # keepalive: a slow sink must not cost the lock
         finally:
-            await stopped([telling])
-        failed = telling.result()
+            await stopped([offering])
+        failed = offering.result()
         late = {_aggregate(event): event.id for event in reversed(events) if event.id in failed}
-        told = [event.id for event in events if event.id < late.get(_aggregate(event), event.id + 1)]
-        if told:
-            await _ask(own, MARK, told)
+        accepted = [event.id for event in events if event.id < late.get(_aggregate(event), event.id + 1)]
+        if accepted:
+            await _ask(own, MARK, accepted)
         if failed:
             await _ask(own, DELAY, list(failed), list(failed.values()))
 
-    async def _tell(self, events: Sequence[PublishedEvent]) -> dict[int, str]:
+    async def _offer_all(self, events: Sequence[PublishedEvent]) -> dict[int, str]:
         """Offer events to the sinks. Return the failed ones with their errors: the first failure of each aggregate, for
         which the aggregate's later events wait."""
         if await self._offer(events) is None:
             return {}
         by_aggregate = groupby(sorted(events, key=_aggregate), key=_aggregate)
-        failures = await asyncio.gather(*[self._tell_one_by_one(list(group)) for _, group in by_aggregate])
+        failures = await asyncio.gather(*[self._offer_one_by_one(list(group)) for _, group in by_aggregate])
         return dict(failure for failure in failures if failure is not None)
 
-    async def _tell_one_by_one(self, events: Sequence[PublishedEvent]) -> tuple[int, str] | None:
+    async def _offer_one_by_one(self, events: Sequence[PublishedEvent]) -> tuple[int, str] | None:
         for event in events:
             if (error := await self._offer([event])) is not None:
-                log.warning("an event waits for a sink", event_key=event.event_key, error=error)
+                log.warning("outbox: sink rejected event, will retry", event_key=event.event_key, error=error)
                 return event.id, error
         return None
 

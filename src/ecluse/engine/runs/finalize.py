@@ -132,7 +132,7 @@ async def end_runs(
         found = {
             run_id: locked
             for run_id, locked in (await lifecycle.lock_runs(connection, by_id)).items()
-            if flow.words.meaning[locked.status] in (State.QUEUED, State.RUNNING)
+            if flow.statuses.meaning[locked.status] in (State.QUEUED, State.RUNNING)
         }
         if not found:
             return 0
@@ -161,7 +161,7 @@ async def end_runs(
             await record()
         for what, wanted in (("completed", True), ("failed", False)):
             if of_these := [one.run.id for one in ended if (one.cause.cause == "normal") is wanted]:
-                await events.tell(connection, of_these, what)  # type: ignore[arg-type]
+                await events.write_run_events(connection, of_these, what)  # type: ignore[arg-type]
         if flow.ended is not None:
             await events.write(connection, await flow.ended(connection, [one.run for one in ended]))
     for one, to_status in zip(ended, to_statuses, strict=True):

@@ -86,7 +86,7 @@ async def begin(connection: Connection, run: Run, flow: Flow) -> bool:
     """Move the run from queued to running. Return False if it was running already (a replay); raise if it has ended."""
     async with connection.transaction():
         status = (await lock_runs(connection, [run.id]))[run.id].status
-        if flow.words.meaning[status] is State.RUNNING:
+        if flow.statuses.meaning[status] is State.RUNNING:
             return False
         await set_status(connection, flow, [Move(run, status, State.RUNNING)])
     run.trace.start(f"run-{flow.name}", event_key=run.event_key, **flow.about(run))
@@ -95,7 +95,7 @@ async def begin(connection: Connection, run: Run, flow: Flow) -> bool:
 
 async def begin_runs(connection: Connection, flow: Flow, queued: Sequence[Run]) -> None:
     """Move runs inserted by the current transaction to running. No lock needed: they are not visible to others."""
-    await set_status(connection, flow, [Move(run, flow.words.initial, State.RUNNING) for run in queued])
+    await set_status(connection, flow, [Move(run, flow.statuses.initial, State.RUNNING) for run in queued])
     for run in queued:
         run.trace.start(f"run-{flow.name}", event_key=run.event_key)
 
@@ -164,8 +164,8 @@ async def set_status(connection: Connection, flow: Flow, moves: Sequence[Move]) 
     """Change the status of these runs, each only if it still has `from_status`; return the new statuses."""
     statuses, rows = [], []
     for run, from_status, state, facts, shown in moves:
-        to_status = flow.words.word(shown or state, after=from_status)
-        flow.words.check(from_status, to_status)
+        to_status = flow.statuses.status(shown or state, after=from_status)
+        flow.statuses.check(from_status, to_status)
         statuses.append(to_status)
         rows.append(
             {"run": run.id, "from_status": from_status, "to_status": to_status, "state": state}

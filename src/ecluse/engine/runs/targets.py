@@ -39,7 +39,7 @@ async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]
     ]
     async with connection.transaction():
         if chosen := await fetch_column(connection, SELECT, {"rows": as_json(rows), "runs": list(targets)}):
-            await events.tell(connection, chosen, "selected")
+            await events.write_run_events(connection, chosen, "selected")
 
 
 async def how_many_selected(connection: Connection, run_id: int) -> int:

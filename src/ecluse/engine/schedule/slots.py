@@ -19,7 +19,7 @@ SUPERSEDED = "superseded: a later instant was due"
 OVERLAP = "overlap: the run before it was still going"
 OUTSIDE = "outside the execution window"
 DISABLED_TENANT = "the tenant is disabled"
-NOBODY = "nobody was there in time"
+NOT_RUNNING = "nobody was there in time"
 
 SlotState = Literal["fired", "waiting", "skipped", "missed"]
 
@@ -107,7 +107,7 @@ def _passed_over(schedule: Schedule, due_at: datetime, now: datetime, rules: Rul
         return Slot(due_at, "skipped", f"{OVERLAP}; {SUPERSEDED}")
     if now - due_at <= rules.look_back:
         return Slot(due_at, "skipped", SUPERSEDED)
-    return Slot(due_at, "missed", NOBODY)
+    return Slot(due_at, "missed", NOT_RUNNING)
 
 
 def _verdict(schedule: Schedule, table: Timetable, due_at: datetime, now: datetime, rules: Rules) -> Slot:
@@ -118,9 +118,9 @@ def _verdict(schedule: Schedule, table: Timetable, due_at: datetime, now: dateti
     if late and (held or due_at == schedule.waiting):
         return Slot(due_at, "skipped", OVERLAP)
     if late and schedule.catch_up == "skip":
-        return Slot(due_at, "missed", f"{NOBODY}, and catch_up is skip")
+        return Slot(due_at, "missed", f"{NOT_RUNNING}, and catch_up is skip")
     if late and now - due_at > rules.catch_up_within:
-        return Slot(due_at, "missed", f"{NOBODY}; older than {rules.catch_up_within} it is not caught up on")
+        return Slot(due_at, "missed", f"{NOT_RUNNING}; older than {rules.catch_up_within} it is not caught up on")
     if table.window is not None and not table.window.contains(now, table.zone):
         return Slot(due_at, "skipped", OUTSIDE)
     if held:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows
 from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.model.flow import Item
 
@@ -21,22 +22,22 @@ AHEAD_SECONDS = 0.1
 # Caps hold over all replicas only if the claim sees every call in flight in the lanes that it locks. Its snapshot is as
 # old as the statement: if another claim has taken a turn since, the locked row has a higher `turn` than the snapshot,
 # and nothing is claimed from that lane. A lane that another replica is claiming from is skipped.
-OURS = """
+LOCKED_LANES = """
 ours AS MATERIALIZED (
     SELECT held.* FROM (SELECT * FROM lanes WHERE id = ANY(%(lanes)s) FOR NO KEY UPDATE SKIP LOCKED) held
     JOIN lanes seen ON seen.id = held.id AND seen.turn = held.turn),"""
-OUR_TURN = """
+TAKE_TURN = """
 turn AS (
     UPDATE lanes l SET turn = l.turn + 1, next_free_at = coalesce(x.base + m.permits * x.spacing, l.next_free_at)
     FROM (SELECT lane_id, sum(weight) AS permits FROM mine GROUP BY 1) m JOIN lane x ON x.id = m.lane_id
     WHERE l.id = m.lane_id
       AND (num_nonnulls(l.max_in_flight, l.max_per_key, l.spacing) > 0 OR l.failures >= l.break_after)),"""
-ANYBODYS = """
+ALL_LANES = """
 ours AS MATERIALIZED (SELECT * FROM lanes WHERE id = ANY(%(lanes)s)),"""
 
 CLAIM = """
 WITH RECURSIVE clock AS MATERIALIZED (SELECT ecluse_now() AS now),{ours}
--- of the groups that have a cap, how many are in flight
+-- per group with a cap: the items in flight
 busy AS MATERIALIZED (
     SELECT l.id AS lane_id, b.group_key, b.n FROM ours l CROSS JOIN LATERAL (
         SELECT i.group_key, count(*) AS n FROM claims c JOIN items i ON i.claim_id = c.id
@@ -46,7 +47,7 @@ busy AS MATERIALIZED (
 lane AS MATERIALIZED (
     SELECT l.id, l.max_per_key, l.spacing, p.base, least(
                %(room)s,
-               -- after a breaker's pause, one call shows whether it is over
+               -- after a breaker's pause, a single call probes the vendor
                least(l.max_in_flight, CASE WHEN l.failures >= l.break_after THEN 1 END)
                - CASE WHEN num_nonnulls(l.max_in_flight, l.break_after) > 0 THEN (
                    SELECT coalesce(sum(c.in_flight), 0) FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0) END,
@@ -58,7 +59,7 @@ lane AS MATERIALIZED (
         SELECT CASE WHEN l.spacing IS NOT NULL THEN greatest(l.next_free_at, now - (l.burst - 1) * l.spacing) END
             AS base) p
     WHERE l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= now)
-      -- whoever was declared dead takes nothing any more, even before it has noticed
+      -- a replica already marked dead claims nothing, even if it does not know yet
       AND EXISTS (SELECT 1 FROM replicas WHERE id = %(replica)s AND state = 'live')
 ),
 -- a loose index scan: the distinct tenants that wait in each lane, without reading their items
@@ -72,12 +73,12 @@ waiting AS (
     FROM waiting w WHERE w.tenant_id IS NOT NULL
 ),
 due AS MATERIALIZED (
-    -- LIMIT, not EXISTS: that one is turned into a join, which reads everything that waits
+    -- LIMIT, not EXISTS: the planner would turn EXISTS into a join that reads all waiting items
     SELECT w.lane_id, w.tenant_id FROM waiting w CROSS JOIN LATERAL (
         SELECT FROM items i WHERE i.lane_id = w.lane_id AND i.tenant_id = w.tenant_id AND i.claim_id IS NULL
         AND i.due_at <= (SELECT now FROM clock) LIMIT 1) i
 ),
--- equal shares, and the remainder by lot: nobody remembers whose turn it was, yet over time everybody has it
+-- split the room evenly; hand out the remainder randomly, so that no round-robin state is needed
 lane_share AS (
     SELECT x.lane_id, least(l.room, %(room)s / x.lanes + (x.place <= %(room)s %% x.lanes)::int) AS most
     FROM (SELECT lane_id, count(*) OVER () AS lanes, row_number() OVER (ORDER BY random()) AS place
@@ -90,7 +91,7 @@ share AS MATERIALIZED (
           FROM due w JOIN lane_share s ON s.lane_id = w.lane_id) x
 ),
 picked AS MATERIALIZED (
-    -- where groups have a cap, more than will be taken: whole groups may stand at the head of the line
+    -- where groups have a cap, pick more than will be claimed: full groups may be first in the queue
     SELECT i.*, s.most FROM share s JOIN lane l ON l.id = s.lane_id CROSS JOIN LATERAL (
         SELECT i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.lane_id, i.group_key, i.order_at FROM items i
         WHERE i.lane_id = s.lane_id AND i.tenant_id = s.tenant_id AND i.claim_id IS NULL
@@ -105,8 +106,8 @@ alive AS MATERIALIZED (
         SELECT id, event_key, correlation_id FROM runs WHERE id = p.run_id AND ended_at IS NULL AND NOT ending
         FOR SHARE SKIP LOCKED) r
 ),
--- A call starts when there is a permit, whatever its weight, and the next one waits for as many. So nobody is passed
--- over for being heavy; the lane's burst has been lowered by what the heaviest may thereby take too early.
+-- A call starts as soon as one permit is free, whatever its weight, and the next call waits for as many permits as its
+-- weight: heavy calls are not passed over. The lane's burst is lowered by what the heaviest call may take too early.
 mine AS MATERIALIZED (SELECT * FROM (
     SELECT g.*, l.base + (sum(g.weight) OVER (PARTITION BY g.lane_id ORDER BY g.order_at, g.id) - g.weight) * l.spacing
                AS start_at
@@ -136,7 +137,7 @@ WHERE i.id = m.id
 RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
           m.event_key, m.correlation_id, c.id, c.fence, m.start_at, i.lane_id, i.suspicion, i.solo_deaths
 """
-CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ANYBODYS, turn=""), CLAIM.format(ours=OURS, turn=OUR_TURN)
+CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ALL_LANES, turn=""), CLAIM.format(ours=LOCKED_LANES, turn=TAKE_TURN)
 
 
 class Claimant(NamedTuple):
@@ -151,22 +152,22 @@ class Claimant(NamedTuple):
     apart: Literal["group", "alone"] | None = None
 
 
-async def claim_free(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
+async def claim_free(connection: Connection, claimant: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
     """Claim at most `room` items from lanes without any cap."""
-    return await _claim(connection, CLAIM_FREE, who, lanes, room)
+    return await _claim(connection, CLAIM_FREE, claimant, lanes, room)
 
 
-async def claim_capped(connection: Connection, who: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
+async def claim_capped(connection: Connection, claimant: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
     """Claim at most `room` items from lanes whose caps must hold over all replicas."""
-    return await _claim(connection, CLAIM_CAPPED, who, lanes, room)
+    return await _claim(connection, CLAIM_CAPPED, claimant, lanes, room)
 
 
 async def _claim(
-    connection: Connection, statement: str, who: Claimant, lanes: list[int], room: int
+    connection: Connection, statement: str, claimant: Claimant, lanes: list[int], room: int
 ) -> list[ClaimedItem]:
-    parameters = {**who._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
-    cursor = await connection.execute(statement, parameters, prepare=True)  # type: ignore[arg-type, unused-ignore]
-    return [ClaimedItem(Item._make(row[:-6]), *row[-6:]) for row in await cursor.fetchall()]
+    parameters = {**claimant._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
+    rows = await fetch_rows(connection, statement, parameters, prepare=True)
+    return [ClaimedItem(Item._make(row[:-6]), *row[-6:]) for row in rows]
 
 
 # Reopens the items claimed by replicas that are no longer live (`replica` NULL), or by this replica under claims that

@@ -9,8 +9,9 @@ culprit is alone; that item fails STORE_FAILED, the rest commit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import psycopg
@@ -21,20 +22,22 @@ from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, together
-from ecluse.db.outage import is_unavailable
+from ecluse.db.outage import is_unavailable, until_back
+from ecluse.db.query import fetch_rows
 from ecluse.engine.effects import protocol
 from ecluse.engine.effects.protocol import EffectEnd, Intent, Standing
+from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model import counters
 from ecluse.engine.model.claimed import ClaimKey
 from ecluse.engine.model.flow import Item, Postponed, Saved, Stage
 from ecluse.engine.runs import run_log
 from ecluse.engine.runs.lifecycle import LOCK_RUNS
+from ecluse.engine.work.worker_slots import WorkerSlots
 
 log = structlog.get_logger(__name__)
 
 LARGEST_BATCH = 2_000
 GATHER_SECONDS = 0.005
-RECONNECT_SECONDS = 0.5
 
 LOCK_CLAIMS = "SELECT 1 FROM claims WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 
@@ -44,13 +47,13 @@ WITH inp AS MATERIALIZED (
         result jsonb, error_code text, error text, http_status smallint, event_id text, ambiguous boolean,
         maybe_paid boolean, outage boolean, due_at timestamptz, order_at timestamptz, postponed_cause text,
         postponed_why text)),
--- empty for whoever was declared dead: then nothing below happens
+-- empty if this replica was declared dead: then nothing below happens
 clock AS MATERIALIZED (SELECT ecluse_now() AS now FROM replicas WHERE id = %(replica)s AND state = 'live'),
 fenced AS MATERIALIZED (
     SELECT c.id FROM claims c JOIN unnest(%(claims)s::bigint[], %(fences)s::int[]) AS f(id, fence)
       ON c.id = f.id AND c.fence = f.fence
     ORDER BY c.id FOR NO KEY UPDATE OF c),
--- an item whose gate has given up on it was told so: it is not opened again
+-- an item that its gate has given up on (permanent) is not opened again
 stored AS (
     UPDATE items i SET status = CASE WHEN inp.status = 'open' AND i.permanent THEN 'failed' ELSE inp.status END,
         result = inp.result,
@@ -87,10 +90,10 @@ logged AS (
     SELECT run_id, now, now, 'error', said, min(event_id), jsonb_build_object('code', code, 'executions',
            max(executions)), count(*), (array_agg(DISTINCT target))[1:5], {run_log.FOLD} AS fold
     FROM stored, clock WHERE status = 'failed' GROUP BY run_id, now, stage, code, said
-    -- in one order for everybody: two that add to the same lines must not wait for each other
+    -- in one order: two committers that add to the same lines must not deadlock
     ORDER BY run_id, fold {run_log.ADD_UP})
 SELECT id, claim_id FROM stored
-"""  # noqa: S608 - our own words
+"""  # noqa: S608 - our own names
 
 
 class ItemResult(NamedTuple):
@@ -160,23 +163,14 @@ class ItemResult(NamedTuple):
 
 
 class Committer:
-    def __init__(
-        self,
-        pool: Pool,
-        replica: str,
-        committed: Callable[[Sequence[ItemResult], Sequence[ItemResult]], None],
-        expecting: Callable[[], int],
-        tell: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
+    def __init__(self, pool: Pool, replica: str, lanes: Lanes | None = None) -> None:
         self._pool = pool
         self._replica = replica
-        self._committed = committed
+        self._lanes = lanes
         self._gathered: list[ItemResult | Intent] = []
         self._committing: list[ItemResult | Intent] = []
         self._over: list[ItemResult] = []  # items finished in this commit whose stage emits live events
         self._something = asyncio.Event()
-        self._expecting = expecting  # busy worker slots: if any, more results are about to come
-        self._tell = tell  # writes what these results mean for their lanes
 
     def put(self, one: ItemResult | Intent) -> None:
         self._gathered.append(one)
@@ -191,44 +185,34 @@ class Committer:
         return len(self._gathered)
 
     @property
-    def uncommitted(self) -> list[ItemResult | Intent]:
-        return self._committing + self._gathered
+    def uncommitted(self) -> list[ItemResult]:
+        """The results that are not known to be stored; intents are left out: after a stop, no call waits for them."""
+        return [one for one in self._committing + self._gathered if isinstance(one, ItemResult)]
 
-    async def run(self) -> None:
-        while True:
-            await self._something.wait()
-            if len(self._gathered) < LARGEST_BATCH // 10 and self._expecting():
-                await asyncio.sleep(GATHER_SECONDS)
-            self._committing, self._gathered = self._gathered[:LARGEST_BATCH], self._gathered[LARGEST_BATCH:]
-            if not self._gathered:
-                self._something.clear()
-            await self.commit(self._committing)
-            self._committing = []
+    async def next_batch(self, slots: WorkerSlots) -> Sequence[ItemResult | Intent]:
+        """Wait for results and intents, and a moment longer for more of them while worker slots are busy."""
+        await self._something.wait()
+        if len(self._gathered) < LARGEST_BATCH // 10 and slots.busy:
+            await asyncio.sleep(GATHER_SECONDS)
+        self._committing, self._gathered = self._gathered[:LARGEST_BATCH], self._gathered[LARGEST_BATCH:]
+        if not self._gathered:
+            self._something.clear()
+        return self._committing
 
-    async def flush(self) -> None:
-        """Store the remaining results after `run` was cancelled. Intents are dropped: no call waits for them."""
-        batch = [one for one in self.uncommitted if isinstance(one, ItemResult)]
-        self._gathered, self._committing = [], []
-        if batch:
-            await self.commit(batch)
-
-    async def commit(self, batch: Sequence[ItemResult | Intent]) -> None:
+    async def commit(self, batch: Sequence[ItemResult | Intent]) -> list[ItemResult]:
+        """Store the batch; return the finished items whose stage emits live events."""
         crashpoint("before commit")
-        while True:
-            try:
-                if self._tell is not None:
-                    await self._tell()
-                await self._store(batch)
-                break
-            except psycopg.Error as error:
-                if not is_unavailable(error):
-                    raise
-                # The commit may have succeeded: the compare-and-set makes the retry idempotent.
-                log.warning("commit: database away, trying again", items=len(batch), error=str(error).strip())
-                await asyncio.sleep(RECONNECT_SECONDS)
+        # A commit whose answer was lost may have succeeded: the compare-and-set makes the retry idempotent.
+        await until_back("commit", partial(self._write, batch))
         crashpoint("after commit")
+        self._committing = []
         over, self._over = self._over, []
-        self._committed([one for one in batch if isinstance(one, ItemResult)], over)
+        return over
+
+    async def _write(self, batch: Sequence[ItemResult | Intent]) -> None:
+        if self._lanes is not None:
+            await self._lanes.write_results(self._pool)
+        await self._store(batch)
 
     async def _store(self, batch: Sequence[ItemResult | Intent]) -> None:
         try:
@@ -250,13 +234,13 @@ class Committer:
                 await self._store([one.unstorable(_why(error))])
 
     async def _store_together(self, batch: Sequence[ItemResult | Intent]) -> None:
-        finishes = [one for one in batch if isinstance(one, ItemResult)]
-        intents = [one for one in batch if isinstance(one, Intent)] if len(finishes) < len(batch) else []
-        ended = [one.effect for one in finishes if one.effect is not None]
-        fences = {finish.claim_id: finish.fence for finish in finishes}
-        fences |= {intent.taken.claim_id: intent.taken.fence for intent in intents}
+        results = [one for one in batch if isinstance(one, ItemResult)]
+        intents = [one for one in batch if isinstance(one, Intent)] if len(results) < len(batch) else []
+        ended = [one.effect for one in results if one.effect is not None]
+        fences = {result.claim_id: result.fence for result in results}
+        fences |= {intent.claimed.claim_id: intent.claimed.fence for intent in intents}
         parameters = {
-            "rows": (b"[" + b",".join([finish.row() for finish in finishes]) + b"]").decode(),
+            "rows": (b"[" + b",".join([result.row() for result in results]) + b"]").decode(),
             "claims": list(fences),
             "fences": list(fences.values()),
             "replica": self._replica,
@@ -264,52 +248,51 @@ class Committer:
         accepted: set[ClaimKey] = set()
         recorded: dict[ClaimKey, Standing] = {}
         async with self._pool.connection() as connection:
-            if intents or ended or any(finish.stage.save and finish.status == "succeeded" for finish in finishes):
+            if intents or ended or any(one.stage.save and one.status == "succeeded" for one in results):
                 async with together(connection):
-                    if opening := {f.item.run_id for f in finishes if f.stage.opens and f.status == "succeeded"}:
+                    if opening := {one.item.run_id for one in results if one.stage.opens and one.status == "succeeded"}:
                         await connection.execute(LOCK_RUNS, (list(opening),))
                     if intents:
                         # Lock the claims before reading them: ending the run or taking over either waits for this
                         # commit or is visible to it.
                         await connection.execute(LOCK_CLAIMS, (list(fences),), prepare=True)
-                    if finishes:
+                    if results:
                         accepted = await _execute(connection, parameters)
                     if intents:
                         recorded = await protocol.record(connection, intents, fences, self._replica)
                     if ended:
                         await protocol.settle(connection, ended, self._replica, [item for item, _ in accepted])
-                    await _save(connection, finishes, accepted)
+                    await _save(connection, results, accepted)
                     crashpoint("in commit")
                 if intents:
                     crashpoint("after intent")
             else:
                 accepted = await _execute(connection, parameters)
         for intent in intents:
-            intent.reply(recorded.get(intent.taken.claim_key))
-        all_in = len(accepted) == len(finishes)
-        finished = [f for f in finishes if f.status != "open" and (all_in or f.claim_key in accepted)]
-        self._over += [f for f in finished if f.stage.news]
-        counters.items_finished.update([(f.item.flow, f.item.stage, f.status) for f in finished])
+            intent.reply(recorded.get(intent.claimed.claim_key))
+        all_in = len(accepted) == len(results)
+        finished = [one for one in results if one.status != "open" and (all_in or one.claim_key in accepted)]
+        self._over += [one for one in finished if one.stage.news]
+        counters.items_finished.update([(one.item.flow, one.item.stage, one.status) for one in finished])
         if not all_in:
-            log.warning("commit: fenced out", items=len(finishes) - len(accepted), replica=self._replica)
+            log.warning("commit: fenced out", items=len(results) - len(accepted), replica=self._replica)
 
 
 async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[ClaimKey]:
-    cursor = await connection.execute(STORE, parameters, prepare=True)
-    return {(item, claim) for item, claim in await cursor.fetchall()}
+    return {(item, claim) for item, claim in await fetch_rows(connection, STORE, parameters, prepare=True)}
 
 
 async def _save(connection: Connection, batch: list[ItemResult], accepted: set[ClaimKey]) -> None:
     by_stage: dict[int, tuple[Stage, list[Saved]]] = {}
-    for finish in batch:
+    for one in batch:
         # A paid result is saved even if the item is no longer this worker's; its outcome is not touched.
-        if finish.status == "succeeded" and finish.stage.save and (finish.stage.paid or finish.claim_key in accepted):
-            _, saved = by_stage.setdefault(id(finish.stage), (finish.stage, []))
-            saved.append(Saved(finish.item, finish.result, finish.kept))
+        if one.status == "succeeded" and one.stage.save and (one.stage.paid or one.claim_key in accepted):
+            _, saved = by_stage.setdefault(id(one.stage), (one.stage, []))
+            saved.append(Saved(one.item, one.result, one.kept))
     # Stages in a fixed order and rows by key: two committers that store the same records must not deadlock.
     for stage, saved in sorted(by_stage.values(), key=lambda pair: pair[0].name):
         if stage.save is not None:
-            await stage.save(connection, sorted(saved, key=lambda one: one.item.key))
+            await stage.save(connection, sorted(saved, key=lambda each: each.item.key))
 
 
 def _why(error: Exception) -> str:

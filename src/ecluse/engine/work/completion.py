@@ -196,10 +196,10 @@ async def _send_news(pool: Pool, finished: Sequence[ItemResult], emit: EmitLive)
 
 
 class CompletionLoop:
-    def __init__(self, pool: Pool, flows: Mapping[str, Flow], tell: EmitLive) -> None:
+    def __init__(self, pool: Pool, flows: Mapping[str, Flow], emit: EmitLive) -> None:
         self._pool = pool
         self._flows = flows
-        self._tell = tell
+        self._emit = emit
         self._pairs: set[tuple[int, str]] = set()  # (run, stage) of which this worker holds no item any more
         self._over: list[ItemResult] = []  # finished items whose stage emits live events
         self._nothing_left = asyncio.Event()
@@ -227,7 +227,7 @@ class CompletionLoop:
             pairs, self._pairs, over, self._over = self._pairs, set(), self._over, []
             self._nothing_left.clear()
             began = time.monotonic()
-            await _send_news(self._pool, over, self._tell)  # first: events of an item come before those of its run
+            await _send_news(self._pool, over, self._emit)  # first: events of an item come before those of its run
             with ignoring_outage("completion"):  # a sweep or the gate's poll finds the stages
                 await close(self._pool, self._flows, pairs)
                 crashpoint("after hint")

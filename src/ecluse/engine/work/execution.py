@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -23,10 +23,10 @@ from ecluse.engine.model import counters
 from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.model.flow import Done, Ignored, Item, Postponed, Result, Stage, WorkContext, Write
 from ecluse.engine.work import verdict
-from ecluse.engine.work.committer import ItemResult
+from ecluse.engine.work.committer import Committer, ItemResult
 from ecluse.engine.work.suspects import Suspicion
 from ecluse.engine.work.verdict import release
-from ecluse.engine.work.worker_slots import Hand
+from ecluse.engine.work.worker_slots import WorkerSlot
 
 log = structlog.get_logger(__name__)
 
@@ -39,31 +39,33 @@ class Executor:
     def __init__(
         self,
         *,
-        stages: Mapping[tuple[str, str], Stage],
         contexts: Mapping[str, WorkContext],
         lanes: Lanes,
-        writes: WriteExecutor,
+        committer: Committer,
         paid: PaidCalls,
         clock: Clock,
         chance: random.Random,
+        alive: Callable[[], bool],
     ) -> None:
-        self._stages = stages
         self._contexts = {name: replace(context, reserve=self._reserve) for name, context in contexts.items()}
         self._lanes = lanes
-        self._writes = writes
+        self._writes = WriteExecutor(committer.intend, self._may_send, clock.now)
         self._paid = paid
         self._clock = clock
         self._chance = chance
+        self._alive = alive  # the heartbeat is recent: no replica can have declared this one dead
+        self._stopping = False
+        self._ended_runs: set[int] = set()  # that ended while this worker held items of them
         self._awaiting_permit: set[int] = set()  # items
 
-    async def execute(self, slot: Hand, claimed: ClaimedItem) -> ItemResult | None:
+    async def execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> ItemResult | None:
         """Execute the item; return the result to be stored, or None if the item is no longer this worker's."""
-        stage = self._stages[claimed.item.flow, claimed.item.stage]
+        stage = self._lanes.stages[claimed.item.flow, claimed.item.stage]
         try:
             if claimed.start_at is not None:
                 await asyncio.sleep((claimed.start_at - self._clock.now()).total_seconds())
             if self._lanes.is_closed(claimed.lane_id):
-                self._lanes.stir()  # the NOTIFY that it was opened may have been lost
+                self._lanes.refresh()  # the NOTIFY that it was opened may have been lost
                 return release(stage, claimed)
             slot.deadline = asyncio.get_running_loop().time() + stage.time_limit.total_seconds()
             with counters.timed(claimed.item.flow, stage.name):
@@ -92,7 +94,7 @@ class Executor:
 
     def _judge(self, stage: Stage, claimed: ClaimedItem, answer: Answer, effect: EffectEnd | None) -> ItemResult:
         if self._lanes.counting and isinstance(answer, Done | Ignored):
-            self._lanes.heard(claimed, None, called=self._called(stage, claimed.item))
+            self._lanes.record_result(claimed, None, called=self._called(stage, claimed.item))
         item, claim_id, fence, *_ = claimed
         match answer:
             case Done(value, kept):
@@ -109,9 +111,9 @@ class Executor:
                 return self._failed(stage, claimed, TypeError(f"work returned {other!r}, not Done or Ignored"))
 
     def _interrupted(
-        self, slot: Hand, stage: Stage, claimed: ClaimedItem, error: asyncio.CancelledError
+        self, slot: WorkerSlot, stage: Stage, claimed: ClaimedItem, error: asyncio.CancelledError
     ) -> ItemResult | None:
-        match slot.forgive():
+        match slot.reset():
             case "late" if claimed.item.id in self._awaiting_permit:
                 return release(stage, claimed)  # waiting for the lane's rate is no execution
             case "late" if self._writes.phase.get(claimed.claim_key) == "recording":
@@ -121,7 +123,7 @@ class Executor:
                 return self._failed(stage, claimed, TransientError(f"No answer within {limit}", code="TIMEOUT"))
             case "dropped":
                 return None
-            case _ if slot.told_to_go:
+            case _ if slot.is_stopping:
                 self._paid.cut_off(claimed.item)
                 raise error
             case _:
@@ -131,7 +133,7 @@ class Executor:
     def _failed(
         self, stage: Stage, claimed: ClaimedItem, error: Exception, effect: EffectEnd | None = None
     ) -> ItemResult:
-        spared = self._lanes.heard(claimed, error, called=self._called(stage, claimed.item))
+        spared = self._lanes.record_result(claimed, error, called=self._called(stage, claimed.item))
         in_doubt = self._writes.phase.get(claimed.claim_key) in ("asking", "sending")
         now, chance = self._clock.now(), self._chance
         return verdict.failed(stage, claimed, error, effect, in_doubt=in_doubt, now=now, chance=chance, spared=spared)
@@ -144,6 +146,21 @@ class Executor:
         self._awaiting_permit.add(item.id)  # stays in it when interrupted: `_interrupted` reads the cause
         await self._lanes.reserve(item, weight)
         self._awaiting_permit.discard(item.id)
+
+    def _may_send(self, item: Item) -> bool:
+        return self._alive() and not self._stopping and item.run_id not in self._ended_runs
+
+    def stop_sending(self) -> None:
+        """Send no further write: this process stops."""
+        self._stopping = True
+
+    def runs_ended(self, ended: set[int], held: set[int], executing: Sequence[ClaimedItem]) -> None:
+        """Send no further write of the runs in `ended`. `held`: the runs of which this worker holds items."""
+        self._ended_runs = self._ended_runs & held | ended
+        self._paid.run_ended([claimed.item for claimed in executing if claimed.item.run_id in ended])
+
+    async def note_cut_off(self) -> None:
+        await self._paid.note_cut_off()
 
     def is_worth_its_answer(self, claimed: ClaimedItem) -> bool:
         """Return True for a write or a paid call in flight: it may finish although its run has ended."""

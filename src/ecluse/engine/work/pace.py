@@ -17,16 +17,16 @@ MEASURE_SECONDS = 0.03
 
 
 class Pace:
-    def __init__(self, hands: int) -> None:
-        self._hands = hands
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
         self._finished = 0
         self._measured_at = 0.0
         self._per_second = 0.0
         self._claimed_at = 0.0
         self._ended = 0  # items, since the last claim
-        self._heard = True  # a wake-up has arrived since the last claim
+        self._woken = True  # a wake-up has arrived since the last claim
         self._short = False  # the last claim left room: only finished items or a wake-up make more claimable
-        self._dry_until = 0.0
+        self._empty_until = 0.0
 
     def measure(self, now: float, finished: int) -> None:
         if now - self._measured_at >= MEASURE_SECONDS:
@@ -35,7 +35,7 @@ class Pace:
 
     @property
     def capacity(self) -> int:
-        return min(self._hands + int(self._per_second * AHEAD_SECONDS), LARGEST_BATCH)
+        return min(self._slots + int(self._per_second * AHEAD_SECONDS), LARGEST_BATCH)
 
     def pause(self, now: float, room: int, in_hand: bool) -> float:
         """Return the seconds to wait before the next check; 0: claim now. `in_hand`: the worker holds items. A finished
@@ -46,12 +46,12 @@ class Pace:
         helping = max(1, min(self.capacity // 4, int(self._per_second * BUSY_POLL_SECONDS)))
         if room < helping:
             return BUSY_POLL_SECONDS
-        if self._short and not self._heard and self._ended < helping:
+        if self._short and not self._woken and self._ended < helping:
             return max(0.0, self._claimed_at + BUSY_POLL_SECONDS - now)
         return 0.0
 
     def claiming(self, now: float) -> None:
-        self._claimed_at, self._ended, self._heard = now, 0, False
+        self._claimed_at, self._ended, self._woken = now, 0, False
 
     def claimed(self, room: int, got: int) -> None:
         self._short = got < room
@@ -59,13 +59,13 @@ class Pace:
     def ended(self, items: int) -> None:
         self._ended += items
 
-    def heard(self) -> None:
-        self._heard, self._dry_until = True, 0.0
+    def wake(self) -> None:
+        self._woken, self._empty_until = True, 0.0
 
-    def is_dry(self, now: float) -> bool:
+    def is_empty(self, now: float) -> bool:
         """Return True if a claim within the last POLL_SECONDS found the uncapped lanes empty and no wake-up has arrived
         since."""
-        return now < self._dry_until
+        return now < self._empty_until
 
-    def found_dry(self, now: float) -> None:
-        self._dry_until = 0.0 if self._heard else now + POLL_SECONDS
+    def found_empty(self, now: float) -> None:
+        self._empty_until = 0.0 if self._woken else now + POLL_SECONDS

@@ -8,6 +8,7 @@ At each take-over from a dead worker SQL counts and `judge` decides; the decisio
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,7 +18,9 @@ import psycopg
 import structlog
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows
 from ecluse.engine.work.claim import AHEAD_SECONDS, RELEASE, Claimant
+from ecluse.engine.work.worker_slots import WorkerSlots
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +31,7 @@ POINTED_ANYHOW = 8
 SOLO_DEATHS = 3  # make it poison; one more for each worker that died without it, up to:
 MOST_SOLO_DEATHS = 6
 FEW = 3  # if no more suspects wait, each is run alone at once
+QUERY_SECONDS = 1.0  # between two queries for waiting suspects
 
 
 class Suspicion(IntEnum):
@@ -66,10 +70,10 @@ def judge(seen: Evidence) -> Suspicion:
     return Suspicion.TENTH if always_there or seen.crashes >= POINTED_ANYHOW else Suspicion.NONE
 
 
-def company(waiting: Mapping[int, int], hands: int) -> dict[int, int]:
+def company(waiting: Mapping[int, int], slots: int) -> dict[int, int]:
     """Return, per kind of waiting suspects, how many a worker may hold at once; 1: alone, without any other item."""
     few = sum(waiting.values()) <= FEW
-    sizes = {Suspicion.TENTH: hands // 10, Suspicion.HUNDREDTH: hands // 100}
+    sizes = {Suspicion.TENTH: slots // 10, Suspicion.HUNDREDTH: slots // 100}
     return {kind: 1 if few else max(1, sizes.get(Suspicion(kind), 1)) for kind in sorted(waiting)}
 
 
@@ -98,18 +102,51 @@ SELECT count(*) FROM crew o JOIN crew me ON me.id = %(replica)s WHERE (o.n, o.id
 """
 
 
-async def waiting(connection: Connection, who: Claimant, lanes: list[int]) -> dict[int, int]:
-    """Count the waiting suspects that this worker could claim, by kind."""
-    parameters = {"work": who.work, "lanes": lanes, "ahead": AHEAD_SECONDS}
-    cursor = await connection.execute(WAITING, parameters, prepare=True)
-    return dict(await cursor.fetchall())
+class SuspectClaims:
+    """Decides what a worker may claim while suspects wait. A suspect that must run alone is claimed only when the
+    worker holds no item, and nothing else is claimed while it runs."""
 
+    def __init__(self, claimant: Claimant, slots: int) -> None:
+        self._claimant = claimant
+        self._slots = slots
+        self.limits: dict[int, int] = {}  # per kind of waiting suspects, how many this worker may hold
+        self.runs_alone = False
+        self._emptying = False  # claim nothing until the worker holds no item, to run a suspect alone
+        self._query_at = 0.0
 
-async def sooner(connection: Connection, who: Claimant) -> int:
-    """Count the other workers that have fewer items to finish before they can run a suspect alone."""
-    cursor = await connection.execute(SOONER, {"replica": who.replica, "work": who.work}, prepare=True)
-    row = await cursor.fetchone()
-    return int(row[0]) if row else 0
+    async def query(self, connection: Connection, lanes: list[int], now: float) -> None:
+        """Count the waiting suspects that this worker could claim, at most once a second."""
+        if now < self._query_at:
+            return
+        claimant = self._claimant
+        parameters = {"work": claimant.work, "lanes": lanes, "ahead": AHEAD_SECONDS}
+        waiting = dict(await fetch_rows(connection, WAITING, parameters, prepare=True))
+        self.limits = company(waiting, self._slots)
+        alone = sum(waiting[kind] for kind, most in self.limits.items() if most == 1)
+        # As many workers empty their slots as there are suspects to run alone: those that hold the fewest items. The
+        # others go on.
+        self._emptying = False
+        if alone:
+            me = {"replica": claimant.replica, "work": claimant.work}
+            ((sooner,),) = await fetch_rows(connection, SOONER, me, prepare=True)
+            self._emptying = sooner < alone
+        self._query_at = now + QUERY_SECONDS
+
+    def allowed(self, slots: WorkerSlots, room: int, *, holds_items: bool) -> list[tuple[Claimant, int]]:
+        """Return the claims to be made, each with its largest number of items: of suspects, then of all other items."""
+        self.runs_alone = self.runs_alone and holds_items
+        alone = [kind for kind, most in self.limits.items() if most == 1]
+        if self.runs_alone or (alone and holds_items and self._emptying):
+            return []
+        claims = []
+        if alone and not holds_items:
+            claims.append((self._claimant._replace(least=min(alone), most=max(Suspicion), apart="alone"), 1))
+        if self.limits:
+            held = Counter(claimed.suspicion for claimed in slots.claimed)
+            for kind, most in self.limits.items():
+                if most > 1:
+                    claims.append((self._claimant._replace(least=kind, most=kind, apart="group"), most - held[kind]))
+        return [*claims, (self._claimant, room)]
 
 
 # ── Take-over from dead workers ────────────────────────────────────────────────────────────────────────────────────

@@ -21,16 +21,16 @@ log = structlog.get_logger(__name__)
 
 
 def release(
-    stage: Stage, taken: ClaimedItem, at: datetime | None = None, effect: EffectEnd | None = None
+    stage: Stage, claimed: ClaimedItem, at: datetime | None = None, effect: EffectEnd | None = None
 ) -> ItemResult:
     """Return the item to the queue in its old position, without counting an execution. `at` None: it is claimable as
     soon as its lane permits."""
-    return ItemResult(taken.item, stage, taken.claim_id, taken.fence, "open", due_at=at, effect=effect)
+    return ItemResult(claimed.item, stage, claimed.claim_id, claimed.fence, "open", due_at=at, effect=effect)
 
 
 def failed(
     stage: Stage,
-    taken: ClaimedItem,
+    claimed: ClaimedItem,
     error: Exception,
     effect: EffectEnd | None,
     *,
@@ -42,7 +42,7 @@ def failed(
     """Decide what follows from an error: retry or failure. `in_doubt`: the execution was interrupted while a write was
     in flight. `spared`: the failure is the vendor's and uses up no execution; a write in doubt uses one all the
     same."""
-    item = taken.item
+    item = claimed.item
     executions = item.executions + 1
     verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=chance)
     code = error.code if isinstance(error, EcluseError) else "BUG"
@@ -54,11 +54,11 @@ def failed(
         verdict = again_or_never(stage.work, verdict, now)
         if not isinstance(verdict, Retry):
             code, text = "OUTCOME_UNKNOWN", f"The vendor may have applied it, and cannot be asked: {text}"
-    finish = ItemResult(
+    result = ItemResult(
         item,
         stage,
-        taken.claim_id,
-        taken.fence,
+        claimed.claim_id,
+        claimed.fence,
         "failed",
         error_code=code,
         error=text,
@@ -68,21 +68,21 @@ def failed(
     )
     if spared is not None:
         log.debug("vendor down", **item.log_fields, code=code, error=text)
-        return finish._replace(status="open", due_at=spared.due_at, order_at=spared.order_at, outage=True)
+        return result._replace(status="open", due_at=spared.due_at, order_at=spared.order_at, outage=True)
     if isinstance(verdict, Retry) and executions > stage.retry.executions:
-        return release(stage, taken, verdict.at, effect)  # it only asked about the last send, which is no execution
+        return release(stage, claimed, verdict.at, effect)  # it only asked about the last send, which is no execution
     if isinstance(verdict, Retry):
         log.debug("retry", **item.log_fields, code=code, error=text, execution=executions, retry_at=verdict.at)
-        return finish._replace(status="open", due_at=verdict.at)
+        return result._replace(status="open", due_at=verdict.at)
     log.warning("execution failed", **item.log_fields, code=code, error=text, execution=executions)
-    return finish._replace(permanent=verdict.permanent)
+    return result._replace(permanent=verdict.permanent)
 
 
-def give_up_reason(stage: Stage, taken: ClaimedItem) -> VendorError | None:
+def give_up_reason(stage: Stage, claimed: ClaimedItem) -> VendorError | None:
     """Return the error with which the item is given up on, or None if it may be executed (again)."""
-    item = taken.item
-    if taken.suspicion >= Suspicion.POISON:
-        died = f"{item.crashes} workers died with this item in hand, {taken.solo_deaths} of them while it ran alone"
+    item = claimed.item
+    if claimed.suspicion >= Suspicion.POISON:
+        died = f"{item.crashes} workers died with this item in hand, {claimed.solo_deaths} of them while it ran alone"
         return PermanentError(died, code="WORKER_CRASHED")
     # Its executions are used up: it was claimed only to find out what became of its last send.
     if isinstance(stage.work, Write) and item.executions >= stage.retry.executions:

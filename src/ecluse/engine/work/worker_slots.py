@@ -1,4 +1,4 @@
-"""Worker slots: a fixed number of coroutines, each with at most one call in flight, that execute the items in `ready`.
+"""Worker slots: a fixed number of tasks, each with at most one call in flight, that execute the items in `ready`.
 
 They are long-lived, because a task and a timer per item cost more than the engine's own work on it; one watchdog
 enforces the time limits of all slots, to half a second.
@@ -24,17 +24,17 @@ IN_A_ROW = 64
 Why = Literal["late", "dropped"]
 
 
-class Hand:
-    """One worker slot. A call that exceeds its deadline, or is no longer needed, is cancelled; `forgive` then returns
+class WorkerSlot:
+    """One worker slot. A call that exceeds its deadline, or is no longer needed, is cancelled; `reset` then returns
     which of the two."""
 
-    __slots__ = ("deadline", "rest", "taken", "task", "why")
+    __slots__ = ("claimed", "deadline", "idle", "task", "why")
 
     def __init__(self) -> None:
         self.deadline = inf
         self.why: Why | None = None
-        self.rest: asyncio.Future[None] | None = None
-        self.taken: ClaimedItem | None = None
+        self.idle: asyncio.Future[None] | None = None
+        self.claimed: ClaimedItem | None = None
         self.task: asyncio.Task[None] | None = None
 
     def interrupt(self, why: Why) -> None:
@@ -43,10 +43,10 @@ class Hand:
             self.task.cancel()
 
     @property
-    def told_to_go(self) -> bool:
+    def is_stopping(self) -> bool:
         return self.task is not None and self.task.cancelling() > 0
 
-    def forgive(self) -> Why | None:
+    def reset(self) -> Why | None:
         """Return why `interrupt` cancelled the call, and undo the cancellation; None: it was cancelled elsewhere."""
         why, self.why = self.why, None
         if why is not None and self.task is not None:
@@ -54,19 +54,19 @@ class Hand:
         return why
 
 
-class Hands:
+class WorkerSlots:
     def __init__(
         self,
         count: int,
-        work: Callable[[Hand, ClaimedItem], Awaitable[None]],
-        empty: Callable[[], None],
-        died: Callable[[asyncio.Task[None]], None],
+        work: Callable[[WorkerSlot, ClaimedItem], Awaitable[None]],
+        idle: Callable[[], None],
+        ended: Callable[[asyncio.Task[None]], None],
     ) -> None:
-        self._died = died
+        self._ended = ended
         self._work = work
-        self._empty = empty
-        self._hands = [Hand() for _ in range(count)]
-        self._idle: list[Hand] = []
+        self._on_idle = idle
+        self._slots = [WorkerSlot() for _ in range(count)]
+        self._idle: list[WorkerSlot] = []
         self._drained: asyncio.Event | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self.ready: deque[ClaimedItem] = deque()
@@ -75,36 +75,41 @@ class Hands:
 
     @property
     def count(self) -> int:
-        return len(self._hands)
+        return len(self._slots)
 
     @property
-    def taken(self) -> list[ClaimedItem]:
-        return [hand.taken for hand in self._hands if hand.taken is not None]
+    def executing(self) -> list[ClaimedItem]:
+        return [slot.claimed for slot in self._slots if slot.claimed is not None]
+
+    @property
+    def claimed(self) -> list[ClaimedItem]:
+        """The items in the slots, and those that wait for one."""
+        return [*self.ready, *self.executing]
 
     def interrupt(self, useless: Callable[[ClaimedItem], bool]) -> None:
-        for hand in self._hands:
-            if hand.taken is not None and useless(hand.taken):
-                hand.interrupt("dropped")
+        for slot in self._slots:
+            if slot.claimed is not None and useless(slot.claimed):
+                slot.interrupt("dropped")
 
     def start(self) -> None:
-        for hand in self._hands:
-            hand.task = asyncio.create_task(self._take(hand), name="hand")
-            hand.task.add_done_callback(self._died)
+        for slot in self._slots:
+            slot.task = asyncio.create_task(self._work_off(slot), name="worker slot")
+            slot.task.add_done_callback(self._ended)
         self._watchdog = asyncio.create_task(self._watch())
 
-    def give(self, taken: Iterable[ClaimedItem]) -> None:
-        self.ready.extend(taken)
+    def give(self, claimed: Iterable[ClaimedItem]) -> None:
+        self.ready.extend(claimed)
         for _ in range(min(len(self.ready), len(self._idle))):
-            rest = self._idle.pop().rest
-            if rest is not None and not rest.done():
-                rest.set_result(None)
+            idle = self._idle.pop().idle
+            if idle is not None and not idle.done():
+                idle.set_result(None)
 
     def drop(self, useless: Callable[[ClaimedItem], bool]) -> list[ClaimedItem]:
         """Remove the `useless` items that have not started, and return them. Running calls are for `interrupt`."""
         dropped: list[ClaimedItem] = []
         kept: deque[ClaimedItem] = deque()
-        for taken in self.ready:  # ask once per item: the answer may change with time
-            (dropped if useless(taken) else kept).append(taken)
+        for claimed in self.ready:  # ask once per item: the answer may change with time
+            (dropped if useless(claimed) else kept).append(claimed)
         self.ready = kept
         return dropped
 
@@ -116,37 +121,37 @@ class Hands:
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace):
                     await self._drained.wait()
-        tasks = [hand.task for hand in self._hands if hand.task is not None]
+        tasks = [slot.task for slot in self._slots if slot.task is not None]
         tasks += [self._watchdog] if self._watchdog is not None else []
         for task in tasks:
             task.cancel()
         if tasks:  # none if the worker was stopped before it started
             await asyncio.wait(tasks, timeout=max(grace, LAST_SECONDS))
 
-    async def _take(self, hand: Hand) -> None:
+    async def _work_off(self, slot: WorkerSlot) -> None:
         loop = asyncio.get_running_loop()
         in_a_row = 0
         while True:
             if not self.ready:
-                hand.rest = loop.create_future()
-                self._idle.append(hand)
-                self._empty()
-                await hand.rest
+                slot.idle = loop.create_future()
+                self._idle.append(slot)
+                self._on_idle()
+                await slot.idle
                 in_a_row = 0
                 continue
-            hand.taken = taken = self.ready.popleft()
+            slot.claimed = claimed = self.ready.popleft()
             self.busy += 1
             try:
-                await self._work(hand, taken)
+                await self._work(slot, claimed)
             finally:
-                hand.deadline = inf
-                hand.taken = None
-                hand.forgive()  # discard an interruption that the work swallowed
+                slot.deadline = inf
+                slot.claimed = None
+                slot.reset()  # discard an interruption that the work swallowed
                 self.busy -= 1
                 self.finished += 1
                 if self._drained is not None and not self.busy:
                     self._drained.set()
-            if hand.told_to_go:  # stopped at the same time as interrupted; the work saw one cancellation
+            if slot.is_stopping:  # stopped at the same time as interrupted; the work saw one cancellation
                 raise asyncio.CancelledError
             in_a_row += 1
             if in_a_row % IN_A_ROW == 0:
@@ -157,6 +162,6 @@ class Hands:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = loop.time()
-            for hand in self._hands:
-                if hand.deadline < now:
-                    hand.interrupt("late")
+            for slot in self._slots:
+                if slot.deadline < now:
+                    slot.interrupt("late")

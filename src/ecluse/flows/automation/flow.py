@@ -154,7 +154,7 @@ class Automation:
         await story.phase("fetching")
         fetch = replace(self.fetch, rounds=wanted.rounds)
         await story.fan_out(fetch, _fetches)
-        await story.gate(fetch, seen=partial(_seen, story.tell, "fetching", "Fiche details"))
+        await story.gate(fetch, seen=partial(_seen, story.emit, "fetching", "Fiche details"))
         left = await story.step("filter-fiches", eligibility.decide, self.config.max_recordings)
         if wanted.run_transcription:
             if not await self._goes_on(story, wanted, left):
@@ -176,7 +176,7 @@ class Automation:
         transcripts = Transcripts(self.transcription, self.config, stage.rounds)
         await story.open(stage)
         await story.step("dispatch-transcriptions", transcripts.dispatch, stage.max_wait)
-        await story.gate(stage, units=transcripts, seen=partial(_seen_transcribing, story.tell, transcripts))
+        await story.gate(stage, units=transcripts, seen=partial(_seen_transcribing, story.emit, transcripts))
         await story.step("settle-transcriptions", transcripts.settle)
         return await story.once("left-after-transcriptions", eligibility.left)
 
@@ -193,7 +193,7 @@ class Automation:
             seconds = await story.once("audit-time-left", _time_left)
             stage = replace(stage, max_wait=timedelta(seconds=seconds))
         await story.fan_out(stage, _audits)
-        cause = await story.gate(stage, seen=partial(_seen, story.tell, "auditing", "Audit"))
+        cause = await story.gate(stage, seen=partial(_seen, story.emit, "auditing", "Audit"))
         if cause == "timeout":
             await story.once("say-audits-late", _say_audits_late)
 
@@ -286,7 +286,7 @@ async def _time_left(connection: Connection, run: Run) -> float:
 
 
 async def _seen(
-    tell: EmitLive, phase: str, what: str, connection: Connection, run: Run, look: StageProgress, decision: Any
+    emit: EmitLive, phase: str, what: str, connection: Connection, run: Run, look: StageProgress, decision: Any
 ) -> None:
     """Log and emit the progress of a gate at each poll, and log when missing items are sent again."""
     done = look.succeeded + look.ignored
@@ -295,7 +295,7 @@ async def _seen(
     else:
         told = f"{done}/{look.expected}"
     await events.say(connection, run, f"{what} progress: {told}")
-    tell([events.progress(run, phase, done, look.expected, look.failed)])
+    emit([events.progress(run, phase, done, look.expected, look.failed)])
     if isinstance(decision, Redispatch) and phase == "fetching":
         message = "Fiche details stalled; retrying incomplete fetches"
         await events.say(connection, run, message, "warning", round=decision.round)
@@ -305,9 +305,9 @@ async def _seen(
 
 
 async def _seen_transcribing(
-    tell: EmitLive, transcripts: Transcripts, connection: Connection, run: Run, look: StageProgress, decision: Any
+    emit: EmitLive, transcripts: Transcripts, connection: Connection, run: Run, look: StageProgress, decision: Any
 ) -> None:
-    await _seen(tell, "transcribing", "Transcription", connection, run, look, decision)
+    await _seen(emit, "transcribing", "Transcription", connection, run, look, decision)
     if isinstance(decision, Wait):
         await transcripts.take_over(connection, run, look.round)
 

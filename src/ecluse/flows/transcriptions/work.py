@@ -72,7 +72,7 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     if not standing.url.strip():
         raise PermanentError("The CRM has no URL for this recording any more.", code=rules.NO_URL)
     told = {**rules.about(fiche_id, item.run_id), "call_id": item.key, "execution": item.executions + 1}
-    context.tell([EphemeralEvent(item.tenant_id, "transcription.recording_started", told)])
+    context.emit([EphemeralEvent(item.tenant_id, "transcription.recording_started", told)])
     began = time.monotonic()
     tracer.step("speech-to-text")
     speech = await _have_written(context.vendors, standing.url)
