@@ -77,4 +77,4 @@ from ecluse.engine.schedule.schedules import (
     update_schedule,
 )
 from ecluse.engine.schedule.slots import Rules
-from ecluse.engine.work.batched import BatchedQuery, postponing_outages
+from ecluse.engine.work.batched import BatchedQuery

@@ -182,7 +182,8 @@ class WorkContext:
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[Connection]:
-        """Borrow a connection for a brief query before the vendor is called; leave the block before the call."""
+        """Borrow a connection for a brief query before the vendor is called; leave the block before the call. If the
+        database is unavailable, let the error pass: the item is postponed, and no execution is counted."""
         assert self.pool is not None  # noqa: S101 - the kit gives it
         async with self.pool.connection() as connection:
             yield connection

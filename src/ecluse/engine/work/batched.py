@@ -5,18 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import timedelta
-from functools import wraps
-from typing import Any, Generic, TypeVar
-
-import psycopg
+from typing import Generic, TypeVar
 
 from ecluse.db.connect import Connection
-from ecluse.db.outage import is_unavailable
-from ecluse.engine.model.flow import Item, Postponed, Result, WorkContext
+from ecluse.engine.model.flow import Item, WorkContext
 
 T = TypeVar("T")
-OUTAGE_PAUSE = timedelta(seconds=1)
 APART_SECONDS = 0.01  # between two queries; the first item does not wait for others
 
 
@@ -43,20 +37,3 @@ class BatchedQuery(Generic[T]):
         self._gathering, self._asked_at = None, now()
         async with context.database() as connection:
             return await self._ask(connection, gathered)
-
-
-def postponing_outages(work: Callable[..., Awaitable[Result]]) -> Callable[..., Awaitable[Result]]:
-    """Wrap work that reads the database before its call: while the database is unavailable the item is postponed, and
-    no execution is counted."""
-
-    @wraps(work)
-    async def postponing(*given: Any) -> Result:
-        try:
-            return await work(*given)
-        except psycopg.Error as error:
-            if not is_unavailable(error):
-                raise
-            context: WorkContext = given[-2]  # the work's last arguments are the context and the item
-            return Postponed(context.now() + OUTAGE_PAUSE, "the database is unavailable")
-
-    return postponing

@@ -15,6 +15,7 @@ import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.base.errors import EcluseError, TransientError, VendorError
+from ecluse.db.outage import is_unavailable
 from ecluse.engine.effects.paid import PaidCalls
 from ecluse.engine.effects.perform import WriteExecutor
 from ecluse.engine.effects.protocol import LATER, EffectEnd, Fenced
@@ -31,6 +32,7 @@ from ecluse.engine.work.worker_slots import WorkerSlot
 log = structlog.get_logger(__name__)
 
 IN_DOUBT = "what became of its last write is found out first"
+UNAVAILABLE = "the database is unavailable"
 
 Answer = Result | VendorError | datetime
 
@@ -79,6 +81,9 @@ class Executor:
             log.warning("fenced out, nothing sent", **claimed.item.log_fields)
             return None
         except Exception as error:  # work may raise anything: it is this item's error
+            called = claimed.item.id in self._paid or claimed.claim_key in self._writes.phase
+            if is_unavailable(error) and not called:
+                return self._judge(stage, claimed, Postponed(self._clock.now() + LATER, UNAVAILABLE), None)
             if not isinstance(error, EcluseError) and not claimed.item.executions:  # log it once per item
                 log.exception("work raised", **claimed.item.log_fields)
             return self._failed(stage, claimed, error)

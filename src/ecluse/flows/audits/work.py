@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ecluse.base.clock import Clock
 from ecluse.base.errors import PermanentError
-from ecluse.engine import Done, Item, Result, WorkContext, postponing_outages
+from ecluse.engine import Done, Item, Result, WorkContext
 from ecluse.flows.audits import prompts, quotes, steps
 from ecluse.flows.audits.quotes import Spoken
 from ecluse.flows.audits.steps import Answered, Step
@@ -55,7 +55,6 @@ async def connected_auditor(access: Access, clock: Clock) -> AsyncIterator[Audit
         yield Auditor(Llm(http, access.key, model=access.model, prices=access.prices), Transcripts())
 
 
-@postponing_outages
 async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], context: WorkContext, item: Item) -> Result:
     auditor = auditor_of(context.vendors)
     standing = await auditor.looks.look(context, item)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
-from ecluse.engine import Done, EphemeralEvent, Item, Postponed, Result, WorkContext, postponing_outages
+from ecluse.engine import Done, EphemeralEvent, Item, Postponed, Result, WorkContext
 from ecluse.flows.fiches.fetch import fetch_fiche
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.chunks import derive
@@ -42,7 +42,6 @@ async def known(_: WorkContext, item: Item) -> Result:
     return Done({"cached": True})
 
 
-@postponing_outages
 async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
     if not config.configured:
         # The key is missing in this process only; another replica may have it.
