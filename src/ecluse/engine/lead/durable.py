@@ -26,6 +26,7 @@ from ecluse.base.ids import workflow_id
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import Connection, open_blocking_session
 from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.query import fetch_column
 from ecluse.engine.model.flow import Run
 from ecluse.engine.model.roles import RUNS_AT_ONCE
 
@@ -35,7 +36,7 @@ APPLICATION = "ecluse"
 VERSION = "1"
 WORKFLOW = "ecluse.run"
 # How long `stop` waits for the workflows of runs that have just ended to record their result.
-LAST_WORDS_SECONDS = 0.1
+RECORD_SECONDS = 0.1
 GIVE_BACK_SECONDS = 2.0
 IDLE_SECONDS = 10.0
 
@@ -63,7 +64,7 @@ def not_the_storys(error: Exception) -> bool:
 
 
 @contextmanager
-def _as_the_driver_says() -> Iterator[None]:
+def _as_driver_error() -> Iterator[None]:
     """Raise the driver's error instead of SQLAlchemy's: the callers know one kind of "database unavailable"."""
     try:
         yield
@@ -88,7 +89,7 @@ async def _workflow(run_id: int) -> None:
         await _lead(run_id)
     except (NotHere, DBOSUnexpectedStepError) as error:
         # Another version of this program knows the run's flow, or has led it further than this version's story goes.
-        log.error("a run that cannot be led here is given back", workflow=name, error=str(error))
+        log.error("workflow cannot be led by this version, handing it over", workflow=name, error=str(error))
         await asyncio.sleep(GIVE_BACK_SECONDS)
         with suppress(psycopg.Error):  # then it stays with this replica, which tries again when it is resumed
             await asyncio.to_thread(_give_back, name)
@@ -98,7 +99,7 @@ async def _workflow(run_id: int) -> None:
             raise
         # A database outage is not the story's fault. Only a cancelled workflow stays pending, to be resumed; any other
         # error would be recorded as the workflow's end as soon as the database is back.
-        log.warning("workflow interrupted, to be resumed", workflow=name, error=one_line(error))
+        log.warning("workflow interrupted: database unavailable, to be resumed", workflow=name, error=one_line(error))
         raise asyncio.CancelledError from error
     finally:
         if _leading.get(name) is task:
@@ -148,7 +149,7 @@ async def stop() -> None:
     _lead = None
     tasks = list(_leading.values())
     if tasks:
-        await asyncio.wait(tasks, timeout=LAST_WORDS_SECONDS)
+        await asyncio.wait(tasks, timeout=RECORD_SECONDS)
     await stopped(tasks)
     await asyncio.to_thread(DBOS.destroy)
     # DBOS put its own thread pool into the loop and has shut it down: give the loop a fresh one.
@@ -158,7 +159,7 @@ async def stop() -> None:
 
 async def start(run: Run) -> None:
     """Start the run's workflow at once, on this replica. A workflow id that exists already is not started again."""
-    with _as_the_driver_says(), SetWorkflowID(workflow_id(run.tenant_id, run.event_key)):
+    with _as_driver_error(), SetWorkflowID(workflow_id(run.tenant_id, run.event_key)):
         await DBOS.start_workflow_async(_workflow, run.id)
 
 
@@ -196,12 +197,11 @@ PENDING = "SELECT workflow_uuid FROM dbos.workflow_status WHERE status = 'PENDIN
 
 async def interrupted(connection: Connection, executor_id: str) -> set[str]:
     """Return the workflows that DBOS has as pending on this replica, but that no task of this process runs."""
-    cursor = await connection.execute(PENDING, (executor_id,))
-    return {row[0] for row in await cursor.fetchall()} - _leading.keys()
+    return set(await fetch_column(connection, PENDING, (executor_id,))) - _leading.keys()
 
 
 async def resume(workflows: Collection[str]) -> None:
-    with _as_the_driver_says():
+    with _as_driver_error():
         await DBOS.resume_workflows_async(list(workflows))
 
 

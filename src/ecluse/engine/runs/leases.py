@@ -12,12 +12,11 @@ from typing import Any
 from uuid import UUID
 
 import structlog
-from psycopg.rows import dict_row
-from pydantic_core import to_json
 
 from ecluse.base.errors import EcluseError, InvalidInput
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
+from ecluse.db.query import as_json, fetch_all, fetch_row, fetch_rows
 from ecluse.engine.runs import run_log
 from ecluse.engine.runs.lifecycle import RunEnded, lock_open
 
@@ -92,6 +91,9 @@ END_EXPIRED = f"""
     SELECT tenant_id, key, fence FROM leases
     WHERE ended_at IS NULL AND run_id IS NULL AND expires_at <= ecluse_now() FOR UPDATE SKIP LOCKED)
 """  # noqa: S608 - our own names
+FORCE = f"""
+{END} 'forced', reason = %s, ended_by = %s WHERE tenant_id = %s AND key = %s AND ended_at IS NULL RETURNING {COLUMNS}
+"""
 END_OF_RUNS = f"{END} 'run ended' WHERE run_id = ANY(%(runs)s) AND ended_at IS NULL"
 # For many runs and keys at once, without the lock of TURN: the second of two transactions waits at the unique index for
 # the first one's commit, and gets no lease. Keys are inserted in one order, against deadlocks.
@@ -132,7 +134,7 @@ async def acquire(
     commit."""
     given = {"tenant": tenant, "key": key, "owner": owner, "ttl": ttl, "replica": replica, "run": run_id}
     async with connection.transaction():
-        if run_id is not None and await (await connection.execute(OPEN_RUN, given)).fetchone() is None:
+        if run_id is not None and await fetch_row(connection, OPEN_RUN, given) is None:
             raise RunEnded
         await connection.execute(TURN, given)
         lease = await _holder(connection, given)
@@ -144,14 +146,13 @@ async def acquire(
             lease = None if expired else await _holder(connection, given)
         if lease is not None:
             return Held(lease.owner, lease.run_id, lease.remaining)
-        row = await (await connection.execute(TAKE, given)).fetchone()
-    assert row is not None  # noqa: S101 - one row, or an error
-    taken = Lease(*row)
-    if taken.attempt > 1:
-        log.warning("lease taken over: the former holder let it expire", **taken.facts())
+        (row,) = await fetch_rows(connection, TAKE, given)
+    lease = Lease(*row)
+    if lease.attempt > 1:
+        log.warning("lease taken over: the former holder let it expire", **lease.facts())
     else:
-        log.info("lease acquired", **taken.facts())
-    return taken
+        log.info("lease acquired", **lease.facts())
+    return lease
 
 
 async def hold_for_runs(
@@ -163,8 +164,8 @@ async def hold_for_runs(
     held: dict[tuple[str, str], int | None] = {}
     while left := {pair: run for pair, run in first.items() if pair not in held}:
         rows = [{"run": run, "tenant": tenant, "key": key} for (tenant, key), run in left.items()]
-        had = {(tenant, key) for tenant, key in await (await connection.execute(HOLD, (_json(rows),))).fetchall()}
-        held |= {pair: left[pair] for pair in had}
+        had = set(await fetch_rows(connection, HOLD, (as_json(rows),)))
+        held |= {(tenant, key): left[tenant, key] for tenant, key in had}
         # A lease that was released between the two statements is in neither result: try again.
         held |= await _holders(connection, left.keys() - had)
     return held
@@ -180,8 +181,8 @@ async def _holders(connection: Connection, pairs: Collection[tuple[str, str]]) -
     if not pairs:
         return {}
     tenants, keys = zip(*pairs, strict=True)
-    cursor = await connection.execute(HOLDERS, (list(tenants), list(keys)))
-    return {(tenant, key): run for tenant, key, run in await cursor.fetchall()}
+    rows = await fetch_rows(connection, HOLDERS, (list(tenants), list(keys)))
+    return {(tenant, key): run for tenant, key, run in rows}
 
 
 async def still_mine(connection: Connection, lease: Lease) -> None:
@@ -189,8 +190,7 @@ async def still_mine(connection: Connection, lease: Lease) -> None:
     can take the lease before the commit. Lock order: runs → leases, like the end of a run."""
     if lease.run_id is not None:
         await lock_open(connection, [lease.run_id])
-    cursor = await connection.execute(f"SELECT 1 FROM leases WHERE {MINE} FOR UPDATE", _mine(lease))  # noqa: S608
-    if await cursor.fetchone() is None:
+    if await fetch_row(connection, f"SELECT 1 FROM leases WHERE {MINE} FOR UPDATE", _mine(lease)) is None:  # noqa: S608
         raise LeaseLost(f"the lease {lease.key} (number {lease.fence}) is not held by {lease.owner} any more")
 
 
@@ -206,12 +206,7 @@ async def force_release(connection: Connection, tenant: str, key: str, *, reason
     if not reason.strip():
         raise InvalidInput("say why the lease is released by force: the reason stays with it")
     async with connection.transaction():
-        cursor = await connection.execute(
-            f"{END} 'forced', reason = %s, ended_by = %s"
-            f" WHERE tenant_id = %s AND key = %s AND ended_at IS NULL RETURNING {COLUMNS}",
-            (storable(reason.strip()), by, tenant, key),
-        )
-        row = await cursor.fetchone()
+        row = await fetch_row(connection, FORCE, (storable(reason.strip()), by, tenant, key))
         if row is None:
             return False
         lease = Lease(*row)
@@ -230,18 +225,12 @@ async def end_expired(pool: Pool) -> None:
 
 async def list_leases(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[dict[str, Any]]:
     """List the held leases, with shortened tokens. No remaining time: held for as long as its run is open."""
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(LIST, (tenant, limit, offset))
-        return await cursor.fetchall()
+    return await fetch_all(connection, dict, LIST, (tenant, limit, offset))
 
 
 async def _holder(connection: Connection, given: Mapping[str, Any]) -> Lease | None:
-    row = await (await connection.execute(HOLDER, given)).fetchone()
+    row = await fetch_row(connection, HOLDER, given)
     return Lease(*row) if row else None
-
-
-def _json(rows: Sequence[Mapping[str, Any]]) -> str:
-    return to_json(rows).decode()
 
 
 def _mine(lease: Lease) -> tuple[object, ...]:

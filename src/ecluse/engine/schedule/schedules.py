@@ -11,13 +11,13 @@ from datetime import datetime
 from typing import Any, Literal
 
 import psycopg
-from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from ecluse.base.cron import ZONE_RULES
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all, fetch_one, fetch_value
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import TENANT, Start, Started, start_run, valid_input
 from ecluse.engine.schedule.slots import MOST_SLOTS
@@ -67,6 +67,14 @@ SLOTS = """
 SELECT due_at, state, reason, run_id, decided_at FROM schedule_slots WHERE schedule_id = %s
 ORDER BY due_at DESC LIMIT 20
 """
+# A redrive belongs to the run that it repeats: it does not become the schedule's last run.
+FIRED = """
+UPDATE schedules s SET last_run_id = CASE WHEN %(redrive)s THEN s.last_run_id ELSE %(run)s END,
+    last_fired_at = ecluse_now(), holding_run_id = CASE
+        WHEN EXISTS (SELECT 1 FROM runs r WHERE r.id = s.holding_run_id AND r.ended_at IS NULL) THEN s.holding_run_id
+        ELSE %(run)s END
+WHERE id = %(id)s
+"""
 DROP_WAITING = """
 UPDATE schedule_slots SET state = 'skipped', reason = %s, decided_at = %s WHERE schedule_id = %s AND state = 'waiting'
 """
@@ -83,15 +91,10 @@ async def create_schedule(connection: Connection, new: NewSchedule) -> int:
     columns["next_due_at"] = _next(columns, now)
     names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
     try:
-        row = await (
-            await connection.execute(
-                f"INSERT INTO schedules ({names}) VALUES ({marks}) RETURNING id",  # noqa: S608 - our own names
-                columns,
-            )
-        ).fetchone()
+        insert = f"INSERT INTO schedules ({names}) VALUES ({marks}) RETURNING id"  # noqa: S608 - our own names
+        return int(await fetch_value(connection, insert, columns))
     except psycopg.errors.UniqueViolation as error:
-        raise _taken(columns["name"]) from error
-    return int(row[0]) if row else 0
+        raise _name_taken(columns["name"]) from error
 
 
 async def update_schedule(connection: Connection, tenant_id: str, schedule_id: int, new: NewSchedule) -> None:
@@ -113,9 +116,8 @@ async def delete_schedule(connection: Connection, tenant_id: str, schedule_id: i
 async def load_schedule(
     connection: Connection, tenant_id: str, schedule_id: int, *, lock: bool = False
 ) -> dict[str, Any]:
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(LOAD + (" FOR NO KEY UPDATE" if lock else ""), (schedule_id, tenant_id))
-        row = await cursor.fetchone()
+    statement = LOAD + (" FOR NO KEY UPDATE" if lock else "")
+    row: dict[str, Any] | None = await fetch_one(connection, dict, statement, (schedule_id, tenant_id))
     if row is None:
         raise NotFound(f"there is no schedule {schedule_id}")
     return row
@@ -124,18 +126,14 @@ async def load_schedule(
 async def show_schedule(connection: Connection, tenant_id: str, schedule_id: int) -> dict[str, Any]:
     """Return a schedule with its latest slots, newest first."""
     row = await load_schedule(connection, tenant_id, schedule_id)
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(SLOTS, (schedule_id,))
-        return {**row, "slots": await cursor.fetchall()}
+    return {**row, "slots": await fetch_all(connection, dict, SLOTS, (schedule_id,))}
 
 
 async def list_schedules(
     connection: Connection, tenant_id: str | None, *, limit: int, offset: int
 ) -> list[dict[str, Any]]:
     """List the schedules of a tenant, or of all tenants if none is given."""
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(LIST, {"tenant": tenant_id, "limit": limit, "offset": offset})
-        return await cursor.fetchall()
+    return await fetch_all(connection, dict, LIST, {"tenant": tenant_id, "limit": limit, "offset": offset})
 
 
 async def fire_by_hand(
@@ -160,14 +158,8 @@ async def fire_by_hand(
         started = await start_run(connection, wanted)
         if started.deduplicated:
             return started
-        # A redrive belongs to the run that it repeats: it does not become the schedule's last run.
-        await connection.execute(
-            "UPDATE schedules s SET last_run_id = CASE WHEN %(redrive)s THEN s.last_run_id ELSE %(run)s END,"
-            " last_fired_at = ecluse_now(), holding_run_id = CASE WHEN"
-            " EXISTS (SELECT 1 FROM runs r WHERE r.id = s.holding_run_id AND r.ended_at IS NULL)"
-            " THEN s.holding_run_id ELSE %(run)s END WHERE id = %(id)s",
-            {"run": started.run.id, "redrive": wanted.redrive_of is not None, "id": schedule_id},
-        )
+        fired = {"run": started.run.id, "redrive": wanted.redrive_of is not None, "id": schedule_id}
+        await connection.execute(FIRED, fired)
     return started
 
 
@@ -188,10 +180,10 @@ async def _change(connection: Connection, tenant_id: str, schedule_id: int, colu
                 {**columns, "id": schedule_id},
             )
         except psycopg.errors.UniqueViolation as error:
-            raise _taken(columns["name"]) from error
+            raise _name_taken(columns["name"]) from error
 
 
-def _taken(name: str) -> Conflict:
+def _name_taken(name: str) -> Conflict:
     return Conflict(f"There is a schedule {name!r} already: choose another name.", code="NAME_TAKEN")
 
 
@@ -212,7 +204,5 @@ def _next(row: dict[str, Any], now: datetime) -> datetime | None:
 
 
 async def _now(connection: Connection) -> datetime:
-    row = await (await connection.execute("SELECT ecluse_now()")).fetchone()
-    assert row is not None  # noqa: S101 - asked for one row
-    now: datetime = row[0]
+    now: datetime = await fetch_value(connection, "SELECT ecluse_now()")
     return now
