@@ -17,8 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.base.text import LONGEST_FOREIGN_ID
-from ecluse.base.validation import problem
-from ecluse.vendors.http import VendorHttp
+from ecluse.vendors.http import VendorHttp, first_problem
 
 NOT_FOUND = "NOT_FOUND"
 LONGEST_CALL = 30 * 24 * 3600  # seconds; a longer duration is taken as an error
@@ -179,7 +178,7 @@ class Crm:
                 }
             )
         except ValidationError as exc:
-            raise TransientError(f"{subject}: information: {told(exc)}", code="BAD_ANSWER") from exc
+            raise TransientError(f"{subject}: information: {first_problem(exc)}", code="BAD_ANSWER") from exc
 
     def _ready(self, own_key: str | None) -> tuple[VendorHttp, dict[str, str]]:
         key = own_key or self._api_key
@@ -216,10 +215,5 @@ def usable(model: type[R], what: str, rows: Iterable[Any]) -> tuple[list[R], lis
         try:
             good.append(model.model_validate(row))
         except ValidationError as exc:
-            skipped.append(f"{what} {position}: {told(exc)}")
+            skipped.append(f"{what} {position}: {first_problem(exc)}")
     return good, skipped
-
-
-def told(exc: ValidationError) -> str:
-    first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {problem(first)}"

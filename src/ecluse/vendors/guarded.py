@@ -24,9 +24,9 @@ import httpx
 from ssrfguard import AddressTable, Block, BlockedAddressError, BlockedURLError, Policy, Reach, SSRFGuardError
 from ssrfguard.httpx import AsyncClient
 
-from ecluse.base.errors import NotSentError, PermanentError, SetUpError, TransientError, VendorError
+from ecluse.base.errors import PermanentError, SetUpError, TransientError, VendorError
 from ecluse.base.text import storable
-from ecluse.vendors.http import LARGEST_REFUSAL, refusal
+from ecluse.vendors.http import LARGEST_REFUSAL, no_answer, refusal
 
 PORTS = frozenset({80, 443})
 ANY_PORT = frozenset(range(1, 65_536))
@@ -221,13 +221,10 @@ def reason(exc: SSRFGuardError) -> str:
 
 def failure(subject: str, exc: httpx.HTTPError | TimeoutError, sent: bool, deadline: float) -> TransientError:
     timed_out = isinstance(exc, TimeoutError | httpx.TimeoutException)
+    what = type(exc).__name__
     if not sent:
         what = "time-out" if timed_out else innermost(exc).strerror or "no connection"
-        return NotSentError(storable(f"{subject}: not sent: {what}"))
-    if timed_out:
-        return TransientError(storable(f"{subject}: no answer within {deadline:g} s"), code="TIMEOUT")
-    what = type(exc).__name__
-    return TransientError(storable(f"{subject}: the connection was lost: {what}"), code="VENDOR_DISCONNECTED")
+    return no_answer(subject, what, sent=sent, deadline=deadline if timed_out else None)
 
 
 def innermost(exc: BaseException) -> OSError:

@@ -245,19 +245,29 @@ def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline:
     and secrets in it."""
     timed_out, origin = isinstance(exc, TimeoutError), exc.__cause__ or exc
     what = "time-out" if timed_out else getattr(origin, "strerror", None) or type(origin).__name__
+    if sent and not timed_out and isinstance(exc, aiohttp.ClientResponseError):
+        return TransientError(storable(f"{subject}: the answer is not HTTP: {what}"), code="BAD_ANSWER")
+    return no_answer(subject, what, sent=sent, deadline=deadline if timed_out else None)
+
+
+def no_answer(subject: str, what: str, *, sent: bool, deadline: float | None) -> TransientError:
+    """Return the error for a missing answer. `deadline`: the one that has passed; None if the connection failed."""
     if not sent:
         return NotSentError(storable(f"{subject}: not sent: {what}"))
-    if timed_out:
+    if deadline is not None:
         return TransientError(storable(f"{subject}: no answer within {deadline:g} s"), code="TIMEOUT")
-    if isinstance(exc, aiohttp.ClientResponseError):
-        return TransientError(storable(f"{subject}: the answer is not HTTP: {what}"), code="BAD_ANSWER")
     return TransientError(storable(f"{subject}: the connection was lost: {what}"), code="VENDOR_DISCONNECTED")
 
 
 def unreadable(subject: str, exc: ValidationError, answer: bytearray) -> TransientError:
+    why = first_problem(exc, "the answer")
+    return TransientError(storable(f"{subject}: {why}: {excerpt(answer)}"), code="BAD_ANSWER")
+
+
+def first_problem(exc: ValidationError, whole: str = "it") -> str:
+    """Return where the validation failed first, and why; `whole` names the place if it is the value as a whole."""
     first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"])) or "the answer"
-    return TransientError(storable(f"{subject}: {where}: {problem(first)}: {excerpt(answer)}"), code="BAD_ANSWER")
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {problem(first)}"
 
 
 def excerpt(answer: bytes | bytearray) -> str:

@@ -131,8 +131,8 @@ class Llm:
         try:
             return read(json.loads(message.content or ""))
         except ValueError as error:  # not JSON, or rejected by `read`
-            told = storable(f"{said}: the answer is not of the schema: {error}: {message.content}", 1_000)
-            raise TransientError(told, code="SCHEMA_BROKEN") from error
+            broken = storable(f"{said}: the answer is not of the schema: {error}: {message.content}", 1_000)
+            raise TransientError(broken, code="SCHEMA_BROKEN") from error
 
 
 def explain(error: VendorError, answer: bytes) -> VendorError:
