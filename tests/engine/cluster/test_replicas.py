@@ -81,7 +81,7 @@ async def test_whoever_lost_its_claim_before_the_intent_sends_nothing(start_kit,
     shop = Shop()
     kit = await start_kit(f := meddled(shop, kind, lambda: query(TAKE_OVER)))
     row = await run_to_end(kit, f, ["a"])
-    assert (row["status"], len(shop.writes), said(logs, "fenced out, nothing sent")) == ("completed", 1, 1)
+    assert (row["status"], len(shop.writes), said(logs, "execution: fenced out, nothing sent")) == ("completed", 1, 1)
     assert one("SELECT sends, state FROM effects") == (1, "applied")
     assert one("SELECT executions, crashes FROM items") == (1, 0), "the fenced execution did not count"
     assert query("SELECT taken, succeeded, released FROM claims ORDER BY id") == [(1, 0, 1), (1, 1, 0)]
@@ -92,7 +92,7 @@ async def test_whoever_was_declared_dead_before_the_intent_sends_nothing(start_k
     shop = Shop()
     kit = await start_kit(f := meddled(shop, "keyed", lambda: query(DECLARE_DEAD)), **NEVER_BEATS)
     await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
-    await until(lambda: said(logs, "fenced out, nothing sent"))
+    await until(lambda: said(logs, "execution: fenced out, nothing sent"))
     await until(lambda: one("SELECT crashes FROM items") == 1)
     assert (shop.writes, query("SELECT 1 FROM effects")) == ([], [])
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from ecluse.db.connect import Pool
+from ecluse.db.query import as_json
 from ecluse.engine.model.flow import Item
 from ecluse.engine.runs.leases import Held, Lease, acquire, release
 
@@ -15,9 +16,10 @@ from ecluse.engine.runs.leases import Held, Lease, acquire, release
 NOTE = """
 INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous,
                       maybe_paid)
-SELECT %(run)s, %(item)s, %(event_id)s, %(round)s, %(execution)s, ecluse_now(), %(replica)s, %(code)s, %(error)s, true,
-       true
-WHERE (SELECT count(*) FROM attempts WHERE item_id = %(item)s AND error_code = %(code)s AND maybe_paid) < %(most)s
+SELECT t.run_id, t.id, t.event_id, t.round, t.executions, ecluse_now(), %(replica)s, %(code)s, %(error)s, true, true
+FROM jsonb_to_recordset(%(items)s::jsonb)
+    AS t(id bigint, run_id bigint, event_id text, round smallint, executions smallint)
+WHERE (SELECT count(*) FROM attempts a WHERE a.item_id = t.id AND a.error_code = %(code)s AND a.maybe_paid) < %(most)s
 """
 DIED = "A worker died with it in hand, perhaps while it was being paid for; it is sent again"
 STOPPED = "The server was stopped while it was being paid for; it is sent again"
@@ -39,7 +41,7 @@ class PaidCalls:
 
     async def begin(self, item: Item, lock: str | None) -> None:
         if item.crashes:
-            await self._note(item, "WORKER_CRASHED", DIED, item.crashes)
+            await self._note([item], "WORKER_CRASHED", DIED, item.crashes)
         self._under_way[item.id] = lock
 
     def run_ended(self, items: Sequence[Item]) -> None:
@@ -73,11 +75,12 @@ class PaidCalls:
             self._cut_off.append(item)
 
     async def note_cut_off(self) -> None:
-        for item in self._cut_off:
-            await self._note(item, "INTERRUPTED", STOPPED, MANY)
+        if self._cut_off:
+            await self._note(self._cut_off, "INTERRUPTED", STOPPED, MANY)
 
-    async def _note(self, item: Item, code: str, error: str, most: int) -> None:
-        facts = {"run": item.run_id, "item": item.id, "event_id": item.event_id, "round": item.round, "most": most}
-        facts |= {"execution": item.executions, "replica": self._replica, "code": code, "error": error}
+    async def _note(self, items: Sequence[Item], code: str, error: str, most: int) -> None:
+        names = ("id", "run_id", "event_id", "round", "executions")
+        rows = [{name: getattr(item, name) for name in names} for item in items]
+        facts = {"items": as_json(rows), "most": most, "replica": self._replica, "code": code, "error": error}
         async with self._pool.connection() as connection:
             await connection.execute(NOTE, facts)

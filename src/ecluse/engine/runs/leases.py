@@ -197,7 +197,7 @@ async def still_mine(connection: Connection, lease: Lease) -> None:
 async def release(connection: Connection, lease: Lease) -> bool:
     """Release the lease, identified by its token. Return False if it had been lost before."""
     cursor = await connection.execute(f"{END} 'released' WHERE {MINE}", _mine(lease))
-    log.info("lease released" if cursor.rowcount else "lease to be released was lost before", **lease.facts())
+    log.info("lease released" if cursor.rowcount else "lease release: it was lost before", **lease.facts())
     return cursor.rowcount == 1
 
 

@@ -78,14 +78,14 @@ class Executor:
         except asyncio.CancelledError as error:
             return self._interrupted(slot, stage, claimed, error)
         except Fenced:
-            log.warning("fenced out, nothing sent", **claimed.item.log_fields)
+            log.warning("execution: fenced out, nothing sent", **claimed.item.log_fields)
             return None
         except Exception as error:  # work may raise anything: it is this item's error
             called = claimed.item.id in self._paid or claimed.claim_key in self._writes.phase
             if is_unavailable(error) and not called:
                 return self._judge(stage, claimed, Postponed(self._clock.now() + LATER, UNAVAILABLE), None)
             if not isinstance(error, EcluseError) and not claimed.item.executions:  # log it once per item
-                log.exception("work raised", **claimed.item.log_fields)
+                log.exception("execution: work raised an unexpected error", **claimed.item.log_fields)
             return self._failed(stage, claimed, error)
 
     async def _call(self, stage: Stage, claimed: ClaimedItem) -> tuple[Answer, EffectEnd | None]:
