@@ -37,7 +37,7 @@ from ecluse.engine import (
 )
 from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
-from ecluse.engine.model.claimed import ClaimedItem
+from ecluse.engine.model.item import ClaimedItem
 from ecluse.engine.runs.stages import fan_out
 from ecluse.engine.work.claim import Claimant, claim_capped, claim_free
 from tests.support.runs import start_run, wait_for_run

@@ -27,7 +27,7 @@ from ecluse.engine.effects.protocol import (
     conclude,
     plain,
 )
-from ecluse.engine.model.claimed import ClaimedItem
+from ecluse.engine.model.item import ClaimedItem
 from ecluse.engine.model.retry import GiveUp, Retry
 
 NOW = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)

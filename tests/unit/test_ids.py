@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ecluse.base.ids import item_event_id, replica_id, retry_id, uuid7, workflow_id
-from ecluse.engine.model.flow import Item
+from ecluse.engine.model.item import Item
 
 TEXT = st.text(min_size=1, max_size=8)
 

@@ -16,20 +16,15 @@ from ecluse.engine.model import counters
 from ecluse.engine.model.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.model.flow import (
     AbsoluteWrite,
-    Done,
     EmitLive,
     EphemeralEvent,
     FinishedItem,
     Flow,
-    Ignored,
-    Item,
     KeyedWrite,
     Lane,
     NewItem,
     News,
     Order,
-    Postponed,
-    Result,
     Run,
     Save,
     Saved,
@@ -39,6 +34,7 @@ from ecluse.engine.model.flow import (
     WorkContext,
     Write,
 )
+from ecluse.engine.model.item import Done, Ignored, Item, Postponed, Result
 from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.roles import ROLES, RUNS_AT_ONCE, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, StatusMap, cause_in_words, terminal_state

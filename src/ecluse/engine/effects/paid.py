@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from ecluse.db.connect import Pool
 from ecluse.db.query import as_json
-from ecluse.engine.model.flow import Item
+from ecluse.engine.model.item import Item
 from ecluse.engine.runs.leases import Held, Lease, acquire, release
 
 # At most `most` notes of an item and code: one per crash, however often the call is retried afterwards.

@@ -25,8 +25,8 @@ from ecluse.engine.effects.protocol import (
     conclude,
     plain,
 )
-from ecluse.engine.model.claimed import ClaimedItem, ClaimKey
-from ecluse.engine.model.flow import AbsoluteWrite, Done, Item, KeyedWrite, Order, WorkContext, Write
+from ecluse.engine.model.flow import AbsoluteWrite, KeyedWrite, Order, WorkContext, Write
+from ecluse.engine.model.item import ClaimedItem, ClaimKey, Done, Item
 
 
 class Performed(NamedTuple):

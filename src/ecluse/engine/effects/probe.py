@@ -13,7 +13,8 @@ import structlog
 from ecluse.db.connect import Pool
 from ecluse.db.query import fetch_rows
 from ecluse.engine.effects.protocol import EffectEnd, conclude, plain, settle
-from ecluse.engine.model.flow import AbsoluteWrite, Flow, Item, WorkContext
+from ecluse.engine.model.flow import AbsoluteWrite, Flow, WorkContext
+from ecluse.engine.model.item import Item
 from ecluse.engine.runs import run_log
 
 log = structlog.get_logger(__name__)

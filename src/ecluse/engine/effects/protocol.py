@@ -27,8 +27,8 @@ from ecluse.base.errors import PermanentError, VendorError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_rows
-from ecluse.engine.model.claimed import ClaimedItem, ClaimKey
 from ecluse.engine.model.flow import AbsoluteWrite, KeyedWrite, Write
+from ecluse.engine.model.item import ClaimedItem, ClaimKey
 from ecluse.engine.model.retry import GiveUp, Retry
 
 SEND_WITHIN = 1.0  # seconds from the intent to its send; up to twice as long if its commit had to be repeated

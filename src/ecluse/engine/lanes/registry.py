@@ -32,8 +32,8 @@ from ecluse.engine.model.breaker import (
     is_spared,
     tally,
 )
-from ecluse.engine.model.claimed import ClaimedItem
-from ecluse.engine.model.flow import Flow, Item
+from ecluse.engine.model.flow import Flow
+from ecluse.engine.model.item import ClaimedItem, Item
 
 LANES_CHANNEL = "ecluse_lanes"
 A_MOMENT = 0.02  # seconds by which our clock may be ahead of the database's

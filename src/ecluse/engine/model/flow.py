@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import BaseModel
 
 from ecluse.base.clock import Clock
-from ecluse.base.ids import item_event_id
 from ecluse.base.trace import Tracer
 from ecluse.db.connect import Connection, Pool
 from ecluse.engine.model.breaker import Breaker
+from ecluse.engine.model.item import Item, Result
 from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.states import PLAIN, StatusMap
 from ecluse.engine.outbox.events import Event
@@ -64,72 +64,6 @@ class NewItem(NamedTuple):
     target: str | None = None
     payload: Any = None
     group: str | None = None
-
-
-class Item(NamedTuple):
-    """A claimed unit of work (a tuple: thousands a second are created). `executions` counts the finished executions
-    before this one, `crashes` the workers that died while they held it."""
-
-    id: int
-    run_id: int
-    tenant_id: str
-    flow: str
-    stage: str
-    key: str
-    target: str
-    payload: Any
-    round: int
-    executions: int
-    crashes: int
-    event_key: str
-    correlation_id: str | None = None
-
-    @property
-    def event_id(self) -> str:
-        return item_event_id(self.flow, self.run_id, self.stage, self.key, self.round)
-
-    @property
-    def log_fields(self) -> dict[str, Any]:
-        """The fields of a log line about this item."""
-        return {
-            "area": self.flow.upper(),
-            "run_id": self.run_id,
-            "tenant_id": self.tenant_id,
-            "correlation_id": self.correlation_id or self.event_key,
-            "stage": self.stage,
-            "event_id": self.event_id,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The item succeeded. `result` is stored with it (jsonb) and passed to the stage's `save`. `kept` is passed to
-    `save` only, not stored with the item: for large data that has a table of its own."""
-
-    result: Any = None
-    kept: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """The item can never finish through no fault of run or vendor (a record that is gone upstream): its target is not
-    part of the denominator."""
-
-    reason: str
-    code: str = "IGNORED"
-
-
-@dataclass(frozen=True, slots=True)
-class Postponed:
-    """The item cannot be done now through no fault of its own: it begins anew at `until`, and no execution is counted.
-    `why` is shown while it waits; the cause is `lease` where another run or process is working on the record."""
-
-    until: datetime
-    why: str
-    cause: Literal["lease", "postponed"] = "postponed"
-
-
-Result = Done | Ignored | Postponed
 
 
 class EphemeralEvent(NamedTuple):

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from ecluse.db.connect import Connection
-from ecluse.engine.model.flow import Item, WorkContext
+from ecluse.engine.model.flow import WorkContext
+from ecluse.engine.model.item import Item
 
 T = TypeVar("T")
 APART_SECONDS = 0.01  # between two queries; the first item does not wait for others

@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
-from ecluse.engine.model.claimed import ClaimedItem
-from ecluse.engine.model.flow import Item
+from ecluse.engine.model.item import ClaimedItem, Item
 
 # How far ahead of its start an item may be claimed: enough to hide the round trip, short enough for priorities, holds
 # and ends of runs to take effect.

@@ -28,8 +28,8 @@ from ecluse.engine.effects import protocol
 from ecluse.engine.effects.protocol import EffectEnd, Intent, Standing
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model import counters
-from ecluse.engine.model.claimed import ClaimKey
-from ecluse.engine.model.flow import Item, Postponed, Saved, Stage
+from ecluse.engine.model.flow import Saved, Stage
+from ecluse.engine.model.item import ClaimKey, Item, Postponed
 from ecluse.engine.runs import run_log
 from ecluse.engine.runs.lifecycle import LOCK_RUNS
 from ecluse.engine.work.worker_slots import WorkerSlots

@@ -21,8 +21,8 @@ from ecluse.engine.effects.perform import WriteExecutor
 from ecluse.engine.effects.protocol import LATER, EffectEnd, Fenced
 from ecluse.engine.lanes.registry import Closed, Lanes
 from ecluse.engine.model import counters
-from ecluse.engine.model.claimed import ClaimedItem
-from ecluse.engine.model.flow import Done, Ignored, Item, Postponed, Result, Stage, WorkContext, Write
+from ecluse.engine.model.flow import Stage, WorkContext, Write
+from ecluse.engine.model.item import ClaimedItem, Done, Ignored, Item, Postponed, Result
 from ecluse.engine.work import verdict
 from ecluse.engine.work.committer import Committer, ItemResult
 from ecluse.engine.work.suspects import Suspicion

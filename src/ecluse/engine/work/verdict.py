@@ -11,8 +11,8 @@ from ecluse.base.errors import EcluseError, PermanentError, TransientError, Vend
 from ecluse.engine.effects.protocol import EffectEnd, again_or_never
 from ecluse.engine.model import counters
 from ecluse.engine.model.breaker import Spared
-from ecluse.engine.model.claimed import ClaimedItem
 from ecluse.engine.model.flow import Stage, Write
+from ecluse.engine.model.item import ClaimedItem
 from ecluse.engine.model.retry import Retry, decide
 from ecluse.engine.work.committer import ItemResult
 from ecluse.engine.work.suspects import Suspicion

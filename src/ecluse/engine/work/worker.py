@@ -17,7 +17,7 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import ignoring_outage
 from ecluse.engine.effects.protocol import Intent
 from ecluse.engine.lanes.registry import Lanes
-from ecluse.engine.model.claimed import ClaimedItem
+from ecluse.engine.model.item import ClaimedItem
 from ecluse.engine.work import claim
 from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant
 from ecluse.engine.work.committer import Committer, ItemResult

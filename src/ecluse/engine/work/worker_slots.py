@@ -13,7 +13,7 @@ from contextlib import suppress
 from math import inf
 from typing import Literal
 
-from ecluse.engine.model.claimed import ClaimedItem
+from ecluse.engine.model.item import ClaimedItem
 
 WATCH_SECONDS = 0.5
 LAST_SECONDS = 1.0  # for work that cleans up when cancelled, or ignores it

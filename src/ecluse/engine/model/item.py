@@ -1,0 +1,94 @@
+"""Items: one unit of work, its claim, and what an execution of it may return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from ecluse.base.ids import item_event_id
+
+
+class Item(NamedTuple):
+    """A claimed unit of work (a tuple: thousands a second are created). `executions` counts the finished executions
+    before this one, `crashes` the workers that died while they held it."""
+
+    id: int
+    run_id: int
+    tenant_id: str
+    flow: str
+    stage: str
+    key: str
+    target: str
+    payload: Any
+    round: int
+    executions: int
+    crashes: int
+    event_key: str
+    correlation_id: str | None = None
+
+    @property
+    def event_id(self) -> str:
+        return item_event_id(self.flow, self.run_id, self.stage, self.key, self.round)
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """The fields of a log line about this item."""
+        return {
+            "area": self.flow.upper(),
+            "run_id": self.run_id,
+            "tenant_id": self.tenant_id,
+            "correlation_id": self.correlation_id or self.event_key,
+            "stage": self.stage,
+            "event_id": self.event_id,
+        }
+
+
+ClaimKey = tuple[int, int]  # item id, claim id
+
+
+class ClaimedItem(NamedTuple):
+    """An item claimed by a worker, with the claim that fences it."""
+
+    item: Item
+    claim_id: int
+    fence: int
+    start_at: datetime | None
+    lane_id: int
+    suspicion: int = 0
+    solo_deaths: int = 0  # workers that died while it ran alone
+
+    @property
+    def claim_key(self) -> ClaimKey:
+        return self.item.id, self.claim_id
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The item succeeded. `result` is stored with it (jsonb) and passed to the stage's `save`. `kept` is passed to
+    `save` only, not stored with the item: for large data that has a table of its own."""
+
+    result: Any = None
+    kept: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """The item can never finish through no fault of run or vendor (a record that is gone upstream): its target is not
+    part of the denominator."""
+
+    reason: str
+    code: str = "IGNORED"
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """The item cannot be done now through no fault of its own: it begins anew at `until`, and no execution is counted.
+    `why` is shown while it waits; the cause is `lease` where another run or process is working on the record."""
+
+    until: datetime
+    why: str
+    cause: Literal["lease", "postponed"] = "postponed"
+
+
+Result = Done | Ignored | Postponed
