@@ -11,8 +11,8 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import EphemeralEvent, FinishedItem, Item
 from ecluse.engine.work import completion
-from ecluse.engine.work.committer import ItemResult
 from ecluse.engine.work.completion import CompletionLoop
+from ecluse.engine.work.verdict import ItemResult
 from tests.support.engine_flows import stage
 
 PATIENCE = 30

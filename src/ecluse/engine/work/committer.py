@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import psycopg
 import structlog
-from pydantic_core import to_json
 
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError
-from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, together
 from ecluse.db.outage import is_unavailable, until_back
 from ecluse.db.query import fetch_rows
 from ecluse.engine.effects import protocol
-from ecluse.engine.effects.protocol import EffectEnd, Intent, Standing
+from ecluse.engine.effects.protocol import Intent, Standing
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Saved, Stage
-from ecluse.engine.model.item import ClaimKey, Item, Postponed
+from ecluse.engine.model.item import ClaimKey
 from ecluse.engine.runs import run_log
 from ecluse.engine.runs.lifecycle import LOCK_RUNS
+from ecluse.engine.work.verdict import ItemResult
 from ecluse.engine.work.worker_slots import WorkerSlots
 
 log = structlog.get_logger(__name__)
@@ -94,72 +92,6 @@ logged AS (
     ORDER BY run_id, fold {run_log.ADD_UP})
 SELECT id, claim_id FROM stored
 """  # noqa: S608 - our own names
-
-
-class ItemResult(NamedTuple):
-    """The result of one execution, ready to be stored. `open`: the item is to be executed again, at `due_at`; this one
-    counts as an execution only if it has an error, and not for an `outage`. `order_at` is a new position in the
-    queue."""
-
-    item: Item
-    stage: Stage
-    claim_id: int
-    fence: int
-    status: Literal["succeeded", "failed", "ignored", "open"]
-    result: Any = None
-    permanent: bool = False
-    error_code: str | None = None
-    error: str | None = None
-    http_status: int | None = None
-    ambiguous: bool = False
-    due_at: datetime | None = None
-    effect: EffectEnd | None = None
-    kept: Any = None
-    postponed: Postponed | None = None
-    outage: bool = False
-    order_at: datetime | None = None
-
-    @property
-    def claim_key(self) -> ClaimKey:
-        return self.item.id, self.claim_id
-
-    def row(self) -> bytes:
-        stored: dict[str, Any] = {"id": self.item.id, "claim_id": self.claim_id, "status": self.status}
-        if self.result is not None:
-            stored["result"] = self.result
-        if self.error_code is not None:
-            stored |= {
-                "permanent": self.permanent,
-                "error_code": self.error_code,
-                "error": storable(self.error or ""),
-                "http_status": self.http_status,
-                "event_id": self.item.event_id,
-                "ambiguous": self.ambiguous,
-                "maybe_paid": self.ambiguous and self.stage.paid,
-            }
-        if self.outage:
-            stored |= {"outage": True, "order_at": self.order_at}
-        if self.due_at is not None:
-            stored["due_at"] = self.due_at
-        if self.postponed is not None:
-            stored |= {"postponed_cause": self.postponed.cause, "postponed_why": storable(self.postponed.why)}
-        return to_json(stored)
-
-    def unstorable(self, why: str) -> ItemResult:
-        return self._replace(
-            status="failed",
-            result=None,
-            kept=None,
-            permanent=True,
-            error_code="STORE_FAILED",
-            error=f"The result could not be stored: {why}",
-            ambiguous=self.status == "succeeded",
-            due_at=None,
-            postponed=None,
-            outage=False,
-            order_at=None,
-            effect=None if self.effect is None else self.effect._replace(result=None),
-        )
 
 
 class Committer:

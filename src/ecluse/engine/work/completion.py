@@ -27,7 +27,7 @@ from ecluse.engine.lead import durable, gate
 from ecluse.engine.model.flow import EmitLive, FinishedItem, Flow, Run, Stage
 from ecluse.engine.runs import finalize, items, lifecycle
 from ecluse.engine.runs.finalize import RunEnd
-from ecluse.engine.work.committer import ItemResult
+from ecluse.engine.work.verdict import ItemResult
 
 log = structlog.get_logger(__name__)
 

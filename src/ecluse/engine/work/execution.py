@@ -24,9 +24,9 @@ from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Stage, WorkContext, Write
 from ecluse.engine.model.item import ClaimedItem, Done, Ignored, Item, Postponed, Result
 from ecluse.engine.work import verdict
-from ecluse.engine.work.committer import Committer, ItemResult
+from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.suspects import Suspicion
-from ecluse.engine.work.verdict import release
+from ecluse.engine.work.verdict import ItemResult, release
 from ecluse.engine.work.worker_slots import WorkerSlot
 
 log = structlog.get_logger(__name__)

@@ -20,12 +20,12 @@ from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model.item import ClaimedItem
 from ecluse.engine.work import claim
 from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant
-from ecluse.engine.work.committer import Committer, ItemResult
+from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.completion import CompletionLoop
 from ecluse.engine.work.execution import Executor
 from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
 from ecluse.engine.work.suspects import SuspectClaims
-from ecluse.engine.work.verdict import release
+from ecluse.engine.work.verdict import ItemResult, release
 from ecluse.engine.work.worker_slots import WorkerSlot, WorkerSlots
 
 FLUSH_SECONDS = 3.0  # at a stop: an unavailable database must not delay the exit
