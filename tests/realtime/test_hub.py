@@ -52,7 +52,7 @@ async def test_a_listener_that_would_lose_what_is_durable_is_sent_away_to_come_b
     with hub.listening(Listener("t", "websocket")) as slow:
         hub.subscribe(slow, "private-fiche-1")
         for seq in range(1, 6):
-            hub.tell_durable(event(seq, fiche_id="1"))
+            hub.emit_durable(event(seq, fiche_id="1"))
         assert slow.leave is not None
         assert slow.leave[0] == 4100
         assert [message.seq for message in taken(slow)] == [1, 2, 3], "without a gap"
@@ -63,9 +63,9 @@ async def test_what_comes_after_what_was_lost_is_not_taken_even_if_there_is_room
     with hub.listening(Listener("t", "sse")) as slow:
         hub.subscribe(slow, "private-fiche-1")
         for seq in range(1, 5):
-            hub.tell_durable(event(seq, fiche_id="1"))
+            hub.emit_durable(event(seq, fiche_id="1"))
         assert [message.seq for message in taken(slow)] == [1, 2, 3]
-        hub.tell_durable(event(5, fiche_id="1"))
+        hub.emit_durable(event(5, fiche_id="1"))
         assert taken(slow) == []
 
 

@@ -188,7 +188,7 @@ class Hub:
                 data = fit(live.payload, self.largest).decode()
                 self.publish(Message(live.tenant_id, live.event[:LONGEST_NAME], channels, data))
 
-    def tell_durable(self, event: PublishedEvent) -> None:
+    def emit_durable(self, event: PublishedEvent) -> None:
         """Deliver an event of the outbox to local listeners only: every replica reads the outbox itself."""
         channels = channels_of(event.payload, self.private) if is_told_live(event) else []
         if self._heard(event.tenant_id, channels):

@@ -50,7 +50,7 @@ class Tail:
         async with self._pool.connection() as connection:
             events = await read_published(connection, self.at, limit=PAGE)
         for event in events:
-            self._hub.tell_durable(event)
+            self._hub.emit_durable(event)
             self.at = event.seq or self.at
         return bool(events)
 
