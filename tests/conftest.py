@@ -6,9 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ from ecluse.engine import Flow
 from ecluse.engine.kit import Kit
 from ecluse.migrations.runner import upgrade
 from tests.support.sandbox_process import SandboxProcess, running_sandbox
-from tests.support.servers import Given, Server, database
+from tests.support.servers import Given, Server, database, new_database, own_name
 
-pytest_plugins = ["tests.support.flow_fixtures"]
+pytest_plugins = ["tests.support.command_line", "tests.support.flow_fixtures"]
 
 # A database per test takes seconds to make and drop on a busy disk, and a fifth of a second in memory.
 MEMORY, ROOM = Path("/dev/shm"), 6 * 2**30  # noqa: S108 - each name in it is made by mkdtemp
@@ -65,20 +63,10 @@ def server(given_url: str | None) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def template(server: Server) -> Iterator[str]:
     """Of this process alone: others may use the same server at the same time."""
-    name = _own_name("template")
+    name = own_name("template")
     with database(server, name, "template0") as dsn:
         upgrade(dsn)
         yield name
-
-
-@contextmanager
-def new_database(server: Server, template: str) -> Iterator[str]:
-    with database(server, _own_name("test"), template) as dsn:
-        yield dsn
-
-
-def _own_name(kind: str) -> str:
-    return f"ecluse_{kind}_{os.getpid()}_{uuid.uuid4().hex[:8]}"  # not counted: this module is imported under two names
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import psycopg
 
-from tests.api.conftest import Client, new_key
+from tests.support.api_server import Client, new_key
 
 
 def narrow(

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from ecluse.flows.audits.shapes import AuditInFull, AuditPage, ConfigPage, ConfigRow, StartedAudit
-from tests.api.conftest import add_tenant, new_key
 from tests.api.narrow import narrow
+from tests.support.api_server import add_tenant, new_key
 from tests.support.fiche_rows import call, details, save
 
 STEPS = [{"name": "Consent", "criteria": "The customer agrees.", "weight": 2, "max_score": 5}]

@@ -19,7 +19,7 @@ from ecluse.flows.automation.shapes import (
     RunInFull,
     Triggered,
 )
-from tests.api.conftest import add_tenant, new_key, serving
+from tests.support.api_server import add_tenant, new_key, serving
 from tests.support.automation_rows import NO_URL, WITHOUT_URL, end_run
 from tests.support.fiche_rows import call, details, save
 

@@ -15,7 +15,7 @@ from ecluse.flows.automation import events
 from ecluse.flows.automation.queries import staleness
 from ecluse.flows.automation.shapes import ChangedSchedule, ScheduleInFull, SchedulePage
 from ecluse.settings import Settings
-from tests.api.conftest import add_tenant, new_key, serving
+from tests.support.api_server import add_tenant, new_key, serving
 
 PATH = "/api/automation/schedules"
 RANGE = {"mode": "date_range", "date_range": "yesterday"}

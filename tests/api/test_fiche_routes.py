@@ -11,8 +11,8 @@ import pytest
 
 from ecluse.flows.fiches.cache import cache_sales
 from ecluse.flows.fiches.shapes import FicheInFull, FichePage
-from tests.api.conftest import add_tenant, new_key
 from tests.api.narrow import narrow
+from tests.support.api_server import add_tenant, new_key
 from tests.support.fiche_rows import call, details, save
 
 NOW = datetime(2026, 3, 9, tzinfo=UTC)

@@ -11,7 +11,7 @@ from schemathesis.checks import not_a_server_error
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.settings import Settings
-from tests.api.conftest import FLOW, new_key, serving
+from tests.support.api_server import FLOW, new_key, serving
 
 STREAMS = {"/api/events"}  # an answer without an end
 EXAMPLES = 10

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
-from tests.api.conftest import add_tenant, new_key
+from tests.support.api_server import add_tenant, new_key
 
 START = {"flow": "test", "input": {"targets": ["a"]}}
 

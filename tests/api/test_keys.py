@@ -9,16 +9,9 @@ import psycopg
 import pytest
 
 from ecluse.access import keys
-from tests.api.conftest import FLOW, Client, serving
-from tests.cli.conftest import Server
-
-
-def until(true, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
-    return found
+from tests.support.api_server import FLOW, Client, serving
+from tests.support.command_line import Server
+from tests.support.waits import wait_for
 
 
 def test_a_key_is_random_and_only_its_hash_is_stored(make_key, query):
@@ -42,7 +35,7 @@ def test_a_revoked_key_and_a_disabled_tenant_are_out_within_two_seconds_on_every
             ),
             ("UPDATE api_keys SET revoked_at = ecluse_now()", 401, None),
         ]:
-            until(lambda: [one.get("/api/me").status for one in replicas] == [200, 200])
+            wait_for(lambda: [one.get("/api/me").status for one in replicas] == [200, 200])
             query(statement)
             changed = time.monotonic()
             time.sleep(keys.FRESH_SECONDS)
@@ -56,17 +49,17 @@ def test_a_key_expires_by_itself(api, make_key, query):
     soon = api.with_key(make_key(expires_in=timedelta(hours=1)))
     assert soon.get("/api/me").status == 200
     query("UPDATE clock_offset SET \"offset\" = '2 hours'")
-    until(lambda: soon.get("/api/me").status == 401)
+    wait_for(lambda: soon.get("/api/me").status == 401)
     assert api.get("/api/me").status == 200
 
 
 def test_the_last_use_is_written_beside_the_request_and_at_most_once_a_minute(api, one, query):
     used = "SELECT last_used_at FROM api_keys WHERE last_used_at IS NOT NULL"
     api.get("/api/me")
-    ((first,),) = until(lambda: query(used))
+    ((first,),) = wait_for(lambda: query(used))
     for _ in range(3):
         api.get("/api/me")
-    until(lambda: not api.app.state.keys._writing)
+    wait_for(lambda: not api.app.state.keys._writing)
     assert one(used) == first
 
 
@@ -118,7 +111,7 @@ def test_a_key_is_to_be_found_in_no_log_no_table_and_no_answer(dsn, make_key, qu
             client = Client(server.port, key)
             answers += [client.get(path) for path in ("/api/me", "/api/runs?limit=x", "/api/runs/1/log", "/nowhere")]
             answers += [client.post("/api/runs", {"flow": "x"})]
-        until(lambda: query("SELECT 1 FROM api_keys WHERE last_used_at IS NOT NULL"))
+        wait_for(lambda: query("SELECT 1 FROM api_keys WHERE last_used_at IS NOT NULL"))
     finally:
         _, _, said = server.end()
     assert '"http_status": 401' in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ecluse.api.leases import LeasePage
-from tests.api.conftest import add_tenant, new_key
+from tests.support.api_server import add_tenant, new_key
 
 HOLD = """
 INSERT INTO leases (tenant_id, key, fence, owner, ttl, acquired_at, expires_at)

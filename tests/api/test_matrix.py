@@ -19,7 +19,7 @@ from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.notify.rules import new_secret
 from ecluse.web.door import Page
-from tests.api.conftest import FLOW, SEALING, SECRET_KEY, add_tenant, new_key
+from tests.support.api_server import FLOW, SEALING, SECRET_KEY, add_tenant, new_key
 
 PUBLIC = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 # What a caller gets here depends on the channel: tests/realtime/test_channel_rights.py has that table.

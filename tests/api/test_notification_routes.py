@@ -16,7 +16,7 @@ from ecluse.api import notification_shapes as shapes
 from ecluse.bootstrap import load_flows
 from ecluse.engine import ROLES
 from ecluse.settings import Settings
-from tests.api.conftest import FLOW, SEALING, add_tenant, new_key, serving
+from tests.support.api_server import FLOW, SEALING, add_tenant, new_key, serving
 
 PATH = "/api/notifications/endpoints"
 WEBHOOK = {"kind": "webhook", "url": "https://93.184.216.34/hook", "events": ["hello/completed", "transcription.*"]}

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ecluse.api import shapes
-from tests.api.conftest import add_tenant, new_key
+from tests.support.api_server import add_tenant, new_key
 
 RESULTS = """
 WITH begun AS (

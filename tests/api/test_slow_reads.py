@@ -10,7 +10,7 @@ import pytest
 
 from ecluse.db.connect import pool
 from ecluse.db.reads import Reads, ReadTimeout
-from tests.api.test_keys import until
+from tests.support.waits import wait_for
 
 
 async def asked_of(dsn: str, statement: str, **settings: str) -> tuple[int, type[BaseException]]:
@@ -50,7 +50,7 @@ def test_a_caller_whose_read_takes_too_long_is_told_to_ask_for_less(api, query):
     query("CREATE VIEW run_log AS SELECT h.* FROM (SELECT pg_sleep(30)) s LEFT JOIN hidden h ON true")
     with ThreadPoolExecutor(1) as beside:
         answer = beside.submit(api.get, f"/api/runs/{run_id}/log")
-        until(
+        wait_for(
             lambda: query(
                 "SELECT pg_cancel_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND wait_event = 'PgSleep'"
@@ -64,7 +64,7 @@ def test_who_asks_whether_it_is_ready_is_shown_no_words_of_the_driver(api, dsn):
     assert anybody.get("/readyz").json["status"] == "ready"
     api.app.state.kit = SimpleNamespace(pool=pool(dsn, size=1), replica=kit.replica)  # never opened
     try:
-        answer = until(lambda: (found := anybody.get("/readyz")).status == 503 and found)  # kept for a second
+        answer = wait_for(lambda: (found := anybody.get("/readyz")).status == 503 and found)  # kept for a second
     finally:
         api.app.state.kit = kit
     assert answer.json == {"status": "database away"}

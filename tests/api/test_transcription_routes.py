@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from ecluse.flows.transcriptions import shapes
-from tests.api.conftest import add_tenant, new_key
+from tests.support.api_server import add_tenant, new_key
 from tests.support.fiche_rows import call, details, save
 
 EARLY, LATE = "2026-03-02T09:00:00Z", "2026-03-02T10:00:00Z"

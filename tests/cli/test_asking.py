@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import environment
 from tests.cli.test_automation_command import HOPELESS, ended
+from tests.support.command_line import environment
 
 FLOW = "hello_flow.flow:FLOW"
 

@@ -12,8 +12,8 @@ import time
 import psycopg
 import pytest
 
-from tests.cli.conftest import environment
-from tests.db.test_migrations import HEAD
+from tests.support.command_line import environment
+from tests.support.servers import HEAD
 
 FLOW = "hello_flow:FLOW"
 COMMANDS = [

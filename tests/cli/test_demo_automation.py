@@ -22,7 +22,7 @@ import pytest
 
 from ecluse.demo import account
 from ecluse.demo.scene import get
-from tests.cli.conftest import environment
+from tests.support.command_line import environment
 
 PATIENCE = 240.0
 FICHES = 40

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ecluse.cli.welcome import url_of
-from tests.cli.conftest import ROOT, Server
+from tests.support.command_line import ROOT, Server
 
 VERSION = re.compile(r"0\.[0-9]+\.[0-9]+(\+g[0-9a-f]{9})?")
 

@@ -14,10 +14,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.cli.conftest import EXAMPLES, Answer, environment, free_port
-from tests.conftest import new_database
-from tests.db.test_embedded import assert_nothing_runs
-from tests.db.test_migrations import HEAD
+from tests.support.command_line import EXAMPLES, Answer, environment, free_port
+from tests.support.processes import assert_nothing_runs
+from tests.support.servers import HEAD, new_database
 
 FLOW = "hello_flow:FLOW"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.conftest import SECRET_KEY
+from tests.support.api_server import SECRET_KEY
 
 
 @pytest.mark.req("G-81")

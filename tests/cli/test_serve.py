@@ -16,8 +16,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.cli.conftest import Server, environment
-from tests.db.test_embedded import assert_nothing_runs
+from tests.support.command_line import Server, environment
+from tests.support.processes import assert_nothing_runs
 
 FLOW = "hello_flow:FLOW"
 PATIENCE = 30.0

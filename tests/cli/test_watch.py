@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from ecluse.cli.watch import Pace, ending, line
-from tests.cli.conftest import environment
+from tests.support.command_line import environment
 
 FLOW = "hello_flow:FLOW"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -15,7 +15,7 @@ from psycopg.errors import (
     SerializationFailure,
 )
 
-from tests.conftest import new_database
+from tests.support.servers import new_database
 
 OPEN_RUN = """
 INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at, selected)

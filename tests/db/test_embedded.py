@@ -21,6 +21,7 @@ import pytest
 
 from ecluse.base.errors import SetUpError
 from ecluse.db import embedded, postgres_user
+from tests.support.processes import assert_nothing_runs, processes_of
 
 CHILD = Path(__file__).with_name("embedded_child.py")
 NOBODY = 65534
@@ -57,22 +58,6 @@ def data_dir(prepared: Path) -> Iterator[Path]:
     """A data directory that has been used before; at the end nothing may run in it any more."""
     yield prepared
     assert_nothing_runs(prepared)
-
-
-def assert_nothing_runs(path: Path) -> None:
-    deadline = time.monotonic() + 5
-    while (left := processes_of(path)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == []
-
-
-def processes_of(path: Path) -> list[int]:
-    """The servers and initdbs that work below `path`."""
-    listed = subprocess.run(["ps", "-Aww", "-o", "pid=,args="], check=True, capture_output=True, text=True).stdout
-    lines = [line.split(None, 1) for line in listed.splitlines() if str(path) in line and "-D" in line]
-    return [int(pid) for pid, arguments in lines if CHILD.name not in arguments]
 
 
 class Child:

@@ -6,17 +6,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from ecluse.base.errors import SetUpError
-from ecluse.migrations import runner
 from ecluse.migrations.runner import LOCK, upgrade
 from tests.support.engine_flows import flow, stage
+from tests.support.servers import HEAD
 
-HEAD = max(file.name[:4] for file in (Path(runner.__file__).parent / "versions").glob("0*.py"))
 TABLES = {
     "alembic_version",
     "api_keys",

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.cli.conftest import Server, environment
+from tests.support.command_line import Server, environment
 from tests.support.servers import OWNER_URL, database, ordinary_role
 
 FICHES = [str(number) for number in range(1000, 1012)]

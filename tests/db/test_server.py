@@ -20,7 +20,6 @@ from ecluse.base.errors import SetUpError
 from ecluse.db.connect import check, normalise, open_session
 from ecluse.db.postgres_user import account_for
 from ecluse.db.server import is_shared, too_old
-from tests.cli.conftest import bare, preloaded  # noqa: F401 - fixtures
 from tests.support.engine_flows import flow, run_to_end, stage
 
 Pooler = Callable[..., str]
@@ -158,7 +157,7 @@ async def test_in_session_mode_our_limits_are_in_force_and_runs_are_led(pooler, 
 
 
 @pytest.mark.parametrize("command", [("serve", "--port", "0"), ("runs", "list"), ("doctor",)], ids=lambda one: one[0])
-def test_every_command_says_so_in_one_line(pooler, bare, command):  # noqa: F811
+def test_every_command_says_so_in_one_line(pooler, bare, command):
     answer = bare(*command, DATABASE_URL=pooler("transaction"))
     said = answer.out if command == ("doctor",) else answer.err
     (line,) = [line for line in said.splitlines() if "transaction mode" in line]

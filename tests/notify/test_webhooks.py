@@ -15,7 +15,7 @@ from ecluse.engine import Event, PublishedEvent, Result, Start
 from ecluse.notify import endpoints, log
 from ecluse.notify.dispatch import Recipient, deliver, dispatch, notify
 from ecluse.verify import audit
-from tests.api.conftest import add_tenant
+from tests.support.api_server import add_tenant
 from tests.support.engine_flows import flow, run_to_end, stage, until
 from tests.support.notify_world import receiving
 from tests.support.runs import start_run

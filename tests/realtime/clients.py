@@ -9,26 +9,18 @@ import queue
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from tests.api.conftest import Client
+from tests.support.api_server import Client
+from tests.support.waits import PATIENCE, wait_for
 
 SCRIPT = Path(__file__).parent / "pusher_clients.js"
-PATIENCE = 30.0
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    until = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.01)
-    return value
 
 
 class PusherJs:
@@ -171,3 +163,12 @@ def hear(at: ClientConnection) -> dict[str, Any]:
     if isinstance(frame.get("data"), str):
         frame["data"] = json.loads(frame["data"])
     return frame
+
+
+def closed(socket: ClientConnection) -> int | None:
+    """The code it is closed with, after whatever else is said."""
+    while True:
+        try:
+            socket.recv(timeout=30)
+        except ConnectionClosed as ended:
+            return ended.rcvd and ended.rcvd.code

@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import psycopg
 import pytest
 
-from ecluse.engine import EphemeralEvent
-from tests.api.conftest import FLOW, Client, add_tenant, new_key, serving
-from tests.conftest import new_database
-from tests.realtime.clients import PusherJs, Stream, wait_for
-
-PUBLISH = """
-WITH told AS (
-    INSERT INTO events_outbox (tenant_id, event_key, event_type, aggregate, correlation_id, producer, payload,
-        occurred_at, published_seq, published_at)
-    SELECT %s, %s || '-' || gen_random_uuid(), %s, 'fiche:1', 'test', 'test', %s::jsonb,
-        ecluse_now(), nextval('events_published'), ecluse_now() RETURNING published_seq)
-SELECT pg_notify('ecluse_events', published_seq::text), published_seq FROM told
-"""
-
-
-def tell(server: Client, event: str, payload: Mapping[str, Any], tenant: str = "default") -> None:
-    """As a run on this server does it: from the server's own loop."""
-    on_its_loop(server, lambda: server.app.state.realtime.hub.emit([EphemeralEvent(tenant, event, payload)]))
-
-
-def on_its_loop(server: Client, call: Callable[[], Any]) -> Any:
-    async def asked() -> Any:
-        return call()
-
-    loop = server.app.state.kit._background[0].get_loop()
-    return asyncio.run_coroutine_threadsafe(asked(), loop).result(30)
-
-
-def publish(dsn: str, event: str, payload: Mapping[str, Any], tenant: str = "default") -> int:
-    """As the publisher marks an event of the outbox."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        row = connection.execute(PUBLISH, (tenant, event, event, json.dumps(payload))).fetchone()
-    assert row is not None
-    return int(row[1])
+from tests.realtime.clients import PusherJs, Stream
+from tests.support.api_server import FLOW, Client, add_tenant, new_key, serving
+from tests.support.servers import new_database
+from tests.support.waits import wait_for
 
 
 def app_of(server: Client) -> dict[str, Any]:

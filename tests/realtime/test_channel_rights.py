@@ -7,8 +7,8 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from tests.api.conftest import add_tenant, new_key
 from tests.realtime.clients import Stream
+from tests.support.api_server import add_tenant, new_key
 
 FORM = "application/x-www-form-urlencoded"
 CALLERS = ("nobody", "garbage", "expired", "viewer", "operator", "admin", "SELF", "GROUP", "rival", "closed")

@@ -7,16 +7,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.api.conftest import SECRET_KEY, Client, new_key
-from tests.cli.conftest import serve  # noqa: F401 - a fixture
-from tests.cli.test_metrics import scrape
-from tests.realtime.clients import Stream, hear, raw_socket, wait_for
+from tests.realtime.clients import Stream, closed, hear, raw_socket
 from tests.realtime.conftest import app_of
-from tests.realtime.test_sockets import closed
+from tests.support.api_server import SECRET_KEY, Client, new_key
+from tests.support.metrics import scrape
+from tests.support.waits import wait_for
 
 
 @pytest.mark.alone
-def test_a_server_with_open_sockets_and_streams_stops_about_as_soon_as_one_without(serve, dsn):  # noqa: F811
+def test_a_server_with_open_sockets_and_streams_stops_about_as_soon_as_one_without(serve, dsn):
     def measured(listeners: int) -> float:
         server = serve("--role", "api", ECLUSE_SECRET_KEY=SECRET_KEY)
         server.wait_until_ready()

@@ -18,12 +18,13 @@ from ecluse.base.tasks import stopped
 from ecluse.engine import EphemeralEvent, Event, write_events
 from ecluse.realtime.hosted import Hosted, HostedApp
 from ecluse.realtime.hub import Hub
-from tests.api.conftest import FLOW, add_tenant, new_key, serving
-from tests.conftest import new_database
-from tests.realtime.clients import raw_socket, wait_for
-from tests.realtime.conftest import app_of, publish, secret_of, tell
-from tests.realtime.test_sockets import closed
+from tests.realtime.clients import closed, raw_socket
+from tests.realtime.conftest import app_of, secret_of
+from tests.support.api_server import FLOW, add_tenant, new_key, serving
 from tests.support.engine_flows import until
+from tests.support.realtime_events import publish, tell
+from tests.support.servers import new_database
+from tests.support.waits import wait_for
 
 APP = {"PUSHER_APP_ID": "42", "PUSHER_KEY": "hosted-key", "PUSHER_SECRET": "hosted-secret"}
 

@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 import pytest
 
 from ecluse.realtime.signatures import signed_query
-from tests.realtime.clients import wait_for
 from tests.realtime.conftest import app_of, secret_of
+from tests.support.waits import wait_for
 
 
 @pytest.fixture(scope="module")

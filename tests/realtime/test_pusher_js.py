@@ -9,9 +9,11 @@ from contextlib import ExitStack
 import pusher
 import pytest
 
-from tests.api.conftest import FLOW, new_key, serving
-from tests.realtime.clients import SCRIPT, wait_for
-from tests.realtime.conftest import app_of, on_its_loop, publish, secret_of, tell
+from tests.realtime.clients import SCRIPT
+from tests.realtime.conftest import app_of, secret_of
+from tests.support.api_server import FLOW, new_key, serving
+from tests.support.realtime_events import on_its_loop, publish, tell
+from tests.support.waits import wait_for
 
 VENDORED = SCRIPT.parent / "vendored" / "pusher-js-8.6.0"
 

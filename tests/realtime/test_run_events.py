@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ecluse.engine import ROLES, Done, EphemeralEvent
-from tests.api.conftest import new_key, serving
-from tests.realtime.clients import wait_for
 from tests.realtime.conftest import app_of
+from tests.support.api_server import new_key, serving
 from tests.support.engine_flows import flow, stage
+from tests.support.waits import wait_for
 
 STARTED, FINISHED = "transcription.recording_started", "transcription.recording_completed"
 

@@ -7,13 +7,14 @@ from contextlib import ExitStack
 
 import psycopg
 import pytest
-from websockets.exceptions import ConnectionClosed
 
 from ecluse.realtime import room
 from ecluse.realtime.pusher_server import Limits
-from tests.api.conftest import FLOW, new_key, serving
-from tests.realtime.clients import hear, raw_socket, say, wait_for
-from tests.realtime.conftest import app_of, on_its_loop, tell
+from tests.realtime.clients import closed, hear, raw_socket, say
+from tests.realtime.conftest import app_of
+from tests.support.api_server import FLOW, new_key, serving
+from tests.support.realtime_events import on_its_loop, tell
+from tests.support.waits import wait_for
 
 
 def greeted(socket):
@@ -33,15 +34,6 @@ def authorised(server, socket_id, channel):
 def join(server, socket, socket_id, channel):
     say(socket, "pusher:subscribe", data={"channel": channel, "auth": authorised(server, socket_id, channel)})
     assert hear(socket) == {"event": "pusher_internal:subscription_succeeded", "channel": channel, "data": {}}
-
-
-def closed(socket):
-    """The code it is closed with, after whatever else is said."""
-    while True:
-        try:
-            socket.recv(timeout=30)
-        except ConnectionClosed as ended:
-            return ended.rcvd and ended.rcvd.code
 
 
 @pytest.fixture

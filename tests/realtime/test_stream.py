@@ -15,9 +15,9 @@ from ecluse.api import events
 from ecluse.realtime import stream as stream_answer
 from ecluse.realtime.channels import Subject
 from ecluse.realtime.hub import RECONNECT
-from tests.api.conftest import FLOW, new_key, serving
-from tests.realtime.clients import wait_for
-from tests.realtime.conftest import on_its_loop, publish, tell
+from tests.support.api_server import FLOW, new_key, serving
+from tests.support.realtime_events import on_its_loop, publish, tell
+from tests.support.waits import wait_for
 
 
 @pytest.mark.req("ENG-71")

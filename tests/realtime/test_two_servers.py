@@ -9,9 +9,10 @@ import psycopg
 import pytest
 
 from ecluse.realtime import relay as relays
-from tests.api.conftest import FLOW, Client, new_key, serving
-from tests.realtime.clients import wait_for
-from tests.realtime.conftest import app_of, on_its_loop, publish, tell
+from tests.realtime.conftest import app_of
+from tests.support.api_server import FLOW, Client, new_key, serving
+from tests.support.realtime_events import on_its_loop, publish, tell
+from tests.support.waits import wait_for
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ecluse.db import embedded
 from ecluse.db.connect import normalise
+from ecluse.migrations import runner
 
 OWNER_URL = "ECLUSE_TEST_OWNER_URL"
 STRATEGIES_SINCE = 150_000  # before, CREATE DATABASE always copies files
+HEAD = max(file.name[:4] for file in (Path(runner.__file__).parent / "versions").glob("0*.py"))
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,16 @@ def database(
         server.ensure_running()
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             _drop(connection, name)
+
+
+@contextmanager
+def new_database(server: Server, template: str) -> Iterator[str]:
+    with database(server, own_name("test"), template) as dsn:
+        yield dsn
+
+
+def own_name(kind: str) -> str:
+    return f"ecluse_{kind}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
 
 
 def _drop(connection: psycopg.Connection[Any], name: str) -> None:

@@ -14,9 +14,9 @@ from playwright.sync_api import expect
 from ecluse.engine import ROLES, NewSchedule, create_schedule, pause_lane, resume_lane
 from ecluse.web import live
 from hello_flow import FLOW as HELLO
-from tests.api.conftest import FLOW, add_tenant, new_key, serving
-from tests.conftest import new_database
-from tests.realtime.clients import wait_for
+from tests.support.api_server import FLOW, add_tenant, new_key, serving
+from tests.support.servers import new_database
+from tests.support.waits import wait_for
 from tests.web.conftest import AXE, LAPTOP, PATIENCE, PHONE, aside
 
 EVIL = "<img src=x onerror=\"document.title='taken over'\">"

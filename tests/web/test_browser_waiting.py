@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from ecluse.web import live
-from tests.api.conftest import new_key
+from tests.support.api_server import new_key
 from tests.web.conftest import AXE, PATIENCE, PHONE, aside
 
 SCREENS = {"laptop": {"width": 1440, "height": 900}, "phone": PHONE}

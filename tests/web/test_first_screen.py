@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from tests.api.conftest import new_key
-from tests.cli.conftest import environment
+from tests.support.api_server import new_key
+from tests.support.command_line import environment
 
 
 @pytest.fixture

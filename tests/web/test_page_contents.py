@@ -7,9 +7,9 @@ import re
 import psycopg
 import pytest
 
-from tests.api.conftest import new_key
+from tests.support.api_server import new_key
 from tests.support.automation_rows import NO_URL, WITHOUT_URL
-from tests.web.conftest import text
+from tests.support.pages import text
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 SCHEDULE = """

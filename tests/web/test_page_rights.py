@@ -15,9 +15,9 @@ from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.web import live
 from ecluse.web.door import COOKIE, HEADERS, Page
-from tests.api.conftest import FLOW, SEALING, new_key
-from tests.realtime.clients import wait_for
-from tests.web.conftest import LivePage, Reader, text
+from tests.support.api_server import FLOW, SEALING, new_key
+from tests.support.pages import LivePage, Reader, text
+from tests.support.waits import wait_for
 
 # Without a key: what leads to the log-in, and what every page is made with.
 PUBLIC = {"/", "/ui", "/ui/login", "/ui/logout", "/ui/static/{version}/{name:path}", "/ui/{rest:path}"}

@@ -9,10 +9,10 @@ import pytest
 
 from ecluse.realtime.hub import RECONNECT, Listener, Message
 from ecluse.web import live
-from tests.api.conftest import FLOW, new_key, serving
-from tests.realtime.clients import wait_for
-from tests.realtime.conftest import on_its_loop, publish, tell
-from tests.web.conftest import Reader
+from tests.support.api_server import FLOW, new_key, serving
+from tests.support.pages import Reader
+from tests.support.realtime_events import on_its_loop, publish, tell
+from tests.support.waits import wait_for
 
 
 def start(reader, pages_dsn, *targets):

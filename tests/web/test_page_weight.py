@@ -15,9 +15,9 @@ import pytest
 from ecluse.engine import ROLES, pause_lane
 from ecluse.web import live
 from ecluse.web.files import FILES
-from tests.api.conftest import FLOW, new_key, serving
-from tests.realtime.clients import wait_for
-from tests.web.conftest import Reader
+from tests.support.api_server import FLOW, new_key, serving
+from tests.support.pages import Reader
+from tests.support.waits import wait_for
 
 TEN_MINUTES = 600
 HASTE = 20  # times as often as usual

@@ -19,8 +19,8 @@ from ecluse.engine import Breaker, Done, Item, Lane, Result, RetryPolicy, Start,
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model.breaker import TRIGGERED
 from ecluse.engine.work.worker_slots import WorkerSlots
-from tests.engine.work.test_claim import assert_within
 from tests.support.engine_flows import PATIENCE, flow, keys, open_board, run_to_end, stage, until
+from tests.support.rates import assert_within
 from tests.support.runs import start_run, wait_for_run
 
 HOUR = timedelta(hours=1)

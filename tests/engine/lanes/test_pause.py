@@ -11,7 +11,7 @@ import pytest
 from ecluse.engine import Lane, Start, needing_lane, pause_lane, resume_lane
 from ecluse.engine.cluster.forced_ends import STALE
 from ecluse.insight.waiting import why
-from tests.engine.lead.test_gate import move_clock
+from tests.support.engine_clock import move_clock
 from tests.support.engine_flows import PATIENCE, flow, keys, stage, until
 from tests.support.runs import start_run, wait_for_run
 

@@ -5,24 +5,15 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-import psycopg
 import pytest
 
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.engine import Done, Item, Result, RetryPolicy, Start, WorkContext
+from tests.support.engine_clock import move_clock
 from tests.support.engine_flows import PATIENCE, flow, keys, run_to_end, stage, until
 from tests.support.runs import start_run, wait_for_run
 
 SHORT = {"poll": timedelta(milliseconds=100), "max_wait": timedelta(seconds=20)}
-
-
-async def move_clock(dsn: str, by: timedelta) -> None:
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        await connection.execute('UPDATE clock_offset SET "offset" = "offset" + %s', (by,))
-        await connection.execute("SELECT pg_notify('ecluse_clock', '')")
-        await connection.execute(
-            "SELECT dbos.send_message(tenant_id || '/' || event_key, 'null'::json, 'gate:work') FROM runs"
-        )
 
 
 @pytest.mark.req("ENG-91", "ENG-03")

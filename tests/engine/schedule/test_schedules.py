@@ -18,10 +18,9 @@ from ecluse.engine import (
     show_schedule,
     update_schedule,
 )
-from tests.engine.schedule.test_ticks import BEGIN, FLOW, HOURLY, OTHER, hour, world
 from tests.support.engine_flows import Targets, flow, stage
+from tests.support.tick_world import BEGIN, FLOW, HOURLY, OTHER, hour
 
-__all__ = ["world"]  # the fixture
 CHORES = flow(stage(), "chores", story=None)
 
 

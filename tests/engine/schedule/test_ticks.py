@@ -5,77 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
 
 import psycopg
 import pytest
 from pydantic import model_validator
 
 from ecluse.base.crash import POINTS_OF_A_TICK
-from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Flow, NewSchedule, Rules, Start, start_run
+from ecluse.engine import Start, start_run
 from ecluse.engine.kit import Kit
 from ecluse.engine.schedule import schedules as rows
 from ecluse.engine.schedule.slots import event_key
 from ecluse.engine.schedule.ticks import BATCH, Line, renew, tick
-from tests.support.engine_flows import PATIENCE, Targets, flow, stage, until
+from tests.support.engine_flows import PATIENCE, Targets, until
 from tests.support.runs import wait_for_run
+from tests.support.tick_world import BEGIN, FLOW, HOURLY, OTHER, RULES, hour
 
-FLOW = flow(stage())
 keyed = partial(event_key, FLOW.slot_key)
-OTHER = flow(stage(), "other")
-RULES = Rules(look_back=timedelta(minutes=20), catch_up_within=timedelta(hours=24))
-HOURLY = NewSchedule(FLOW, "hourly", "0 * * * *", input={"targets": ["a"]})
-BEGIN = datetime(2030, 5, 6, 7, 30, tzinfo=UTC)
-
-
-class World:
-    def __init__(self, dsn: str, pool: Any, query: Callable[..., list[Any]]) -> None:
-        self.dsn, self.pool, self.query = dsn, pool, query
-        self.flows: dict[str, Flow] = {"test": FLOW, "other": OTHER}
-
-    def at(self, now: datetime) -> None:
-        """It is this late, and time passes as ever."""
-        self.query('UPDATE clock_offset SET "offset" = %s - clock_timestamp()', now)
-
-    async def do(self, what: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
-        async with self.pool.connection() as connection:
-            return await what(connection, *arguments, **options)
-
-    async def create(self, new: NewSchedule = HOURLY, now: datetime = BEGIN) -> int:
-        self.at(now)
-        return int(await self.do(rows.create_schedule, new))
-
-    async def tick(self, now: datetime, rules: Rules = RULES) -> list[Line]:
-        self.at(now)
-        return sorted(await tick(self.pool, self.flows, rules))
-
-    def slots(self) -> list[tuple[str, str, str | None]]:
-        found = self.query("SELECT due_at, state, reason FROM schedule_slots ORDER BY schedule_id, due_at")
-        return [(f"{due:%d %H:%M}", state, reason) for due, state, reason in found]
-
-    def states(self) -> list[tuple[str, str]]:
-        return [(due, state) for due, state, _ in self.slots()]
-
-    def end_runs(self) -> None:
-        self.query(
-            "UPDATE runs SET status = 'completed', state = 'succeeded', selected = 0, successful = 0, failed = 0,"
-            " ignored = 0, end_cause = 'normal', ended_at = ecluse_now() WHERE ended_at IS NULL"
-        )
-
-
-@pytest.fixture
-async def world(dsn, query) -> AsyncIterator[World]:
-    async with open_pool(dsn, size=6) as pool:
-        yield World(dsn, pool, query)
-
-
-def hour(h: float) -> datetime:
-    return BEGIN.replace(hour=0, minute=0) + timedelta(hours=h)
 
 
 @pytest.mark.req("AUT-131", "G-50", "ENG-20")

@@ -26,6 +26,7 @@ from tests.support.engine_flows import (
     stage,
     until,
 )
+from tests.support.rates import assert_within
 from tests.support.runs import start_run, wait_for_run
 
 JITTER = 0.03  # of a shared, busy machine between a permit and the call; a limiter that bunches is off by more
@@ -258,15 +259,6 @@ async def test_a_busy_key_does_not_keep_the_others_waiting(board):
 def instants(taken, now):
     """When each may be called, in seconds: its permit, or at once if that is past."""
     return [max((one.start_at - now).total_seconds(), 0.0) for one in taken]
-
-
-def assert_within(times, *, rate, burst, slack=1e-4):
-    """In no window [s, e] more than burst + rate * (e - s) calls, each given `slack` seconds."""
-    times = sorted(times)
-    for first, start in enumerate(times):
-        for last in range(first, len(times)):
-            allowed = burst + rate * (times[last] - start + slack)
-            assert last - first + 1 <= allowed, f"{last - first + 1} calls within {times[last] - start:.4f} s"
 
 
 @pytest.mark.alone

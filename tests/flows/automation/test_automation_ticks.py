@@ -8,20 +8,20 @@ from datetime import timedelta
 import pytest
 
 from ecluse.flows.automation import queries, schedules
-from tests.engine.schedule.test_ticks import BEGIN, RULES, hour, world
 from tests.support.automation_rows import FLOW, end_run, new_schedule
 from tests.support.engine_flows import until
+from tests.support.tick_world import BEGIN, RULES, hour, tick_world
 
-__all__ = ["world"]  # the fixture
 HOURLY = {"schedule_type": "CRON", "cron_expression": "0 * * * *", "time_of_day": None, "timezone": "UTC"}
 BY_HAND = {"fiche_selection": {"mode": "manual"}}
 LONGEST = timedelta(minutes=70)
 
 
 @pytest.fixture
-def automated(world):
-    world.flows = {"automation": FLOW}
-    return world
+async def automated(dsn, query):
+    async with tick_world(dsn, query) as world:
+        world.flows = {"automation": FLOW}
+        yield world
 
 
 async def make(world, name="hourly", **given):

@@ -16,12 +16,11 @@ import pytest
 from ecluse.api import shapes
 from ecluse.engine import Breaker, acquire_lease, pause_lane, resume_lane
 from ecluse.flows.transcriptions.rules import recording_lock
-from tests.api.conftest import new_key, serving
-from tests.cli.conftest import bare, ecluse, preloaded  # noqa: F401 - fixtures
+from tests.support.api_server import new_key, serving
 from tests.support.automation_scenes import NO_AUDITS
 from tests.support.automation_world import World, automation
 from tests.support.engine_flows import until
-from tests.web.conftest import LivePage, Reader
+from tests.support.pages import LivePage, Reader
 
 FIVE = "9000"  # recordings, as the sandbox numbers its fiches
 LANE = "elevenlabs"
@@ -177,7 +176,7 @@ async def test_the_run_names_the_cause_while_its_transcriptions_wait(
     sandbox,
     query,
     watched,
-    ecluse,  # noqa: F811 - a fixture
+    ecluse,
 ):
     case, (client, key) = CASES[name], watched
     made, transcribing = automation(sandbox, speech=case.speech)

@@ -9,16 +9,15 @@ from collections import Counter
 
 import pytest
 
-from tests.api.conftest import new_key, serving
-from tests.cli.conftest import bare, ecluse, preloaded  # noqa: F401 - fixtures
+from tests.support.api_server import new_key, serving
 from tests.support.automation_scenes import ONLY_DETAILS
-from tests.web.conftest import Reader
+from tests.support.pages import Reader
 
 GOOD, REFUSED, UNKNOWN = ("1000", "1002"), ("1001",), ("9300",)
 
 
 @pytest.mark.req("AUT-15", "AUT-122")
-async def test_list_page_export_and_command_say_the_same_total(automate, dsn, ecluse):  # noqa: F811 - a fixture
+async def test_list_page_export_and_command_say_the_same_total(automate, dsn, ecluse):
     world = await automate()
     world.sandbox.set_faults([{"kind": "unauthorized", "vendor": "crm", "ids": list(REFUSED)}])
     run = await world.run_over(*GOOD, *REFUSED, *UNKNOWN, **ONLY_DETAILS)

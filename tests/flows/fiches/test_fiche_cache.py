@@ -10,8 +10,8 @@ import pytest
 
 from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.cache import cache_sales, states
-from tests.conftest import new_database
 from tests.support.fiche_rows import call, details, save
+from tests.support.servers import new_database
 
 DAY, NOW = date(2026, 3, 2), datetime(2026, 3, 3, 4, 5, tzinfo=UTC)
 FULL = {"success": True, "information": {"groupe": "L", "attribution_user_id": "9"}, "recordings": [{}, {}]}

@@ -46,7 +46,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def preloaded() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.cli.preloaded"]
+    command = [sys.executable, "-m", "tests.support.preloaded_program"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
         assert process.stdin is not None
