@@ -38,6 +38,7 @@ from ecluse.engine import ROLES, Flow, Role
 from ecluse.engine.kit import Kit
 from ecluse.flows.automation.diagnostic import Setup
 from ecluse.realtime.hub import Hub
+from ecluse.realtime.limits import LIMITS, Limits
 from ecluse.settings import Settings
 from ecluse.vendors.guarded import GuardedHttp
 
@@ -48,7 +49,12 @@ LARGEST_FRAME = 65_536
 
 
 def create_app(
-    settings: Settings, database: Database, flows: Sequence[Flow], roles: frozenset[Role] = ROLES
+    settings: Settings,
+    database: Database,
+    flows: Sequence[Flow],
+    roles: frozenset[Role] = ROLES,
+    *,
+    limits: Limits = LIMITS,
 ) -> FastAPI:
     """Build the ASGI app. `database` is open and migrated; the caller releases it after the app has stopped."""
 
@@ -91,7 +97,7 @@ def create_app(
     app.state.secrets = open_secrets(settings, database)
     app.state.transcriptions = transcription_config(settings)
     app.state.automation = _automation(settings, sealing=app.state.secrets is not None)
-    app.state.realtime = realtime = open_realtime(settings, app.state.secrets)
+    app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits)
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
     app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
     app.state.metrics, app.state.readiness = Metrics(), health.Readiness()

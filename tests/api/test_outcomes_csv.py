@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from ecluse.api.outcomes import COLUMNS, cell
+from ecluse.api.outcomes import COLUMNS, PAGE, cell
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", '="x"']
 PLAIN = ["SKU-7", "a,b", 'say "so"', "two\r\nlines", " =1", "", "é\U0001f600", "1-2"]
@@ -23,10 +23,9 @@ def test_any_other_cell_is_left_alone(text):
     assert cell(text) == text
 
 
-def test_every_outcome_is_exported_once_in_order_over_all_pages(api, query, monkeypatch):
-    monkeypatch.setattr("ecluse.api.outcomes.PAGE", 7)
+def test_every_outcome_is_exported_once_in_order_over_all_pages(api, query):
     run_id = api.post("/api/runs", {"flow": "test"}).json["run_id"]
-    targets = [*FORMULAS, *PLAIN, *(f"t{n:02d}" for n in range(20))]
+    targets = [*FORMULAS, *PLAIN, *(f"t{n:02d}" for n in range(PAGE + 20))]
     query("UPDATE runs SET selected = %s", len(targets))
     query("INSERT INTO outcomes (run_id, target) SELECT %s, unnest(%s::text[])", run_id, targets)
     query("UPDATE outcomes SET outcome = 'failed', error_code = 'BAD', reason = '=HYPERLINK(1)' WHERE target = 't05'")

@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 
 from ecluse.base.errors import SetUpError
 from ecluse.db import connect
-from ecluse.db import listen as listening
 from ecluse.db.connect import (
     LIBPQ,
     NOTHING_MORE,
@@ -166,8 +165,8 @@ def test_a_database_that_answers_passes(server):
 
 
 @contextlib.asynccontextmanager
-async def opened(dsn: str, size: int = 3, settings=NOTHING_MORE):
-    connections = pool(dsn, size=size, settings=settings)
+async def opened(dsn: str, size: int = 3, settings=NOTHING_MORE, **options):
+    connections = pool(dsn, size=size, settings=settings, **options)
     await connections.open(wait=True)
     try:
         yield connections
@@ -251,10 +250,9 @@ async def test_the_pool_heals_after_its_connections_were_killed(dsn, query):
 
 @pytest.mark.parametrize(("recent", "doubted", "asked"), [(60, False, "SELECT 42"), (60, True, ""), (0, False, "")])
 async def test_only_a_connection_that_was_idle_for_a_while_or_is_in_doubt_is_asked_whether_it_lives(
-    dsn, query, monkeypatch, recent, doubted, asked
+    dsn, query, recent, doubted, asked
 ):
-    monkeypatch.setattr(connect, "RECENT_SECONDS", recent)
-    async with opened(dsn, size=1) as connections:
+    async with opened(dsn, size=1, recent_seconds=recent) as connections:
         async with connections.connection() as connection:
             await connection.execute("SELECT 42")
         if doubted:
@@ -283,8 +281,8 @@ class Heard:
 
 
 @contextlib.asynccontextmanager
-async def listening_to(dsn: str, heard: Heard):
-    task = asyncio.create_task(listen(dsn, heard.listeners()))
+async def listening_to(dsn: str, heard: Heard, **options):
+    task = asyncio.create_task(listen(dsn, heard.listeners(), **options))
     try:
         yield
     finally:
@@ -318,10 +316,9 @@ async def test_a_listener_goes_on_trying_while_the_database_is_away(dsn):
     assert [line["log_level"] for line in lines] == ["warning", "warning"]
 
 
-async def test_no_notification_is_lost_while_the_listener_probes_its_connection(dsn, monkeypatch):
-    monkeypatch.setattr(listening, "PROBE_EVERY", 0.001)
+async def test_no_notification_is_lost_while_the_listener_probes_its_connection(dsn):
     heard = Heard("first")
-    async with listening_to(dsn, heard):
+    async with listening_to(dsn, heard, probe_every=0.001):
         await heard.until({"first": [""]})
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
             for number in range(300):

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -25,6 +26,7 @@ from tests.support.processes import assert_nothing_runs, processes_of
 
 CHILD = Path(__file__).with_name("embedded_child.py")
 NOBODY = 65534
+HASTE = embedded.Patience(pauses=(0.0, 0.1))
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="is about what root may do")
 
 
@@ -219,44 +221,38 @@ def test_a_server_that_is_still_recovering_is_waited_for(data_dir: Path) -> None
         recovered.join()
 
 
-def test_a_server_that_recovers_for_too_long_is_reported_and_left_alone(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embedded, "READY_SECONDS", 0.1)
-    monkeypatch.setattr(embedded, "PAUSES", (0.0, 0.1))
+def test_a_server_that_recovers_for_too_long_is_reported_and_left_alone(data_dir: Path) -> None:
     server = embedded.start(data_dir)
     pid_file = server.pgdata / "postmaster.pid"
     ready = pid_file.read_text()
     pid_file.write_text(ready.replace("ready", "starting"))
     server.release()
     with pytest.raises(SetUpError, match="still starting"):
-        embedded.start(data_dir)
+        embedded.start(data_dir, replace(HASTE, ready_seconds=0.1))
     assert server.accepts_connections()
     pid_file.write_text(ready)
     with started(data_dir):
         assert postmaster(data_dir) == int(ready.split()[0])
 
 
-def test_a_server_out_of_sight_is_not_doubled(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "PAUSES", (0.0, 0.1))
+def test_a_server_out_of_sight_is_not_doubled(data_dir: Path) -> None:
     with started(data_dir) as server:
         pass
     with socket.socket(socket.AF_UNIX) as elsewhere:
         elsewhere.bind(str(server.socket_dir / ".s.PGSQL.5432"))
         elsewhere.listen()
         with pytest.raises(SetUpError, match="another container"):
-            embedded.start(data_dir)
+            embedded.start(data_dir, HASTE)
     assert processes_of(data_dir) == []
 
 
-def test_a_failed_start_shows_the_log_and_the_way_out(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "PAUSES", (0.0, 0.1))
+def test_a_failed_start_shows_the_log_and_the_way_out(base: Path) -> None:
     with started(base / "d") as server:
         pass
     with (server.pgdata / "postgresql.conf").open("a") as config:
         config.write("no_such_setting = 1\n")
     with pytest.raises(SetUpError) as caught:
-        embedded.start(base / "d")
+        embedded.start(base / "d", HASTE)
     for part in ("no_such_setting", str(base / "d" / "log"), "DATABASE_URL"):
         assert part in caught.value.message
 

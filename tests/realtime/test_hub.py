@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import UTC, datetime
+from functools import partial
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ from ecluse.realtime import apps, pusher_server
 from ecluse.realtime import hub as hubs
 from ecluse.realtime.apps import App
 from ecluse.realtime.hub import Hub, Listener, Message
+from ecluse.realtime.limits import Limits
 from ecluse.realtime.relay import LARGEST_NOTICE, WRAPPING, in_a_notice
 
 
@@ -27,14 +29,12 @@ def taken(listener):
     return [one[0] for one in listener.taken() if not isinstance(one, str)]
 
 
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(hubs, "LONGEST_QUEUE", 3)
+small = partial(Listener, "t", longest=3)
 
 
-async def test_a_slow_listener_loses_what_is_ephemeral_and_nobody_else_does(small):
+async def test_a_slow_listener_loses_what_is_ephemeral_and_nobody_else_does():
     hub = Hub()
-    with hub.listening(Listener("t", "sse")) as slow, hub.listening(Listener("t", "sse")) as quick:
+    with hub.listening(small("sse")) as slow, hub.listening(small("sse")) as quick:
         for listener in (slow, quick):
             hub.subscribe(listener, "private-fiche-1")
         heard = []
@@ -47,9 +47,9 @@ async def test_a_slow_listener_loses_what_is_ephemeral_and_nobody_else_does(smal
         assert (hub.delivered["sse"], hub.dropped["too slow"]) == (9, 3)
 
 
-async def test_a_listener_that_would_lose_what_is_durable_is_sent_away_to_come_back_for_it(small):
+async def test_a_listener_that_would_lose_what_is_durable_is_sent_away_to_come_back_for_it():
     hub = Hub()
-    with hub.listening(Listener("t", "websocket")) as slow:
+    with hub.listening(small("websocket")) as slow:
         hub.subscribe(slow, "private-fiche-1")
         for seq in range(1, 6):
             hub.emit_durable(event(seq, fiche_id="1"))
@@ -58,9 +58,9 @@ async def test_a_listener_that_would_lose_what_is_durable_is_sent_away_to_come_b
         assert [message.seq for message in taken(slow)] == [1, 2, 3], "without a gap"
 
 
-async def test_what_comes_after_what_was_lost_is_not_taken_even_if_there_is_room_again(small):
+async def test_what_comes_after_what_was_lost_is_not_taken_even_if_there_is_room_again():
     hub = Hub()
-    with hub.listening(Listener("t", "sse")) as slow:
+    with hub.listening(small("sse")) as slow:
         hub.subscribe(slow, "private-fiche-1")
         for seq in range(1, 5):
             hub.emit_durable(event(seq, fiche_id="1"))
@@ -69,8 +69,7 @@ async def test_what_comes_after_what_was_lost_is_not_taken_even_if_there_is_room
         assert taken(slow) == []
 
 
-async def test_a_socket_that_cannot_be_written_to_is_closed_as_too_slow(monkeypatch):
-    monkeypatch.setattr(pusher_server, "SEND_SECONDS", 0.01)
+async def test_a_socket_that_cannot_be_written_to_is_closed_as_too_slow():
 
     class Stuck:
         async def send_text(self, _):
@@ -79,12 +78,11 @@ async def test_a_socket_that_cannot_be_written_to_is_closed_as_too_slow(monkeypa
         async def receive(self):
             await asyncio.Event().wait()
 
-    connection = pusher_server.Connection(Hub(), App("t", "1", "k", "s"), Stuck(), pusher_server.Limits())
+    connection = pusher_server.Connection(Hub(), App("t", "1", "k", "s"), Stuck(), Limits(send_within=0.01))
     assert await asyncio.wait_for(connection.run(), 30) == hubs.TOO_SLOW
 
 
-async def test_those_who_wait_in_line_for_a_database_that_is_away_do_not_each_wait_for_it(monkeypatch):
-    monkeypatch.setattr(apps, "FRESH_SECONDS", 600)
+async def test_those_who_wait_in_line_for_a_database_that_is_away_do_not_each_wait_for_it():
 
     class Away:
         asked = 0
@@ -93,7 +91,7 @@ async def test_those_who_wait_in_line_for_a_database_that_is_away_do_not_each_wa
             self.asked += 1
             raise psycopg.OperationalError("connection refused")
 
-    pool, known = Away(), apps.Apps(None)
+    pool, known = Away(), apps.Apps(None, fresh_seconds=600)
     waiting = [known.with_key(pool, f"{n % 2}") for n in range(20)]
     ended = await asyncio.gather(*waiting, return_exceptions=True)
     assert {str(error) for error in ended} == {"connection refused"}

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from ecluse.realtime import room
 from ecluse.realtime.pusher_server import Limits
 from tests.realtime.clients import closed, hear, raw_socket, say
 from tests.realtime.conftest import app_of
@@ -183,10 +182,9 @@ def test_a_silent_client_that_does_not_answer_is_let_go(live, limited):
         assert closed(socket) == 4201
 
 
-def test_a_tenant_that_is_disabled_loses_its_sockets_and_gets_no_new_ones(dsn, monkeypatch):
-    monkeypatch.setattr(room, "SHUT_SECONDS", 0.05)
+def test_a_tenant_that_is_disabled_loses_its_sockets_and_gets_no_new_ones(dsn):
     with ExitStack() as stack:
-        server = stack.enter_context(serving(dsn, FLOW)).with_key(new_key(dsn))
+        server = stack.enter_context(serving(dsn, FLOW, limits=Limits(shut_every=0.05))).with_key(new_key(dsn))
         key = app_of(server)["key"]
         socket = stack.enter_context(raw_socket(server, key))
         greeted(socket)

@@ -12,12 +12,14 @@ from fastapi import Request
 
 from ecluse.access.keys import Caller
 from ecluse.api import events
-from ecluse.realtime import stream as stream_answer
 from ecluse.realtime.channels import Subject
 from ecluse.realtime.hub import RECONNECT
+from ecluse.realtime.limits import Limits
 from tests.support.api_server import FLOW, new_key, serving
 from tests.support.realtime_events import on_its_loop, publish, tell
 from tests.support.waits import wait_for
+
+WATCHFUL = Limits(keep_alive=0.05)
 
 
 @pytest.mark.req("ENG-71")
@@ -61,29 +63,34 @@ def test_a_stream_of_the_tenant_has_everything_of_it_and_nothing_of_another(live
         assert {told["payload"]["whose"] for told in heard} == {tenant}
 
 
-def test_whoever_comes_back_gets_what_was_missed_once_and_in_order(live, live_dsn, stream, monkeypatch):
-    monkeypatch.setattr(events, "PAGE", 3)
-    one = stream(live, "private-fiche-404")
+@pytest.fixture
+def paged(live_dsn):
+    """A server that reads missed events by pages of three."""
+    with serving(live_dsn, FLOW, limits=Limits(page=3)) as client:
+        yield client.with_key(new_key(live_dsn))
+
+
+def test_whoever_comes_back_gets_what_was_missed_once_and_in_order(paged, live_dsn, stream):
+    one = stream(paged, "private-fiche-404")
     publish(live_dsn, "transcription.progress", {"fiche_id": "404", "n": 0})
     assert one.next()["payload"]["n"] == 0
     one.close()
     for n in range(1, 11):
         publish(live_dsn, "transcription.progress", {"fiche_id": "404", "n": n})
         publish(live_dsn, "transcription.progress", {"fiche_id": "405", "n": -n})
-    again = stream(live, "private-fiche-404", last=one.last_id)
+    again = stream(paged, "private-fiche-404", last=one.last_id)
     assert [told["payload"]["n"] for told in again.heard(10)] == list(range(1, 11))
     publish(live_dsn, "transcription.progress", {"fiche_id": "404", "n": 11})
-    tell(live, "transcription.progress", {"fiche_id": "404", "n": 12})
+    tell(paged, "transcription.progress", {"fiche_id": "404", "n": 12})
     assert sorted(told["payload"]["n"] for told in again.heard(2)) == [11, 12]
 
 
-def test_a_stream_that_ends_while_it_catches_up_leaves_no_gap_behind(live, live_dsn, monkeypatch):
+def test_a_stream_that_ends_while_it_catches_up_leaves_no_gap_behind(paged, live_dsn):
     """A slow reader: as it takes a page more is published, it is told live of still more, and the server stops."""
-    monkeypatch.setattr(events, "PAGE", 3)
-    loop = live.app.state.kit._background[0].get_loop()
-    hub = live.app.state.realtime.hub
+    loop = paged.app.state.kit._background[0].get_loop()
+    hub = paged.app.state.realtime.hub
     caller = Caller(1, "default", "operator", "ALL", (), None, disabled=False)
-    request = Request({"type": "http", "app": live.app, "headers": [], "state": {"caller": caller}})
+    request = Request({"type": "http", "app": paged.app, "headers": [], "state": {"caller": caller}})
 
     def published(count):
         return [publish(live_dsn, "transcription.progress", {"fiche_id": "408"}) for _ in range(count)]
@@ -104,19 +111,18 @@ def test_a_stream_that_ends_while_it_catches_up_leaves_no_gap_behind(live, live_
     heard = ids(read())
     seqs += published(7)
     heard += ids(read())
-    (listener,) = on_its_loop(live, lambda: [one for one in hub.listeners if "private-fiche-408" in one.channels])
+    (listener,) = on_its_loop(paged, lambda: [one for one in hub.listeners if "private-fiche-408" in one.channels])
     seqs += published(1)
-    wait_for(lambda: on_its_loop(live, lambda: len(listener._queue)))
-    on_its_loop(live, lambda: listener.send_away(*RECONNECT))
+    wait_for(lambda: on_its_loop(paged, lambda: len(listener._queue)))
+    on_its_loop(paged, lambda: listener.send_away(*RECONNECT))
     while page := read():
         heard += ids(page)
     assert heard == seqs[1 : 1 + len(heard)]
     assert len(heard) == 4
 
 
-def test_a_client_that_never_reads_is_let_go(dsn, monkeypatch):
-    monkeypatch.setattr(stream_answer, "SEND_SECONDS", 0.2)
-    with serving(dsn, FLOW) as client, socket.socket() as deaf:
+def test_a_client_that_never_reads_is_let_go(dsn):
+    with serving(dsn, FLOW, limits=Limits(send_within=0.2)) as client, socket.socket() as deaf:
         server = client.with_key(new_key(dsn))
         hub = server.app.state.realtime.hub
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -167,9 +173,8 @@ def test_with_public_channels_the_right_is_asked_for_all_the_same(dsn, stream):
         assert stream(server, "run-7").status == 403
 
 
-def test_a_key_that_is_revoked_loses_its_stream(dsn, stream, monkeypatch):
-    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
-    with serving(dsn, FLOW) as client:
+def test_a_key_that_is_revoked_loses_its_stream(dsn, stream):
+    with serving(dsn, FLOW, limits=WATCHFUL) as client:
         one = stream(client.with_key(new_key(dsn)))
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("UPDATE api_keys SET revoked_at = ecluse_now()")
@@ -178,9 +183,8 @@ def test_a_key_that_is_revoked_loses_its_stream(dsn, stream, monkeypatch):
 
 @pytest.mark.req("ENG-78")
 @pytest.mark.parametrize("channels", [(), ("private-fiche-1",), ("private-job-1",)], ids=str)
-def test_a_key_that_is_narrowed_loses_the_streams_that_it_may_not_have_any_more(dsn, stream, monkeypatch, channels):
-    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
-    with serving(dsn, FLOW) as client:
+def test_a_key_that_is_narrowed_loses_the_streams_that_it_may_not_have_any_more(dsn, stream, channels):
+    with serving(dsn, FLOW, limits=WATCHFUL) as client:
         one = stream(client.with_key(new_key(dsn)), *channels)
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("UPDATE api_keys SET scope = 'SELF', crm_user_id = '7'")

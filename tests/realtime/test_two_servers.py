@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from ecluse.realtime import relay as relays
+from ecluse.realtime.limits import Limits
 from tests.realtime.conftest import app_of
 from tests.support.api_server import FLOW, Client, new_key, serving
 from tests.support.realtime_events import on_its_loop, publish, tell
@@ -98,9 +98,9 @@ def test_what_is_too_large_for_a_notice_arrives_shrunk(live, replica, stream):
     assert (told["fiche_id"], told["truncated"]) == ("507", True)
 
 
-def test_a_lost_notice_a_dead_replica_and_forgotten_rows_are_healed(dsn, stream, monkeypatch):
-    monkeypatch.setattr(relays, "LOOK_SECONDS", 0.1)
-    with serving(dsn, FLOW) as first, serving(dsn, FLOW) as second:
+def test_a_lost_notice_a_dead_replica_and_forgotten_rows_are_healed(dsn, stream):
+    often = Limits(look_every=0.1)
+    with serving(dsn, FLOW, limits=often) as first, serving(dsn, FLOW, limits=often) as second:
         here, there = (server.with_key(new_key(dsn)) for server in (first, second))
         one = stream(there, "private-fiche-1")
         wait_for(lambda: knows(here, "default", "private-fiche-1"))

@@ -24,7 +24,7 @@ SELECT pg_notify('ecluse_events', published_seq::text), published_seq FROM told
 
 def tell(server: Client, event: str, payload: Mapping[str, Any], tenant: str = "default") -> None:
     """As a run on this server does it: from the server's own loop."""
-    on_its_loop(server, lambda: server.app.state.realtime.hub.tell([EphemeralEvent(tenant, event, payload)]))
+    on_its_loop(server, lambda: server.app.state.realtime.hub.emit([EphemeralEvent(tenant, event, payload)]))
 
 
 def on_its_loop(server: Client, call: Callable[[], Any]) -> Any:

@@ -5,8 +5,7 @@ import asyncio
 from ecluse.base.tasks import stopped
 
 
-async def test_a_task_that_loses_one_cancellation_is_stopped_all_the_same(monkeypatch):
-    monkeypatch.setattr("ecluse.base.tasks.AGAIN_SECONDS", 0.01)
+async def test_a_task_that_loses_one_cancellation_is_stopped_all_the_same():
     cancelled = 0
 
     async def hard_of_hearing() -> None:
@@ -21,7 +20,7 @@ async def test_a_task_that_loses_one_cancellation_is_stopped_all_the_same(monkey
 
     task = asyncio.create_task(hard_of_hearing())
     await asyncio.sleep(0)
-    await stopped([task])
+    await stopped([task], again_after=0.01)
     assert task.cancelled()
 
 

@@ -8,7 +8,6 @@ import psycopg
 import pytest
 from playwright.sync_api import expect
 
-from ecluse.web import live
 from tests.support.api_server import new_key
 from tests.web.conftest import AXE, PATIENCE, PHONE, aside
 
@@ -109,10 +108,8 @@ def test_a_run_that_stands_still_does_not_look_well_and_can_be_read_by_all(reade
     expect(row).to_contain_text(re.compile(r"lane elevenlabs is paused: invoice 4711; no progress for \d+ min"))
 
 
-def test_times_are_counted_on_by_the_page_and_only_what_has_changed_is_swapped(
-    reader, shown, held, pages_dsn, monkeypatch
-):
-    monkeypatch.setattr(live, "TICK_SECONDS", 0.2)
+def test_times_are_counted_on_by_the_page_and_only_what_has_changed_is_swapped(reader, shown, held, pages_dsn, paced):
+    paced(reader.client, tick=0.2)
     page = shown("laptop")
     page.add_init_script(
         "window.swaps = []; document.addEventListener('htmx:before:swap',"

@@ -13,7 +13,6 @@ from fastapi.routing import iter_route_contexts
 from ecluse.access.permissions import ROLES
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
-from ecluse.web import live
 from ecluse.web.door import COOKIE, HEADERS, Page
 from tests.support.api_server import FLOW, SEALING, new_key
 from tests.support.pages import LivePage, Reader, text
@@ -161,8 +160,8 @@ def test_the_cookie_is_no_key_to_the_api_and_the_header_none_to_the_pages(reader
     assert reader.client.with_key(reader.key).get("/ui/runs").status == 303
 
 
-def test_a_revoked_key_is_out_and_its_stream_says_so_and_ends(reader, pages_dsn, fill, follow, monkeypatch):
-    monkeypatch.setattr(live, "QUIET_SECONDS", 0.1)
+def test_a_revoked_key_is_out_and_its_stream_says_so_and_ends(reader, pages_dsn, fill, follow, paced):
+    paced(reader.client, quiet=0.1)
     mine = reader.with_key(new_key(pages_dsn))
     page = follow(mine, "/ui/schedules/live")
     assert page.next() is not None

@@ -20,9 +20,8 @@ def start(reader, pages_dsn, *targets):
     return client.post("/api/runs", {"flow": "test", "input": {"targets": list(targets)}}).json["run_id"]
 
 
-def test_a_page_is_sent_again_when_something_of_its_run_happened(reader, pages_dsn, fill, follow, monkeypatch):
-    monkeypatch.setattr(live, "TICK_SECONDS", 1000)
-    monkeypatch.setattr(live, "LEAST_SECONDS", 0)
+def test_a_page_is_sent_again_when_something_of_its_run_happened(reader, pages_dsn, fill, follow, paced):
+    paced(reader.client, tick=1000, least=0)
     run_id = start(reader, pages_dsn)
     page = follow(reader, f"/ui/runs/{run_id}/live")
     assert (page.status, page.headers["Content-Type"]) == (200, "text/event-stream; charset=utf-8")
@@ -40,8 +39,8 @@ def test_a_page_is_sent_again_when_something_of_its_run_happened(reader, pages_d
         _, html = page.next()
 
 
-def test_the_last_word_of_a_stream_is_how_the_run_ended(reader, pages_dsn, fill, follow, monkeypatch):
-    monkeypatch.setattr(live, "TICK_SECONDS", 0.1)
+def test_the_last_word_of_a_stream_is_how_the_run_ended(reader, pages_dsn, fill, follow, paced):
+    paced(reader.client, tick=0.1)
     run_id = start(reader, pages_dsn)
     page = follow(reader, f"/ui/runs/{run_id}/live")
     assert "queued" in page.next()[1]
@@ -60,8 +59,8 @@ def test_the_last_word_of_a_stream_is_how_the_run_ended(reader, pages_dsn, fill,
     assert again.next() == ("end", "")
 
 
-def test_the_list_is_sent_again_when_a_run_begins_and_asks_the_same_question(reader, pages_dsn, follow, monkeypatch):
-    monkeypatch.setattr(live, "LEAST_SECONDS", 0)
+def test_the_list_is_sent_again_when_a_run_begins_and_asks_the_same_question(reader, pages_dsn, follow, paced):
+    paced(reader.client, least=0)
     page, other = follow(reader, "/ui/runs/live"), follow(reader, "/ui/runs/live?flow=other")
     page.next()
     assert "No matching runs" in other.next()[1]
@@ -108,10 +107,10 @@ def test_a_tenant_with_too_many_lookers_on_gets_no_more_streams(reader, monkeypa
     assert reader.get("/ui/runs/live", Sec_Fetch_Mode="cors").status == 429
 
 
-async def waits(listener, since, most=1000.0):
+async def waits(listener, since, most=1000.0, least=1.0):
     """Does it wait on? A slow machine can only make it wait longer."""
     try:
-        await asyncio.wait_for(live._until_it_pays(listener, lambda m: m.event == "ours", since, most), 0.1)
+        await asyncio.wait_for(live._until_it_pays(listener, lambda m: m.event == "ours", since, least, most), 0.1)
     except TimeoutError:
         return True
     return False
@@ -127,12 +126,11 @@ async def waits(listener, since, most=1000.0):
         (None, 5, 4, False),  # it is time anyway
     ],
 )
-async def test_it_is_rendered_again_when_it_pays(monkeypatch, event, seconds_ago, most, expected):
-    monkeypatch.setattr(live, "LEAST_SECONDS", 3)
+async def test_it_is_rendered_again_when_it_pays(event, seconds_ago, most, expected):
     listener = Listener("default", "sse")
     if event:
         listener.offer(Message("default", event, [], "{}"), ["*"])
-    assert await waits(listener, time.monotonic() - seconds_ago, most) is expected
+    assert await waits(listener, time.monotonic() - seconds_ago, most, least=3) is expected
 
 
 async def test_who_is_sent_away_does_not_wait():

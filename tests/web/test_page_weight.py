@@ -93,7 +93,7 @@ def held(dsn, sandbox):
         yield Reader(client, key), f"/ui/runs/{run_id}"
 
 
-def test_the_open_page_of_a_held_run_costs_little_in_ten_minutes(held, monkeypatch):
+def test_the_open_page_of_a_held_run_costs_little_in_ten_minutes(held, paced, monkeypatch):
     reader, path = held
     renderings = 0
     render = live.Page.regions
@@ -106,10 +106,10 @@ def test_the_open_page_of_a_held_run_costs_little_in_ten_minutes(held, monkeypat
     page = reader.get(path, Accept_Encoding="gzip")
     assert page.headers["Content-Encoding"] == "gzip"
     assert "was paused by an operator: invoice 4711" in gzip.decompress(page.body).decode()
-    for name in ("TICK_SECONDS", "QUIET_SECONDS", "LEAST_SECONDS"):
-        monkeypatch.setattr(live, name, getattr(live, name) / HASTE)
+    usual = live.Pace()
+    paced(reader.client, **{name: seconds / HASTE for name, seconds in usual._asdict().items()})
     monkeypatch.setattr(live.Page, "regions", counted)
-    wire, wanted = Wire(reader, f"{path}/live"), TEN_MINUTES / (live.TICK_SECONDS * HASTE)
+    wire, wanted = Wire(reader, f"{path}/live"), TEN_MINUTES / usual.tick
     until = time.monotonic() + 90
     while renderings < wanted and time.monotonic() < until:
         time.sleep(0.1)

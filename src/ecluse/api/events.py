@@ -25,9 +25,7 @@ from ecluse.realtime.stream import EventStream
 from ecluse.realtime.tail import Tail
 
 routes = door.routes("realtime")
-KEEP_ALIVE_SECONDS = 15.0
 MOST_CHANNELS = 50
-PAGE = 500
 
 
 @routes.get(
@@ -59,7 +57,7 @@ async def stream_events(
         raise Refused(503, "STOPPING", "This server stops: ask again.", {"Retry-After": "1"})
     if realtime.pusher.full(caller.tenant, "sse"):
         raise Refused(429, "TOO_MANY_CONNECTIONS", "Too many listen for this tenant already.", {"Retry-After": "10"})
-    return EventStream(_Stream(request, subjects, last).run())
+    return EventStream(_Stream(request, subjects, last).run(), realtime.limits.send_within)
 
 
 def _may_hear_all(caller: Caller) -> bool:
@@ -78,7 +76,8 @@ class _Stream:
     def __init__(self, request: Request, subjects: Sequence[Subject], last: int | None) -> None:
         """Stream the events of `subjects`; without subjects, all events of the tenant."""
         self._request, self._subjects = request, subjects
-        self._hub, self._tail = realtime_of(request).hub, realtime_of(request).tail
+        realtime = realtime_of(request)
+        self._hub, self._tail, self._limits = realtime.hub, realtime.tail, realtime.limits
         names = {channel_name(subject, self._hub.private) for subject in subjects}
         self._channels = frozenset(names or {WHOLE_TENANT})
         self._listener = Listener(caller_of(request).tenant, "sse")
@@ -105,10 +104,11 @@ class _Stream:
 
     async def _missed(self) -> AsyncGenerator[bytes]:
         """Yield the durable events after the last one sent, page by page, until there are no more."""
-        reads, tenant, page = reads_of(self._request), self._listener.tenant, PAGE
-        while page == PAGE and self._listener.leave is None:
+        reads, tenant, full = reads_of(self._request), self._listener.tenant, self._limits.page
+        page = full
+        while page == full and self._listener.leave is None:
             after = self._sent or 0
-            events = await reads(lambda c, after=after: read_published(c, after, tenant, PAGE))  # type: ignore[misc]
+            events = await reads(lambda c, after=after: read_published(c, after, tenant, full))  # type: ignore[misc]
             page = len(events)
             if events:
                 self._sent = events[-1].seq
@@ -128,8 +128,8 @@ class _Stream:
                 yield told
             if self._listener.leave is not None:
                 return
-            await self._listener.wait(KEEP_ALIVE_SECONDS)
-            if time.monotonic() >= checked_at + KEEP_ALIVE_SECONDS:
+            await self._listener.wait(self._limits.keep_alive)
+            if time.monotonic() >= checked_at + self._limits.keep_alive:
                 if not await self._still_welcome():
                     return
                 checked_at = time.monotonic()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ecluse.access.secrets import Secrets
     from ecluse.engine.kit import Kit
     from ecluse.notify.work import Setup
+    from ecluse.realtime.limits import Limits
     from ecluse.realtime.room import Realtime
 
 log = structlog.get_logger(__name__)
@@ -95,7 +96,7 @@ def open_secrets(settings: Settings, database: Database) -> Secrets | None:
     return secrets
 
 
-def open_realtime(settings: Settings, secrets: Secrets | None) -> Realtime:
+def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -> Realtime:
     from ecluse.realtime.room import HostedApp, Realtime
 
     given = (settings.PUSHER_APP_ID, settings.PUSHER_KEY, settings.PUSHER_SECRET)
@@ -115,6 +116,7 @@ def open_realtime(settings: Settings, secrets: Secrets | None) -> Realtime:
         largest=settings.PUSHER_MAX_PAYLOAD_BYTES,
         dry_run=settings.PUSHER_DRY_RUN,
         hosted=hosted,
+        limits=limits,
     )
 
 

@@ -12,6 +12,7 @@ import select
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
@@ -169,12 +170,12 @@ def doubt_all() -> None:
     _asked_for_at.clear()
 
 
-async def _still_lives(connection: Connection) -> None:
+async def _still_lives(connection: Connection, recent_seconds: float) -> None:
     """Check a pooled connection before it is handed out. One that was handed out recently is not queried: it would not
     have been returned if its server had gone. Input that arrived since (a FATAL message, end of file) is a reason to
     query."""
     now = time.monotonic()
-    recent = now - _asked_for_at.get(connection, now - RECENT_SECONDS) < RECENT_SECONDS
+    recent = now - _asked_for_at.get(connection, now - recent_seconds) < recent_seconds
     if not recent or _something_came_in(connection):
         await AsyncConnectionPool.check_connection(connection)
     _asked_for_at[connection] = now
@@ -193,6 +194,7 @@ def pool(
     settings: Mapping[str, str] = NOTHING_MORE,
     checked: bool = True,
     transaction_seconds: int = TRANSACTION_SECONDS,
+    recent_seconds: float = RECENT_SECONDS,
 ) -> Pool:
     """Make a pool of autocommit connections: a single statement is its own transaction, several take
     `connection.transaction()` or `together`. A `checked` connection is known to live when it is handed out; a caller
@@ -206,7 +208,7 @@ def pool(
         dsn,
         connection_class=Connection,
         configure=set_up_session,
-        check=_still_lives if checked else None,
+        check=partial(_still_lives, recent_seconds=recent_seconds) if checked else None,
         min_size=1,
         max_size=size,
         # Both short: within reconnect_timeout the pool retries at growing intervals, for timeout callers wait. Callers

@@ -46,8 +46,6 @@ log = structlog.get_logger(__name__)
 
 ROLE = "ecluse"
 MAX_LOG_BYTES = 10_000_000
-READY_SECONDS = 60.0
-PAUSES = (0.0, 0.5, 1.0, 2.0)  # before each attempt: the child processes of a killed postmaster take a moment to end
 SETTINGS = {
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
@@ -67,7 +65,19 @@ def default_data_dir() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "ecluse"
 
 
-def start(data_dir: Path) -> Embedded:
+@dataclass(frozen=True)
+class Patience:
+    """How long a start may take."""
+
+    ready_seconds: float = 60.0
+    # Before each attempt: the child processes of a killed postmaster take a moment to end.
+    pauses: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
+
+
+PATIENCE = Patience()
+
+
+def start(data_dir: Path, patience: Patience = PATIENCE) -> Embedded:
     """Start the server of this directory, or join the running one; create directory and database if needed.
 
     `release` is called at exit. No signal handler is installed: on SIGTERM the program has to exit normally, or the
@@ -86,6 +96,7 @@ def start(data_dir: Path) -> Embedded:
                 account,
                 binaries_for(account, data_dir),
                 open_private(data_dir / "users.lock"),
+                patience,
             )
             on_failure.callback(server.leave)
             fcntl.flock(server.users, fcntl.LOCK_SH)
@@ -106,6 +117,7 @@ class Embedded:
     account: Account = field(repr=False)
     bin_dir: Path = field(repr=False)
     users: BinaryIO = field(repr=False)
+    patience: Patience = field(default=PATIENCE, repr=False)
     owner_pid: int = field(default_factory=os.getpid, repr=False)
 
     @property
@@ -208,7 +220,7 @@ class Embedded:
         """Wait for the server or start it; return True if it was started here."""
         self.account.make_private_dir(self.socket_dir)
         launched = False
-        for pause in PAUSES:
+        for pause in self.patience.pauses:
             time.sleep(pause)
             status = self._settled_status()
             if status is None and self.accepts_connections():
@@ -220,7 +232,8 @@ class Embedded:
                 status = self._settled_status()
             if status == "ready" and self.accepts_connections():
                 return launched
-            problem = f"it is still {status} after {READY_SECONDS:.0f} s" if status else "it ended at once"
+            waited = f"{self.patience.ready_seconds:.0f} s"
+            problem = f"it is still {status} after {waited}" if status else "it ended at once"
             if status == "ready":
                 self.stop()  # its socket file was removed
         tail = "\n".join(self.log_file.read_text(errors="replace").splitlines()[-15:]) if self.log_file.exists() else ""
@@ -247,7 +260,8 @@ class Embedded:
 
     def _settled_status(self) -> str | None:
         began = report = time.monotonic()
-        while (status := self.status()) not in (None, "ready") and time.monotonic() < began + READY_SECONDS:
+        until = began + self.patience.ready_seconds
+        while (status := self.status()) not in (None, "ready") and time.monotonic() < until:
             if time.monotonic() > report + 5:
                 report = time.monotonic()
                 log.warning("postgres_not_ready", status=status, seconds=round(report - began))

@@ -16,7 +16,13 @@ PROBE_EVERY = 10.0
 ANSWER_WITHIN = 5.0
 
 
-async def listen(dsn: str, channels: Mapping[str, Hear]) -> None:
+async def listen(
+    dsn: str,
+    channels: Mapping[str, Hear],
+    *,
+    probe_every: float = PROBE_EVERY,
+    answer_within: float = ANSWER_WITHIN,
+) -> None:
     """Listen until cancelled. `channels` maps a channel to the callback for its payloads; after each (re)connect every
     callback gets an empty payload, because notifications may have been lost while there was no connection."""
 
@@ -27,9 +33,9 @@ async def listen(dsn: str, channels: Mapping[str, Hear]) -> None:
             for hear in channels.values():
                 hear("")
             while True:
-                async for notice in connection.notifies(timeout=PROBE_EVERY):
+                async for notice in connection.notifies(timeout=probe_every):
                     channels[notice.channel](notice.payload)
-                with hanging_up_after(connection, ANSWER_WITHIN):
+                with hanging_up_after(connection, answer_within):
                     await connection.execute("SELECT 1")  # a half-open socket is noticed only by a query
 
     await until_back("listen", listening, pause=RECONNECT_AFTER)

@@ -65,8 +65,8 @@ class Apps:
     second, and so is "database unavailable": callers queued behind a failed query do not wait for the database
     again."""
 
-    def __init__(self, vault: Vault) -> None:
-        self._vault = vault
+    def __init__(self, vault: Vault, fresh_seconds: float = FRESH_SECONDS) -> None:
+        self._vault, self._fresh_seconds = vault, fresh_seconds
         self._known: dict[tuple[str, str | int], tuple[float, App]] = {}
         self._away = (0.0, "")
         self._asking = asyncio.Lock()
@@ -89,10 +89,10 @@ class Apps:
                         app = await _found(connection, self._vault, condition, value)
                 except psycopg.Error as error:
                     if is_unavailable(error):
-                        self._away = (time.monotonic() + FRESH_SECONDS, one_line(error))
+                        self._away = (time.monotonic() + self._fresh_seconds, one_line(error))
                     raise
                 if app is not None:
-                    self._known[condition, value] = (time.monotonic() + FRESH_SECONDS, app)
+                    self._known[condition, value] = (time.monotonic() + self._fresh_seconds, app)
             return app
 
 

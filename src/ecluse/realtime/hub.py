@@ -78,8 +78,10 @@ def frame(event: str, data: str, channel: str | None = None) -> str:
 class Listener:
     """A socket or a stream with its queue. It is woken when there is something to send or it is to be closed."""
 
-    def __init__(self, tenant: str, transport: Transport, socket_id: str | None = None) -> None:
-        self.tenant, self.transport, self.socket_id = tenant, transport, socket_id
+    def __init__(
+        self, tenant: str, transport: Transport, socket_id: str | None = None, *, longest: int = LONGEST_QUEUE
+    ) -> None:
+        self.tenant, self.transport, self.socket_id, self._longest = tenant, transport, socket_id, longest
         self.channels: set[str] = set()
         self.leave: tuple[int, str] | None = None  # close code and reason, once it is to be closed
         self._queue: deque[tuple[Message, Sequence[str]] | str] = deque()
@@ -91,7 +93,7 @@ class Listener:
         gap."""
         if self.leave is not None:
             return False
-        if len(self._queue) < LONGEST_QUEUE:
+        if len(self._queue) < self._longest:
             self._queue.append((message, channels))
             self._wake.set()
             return True
@@ -101,7 +103,7 @@ class Listener:
 
     def say(self, text: str) -> None:
         """Queue a frame for this listener alone, in order with the messages."""
-        if len(self._queue) < 2 * LONGEST_QUEUE:
+        if len(self._queue) < 2 * self._longest:
             self._queue.append(text)
             self._wake.set()
         else:

@@ -12,7 +12,6 @@ import secrets
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -26,6 +25,7 @@ from ecluse.db.outage import is_unavailable, one_line
 from ecluse.realtime.apps import KEY, App, Apps
 from ecluse.realtime.channels import NAME, PRIVATE, encoded, subject_of
 from ecluse.realtime.hub import DISABLED, LONGEST_NAME, TOO_SLOW, Hub, Listener, Message, Transport, frame
+from ecluse.realtime.limits import Limits
 from ecluse.realtime.signatures import may_join
 
 log = structlog.get_logger(__name__)
@@ -40,28 +40,13 @@ NOT_NOW = (4100, "The database does not answer: try again")
 NO_PONG = (4201, "No answer to a ping")
 TOO_LARGE = (1009, "A message is too large")
 CLOSE_SECONDS = 1.0
-SEND_SECONDS = 30.0
 REFUSED_PREFIXES = ("presence-", "private-encrypted-")
 
 
-@dataclass(frozen=True)
-class Limits:
-    # Per tenant and replica. The app key is public: sockets have a limit of their own, so that they cannot use up that
-    # of streams.
-    sockets: int = 2_000
-    streams: int = 2_000
-    subscriptions: int = 100  # of one socket
-    message_bytes: int = 20_000
-    client_events: int = 10  # of one socket in a second
-    activity_timeout: int = 120  # seconds of silence after which a peer sends a ping
-    pong_within: int = 30
-
-
 class PusherServer:
-    def __init__(self, hub: Hub, apps: Apps | None, why_off: Callable[[str], str | None]) -> None:
+    def __init__(self, hub: Hub, apps: Apps | None, why_off: Callable[[str], str | None], limits: Limits) -> None:
         """`why_off` returns why a tenant cannot use sockets here; None if it can."""
-        self._hub, self._apps, self._why_off = hub, apps, why_off
-        self.limits = Limits()
+        self._hub, self._apps, self._why_off, self.limits = hub, apps, why_off, limits
 
     def full(self, tenant: str, transport: Transport) -> bool:
         most = self.limits.sockets if transport == "websocket" else self.limits.streams
@@ -157,7 +142,7 @@ class Connection:
             await self._listener.wait(max(0.0, due - self._now()))
 
     async def _send(self, text: str) -> None:
-        async with asyncio.timeout(SEND_SECONDS):
+        async with asyncio.timeout(self._limits.send_within):
             await self._socket.send_text(text)
 
     async def _read(self) -> None:
@@ -171,7 +156,7 @@ class Connection:
                 self._complain("Send text frames only")
             elif len(text.encode()) > self._limits.message_bytes:
                 self._listener.send_away(*TOO_LARGE)
-                await asyncio.sleep(SEND_SECONDS)  # the writer sees `leave` and ends the connection
+                await asyncio.sleep(self._limits.send_within)  # the writer sees `leave` and ends the connection
             else:
                 self._hear(text)
 

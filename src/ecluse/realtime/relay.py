@@ -21,12 +21,12 @@ from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.query import fetch_rows
 from ecluse.realtime.channels import WHOLE_TENANT, encoded, fit
 from ecluse.realtime.hub import Hub, Key, Message
+from ecluse.realtime.limits import Limits
 
 log = structlog.get_logger(__name__)
 
 LIVE_CHANNEL, INTERESTS_CHANNEL = "ecluse_live", "ecluse_interests"
 GATHER_SECONDS = 0.02
-LOOK_SECONDS = 5.0
 LONGEST_QUEUE = 5_000
 LARGEST_NOTICE = 7_900  # bytes; PostgreSQL takes less than 8,000
 WRAPPING = 150  # bytes of a notice, reserved for what surrounds its messages
@@ -71,9 +71,12 @@ SELECT pg_notify('{INTERESTS_CHANNEL}', '') FROM gone
 
 
 class Relay:
-    def __init__(self, pool: Pool, replica: str, hub: Hub, *, answers: bool) -> None:
-        """`answers`: clients can subscribe at this replica."""
+    def __init__(
+        self, pool: Pool, replica: str, hub: Hub, *, answers: bool, look_every: float = Limits.look_every
+    ) -> None:
+        """`answers`: clients can subscribe at this replica; `look_every`: seconds between two readings of the table."""
         self._pool, self._replica, self._hub, self._answers = pool, replica, hub, answers
+        self._look_every = look_every
         self._elsewhere: dict[Key, set[str]] = {}
         self._put: dict[Key, int] = {}  # this replica's interests, as stored in the table
         self._looking: list[str] | None = None  # notices received while the table is being read
@@ -130,7 +133,7 @@ class Relay:
             try:
                 async with self._pool.connection() as connection:
                     if clock() >= self._next_look:
-                        self._next_look = clock() + LOOK_SECONDS
+                        self._next_look = clock() + self._look_every
                         await self._look(connection)
                     await self._put_interests(connection)
                     await self._pass_on(connection)
@@ -141,7 +144,7 @@ class Relay:
                 self._hub.dropped["relay away"] += len(self._queue)
                 self._queue.clear()
                 self._next_look = 0.0
-                await asyncio.sleep(LOOK_SECONDS / 5)
+                await asyncio.sleep(self._look_every / 5)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._next_look - clock())):
                     await self._wake.wait()

@@ -19,13 +19,13 @@ from ecluse.realtime.apps import Apps, Vault
 from ecluse.realtime.hosted import TENANT as HOSTED_TENANT
 from ecluse.realtime.hosted import Hosted, HostedApp
 from ecluse.realtime.hub import DISABLED, LARGEST_PAYLOAD, Hub
+from ecluse.realtime.limits import LIMITS, Limits
 from ecluse.realtime.pusher_server import PusherServer
 from ecluse.realtime.relay import INTERESTS_CHANNEL, LIVE_CHANNEL, Relay
 from ecluse.realtime.tail import Tail
 
 log = structlog.get_logger(__name__)
 AGAIN_SECONDS = 1.0
-SHUT_SECONDS = 10.0
 
 DRY_RUN = "PUSHER_DRY_RUN is set: nothing is sent by the Pusher protocol. GET /api/events goes on."
 NO_KEY = "There is no key to seal the app's secret with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
@@ -43,12 +43,13 @@ class Realtime:
         largest: int = LARGEST_PAYLOAD,
         dry_run: bool = False,
         hosted: HostedApp | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
-        self.vault, self.dry_run = vault, dry_run
+        self.vault, self.dry_run, self.limits = vault, dry_run, limits
         self.hosted = None if dry_run else hosted
         self.hub = Hub(private=private, largest=largest)
         self.apps = None if vault is None else Apps(vault)
-        self.pusher = PusherServer(self.hub, self.apps, self.why_no_sockets)
+        self.pusher = PusherServer(self.hub, self.apps, self.why_no_sockets, limits)
         self._hosted = None if self.hosted is None else Hosted(self.hosted, self.hub, lambda: datetime.now(UTC))
         self.tail: Tail | None = None
 
@@ -72,7 +73,7 @@ class Realtime:
     async def serving(self, dsn: str, pool: Pool, replica: str, *, answers: bool) -> AsyncIterator[None]:
         """Run the realtime tasks. `answers`: clients can connect to this replica; otherwise it only passes its own
         events on to other replicas."""
-        relay = Relay(pool, replica, self.hub, answers=answers)
+        relay = Relay(pool, replica, self.hub, answers=answers, look_every=self.limits.look_every)
         jobs = {"relay": relay.run}
         channels: dict[str, Hear] = {INTERESTS_CHANNEL: relay.hear_interests}
         if answers:
@@ -96,7 +97,7 @@ class Realtime:
 
     async def _send_the_disabled_away(self, pool: Pool) -> None:
         while True:
-            await asyncio.sleep(SHUT_SECONDS)
+            await asyncio.sleep(self.limits.shut_every)
             if here := sorted({listener.tenant for listener in self.hub.listeners}):
                 async with pool.connection() as connection:
                     disabled = await apps.shut(connection, here)

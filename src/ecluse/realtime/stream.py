@@ -13,7 +13,6 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Send
 
 log = structlog.get_logger(__name__)
-SEND_SECONDS = 30.0
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -28,16 +27,17 @@ async def _squeezed(told: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 
 class EventStream(StreamingResponse):
-    def __init__(self, told: AsyncGenerator[bytes], *, squeeze: bool = False) -> None:
-        """`squeeze`: compress by gzip; only if the client accepts it."""
+    def __init__(self, told: AsyncGenerator[bytes], send_within: float, *, squeeze: bool = False) -> None:
+        """`send_within`: seconds that the client has to take a part; `squeeze`: compress by gzip, only if the client
+        accepts it."""
         encoded = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"} if squeeze else {}
         told = _squeezed(told) if squeeze else told
         super().__init__(told, media_type="text/event-stream", headers=HEADERS | encoded)
-        self._told = told
+        self._told, self._send_within = told, send_within
 
     async def stream_response(self, send: Send) -> None:
         async def in_time(message: Message) -> None:
-            async with asyncio.timeout(SEND_SECONDS):
+            async with asyncio.timeout(self._send_within):
                 await send(message)
 
         async with aclosing(self._told):

@@ -6,11 +6,13 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from ecluse.web import entrance, runs, schedules
+from ecluse.web.live import Pace
 
 # In this order: the last one has a route that matches every remaining path.
 PARTS = (runs, schedules, entrance)
 
 
 def mount(app: FastAPI) -> None:
+    app.state.page_pace = Pace()
     for part in PARTS:
         app.router.routes += part.routes.routes

@@ -27,13 +27,20 @@ from ecluse.web import render
 from ecluse.web.door import admitted
 
 log = structlog.get_logger(__name__)
-# Between two renderings: at least; while busy; while idle (proxies close a silent connection).
-LEAST_SECONDS, TICK_SECONDS, QUIET_SECONDS = 1.0, 2.0, 15.0
 END = b"event: end\ndata: \n\n"
 
 # The template variables of a page; `busy`: a run is open, `over`: nothing on the page can change any more.
 Context = dict[str, Any]
 TITLE = "title"
+
+
+class Pace(NamedTuple):
+    """Seconds between two renderings: at least; while a run is open; while none is (proxies close a silent
+    connection)."""
+
+    least: float = 1.0
+    tick: float = 2.0
+    quiet: float = 15.0
 
 
 class Page(NamedTuple):
@@ -74,7 +81,9 @@ def stream(
                     raise
                 log.warning("live update failed, the page reconnects", error=one_line(error))
 
-    return EventStream(sent(), squeeze="gzip" in request.headers.get("accept-encoding", ""))
+    return EventStream(
+        sent(), realtime.limits.send_within, squeeze="gzip" in request.headers.get("accept-encoding", "")
+    )
 
 
 async def _renderings(
@@ -85,6 +94,7 @@ async def _renderings(
     concerns: Callable[[Message], bool],
     listener: Listener,
 ) -> AsyncGenerator[bytes]:
+    pace: Pace = request.app.state.page_pace
     sent: dict[str, Markup] = {}
     spoke_at = time.monotonic()
     while listener.leave is None:
@@ -96,20 +106,22 @@ async def _renderings(
         if shown["over"]:
             yield _event(_swaps(changed)) + END
             return
-        if changed or at - spoke_at >= QUIET_SECONDS:
+        if changed or at - spoke_at >= pace.quiet:
             yield _event(_swaps(changed)) if changed else b": keep-alive\n\n"
             spoke_at = at
-        await _until_it_pays(listener, concerns, at, TICK_SECONDS if shown["busy"] else QUIET_SECONDS)
+        await _until_it_pays(listener, concerns, at, pace.least, pace.tick if shown["busy"] else pace.quiet)
 
 
-async def _until_it_pays(listener: Listener, concerns: Callable[[Message], bool], since: float, most: float) -> None:
+async def _until_it_pays(
+    listener: Listener, concerns: Callable[[Message], bool], since: float, least: float, most: float
+) -> None:
     """Wait until the page should be rendered again: `most` seconds after `since`, or, once a message concerns the page,
-    LEAST_SECONDS after it."""
+    `least` seconds after it."""
     stale = False
     while listener.leave is None:
         messages = [one[0] for one in listener.taken() if not isinstance(one, str)]
         stale = stale or any(concerns(message) for message in messages)
-        left = since + (LEAST_SECONDS if stale else most) - time.monotonic()
+        left = since + (least if stale else most) - time.monotonic()
         if left <= 0:
             return
         await listener.wait(left)

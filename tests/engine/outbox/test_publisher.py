@@ -155,14 +155,12 @@ async def test_a_publisher_whose_session_is_ended_begins_another(dsn, write, que
     assert sorted(set(told)) == ["a-1", "a-2"]
 
 
-async def test_a_hint_that_is_swallowed_costs_a_moment_and_the_listener_comes_back(
-    dsn, write, query, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(listening, "PROBE_EVERY", 0.3)
-    monkeypatch.setattr(listening, "ANSWER_WITHIN", 0.3)
+async def test_a_hint_that_is_swallowed_costs_a_moment_and_the_listener_comes_back(dsn, write, query, tmp_path):
     heard: list[str] = []
     with bad_wire(address(dsn), tmp_path / "w", one_in=1) as wire, publishing(dsn):
-        listener = asyncio.create_task(listening.listen(wire.dsn(dsn), {OUTBOX_CHANNEL: heard.append}))
+        listener = asyncio.create_task(
+            listening.listen(wire.dsn(dsn), {OUTBOX_CHANNEL: heard.append}, probe_every=0.3, answer_within=0.3)
+        )
         await until(lambda: heard, PATIENCE)
         wire.swallowed += 1
         await write(1, "a")
