@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -17,9 +18,12 @@ from ecluse.db import embedded
 from ecluse.engine import Flow
 from ecluse.engine.kit import Kit
 from ecluse.migrations.runner import upgrade
+from tests.support.databases import Databases
 from tests.support.sandbox_process import SandboxProcess, running_sandbox
-from tests.support.servers import Given, Server, database, new_database, own_name
+from tests.support.servers import Given, Server, database, own_name
 
+# What protects against a loss of power only: tests kill processes.
+NO_POWER_CUTS = ("fsync", "full_page_writes")
 pytest_plugins = ["tests.support.command_line", "tests.support.flow_fixtures"]
 
 # A database per test takes seconds to make and drop on a busy disk, and a fifth of a second in memory.
@@ -39,6 +43,14 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A shell makes what it runs in the background ignore SIGINT, and so do all its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def given_url() -> Iterator[str | None]:
     """DATABASE_URL, which no test and none of its children finds in the environment."""
     with pytest.MonkeyPatch.context() as patch:
@@ -55,6 +67,10 @@ def server(given_url: str | None) -> Iterator[Server]:
     folder = Path(tempfile.mkdtemp(prefix="ecluse-tests-"))
     folder.chmod(0o711)
     handle = embedded.start(folder / "postgres")
+    with psycopg.connect(handle.dsn(), autocommit=True) as connection:
+        for setting in NO_POWER_CUTS:
+            connection.execute(f"ALTER SYSTEM SET {setting} = off")  # type: ignore[arg-type]
+        connection.execute("SELECT pg_reload_conf()")
     yield handle
     handle.release()
     shutil.rmtree(folder)
@@ -69,17 +85,24 @@ def template(server: Server) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(scope="session")
+def databases(server: Server, template: str) -> Iterator[Databases]:
+    made = Databases(server, template)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def dsn(server: Server, template: str) -> Iterator[str]:
+def dsn(databases: Databases) -> Iterator[str]:
     """A migrated, empty database of this test's own."""
-    with new_database(server, template) as dsn:
+    with databases.one() as dsn:
         yield dsn
 
 
 @pytest.fixture
 def empty_dsn(server: Server) -> Iterator[str]:
     """A database without any schema."""
-    with new_database(server, "template0") as dsn:
+    with database(server, own_name("empty"), "template0") as dsn:
         yield dsn
 
 

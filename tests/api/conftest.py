@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.api_server import FLOW, Client, new_key, serving
-from tests.support.servers import new_database
 
 
 @pytest.fixture(scope="module")
-def shared_dsn(server, template) -> Iterator[str]:
-    with new_database(server, template) as dsn:
+def shared_dsn(databases) -> Iterator[str]:
+    with databases.one() as dsn:
         yield dsn
 
 

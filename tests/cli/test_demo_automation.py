@@ -50,8 +50,6 @@ class Demo:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # Whoever started the tests may ignore it, and so would everybody below.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.out: list[str] = []
         self.err: list[str] = []

@@ -16,15 +16,15 @@ import pytest
 
 from tests.support.command_line import EXAMPLES, Answer, environment, free_port
 from tests.support.processes import assert_nothing_runs
-from tests.support.servers import HEAD, new_database
+from tests.support.servers import HEAD
 
 FLOW = "hello_flow:FLOW"
 
 
 @pytest.fixture(scope="module")
-def dsn(server, template):
+def dsn(databases):
     """One database for the whole file: what is refused leaves nothing behind."""
-    with new_database(server, template) as dsn:
+    with databases.one() as dsn:
         yield dsn
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -19,8 +18,6 @@ def say(*words: object) -> None:
 
 
 def main(data_dir: Path, uid: int) -> None:
-    # A shell lets what it starts in the background ignore Ctrl-C, and children inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if uid != os.geteuid():
         os.setgroups([])
         os.setgid(uid)

@@ -15,8 +15,6 @@ from psycopg.errors import (
     SerializationFailure,
 )
 
-from tests.support.servers import new_database
-
 OPEN_RUN = """
 INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at, selected)
 VALUES ('t', 'f', %s, false, 'running', 'running', now(), %s) RETURNING id
@@ -33,9 +31,9 @@ LATE = (IntegrityConstraintViolation, LockNotAvailable, SerializationFailure, In
 
 
 @pytest.fixture(scope="module")
-def dsn(server, template):
+def dsn(databases):
     """One database for the whole file: every test leaves it empty."""
-    with new_database(server, template) as dsn:
+    with databases.one() as dsn:
         yield dsn
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from tests.realtime.clients import PusherJs, Stream
 from tests.support.api_server import FLOW, Client, add_tenant, new_key, serving
-from tests.support.servers import new_database
 from tests.support.waits import wait_for
 
 
@@ -35,8 +34,8 @@ def secret_of(server: Client, tenant: str = "default") -> str:
 
 
 @pytest.fixture(scope="module")
-def live_dsn(server, template) -> Iterator[str]:
-    with new_database(server, template) as dsn:
+def live_dsn(databases) -> Iterator[str]:
+    with databases.one() as dsn:
         add_tenant(dsn, "rival")
         yield dsn
 

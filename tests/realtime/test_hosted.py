@@ -23,7 +23,6 @@ from tests.realtime.conftest import app_of, secret_of
 from tests.support.api_server import FLOW, add_tenant, new_key, serving
 from tests.support.engine_flows import until
 from tests.support.realtime_events import publish, tell
-from tests.support.servers import new_database
 from tests.support.waits import wait_for
 
 APP = {"PUSHER_APP_ID": "42", "PUSHER_KEY": "hosted-key", "PUSHER_SECRET": "hosted-secret"}
@@ -166,9 +165,9 @@ def test_a_dry_run_sends_nothing_there(dsn):
 
 
 @pytest.mark.req("ENG-76")
-def test_ephemeral_and_durable_events_reach_a_client_there_by_our_own_http_api(server, template, dsn, node):
+def test_ephemeral_and_durable_events_reach_a_client_there_by_our_own_http_api(databases, dsn, node):
     """The other side is a server of ours, which must understand what we send to Pusher."""
-    with new_database(server, template) as other_dsn, serving(other_dsn, FLOW) as other:
+    with databases.one() as other_dsn, serving(other_dsn, FLOW) as other:
         elsewhere = other.with_key(new_key(other_dsn))
         app = app_of(elsewhere)
         client = node.client(elsewhere, app["key"]).connected().joined("private-fiche-1")

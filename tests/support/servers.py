@@ -50,28 +50,32 @@ def database(
 ) -> Iterator[str]:
     """A copy of `template`, dropped at the end, together with the sessions of those who still use it."""
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        copy = " STRATEGY wal_log" if connection.info.server_version >= STRATEGIES_SINCE else ""
-        more = copy + (f" TABLESPACE {tablespace}" if tablespace else "") + (f" OWNER {owner}" if owner else "")
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}{more}")  # type: ignore[arg-type]
+        create(connection, name, template, tablespace, owner)
     try:
         yield normalise(server.dsn(name))
     finally:
         server.ensure_running()
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
-            _drop(connection, name)
-
-
-@contextmanager
-def new_database(server: Server, template: str) -> Iterator[str]:
-    with database(server, own_name("test"), template) as dsn:
-        yield dsn
+            drop(connection, name)
 
 
 def own_name(kind: str) -> str:
     return f"ecluse_{kind}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
 
 
-def _drop(connection: psycopg.Connection[Any], name: str) -> None:
+def create(
+    connection: psycopg.Connection[Any],
+    name: str,
+    template: str,
+    tablespace: str | None = None,
+    owner: str | None = None,
+) -> None:
+    copy = " STRATEGY wal_log" if connection.info.server_version >= STRATEGIES_SINCE else ""
+    more = copy + (f" TABLESPACE {tablespace}" if tablespace else "") + (f" OWNER {owner}" if owner else "")
+    connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}{more}")  # type: ignore[arg-type]
+
+
+def drop(connection: psycopg.Connection[Any], name: str) -> None:
     """An ordinary role is refused while an autovacuum worker, which is of no role, is in the database."""
     until = time.monotonic() + 30
     while True:

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Response, sync_playwright
 
+from ecluse.web.live import Pace
 from tests.support.api_server import FLOW, Client, add_tenant, new_key, serving
 from tests.support.pages import LivePage, Reader
-from tests.support.servers import new_database
 from tests.support.waits import PATIENCE
 
 AXE = Path(__file__).parent / "vendored" / "axe-core-4.14.0" / "axe.min.js"
@@ -40,9 +40,23 @@ def follow() -> Iterator[Callable[[Reader, str], LivePage]]:
         page.close()
 
 
+@pytest.fixture
+def paced() -> Iterator[Callable[..., None]]:
+    """Pages of this server at this pace, until the end of the test."""
+    changed: list[Client] = []
+
+    def put(client: Client, **seconds: float) -> None:
+        changed.append(client)
+        client.app.state.page_pace = Pace(**seconds)
+
+    yield put
+    for client in changed:
+        client.app.state.page_pace = Pace()
+
+
 @pytest.fixture(scope="module")
-def pages_dsn(server, template) -> Iterator[str]:
-    with new_database(server, template) as dsn:
+def pages_dsn(databases) -> Iterator[str]:
+    with databases.one() as dsn:
         add_tenant(dsn, "rival")
         yield dsn
 

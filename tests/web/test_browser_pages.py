@@ -12,10 +12,8 @@ import pytest
 from playwright.sync_api import expect
 
 from ecluse.engine import ROLES, NewSchedule, create_schedule, pause_lane, resume_lane
-from ecluse.web import live
 from hello_flow import FLOW as HELLO
 from tests.support.api_server import FLOW, add_tenant, new_key, serving
-from tests.support.servers import new_database
 from tests.support.waits import wait_for
 from tests.web.conftest import AXE, LAPTOP, PATIENCE, PHONE, aside
 
@@ -30,11 +28,11 @@ def _patience():
 
 
 @pytest.fixture(scope="module")
-def desk(server, template, sandbox_server):
+def desk(databases, sandbox_server):
     """A server that works, with the example flow and a schedule of it; its API with an operator's key."""
     sandbox_server.reset()
     with ExitStack() as stack:
-        dsn = stack.enter_context(new_database(server, template))
+        dsn = stack.enter_context(databases.one())
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("PRICE_LIST_URL", f"{sandbox_server.url}/price-list")
         with psycopg.connect(dsn, autocommit=True) as connection:
@@ -146,9 +144,9 @@ def test_names_that_are_markup_stay_names(desk, visit, ended):
     expect(page).to_have_title(f"hello #{ended}: completed · Ecluse")
 
 
-def test_a_page_whose_key_is_revoked_says_so(desk, visit, monkeypatch):
+def test_a_page_whose_key_is_revoked_says_so(desk, visit, paced):
     client, dsn = desk
-    monkeypatch.setattr(live, "QUIET_SECONDS", 0.2)
+    paced(client, quiet=0.2)
     key = aside(new_key, dsn)
     page = visit(client).log_in(key, "/ui/schedules")
     expect(page.get_by_role("status")).to_have_text("Live")

@@ -11,7 +11,6 @@ import pytest
 from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.cache import cache_sales, states
 from tests.support.fiche_rows import call, details, save
-from tests.support.servers import new_database
 
 DAY, NOW = date(2026, 3, 2), datetime(2026, 3, 3, 4, 5, tzinfo=UTC)
 FULL = {"success": True, "information": {"groupe": "L", "attribution_user_id": "9"}, "recordings": [{}, {}]}
@@ -57,9 +56,9 @@ INFORM = "INSERT INTO fiche_cache_information (fiche_cache_id, updated_at) VALUE
 
 
 @pytest.fixture(scope="module")
-def many(server, template):
+def many(databases):
     """One database for the tables of cases: each case a fiche."""
-    with new_database(server, template) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+    with databases.one() as dsn, psycopg.connect(dsn, autocommit=True) as connection:
         yield connection
 
 
