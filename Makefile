@@ -7,6 +7,10 @@ ifneq ($(origin DATABASE_URL),command line)
 unexport DATABASE_URL
 endif
 GIVEN := $(and $(filter command,$(origin DATABASE_URL)),$(DATABASE_URL))
+# Bytecode goes into one directory, also where it may not be written beside the sources: otherwise each of the many
+# processes of the tests would compile all that it imports.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.pytest_cache/compiled
+unexport PYTHONDONTWRITEBYTECODE
 POSTGRES15 := /usr/lib/postgresql/15/bin
 COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header \
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
@@ -32,20 +36,23 @@ help: ## List the targets
 # failed tests (exit code 1), such as an error of collection, is not repeated.
 once_more = || { [ $$? = 1 ] && echo "FAILED BESIDE OTHERS; once more, alone:" && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
+# A file stays with one worker, and the long ones (pytest.mark.long) come first.
+side_by_side = -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
+
 test: check browser pooler ## All checks and all tests but the slow ones; DATABASE_URL=… runs them on that server
-	$(BIN)/pytest -n 2 --dist loadfile --maxfail 10 -m "not slow and not alone" $(once_more)
-	$(BIN)/pytest -m "alone and not slow" $(once_more)
+	$(BIN)/pytest $(side_by_side) --maxfail 10 $(once_more)
+	$(BIN)/pytest -m "alone and not slow" $$(grep -rl mark.alone tests) $(once_more)
 
 quick: check ## The inner loop: all checks, unit, engine and repository tests
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow and not alone" tests/unit tests/engine tests/insight tests/retention tests/repo
+	$(BIN)/pytest -q $(side_by_side) tests/unit tests/engine tests/insight tests/retention tests/repo
 
 test-all: test ## All checks and all tests, the slow ones too
 	$(BIN)/pytest -m slow
 
 # A cluster of its own, made by an ordinary user with Debian's defaults, and an ordinary role: what an operator has.
 test-postgres15: .venv/.ready postgres15 pooler ## Engine, flow, fault and database tests on Debian's PostgreSQL 15
-	$(BIN)/python -m tools.postgres_cluster $(POSTGRES15) sh -c '$(BIN)/pytest -n 2 --dist loadfile \
-		-m "not slow and not alone" tests/engine tests/insight tests/retention tests/flows tests/faults tests/db tests/verify $(once_more)'
+	$(BIN)/python -m tools.postgres_cluster $(POSTGRES15) sh -c '$(BIN)/pytest $(side_by_side) \
+		tests/engine tests/insight tests/retention tests/flows tests/faults tests/db tests/verify $(once_more)'
 
 # $(call debian,PROGRAM:PACKAGE …) installs what is missing, if it may. Without it some tests fail, and say so.
 debian = @missing=$$(PATH="$$PATH:/usr/sbin"; for one in $(1); do command -v $${one%:*} > /dev/null || echo $${one\#*:}; done); \

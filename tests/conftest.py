@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from ecluse.migrations.runner import upgrade
 from tests.support.databases import Databases
 from tests.support.sandbox_process import SandboxProcess, running_sandbox
 from tests.support.servers import Given, Server, database, own_name
+from tests.support.session import Session
 
 # What protects against a loss of power only: tests kill processes.
 NO_POWER_CUTS = ("fsync", "full_page_writes")
@@ -33,13 +35,16 @@ if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usa
     tempfile.tempdir = None  # read again
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where nothing may be compiled beside the sources, every process would compile the whole program anew."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("compiled")))
-        yield
+# Where nothing may be compiled beside the sources, this process and each that it starts would compile all they import.
+sys.dont_write_bytecode, sys.pycache_prefix = False, str(Path(__file__).parents[1] / ".pytest_cache" / "compiled")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, so that at the end no worker waits for one of them."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -107,15 +112,11 @@ def empty_dsn(server: Server) -> Iterator[str]:
 
 
 @pytest.fixture
-def query(dsn: str) -> Callable[..., list[Any]]:
+def query(dsn: str) -> Iterator[Callable[..., list[Any]]]:
     """Ask the test's database: rows as tuples."""
-
-    def ask(sql: str, *parameters: object) -> list[Any]:
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            cursor = connection.execute(sql, parameters or None)  # type: ignore[arg-type]
-            return cursor.fetchall() if cursor.description else []
-
-    return ask
+    session = Session(dsn)
+    yield session.ask
+    session.close()
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from ecluse.bootstrap import Database
 from ecluse.settings import Settings
 from tests.support.api_server import FLOW, new_key, serving
 
+pytestmark = pytest.mark.long
+
 STREAMS = {"/api/events"}  # an answer without an end
 EXAMPLES = 10
 ONCE = settings(

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.automation_rows import NO_URL, WITHOUT_URL, end_run
 
+pytestmark = pytest.mark.long
+
 CREATE = ("automation", "schedules", "create", "--name", "nightly", "--range", "yesterday")
 KEY = base64.b64encode(bytes(range(32))).decode()
 

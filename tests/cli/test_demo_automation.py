@@ -24,6 +24,8 @@ from ecluse.demo import account
 from ecluse.demo.scene import get
 from tests.support.command_line import environment
 
+pytestmark = pytest.mark.long
+
 PATIENCE = 240.0
 FICHES = 40
 REPORT = {

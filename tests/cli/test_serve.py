@@ -19,6 +19,8 @@ import pytest
 from tests.support.command_line import Server, environment
 from tests.support.processes import assert_nothing_runs
 
+pytestmark = pytest.mark.long
+
 FLOW = "hello_flow:FLOW"
 PATIENCE = 30.0
 

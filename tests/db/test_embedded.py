@@ -24,6 +24,8 @@ from ecluse.base.errors import SetUpError
 from ecluse.db import embedded, postgres_user
 from tests.support.processes import assert_nothing_runs, processes_of
 
+pytestmark = pytest.mark.long
+
 CHILD = Path(__file__).with_name("embedded_child.py")
 NOBODY = 65534
 HASTE = embedded.Patience(pauses=(0.0, 0.1))

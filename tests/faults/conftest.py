@@ -36,7 +36,7 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def born(_compiled_once: None) -> Iterator[Nursery]:
+def born() -> Iterator[Nursery]:
     with short_folder() as folder, nursery(folder) as one:
         yield one
 

@@ -11,7 +11,7 @@ from tests.faults.chaos import Plan
 from tests.faults.conftest import short_folder
 from tests.faults.world import open_world
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.mark.req("ENG-05", "ENG-06", "AUT-75", "AUT-76")

@@ -22,7 +22,7 @@ from tests.faults.subjects import (
 )
 from tests.faults.world import Violated
 
-pytestmark = pytest.mark.timeout(900)  # the first test waits for the cases of all the others
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # the first test waits for the cases of all the others
 AT_A_POINT = [name for name in CASES if any(name == f"killed {point}" for one in SUBJECTS for point in one.points)]
 ALONE = [name for name, case in CASES.items() if case.alone]
 SPECIAL = [*AT_A_POINT, *ALONE, "put to sleep", "all killed at once"]

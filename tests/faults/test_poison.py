@@ -13,7 +13,7 @@ from tests.faults.cases import FEW_HANDS
 from tests.faults.subjects import poison
 from tests.faults.world import World
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 FAILED = "SELECT target, error_code, reason FROM outcomes WHERE outcome = 'failed' ORDER BY 1"
 SEEN = "SELECT key, crashes, group_deaths, solo_deaths FROM items WHERE status = 'failed' ORDER BY 1"
 
@@ -63,7 +63,7 @@ def test_of_two_that_kill_their_process_each_is_found(world_of):
 
 def test_one_that_kills_its_process_is_found_among_two_hundred(world_of):
     """None of the others can finish before it strikes."""
-    world = world_of(poison("t00007", seconds=3.0))
+    world = world_of(poison("t00007", seconds=1.5))
     world.supervised = True
     world.start_replica({"ECLUSE_HANDS": "220"})
     world.start_run(200)

@@ -17,6 +17,8 @@ from tests.support.api_server import FLOW, add_tenant, new_key, serving
 from tests.support.waits import wait_for
 from tests.web.conftest import AXE, LAPTOP, PATIENCE, PHONE, aside
 
+pytestmark = pytest.mark.long
+
 EVIL = "<img src=x onerror=\"document.title='taken over'\">"
 
 

@@ -19,8 +19,10 @@ from tests.support.api_server import FLOW, new_key, serving
 from tests.support.pages import Reader
 from tests.support.waits import wait_for
 
+pytestmark = pytest.mark.long
+
 TEN_MINUTES = 600
-HASTE = 20  # times as often as usual
+HASTE = 100  # times as often as usual
 MOST = 200_000  # bytes
 
 

@@ -37,6 +37,8 @@ from tests.support.engine_flows import (
 )
 from tests.support.runs import end_run, start_items, start_run, wait_for_run
 
+pytestmark = pytest.mark.long
+
 CLASSES = ["keyed", "absolute"]
 NEVER_BEATS = {"beat": 60.0, "dead_after": 300.0}  # whoever beats and finds itself declared dead ends the process
 SWEEP = "NOTIFY ecluse_closing"

@@ -20,6 +20,8 @@ from ecluse.insight.waiting import why
 from tests.support.engine_flows import PATIENCE, Shop, flow, keys, stage, started, until
 from tests.support.runs import start_run, wait_for_run
 
+pytestmark = pytest.mark.long
+
 QUICK = replace(
     VENDOR_DOWN,
     pause=timedelta(milliseconds=50),

@@ -14,6 +14,8 @@ from ecluse.flows.transcriptions.config import Config as SpeechConfig
 from tests.support.automation_trouble import LOOK, maker
 from tests.support.transcription_world import until
 
+pytestmark = pytest.mark.long
+
 FICHES = [str(number) for number in range(9400, 9414)]  # with twelve recordings each
 LATE = timedelta(seconds=1)
 NEXT = "SELECT next_free_at FROM lanes WHERE name = 'elevenlabs'"

@@ -1,5 +1,5 @@
 """A CRM, a speech provider or a model that is down while a run needs it: nothing fails, and the run says since when.
-Breakers pause a twentieth of what they do in the box, and an outage is a twentieth of a minute; `slow` is the truth."""
+Breakers pause a fortieth of what they do in the box, and an outage is a fortieth of a minute; `slow` is the truth."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from tests.support.automation_world import World
 from tests.support.sandbox_process import SandboxProcess
 from tests.support.transcription_world import until
 
-SCALE = 20
+pytestmark = pytest.mark.long
+
+SCALE = 40
 BREAKER = {name: getattr(VENDOR_DOWN, name) / SCALE for name in ("pause", "longest", "doubt")}
 AS_IN_THE_BOX = {name: getattr(VENDOR_DOWN, name) for name in ("pause", "longest", "doubt")}
 FICHES = [str(number) for number in range(1000, 1012)]
@@ -104,11 +106,11 @@ Make = Callable[..., Awaitable[World]]
 
 @pytest.fixture
 def behind_a_door(automate, sandbox, door) -> Make:
-    """An engine that reaches one vendor through the door, and waits two seconds for its answer."""
+    """An engine that reaches one vendor through the door, and waits a second for its answer."""
 
     async def make(breaker: dict[str, Any], vendor: str) -> World:
         url = dict.fromkeys(VENDORS, sandbox.url) | {vendor: f"http://127.0.0.1:{door.port}"}
-        patience = dict.fromkeys(VENDORS, 30.0) | {vendor: 2.0}
+        patience = dict.fromkeys(VENDORS, 30.0) | {vendor: 1.0}
         model = access(sandbox, url=f"{url['llm']}/llm/v1", deadline=patience["llm"])
         crm = {"crm_url": f"{url['crm']}/crm", "crm_deadline": patience["crm"]}
         speech = {"speech_url": f"{url['elevenlabs']}/elevenlabs", "speech_deadline": patience["elevenlabs"]}
