@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from contextlib import ExitStack
 
-import pytest
-
 from tests.realtime.clients import Stream, closed, hear, raw_socket
 from tests.realtime.conftest import app_of
 from tests.support.api_server import SECRET_KEY, Client, new_key
@@ -14,7 +12,6 @@ from tests.support.metrics import scrape
 from tests.support.waits import wait_for
 
 
-@pytest.mark.alone
 def test_a_server_with_open_sockets_and_streams_stops_about_as_soon_as_one_without(serve, dsn):
     def measured(listeners: int) -> float:
         server = serve("--role", "api", ECLUSE_SECRET_KEY=SECRET_KEY)
