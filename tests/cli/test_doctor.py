@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from ecluse.cli.doctor import FREE, _disk, allowed_connections, graded
+from ecluse.cli.doctor import FREE, _disk
+from ecluse.cli.doctor_database import allowed_connections
+from ecluse.cli.findings import graded
 from ecluse.db.pools import most_connections
 
 FLOW = "hello_flow:FLOW"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verify.faults import Fault, Plant, of, sql, then
+from tests.verify.plants import Fault, Plant, of, sql, then
 
 FAULTS = [
     Fault("I-04", "a fiche that succeeded without a transcript", "1 recordings have no transcript",

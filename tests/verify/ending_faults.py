@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verify.faults import OVERDUE, Fault, of, sql, then
+from tests.verify.plants import OVERDUE, Fault, of, sql, then
 
 FAULTS = [
     Fault("I-01", "more cancelled than there are", "counts 0 cancelled targets",

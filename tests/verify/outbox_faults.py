@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verify.faults import Fault, Plant, of, sql, then
+from tests.verify.plants import Fault, Plant, of, sql, then
 from tests.verify.world import DIED
 
 UNTOLD = "published_seq = NULL, published_at = NULL"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verify.faults import Fault, Plant, of, sql, then
+from tests.verify.plants import Fault, Plant, of, sql, then
 
 AGAIN = "due_at + interval '1 minute', tenant_id, state, reason, run_id, decided_at FROM schedule_slots"
 

@@ -16,7 +16,7 @@ from tests.verify import (
     schedule_faults,
     transcription_faults,
 )
-from tests.verify.faults import Fault
+from tests.verify.plants import Fault
 from tests.verify.world import World
 
 ROOMS = (faults, schedule_faults, transcription_faults, automation_faults, ending_faults, retention_faults)

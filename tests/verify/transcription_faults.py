@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verify.faults import Fault, of, sql
+from tests.verify.plants import Fault, of, sql
 
 FAULTS = [
     Fault("I-04", "a success without a transcript", "has no transcript",
