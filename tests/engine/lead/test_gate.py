@@ -103,6 +103,7 @@ async def test_early_and_doubled_hints_do_not_end_a_gate(start_kit, dsn, one):
 
     kit = await start_kit(f := flow(stage(held)))
     run = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
+    await until(lambda: one("SELECT count(*) FROM stages") == 1)
     for _ in range(5):
         await asyncio.sleep(0.05)
         await move_clock(dsn, timedelta(0))
