@@ -99,7 +99,7 @@ def check(dsn: str) -> None:
         if "unsupported startup parameter" in str(error):  # the text of PgBouncer alone
             raise SetUpError(OPTIONS_REFUSED.format(why=one_line(error))) from error
         raise SetUpError(
-            f"The database does not answer: {one_line(error)}. Check that PostgreSQL is running and that "
+            f"The database is unavailable: {one_line(error)}. Check that PostgreSQL is running and that "
             "DATABASE_URL names the right host, port, user and database, or unset it to use the embedded PostgreSQL."
         ) from error
 
