@@ -96,14 +96,15 @@ def everything_stored(dsn: str) -> str:
 
 
 @pytest.mark.req("ENG-88", "G-33")
-def test_a_key_is_to_be_found_in_no_log_no_table_and_no_answer(dsn, make_key, query):
+def test_a_key_is_to_be_found_in_no_log_no_table_and_no_answer(dsn, make_key, query, fork_server):
     good, bad = make_key("admin"), "ecl_" + "canary" * 7
     query(
         "INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at)"
         " VALUES ('default', 'x', 'x', false, 'queued', 'queued', ecluse_now())"
     )
     query("ALTER TABLE run_log RENAME TO hidden")  # something that goes wrong inside
-    server = Server("--role", "api", DATABASE_URL=dsn, ECLUSE_LOG_LEVEL="DEBUG", ECLUSE_LOG_FORMAT="json")
+    knobs = {"DATABASE_URL": dsn, "ECLUSE_LOG_LEVEL": "DEBUG", "ECLUSE_LOG_FORMAT": "json"}
+    server = Server(fork_server, "--role", "api", **knobs)
     answers = []
     try:
         server.wait_until_ready()

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.support.command_line import Server, environment
+from tests.support.command_line import Server
 from tests.support.processes import assert_nothing_runs
 
 pytestmark = pytest.mark.long
@@ -113,17 +112,17 @@ def test_a_server_whose_engine_broke_ends_with_an_error_so_that_a_supervisor_sta
 
 
 @pytest.mark.req("G-02")
-def test_a_server_starts_its_embedded_database_again_when_that_dies_and_the_run_goes_on(sandbox):
+def test_a_server_starts_its_embedded_database_again_when_that_dies_and_the_run_goes_on(sandbox, fork_server):
     sandbox.set_faults([{"kind": "latency", "seconds": 0.1}])
     folder = Path(tempfile.mkdtemp(prefix="ecl-")).resolve()
     folder.chmod(0o711)
     variables = {"ECLUSE_DATA_DIR": str(folder / "data"), "PRICE_LIST_URL": f"{sandbox.url}/price-list"}
-    server = Server("--flow", FLOW, ECLUSE_HANDS="5", **variables)
+    server = Server(fork_server, "--flow", FLOW, ECLUSE_HANDS="5", **variables)
     try:
         server.wait_until_ready()
         dsn = f"postgresql://ecluse@/ecluse?host={folder}/data/run"
-        command = [sys.executable, "-m", "ecluse", "runs", "start", FLOW, "--input", '{"articles": 150}']
-        subprocess.run(command, env=environment(**variables), check=True, capture_output=True)
+        begun = fork_server.run("ecluse", ["runs", "start", FLOW, "--input", '{"articles": 150}'], variables)
+        assert begun[0] == 0, begun
 
         def ask(sql: str):
             with contextlib.suppress(psycopg.OperationalError), psycopg.connect(dsn, autocommit=True) as connection:
@@ -144,10 +143,10 @@ def test_a_server_starts_its_embedded_database_again_when_that_dies_and_the_run_
 
 
 @pytest.mark.req("G-02")
-def test_a_server_on_the_embedded_database_stops_it_when_it_is_told_to_go():
+def test_a_server_on_the_embedded_database_stops_it_when_it_is_told_to_go(fork_server):
     folder = Path(tempfile.mkdtemp(prefix="ecl-")).resolve()
     folder.chmod(0o711)
-    server = Server(ECLUSE_DATA_DIR=str(folder / "data"))
+    server = Server(fork_server, ECLUSE_DATA_DIR=str(folder / "data"))
     try:
         server.wait_until_ready()
         assert subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, check=False).stdout

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import uuid
 
@@ -14,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.support.command_line import Server, environment
+from tests.support.command_line import Server
 from tests.support.servers import OWNER_URL, database, ordinary_role
 
 FICHES = [str(number) for number in range(1000, 1012)]
@@ -55,11 +53,11 @@ def knobs(owned, sandbox):
 
 
 @pytest.fixture
-def replicas(knobs):
+def replicas(knobs, fork_server):
     servers = []
 
     def start():
-        servers.append(Server(**knobs))
+        servers.append(Server(fork_server, **knobs))
         return servers[-1]
 
     yield start
@@ -77,13 +75,12 @@ def wait_for(true, what, seconds=90):
 
 
 def test_a_schedule_survives_the_death_of_a_replica_although_the_role_owns_only_its_database(
-    owned, knobs, replicas, sandbox
+    owned, knobs, replicas, sandbox, fork_server
 ):
     def ecluse(*arguments):
-        command = [sys.executable, "-m", "ecluse", *arguments]
-        done = subprocess.run(command, env=environment(**knobs), capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, (arguments, done.stdout, done.stderr)
-        return done.stdout
+        code, out, err = fork_server.run("ecluse", arguments, knobs)
+        assert code == 0, (arguments, out, err)
+        return out
 
     def query(sql):
         with psycopg.connect(owned, autocommit=True) as connection:

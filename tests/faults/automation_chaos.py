@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.chaos import MANY_KILLS, WRITES, Chaos, Plan, Report, slow
-from tests.faults.nursery import ROOT, nursery
 from tests.faults.postgres import own_postgres
 from tests.faults.subjects import AUTOMATION, Subject
 from tests.faults.world import World, open_world
+from tests.support.fork_server import ROOT, running_fork_server
 
 REFUSED = [f"{10_000 + n}-1" for n in range(3, 4_000, 97)]
 # Whatever fails heals within the attempts that there are, but for recordings that nobody can read.
@@ -181,9 +181,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT / "examples"))  # as pytest has it
     folder = Path(tempfile.mkdtemp(prefix="ecluse-chaos-"))
     try:
-        with own_postgres(folder) as postgres, nursery(folder) as born:
+        with own_postgres(folder) as postgres, running_fork_server(folder) as fork_server:
             # The program's own heartbeat: what is measured is what an operator gets.
-            opened = partial(open_world, postgres=postgres, nursery=born, folder=folder, heart={}, seed=args.seed)
+            opened = partial(
+                open_world, postgres=postgres, fork_server=fork_server, folder=folder, heart={}, seed=args.seed
+            )
             report = compare(opened, plan)
             problems = report.problems()
             rows = {name: value for name, value in report.as_json().items() if name != "verify"}

@@ -21,11 +21,11 @@ from statistics import quantiles
 from typing import Any
 
 from tests.faults import measure
-from tests.faults.nursery import ROOT, nursery
 from tests.faults.postgres import own_postgres
 from tests.faults.subjects import SUBJECTS, Subject
 from tests.faults.tally import Tally
 from tests.faults.world import Replica, World, open_world
+from tests.support.fork_server import ROOT, running_fork_server
 
 WRITES = ["PUT", "POST", "PATCH", "DELETE"]
 # The vendor does it and says that it did not: a good part of all writes, but no write for ever.
@@ -304,9 +304,9 @@ def play_once(subject: Subject, plan: Plan, *, several: bool) -> Report:
     try:
         with (
             own_postgres(folder) as postgres,
-            nursery(folder) as born,
+            running_fork_server(folder) as fork_server,
             # The program's own heartbeat: what is measured is what an operator gets.
-            open_world(subject, postgres, born, folder, heart={}, seed=plan.seed) as world,
+            open_world(subject, postgres, fork_server, folder, heart={}, seed=plan.seed) as world,
         ):
             report = play(world, plan)
             if not several:

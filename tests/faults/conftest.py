@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.cases import CASES, Case
-from tests.faults.nursery import Nursery, nursery
 from tests.faults.postgres import Postgres, SmallDisk, own_postgres, small_disk
 from tests.faults.subjects import SUBJECTS, Subject
 from tests.faults.world import World, open_world
+from tests.support.fork_server import ForkServer
 from tests.support.servers import Server
 
 AT_ONCE = 8
@@ -36,26 +36,20 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def born() -> Iterator[Nursery]:
-    with short_folder() as folder, nursery(folder) as one:
-        yield one
-
-
-@pytest.fixture(scope="session")
 def shared(server: Server, template: str) -> Postgres:
     return Postgres(server, template)
 
 
 @pytest.fixture
-def world_of(shared: Postgres, born: Nursery) -> Iterator[Opened]:
+def world_of(shared: Postgres, fork_server: ForkServer) -> Iterator[Opened]:
     """A world of this subject, on the server that all tests share."""
     with ExitStack() as stack:
         yield lambda subject: stack.enter_context(
-            open_world(subject, shared, born, stack.enter_context(short_folder()))
+            open_world(subject, shared, fork_server, stack.enter_context(short_folder()))
         )
 
 
-def played(case: Case, subject: Subject, shared: Postgres, born: Nursery) -> float:
+def played(case: Case, subject: Subject, shared: Postgres, fork_server: ForkServer) -> float:
     """Returns how long it took."""
     began = time.monotonic()
     if case.needs == "small disk" and not SmallDisk.possible():
@@ -66,7 +60,7 @@ def played(case: Case, subject: Subject, shared: Postgres, born: Nursery) -> flo
         if case.needs == "small disk":
             disk, tablespace = stack.enter_context(small_disk(postgres, folder, DISK_MEGABYTES)), SmallDisk.NAME
         world = stack.enter_context(
-            open_world(subject, postgres, born, folder, heart=case.heart, tablespace=tablespace)
+            open_world(subject, postgres, fork_server, folder, heart=case.heart, tablespace=tablespace)
         )
         world.disk = disk
         case.play(world)
@@ -78,7 +72,7 @@ def played(case: Case, subject: Subject, shared: Postgres, born: Nursery) -> flo
 
 @pytest.fixture(scope="session")
 def side_by_side(
-    request: pytest.FixtureRequest, shared: Postgres, born: Nursery
+    request: pytest.FixtureRequest, shared: Postgres, fork_server: ForkServer
 ) -> dict[tuple[Subject, str], Future[float]]:
     """Most cases are mostly waiting, for heartbeats and quiet periods: those that were asked for are played together,
     before the first of their tests. Those that measure come alone."""
@@ -86,7 +80,7 @@ def side_by_side(
     asked = [tuple(item.callspec.params[name] for name in ("subject", "case")) for item in tests]  # type: ignore[attr-defined]
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="case") as pool:
         return {
-            (subject, case): pool.submit(played, CASES[case], subject, shared, born)
+            (subject, case): pool.submit(played, CASES[case], subject, shared, fork_server)
             for subject in SUBJECTS
             for case in CASES
             if (subject, case) in asked

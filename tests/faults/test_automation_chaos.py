@@ -15,10 +15,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.mark.req("ENG-05", "ENG-06", "AUT-75", "AUT-76")
-def test_whoever_is_killed_each_fiche_ends_as_it_would_have(shared, born):
+def test_whoever_is_killed_each_fiche_ends_as_it_would_have(shared, fork_server):
     @contextmanager
     def opened(subject):
-        with short_folder() as folder, open_world(subject, shared, born, folder) as world:
+        with short_folder() as folder, open_world(subject, shared, fork_server, folder) as world:
             yield world
 
     report = compare(opened, Plan(kills=4, targets=80, patience=200.0, seed=2), quiet=True)

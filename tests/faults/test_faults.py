@@ -86,8 +86,8 @@ def test_the_run_ends_as_without_the_fault(outcome, subject, case):
 @pytest.mark.alone
 @pytest.mark.req("ENG-19")
 @each_subject(*ALONE)
-def test_others_go_on_in_time(shared, born, subject, case):
-    print(f"{played(CASES[case], subject, shared, born):.1f} s")
+def test_others_go_on_in_time(shared, fork_server, subject, case):
+    print(f"{played(CASES[case], subject, shared, fork_server):.1f} s")
 
 
 def test_the_checks_catch_a_flow_without_the_effect_protocol(world_of):

@@ -19,10 +19,10 @@ from psycopg.rows import dict_row
 from ecluse import bootstrap, settings
 from ecluse.engine import Flow, Start
 from tests.faults import tally
-from tests.faults.nursery import Child, Nursery
 from tests.faults.postgres import Postgres, SmallDisk
 from tests.faults.subjects import Subject
 from tests.faults.tally import Tally
+from tests.support.fork_server import Child, ForkServer
 from tests.support.sandbox_process import SandboxProcess
 
 # Short, so that a death is noticed in a second; cases that measure the take-over use the program's own defaults.
@@ -127,7 +127,7 @@ class World:
         subject: Subject,
         dsn: str,
         postgres: Postgres,
-        nursery: Nursery,
+        fork_server: ForkServer,
         sandbox: SandboxProcess,
         folder: Path,
         heart: Mapping[str, str],
@@ -136,7 +136,7 @@ class World:
         self.dsn = dsn  # as the harness reaches the database
         self.replicas_dsn = dsn  # as the replicas do: through a bad wire, say
         self.postgres = postgres
-        self.nursery = nursery
+        self.fork_server = fork_server
         self.sandbox = sandbox
         self.folder = folder
         self.environment: dict[str, str] = {**heart, **LOGGED, **subject.environment(sandbox.url)}
@@ -192,7 +192,7 @@ class World:
         flow, variables = arguments
         environment = {**self.environment, "DATABASE_URL": self.replicas_dsn, **variables}
         extra = ["--flow", flow] if ":" in flow else []
-        child = self.nursery.start("ecluse", ["serve", *extra, "--port", "0"], environment)
+        child = self.fork_server.start("ecluse", ["serve", *extra, "--port", "0"], environment)
         self.replicas.append(Replica(child, arguments))
         if wait:
             self.replicas[-1].wait_until_ready()
@@ -226,7 +226,7 @@ class World:
     def command(self, *arguments: str) -> tuple[int, str, str]:
         """`ecluse …`: exit code, output, complaints."""
         flows = {"ECLUSE_FLOWS": self.subject.flow} if ":" in self.subject.flow else {}
-        return self.nursery.run("ecluse", arguments, {**self.environment, "DATABASE_URL": self.dsn, **flows})
+        return self.fork_server.run("ecluse", arguments, {**self.environment, "DATABASE_URL": self.dsn, **flows})
 
     # Waiting
 
@@ -272,7 +272,7 @@ class World:
     def audit(self) -> Any:
         """What `python -m ecluse.verify` says: "clean", or the violations."""
         arguments = ["--database-url", self.dsn, "--ledger", self.sandbox.url, "--json"]
-        code, out, err = self.nursery.run("ecluse.verify", arguments, seconds=AUDIT_SECONDS)
+        code, out, err = self.fork_server.run("ecluse.verify", arguments, seconds=AUDIT_SECONDS)
         try:
             said = json.loads(out.splitlines()[-1])["verify"]
         except (IndexError, KeyError, ValueError):
@@ -326,8 +326,8 @@ class World:
 
 
 @contextlib.contextmanager
-def running_sandbox(nursery: Nursery, seed: int = 1) -> Iterator[SandboxProcess]:
-    child = nursery.start("ecluse.sandbox", ["--port", "0", "--seed", str(seed)])
+def running_sandbox(fork_server: ForkServer, seed: int = 1) -> Iterator[SandboxProcess]:
+    child = fork_server.start("ecluse.sandbox", ["--port", "0", "--seed", str(seed)])
     until = time.monotonic() + READY_SECONDS
     while not (said := child.stdout.read_text() if child.stdout.exists() else "").endswith("\n"):
         if not child.lives or time.monotonic() > until:
@@ -344,15 +344,15 @@ def running_sandbox(nursery: Nursery, seed: int = 1) -> Iterator[SandboxProcess]
 def open_world(
     subject: Subject,
     postgres: Postgres,
-    nursery: Nursery,
+    fork_server: ForkServer,
     folder: Path,
     *,
     heart: Mapping[str, str] = QUICK_HEART,
     tablespace: str | None = None,
     seed: int = 1,
 ) -> Iterator[World]:
-    with postgres.clone(tablespace) as dsn, running_sandbox(nursery, seed) as sandbox:
-        world = World(subject, dsn, postgres, nursery, sandbox, folder, heart)
+    with postgres.clone(tablespace) as dsn, running_sandbox(fork_server, seed) as sandbox:
+        world = World(subject, dsn, postgres, fork_server, sandbox, folder, heart)
         try:
             yield world
         finally:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -20,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from ecluse.settings import Settings
+from tests.support.fork_server import ROOT, ForkServer, environment, running_fork_server
 
-ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["EXAMPLES", "ROOT", "Answer", "Server", "environment", "free_port"]
 EXAMPLES = ROOT / "examples"
 
 
@@ -37,38 +34,17 @@ class Answer:
         return json.loads(self.out)
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """This process's environment without our knobs, plus these."""
-    inherited = {name: value for name, value in os.environ.items() if name not in Settings.model_fields}
-    ours = {"PYTHONPATH": f"{EXAMPLES}:{ROOT / 'src'}", "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
-    return inherited | ours | variables
-
-
 @pytest.fixture(scope="session")
-def preloaded() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.support.preloaded_program"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(10) == 0
+def fork_server() -> Iterator[ForkServer]:
+    """The program, loaded once for all commands and servers of the tests."""
+    with tempfile.TemporaryDirectory(prefix="ecl-") as folder, running_fork_server(Path(folder)) as one:
+        yield one
 
 
 @pytest.fixture
-def bare(preloaded, tmp_path) -> Callable[..., Answer]:
+def bare(fork_server) -> Callable[..., Answer]:
     """`ecluse …` with exactly the variables given."""
-
-    def run(*arguments: str, **variables: str) -> Answer:
-        files = {"stdout": tmp_path / "stdout", "stderr": tmp_path / "stderr"}
-        for file in files.values():
-            file.unlink(missing_ok=True)
-        request = {"arguments": arguments, "environment": environment(**variables)}
-        preloaded.stdin.write(json.dumps(request | {name: str(path) for name, path in files.items()}) + "\n")
-        preloaded.stdin.flush()
-        code = int(preloaded.stdout.readline())
-        return Answer(code, files["stdout"].read_text(), files["stderr"].read_text())
-
-    return run
+    return lambda *arguments, **variables: Answer(*fork_server.run("ecluse", arguments, variables))
 
 
 @pytest.fixture
@@ -90,12 +66,9 @@ def free_port() -> int:
 class Server:
     """A real `ecluse serve`, in a process of its own."""
 
-    def __init__(self, *arguments: str, **variables: str) -> None:
+    def __init__(self, fork_server: ForkServer, *arguments: str, **variables: str) -> None:
         self.port = free_port()
-        command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port), *arguments]
-        # Not a pipe: one that nobody reads is full after 64 kB, and then the server stands still.
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when the server has ended
-        self.process = subprocess.Popen(command, env=environment(**variables), stderr=self._said)
+        self.process = fork_server.start("ecluse", ["serve", "--port", str(self.port), *arguments], variables)
 
     def get(self, path: str) -> tuple[int, Any]:
         try:
@@ -118,25 +91,21 @@ class Server:
     def end(self, signum: signal.Signals = signal.SIGTERM) -> tuple[int, float, str]:
         """Exit code, seconds it took, what it said."""
         began = time.monotonic()
-        if self.process.poll() is None:
-            self.process.send_signal(signum)
+        self.process.signal(signum)
         code, seconds = self.process.wait(30), time.monotonic() - began
-        with self._said:
-            self._said.seek(0)
-            return code, seconds, self._said.read()
+        return code, seconds, self.process.said()
 
 
 @pytest.fixture
-def serve(dsn) -> Iterator[Callable[..., Server]]:
+def serve(dsn, fork_server) -> Iterator[Callable[..., Server]]:
     """Servers on the test's database; whatever still runs at the end is killed."""
     servers: list[Server] = []
 
     def start(*arguments: str, **variables: str) -> Server:
-        servers.append(Server(*arguments, **({"DATABASE_URL": dsn} | variables)))
+        servers.append(Server(fork_server, *arguments, **({"DATABASE_URL": dsn} | variables)))
         return servers[-1]
 
     yield start
     for server in servers:
         if server.process.poll() is None:
             server.end(signal.SIGKILL)
-        server._said.close()

@@ -1,11 +1,12 @@
 """The program, loaded once: each request forks a process that goes on as `python -m MODULE …`, with arguments,
-environment and output of its own. Many live at once; each one's birth and end are reported, one JSON line each.
+environment and output of its own. Many run at once; the start and the end of each are reported, one JSON line each.
 
-Importing takes two seconds of a core, forking a hundredth: that is what makes hundreds of kills affordable.
+Importing takes two seconds of a core, forking a hundredth: that makes hundreds of kills and commands affordable.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -14,18 +15,28 @@ import runpy
 import selectors
 import signal
 import sys
-from typing import Any
+import threading
+from typing import Any, NoReturn
 
-import typer.rich_utils  # noqa: F401 - what the commands import when they run
+import typer.main
+import typer.rich_utils  # what the commands import when they run
 import uvicorn.lifespan.on
 import uvicorn.loops.auto
 import uvicorn.protocols.http.auto  # noqa: F401
 
 import ecluse.app
-import ecluse.cli.main
+import ecluse.cli.doctor
+import ecluse.cli.watch
+import ecluse.migrations.runner
 import ecluse.sandbox.server
 import ecluse.vendors.price_list  # noqa: F401
 from ecluse.base import crash
+from ecluse.cli.main import app
+from ecluse.cli.main import main as command
+
+# The tree of all commands takes longer to make than most commands take to run: it is made once.
+TREE = typer.main.get_command(app)
+typer.main.get_command = lambda _: TREE
 
 
 def become(request: dict[str, Any]) -> None:
@@ -34,6 +45,7 @@ def become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     importlib.reload(crash)  # it reads the environment once, when it is loaded
+    sys.modules["__main__"].__package__ = None  # from which the name in "Usage: …" is guessed
     sys.argv = [request["module"], *request["arguments"]]
     sys.path[:0] = filter(None, request["environment"].get("PYTHONPATH", "").split(os.pathsep))
     for number, path in enumerate((os.devnull, request["stdout"], request["stderr"])):
@@ -41,15 +53,33 @@ def become(request: dict[str, Any]) -> None:
         os.dup2(handle, number)
         os.close(handle)
     gc.enable()
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    try:
+        if request["module"] == "ecluse":
+            command()
+        else:
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if request["arguments"][:1] == ["serve"]:  # its end is tested, to the last line
+            raise
+        leave(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+
+
+def leave(code: int) -> NoReturn:
+    """End as the interpreter does, but leave the modules as they are: to take them apart is to copy all the memory that
+    is shared with the parent, which takes longer than most commands."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def say(**news: object) -> None:
     print(json.dumps(news), flush=True)
 
 
-def bury(children: dict[int, int]) -> None:
-    """A signal stands for any number of dead children."""
+def reap(children: dict[int, int]) -> None:
+    """Report the children that have ended; one signal may stand for several."""
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -58,7 +88,7 @@ def bury(children: dict[int, int]) -> None:
 
 
 def serve() -> dict[str, Any] | None:
-    """In the parent: until nobody can ask any more. In a child: returns at once what it was asked to become."""
+    """In the parent: until the pipe of requests is closed. In a child: returns the request that it is to execute."""
     children: dict[int, int] = {}
     woken, wakes = os.pipe()
     for end in (woken, wakes):
@@ -73,10 +103,10 @@ def serve() -> dict[str, Any] | None:
         for key, _ in ready.select():
             if key.fd == woken:
                 os.read(woken, 4096)
-                bury(children)
+                reap(children)
                 continue
             more = os.read(key.fd, 65536)
-            if not more:  # whoever asked is gone, however it went: nothing may stay behind
+            if not more:  # the tests have ended, perhaps by a signal: no child may stay behind
                 for pid in children:
                     os.kill(pid, signal.SIGKILL)
                 return None

@@ -1,4 +1,4 @@
-"""Real processes, cheap: a handle on a fork server (`nursery_main`) and on every child it has borne."""
+"""Real processes that start in milliseconds: a fork server (`fork_server_main`) and a handle on each child."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("src", "examples"
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment without the program's own knobs, plus these."""
     inherited = {name: value for name, value in os.environ.items() if name not in Settings.model_fields}
-    return inherited | {"PYTHONPATH": PYTHONPATH, "NO_COLOR": "1"} | variables
+    ours = {"PYTHONPATH": PYTHONPATH, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    return inherited | ours | variables
 
 
 class Child:
@@ -33,12 +34,15 @@ class Child:
         self.stderr = stderr
         self.pid = 0
         self.code: int | None = None  # as subprocess has it: -9 for SIGKILL
-        self._born = threading.Event()
+        self._started = threading.Event()
         self._ended = threading.Event()
 
     def wait(self, seconds: float) -> int:
         if not self._ended.wait(seconds) or self.code is None:
             raise TimeoutError(f"process {self.pid} is still there after {seconds:g} s: {self.tail()}")
+        return self.code
+
+    def poll(self) -> int | None:
         return self.code
 
     @property
@@ -57,21 +61,21 @@ class Child:
         return "\n".join(self.said().splitlines()[-lines:])
 
 
-class Nursery:
+class ForkServer:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._numbers = itertools.count(1)
         self._children: dict[int, Child] = {}
         self._asking = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.nursery_main"],
+            [sys.executable, "-m", "tests.support.fork_server_main"],
             cwd=ROOT,
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._listener = threading.Thread(target=self._listen, name="nursery", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="fork server", daemon=True)
         self._listener.start()
 
     def start(self, module: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> Child:
@@ -90,7 +94,7 @@ class Nursery:
             }
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        if not child._born.wait(90):
+        if not child._started.wait(90):
             raise RuntimeError("the fork server does not answer")
         return child
 
@@ -99,7 +103,7 @@ class Nursery:
         module: str,
         arguments: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
-        seconds: float = 60,
+        seconds: float = 100,
     ) -> tuple[int, str, str]:
         """Exit code, what it printed, what it complained about."""
         child = self.start(module, arguments, variables)
@@ -119,7 +123,7 @@ class Nursery:
             child = self._children[news["id"]]
             if "pid" in news:
                 child.pid = news["pid"]
-                child._born.set()
+                child._started.set()
             else:
                 child.code = news["code"]
                 child._ended.set()
@@ -127,8 +131,8 @@ class Nursery:
 
 
 @contextlib.contextmanager
-def nursery(folder: Path) -> Iterator[Nursery]:
-    one = Nursery(folder)
+def running_fork_server(folder: Path) -> Iterator[ForkServer]:
+    one = ForkServer(folder)
     try:
         yield one
     finally:
