@@ -172,7 +172,7 @@ def _unexpected(request_id: str, error: Exception) -> Response:
     if isinstance(error, psycopg.Error) and is_unavailable(error):
         log.warning("request: database unavailable", error=one_line(error))
         headers = {"Retry-After": "1"}
-        return error_answer(request_id, 503, "DATABASE_AWAY", "The database does not answer.", headers=headers)
+        return error_answer(request_id, 503, "DATABASE_AWAY", "The database is unavailable.", headers=headers)
     log.error("request failed", exc_info=error)
     return error_answer(request_id, 500, "INTERNAL", "Something went wrong here; the log has it under this request id.")
 
