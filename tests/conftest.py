@@ -24,8 +24,6 @@ from tests.support.sandbox_process import SandboxProcess, running_sandbox
 from tests.support.servers import Given, Server, database, own_name
 from tests.support.session import Session
 
-# What protects against a loss of power only: tests kill processes.
-NO_POWER_CUTS = ("fsync", "full_page_writes")
 pytest_plugins = ["tests.support.command_line", "tests.support.flow_fixtures"]
 
 # A database per test takes seconds to make and drop on a busy disk, and a fifth of a second in memory.
@@ -72,10 +70,6 @@ def server(given_url: str | None) -> Iterator[Server]:
     folder = Path(tempfile.mkdtemp(prefix="ecluse-tests-"))
     folder.chmod(0o711)
     handle = embedded.start(folder / "postgres")
-    with psycopg.connect(handle.dsn(), autocommit=True) as connection:
-        for setting in NO_POWER_CUTS:
-            connection.execute(f"ALTER SYSTEM SET {setting} = off")  # type: ignore[arg-type]
-        connection.execute("SELECT pg_reload_conf()")
     yield handle
     handle.release()
     shutil.rmtree(folder)

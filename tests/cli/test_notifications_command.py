@@ -52,7 +52,7 @@ def test_a_delivery_is_repeated_once_at_a_time_and_recorded(ecluse, query, one):
         f"delivery:{delivery}",
     )
     again = ecluse("notifications", "redeliver", str(delivery))
-    assert (again.code, "still on its way" in again.err) == (2, True)
+    assert (again.code, "is still pending" in again.err) == (2, True)
     unknown = ecluse("notifications", "redeliver", "999")
     assert (unknown.code, "there is no delivery 999" in unknown.err) == (2, True)
     assert "notifications" not in ecluse("runs", "list").out

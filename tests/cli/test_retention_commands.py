@@ -215,7 +215,7 @@ def test_doctor_warns_where_nothing_is_deleted(ecluse, query, run):
     run("older again")
     assert "warn" not in dict(growth(ecluse("doctor", "--json"))), "a sweep has just been"
     query("UPDATE pruned SET before = before - interval '2 days'")
-    assert "last at" in dict(growth(ecluse("doctor", "--json")))["warn"]
+    assert "last pruned at" in dict(growth(ecluse("doctor", "--json")))["warn"]
 
 
 def test_every_table_of_the_growth_report_exists(query):

@@ -36,7 +36,7 @@ def test_a_fiche_is_queued_once_and_the_second_is_told_of_the_run(ecluse, fiche,
         assert ecluse("transcriptions", *wrong).code == 2
     folded = ecluse("transcriptions", "batch", "F-1", "2", "F-1")
     assert [json.loads(line)["fiche_id"] for line in folded.out.splitlines()] == ["F-1", "2"]
-    assert "1 doubled ids are folded" in folded.err
+    assert "1 duplicate ids ignored" in folded.err
 
 
 @pytest.mark.req("TRX-93")
@@ -59,7 +59,7 @@ def test_of_a_run_that_failed_before_its_plan_nothing_is_said_but_why(ecluse):
     assert ecluse("runs", "end", run_id, "--reason", "a wrong number", "--yes").code == 0
     assert ecluse("transcriptions", "status", "4711").out.splitlines() == [
         "not fetched from the CRM yet: its recordings are unknown",
-        f"run {run_id} failed (ended): it ended before its plan",
+        f"run {run_id} failed (ended): ended before its recordings were known",
         "  a wrong number",
     ]
 
