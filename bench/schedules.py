@@ -24,8 +24,8 @@ from ecluse.base import logging
 from ecluse.base.cron import ZONE_RULES
 from ecluse.db.connect import normalise
 from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Rules
 from ecluse.engine.kit import Kit
+from ecluse.engine.schedule.slot_decisions import FiringLimits
 from ecluse.engine.schedule.ticks import tick
 from ecluse.migrations.runner import upgrade
 
@@ -62,7 +62,7 @@ async def empty_ticks(dsn: str) -> list[float]:
     async with open_pool(dsn, size=1) as pool:
         for _ in range(EMPTY_TICKS):
             began = time.perf_counter()
-            done = await tick(pool, {FLOW.name: FLOW}, Rules())
+            done = await tick(pool, {FLOW.name: FLOW}, FiringLimits())
             found.append((time.perf_counter() - began) * 1000)
             assert not done
     return found

@@ -429,7 +429,8 @@ def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
     ask(
         shared_dsn,
         "INSERT INTO schedule_slots (schedule_id, due_at, tenant_id, state, reason, decided_at)"
-        " SELECT %s, ecluse_now() - n * interval '1 day', 'default', 'missed', 'nobody was there in time', ecluse_now()"
+        " SELECT %s, ecluse_now() - n * interval '1 day', 'default', 'missed', 'no scheduler was running in time',"
+        " ecluse_now()"
         " FROM generate_series(1, 3) n",
         schedule.id,
     )
@@ -437,7 +438,7 @@ def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
     assert (shown.is_stale, shown.overdue, shown.failures, shown.error) == (True, True, 3, "no such input")
     assert shown.stale_at == shown.last_run_at + timedelta(minutes=70)
     assert (shown.holding_run_id, [one.id for one in shown.runs]) == (str(run), [str(run)]), "what it waits for"
-    assert [(slot.state, slot.reason) for slot in shown.slots] == [("missed", "nobody was there in time")] * 3
+    assert [(slot.state, slot.reason) for slot in shown.slots] == [("missed", "no scheduler was running in time")] * 3
     assert shown.slots[0].due_at > shown.slots[1].due_at
     trouble = shared_api.get("/api/automation/diagnostic").json["schedules"]
     assert schedule.id in {one["id"] for one in trouble["worst"]}

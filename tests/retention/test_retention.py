@@ -16,11 +16,11 @@ from ecluse.base.crash import POINTS_OF_RETENTION
 from ecluse.db.connect import Connection
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import (
+    FiringLimits,
     Flow,
     Lane,
     Lease,
     NewSchedule,
-    Rules,
     Start,
     acquire_lease,
     create_schedule,
@@ -223,7 +223,7 @@ async def test_the_last_run_of_a_schedule_stays_and_no_instant_is_fired_twice(wo
     async def ticked(now: datetime) -> None:
         query('UPDATE clock_offset SET "offset" = %s - clock_timestamp()', now)
         async with open_pool(dsn, size=2) as pool:
-            await tick(pool, FLOWS, Rules())
+            await tick(pool, FLOWS, FiringLimits())
 
     query('UPDATE clock_offset SET "offset" = %s - clock_timestamp()', at)
     schedule = await create_schedule(world.connection, NewSchedule(FLOW, "hourly", "0 * * * *", overlap="allow"))

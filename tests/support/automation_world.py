@@ -10,7 +10,7 @@ from typing import Any
 
 from ecluse.engine import EphemeralEvent, Flow, Start
 from ecluse.engine.kit import Kit
-from ecluse.engine.schedule.slots import event_key
+from ecluse.engine.schedule.slot_decisions import event_key
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
 from ecluse.flows.automation import schedules, start

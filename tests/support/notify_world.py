@@ -21,7 +21,8 @@ from ecluse.access.secrets import Secrets
 from ecluse.engine import Event, write_events
 from ecluse.engine.kit import Kit
 from ecluse.notify import endpoints
-from ecluse.notify.rules import RETRY, new_secret
+from ecluse.notify.rules import RETRY
+from ecluse.notify.signature import new_secret
 from ecluse.notify.work import Setup, Smtp
 from tests.support.engine_flows import until
 

@@ -8,14 +8,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Flow, NewSchedule, Rules
+from ecluse.engine import Flow, NewSchedule
 from ecluse.engine.schedule import schedules as rows
-from ecluse.engine.schedule.ticks import Line, tick
+from ecluse.engine.schedule.slot_decisions import FiringLimits
+from ecluse.engine.schedule.ticks import TickResult, tick
 from tests.support.engine_flows import flow, stage
 
 FLOW = flow(stage())
 OTHER = flow(stage(), "other")
-RULES = Rules(look_back=timedelta(minutes=20), catch_up_within=timedelta(hours=24))
+RULES = FiringLimits(look_back=timedelta(minutes=20), catch_up_within=timedelta(hours=24))
 HOURLY = NewSchedule(FLOW, "hourly", "0 * * * *", input={"targets": ["a"]})
 BEGIN = datetime(2030, 5, 6, 7, 30, tzinfo=UTC)
 
@@ -37,7 +38,7 @@ class World:
         self.at(now)
         return int(await self.do(rows.create_schedule, new))
 
-    async def tick(self, now: datetime, rules: Rules = RULES) -> list[Line]:
+    async def tick(self, now: datetime, rules: FiringLimits = RULES) -> list[TickResult]:
         self.at(now)
         return sorted(await tick(self.pool, self.flows, rules))
 

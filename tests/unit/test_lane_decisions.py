@@ -10,12 +10,12 @@ import pytest
 from ecluse.base.errors import NotSentError, PermanentError, TransientError
 from ecluse.engine import Breaker, Lane, Stage
 from ecluse.engine.model.breaker import (
-    NONE,
+    NO_FAILURES,
     OUTAGES,
     TRIGGERED,
     VENDOR_DOWN,
     CallResult,
-    Row,
+    FailureStreak,
     asked_for,
     counts,
     is_outage,
@@ -83,14 +83,14 @@ def ends(said: str) -> list[CallResult]:
 @pytest.mark.parametrize(
     ("row", "said", "most", "after"),
     [
-        (NONE, "", 5, (0, False)),
-        (NONE, "abcde", 5, (5, False)),
-        (NONE, "abcdef", 5, (5, True)),
-        (Row(5, 1, NOW), "a", 5, (5, True)),
-        (Row(5, 1, NOW), ".", 5, (0, False)),
-        (Row(4, 0, NOW), "a.bcd", 5, (3, False)),
-        (NONE, "ab.cdefgh.", 5, (5, True)),
-        (NONE, "aa", 1, (1, True)),
+        (NO_FAILURES, "", 5, (0, False)),
+        (NO_FAILURES, "abcde", 5, (5, False)),
+        (NO_FAILURES, "abcdef", 5, (5, True)),
+        (FailureStreak(5, 1, NOW), "a", 5, (5, True)),
+        (FailureStreak(5, 1, NOW), ".", 5, (0, False)),
+        (FailureStreak(4, 0, NOW), "a.bcd", 5, (3, False)),
+        (NO_FAILURES, "ab.cdefgh.", 5, (5, True)),
+        (NO_FAILURES, "aa", 1, (1, True)),
     ],
 )
 def test_more_than_so_many_in_a_row_are_too_many_and_the_next_one_after_the_pause_decides(row, said, most, after):
@@ -111,7 +111,7 @@ def test_more_than_so_many_in_a_row_are_too_many_and_the_next_one_after_the_paus
     ],
 )
 def test_a_row_knows_since_when_it_lasts_and_whose_calls_are_in_it(said, since, items):
-    row, _ = tally(NONE, ends(said), 5)
+    row, _ = tally(NO_FAILURES, ends(said), 5)
     assert (row.since, row.items) == (since, frozenset(map(ord, items)))
 
 
@@ -138,7 +138,7 @@ def test_pauses_double_up_to_the_longest_and_one_without_growth_stays():
 def test_an_outage_uses_up_an_execution_only_while_the_item_may_be_at_fault(
     failures, items, lasted, executions, budget, spared
 ):
-    row, now = Row(failures, 0, NOW, frozenset(range(items))), NOW + lasted * SECOND
+    row, now = FailureStreak(failures, 0, NOW, frozenset(range(items))), NOW + lasted * SECOND
     assert is_spared(VENDOR_DOWN, row, now, executions=executions, budget=budget) is spared
 
 

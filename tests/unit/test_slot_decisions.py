@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ecluse.engine.schedule.slots import OVERLAP, Decision, Rules, Schedule, decide
+from ecluse.engine.schedule.slot_decisions import OVERLAP, Decision, FiringLimits, Schedule, decide
 
-RULES = Rules(look_back=timedelta(minutes=20), catch_up_within=timedelta(hours=24))
+RULES = FiringLimits(look_back=timedelta(minutes=20), catch_up_within=timedelta(hours=24))
 NIGHT = datetime(2026, 6, 10, tzinfo=UTC)
 
 

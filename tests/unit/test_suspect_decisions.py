@@ -17,7 +17,7 @@ from ecluse.engine.work.suspects import (
     SOLO_DEATHS,
     Evidence,
     Suspicion,
-    company,
+    group_sizes,
     judge,
 )
 
@@ -62,10 +62,10 @@ def test_nothing_but_deaths_alone_convicts(crashes: int, deaths: int) -> None:
 @pytest.mark.parametrize("others", [0, 1, 2, 100])
 @pytest.mark.parametrize("hands", [1, 6, 20, 200, 1_000])
 def test_a_culprit_is_convicted_after_a_bounded_number_of_deaths(hands: int, others: int) -> None:
-    """Each death in its company, in its group and alone, as the workers would take it up, with suspects in plenty."""
+    """Each death in company, in its group and alone, as the workers would take it up, with suspects in plenty."""
     seen, verdict = Evidence(0, 0), NONE
     while verdict < POISON:
-        most = company({verdict: 1_000}, hands)[verdict] if verdict else None
+        most = group_sizes({verdict: 1_000}, hands)[verdict] if verdict else None
         solo, group = seen.solo_deaths + (most == 1), seen.group_deaths + (most is not None and most > 1)
         seen = Evidence(seen.crashes + 1, seen.crashes + 1 - solo + others, group, solo)
         verdict = judge(seen)
@@ -86,7 +86,7 @@ def test_a_culprit_is_convicted_after_a_bounded_number_of_deaths(hands: int, oth
     ],
 )
 def test_many_suspects_run_in_groups_and_few_alone(waiting, hands, most) -> None:
-    assert company(waiting, hands) == most
+    assert group_sizes(waiting, hands) == most
 
 
 # ── Chance ─────────────────────────────────────────────────────────────────────────────────────────────────────────

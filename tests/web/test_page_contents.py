@@ -270,7 +270,7 @@ def test_schedules_say_in_words_when_they_are_due_and_what_became_of_it(of, fill
     fill(
         "INSERT INTO schedule_slots (schedule_id, due_at, tenant_id, state, reason, run_id, decided_at) VALUES"
         " (%(id)s, '2026-03-02 01:30Z', 'clock', 'fired', NULL, %(run)s, ecluse_now()),"
-        " (%(id)s, '2026-03-01 01:30Z', 'clock', 'missed', 'nobody was there in time', NULL, ecluse_now())"
+        " (%(id)s, '2026-03-01 01:30Z', 'clock', 'missed', 'no scheduler was running in time', NULL, ecluse_now())"
         .replace("%(id)s", str(nightly)).replace("%(run)s", str(run_id))
     )  # fmt: skip
     listed = mine.shown("/ui/schedules")
@@ -288,5 +288,5 @@ def test_schedules_say_in_words_when_they_are_due_and_what_became_of_it(of, fill
     assert "enabled At 02:30 every day" in shown
     ahead, _, behind = shown.partition("Slots")
     assert len(re.findall(r"\d{4}-\d\d-\d\d 0[01]:30:00 \w{3} \d{4}-\d\d-\d\d 02:30 \+0[12]00", ahead)) == 10
-    assert f"2026-03-02 01:30:00 fired #{run_id} 2026-03-01 01:30:00 missed nobody was there in time" in behind
+    assert f"2026-03-02 01:30:00 fired #{run_id} 2026-03-01 01:30:00 missed no scheduler was running in time" in behind
     assert rows(behind.partition("Latest runs")[2]) == [str(run_id)]

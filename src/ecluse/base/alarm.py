@@ -20,7 +20,7 @@ class Alarm:
         self._set_to = inf  # stored here: not every uvloop handle knows its instant
 
     def set(self, seconds: float) -> None:
-        """Ring after `seconds`, in addition to all other instants it is set to."""
+        """Add an instant, `seconds` from now, at which the alarm rings; instants set before stay set."""
         heappush(self._instants, asyncio.get_running_loop().time() + max(0.0, seconds) + TICK)
         self._wind()
 

@@ -25,7 +25,7 @@ from ecluse.bootstrap.keeping import retention_rules
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
 from ecluse.db.pools import DELIVERING
-from ecluse.engine import ROLES, EmitLive, Flow, Role, Rules, Sink
+from ecluse.engine import ROLES, EmitLive, FiringLimits, Flow, Role, Sink
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 from ecluse.retention.sweep import job as retention_job
 from ecluse.settings import Settings
@@ -181,7 +181,7 @@ def bootstrap(
         dead_after=settings.ECLUSE_DEAD_AFTER_SECONDS,
         db_pool=settings.ECLUSE_DB_POOL,
         trace_rows=settings.WORKFLOW_LOG_DB_ENABLED,
-        due=Rules(
+        due=FiringLimits(
             look_back=timedelta(minutes=settings.AUTOMATION_SCHEDULER_WINDOW_MINUTES),
             catch_up_within=timedelta(hours=settings.ECLUSE_CATCH_UP_HOURS),
         ),

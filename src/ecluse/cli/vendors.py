@@ -13,7 +13,7 @@ from ecluse.base.logging import harmless
 from ecluse.cli import confirm
 from ecluse.cli.database import operator, with_connection
 from ecluse.db.connect import Connection
-from ecluse.engine import Moved, list_lanes, needing_lane, pause_lane, resume_lane
+from ecluse.engine import MovedDeadline, list_lanes, needing_lane, pause_lane, resume_lane
 
 SYSTEM = "system"  # a lane belongs to no tenant
 NAMED = 20  # affected stages listed at most
@@ -76,7 +76,7 @@ def pause(
 def resume(name: Name, reason: Reason) -> None:
     """Resume a paused lane, at once. The deadline of each stage moves by the time its clock was stopped."""
 
-    async def ask(connection: Connection) -> list[Moved] | None:
+    async def ask(connection: Connection) -> list[MovedDeadline] | None:
         async with connection.transaction():
             moved = await resume_lane(connection, name, reason=reason, by=operator())
             if moved is not None:

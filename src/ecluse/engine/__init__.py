@@ -6,7 +6,7 @@ they import DBOS, which takes longer than all the rest, and a command that only 
 """
 
 from ecluse.engine.cluster.maintenance import Job
-from ecluse.engine.lanes.pause import Moved
+from ecluse.engine.lanes.pause import MovedDeadline
 from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane
 from ecluse.engine.lanes.pause import resume as resume_lane
@@ -72,5 +72,5 @@ from ecluse.engine.schedule.schedules import (
     show_schedule,
     update_schedule,
 )
-from ecluse.engine.schedule.slots import Rules
+from ecluse.engine.schedule.slot_decisions import FiringLimits
 from ecluse.engine.work.batched import BatchedQuery

@@ -38,7 +38,7 @@ from ecluse.engine.outbox.publisher import Publisher
 from ecluse.engine.runs import lifecycle
 from ecluse.engine.runs.items import WORK_CHANNEL
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL
-from ecluse.engine.schedule.slots import Rules
+from ecluse.engine.schedule.slot_decisions import FiringLimits
 from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.completion import CompletionLoop
 from ecluse.engine.work.execution import Executor
@@ -73,7 +73,7 @@ class Kit:
     trace_rows: bool = False
     sinks: Sequence[Sink] = ()
     live: EmitLive = lambda _: None
-    due: Rules = field(default_factory=Rules)
+    due: FiringLimits = field(default_factory=FiringLimits)
     sweep_every: float = 5.0
     jobs: Sequence[Job] = ()  # of others, run beside the engine's own
     clock: Clock = field(default_factory=Clock)
@@ -132,7 +132,8 @@ class Kit:
     async def _start_worker(
         self, loops: dict[str, Coroutine[Any, Any, None]], channels: dict[str, list[Hear]]
     ) -> list[Job]:
-        """Start what only a worker has; return its jobs."""
+        """Start the parts that only a worker has: lanes, executor, committer, workflows, reaper. Its loops and
+        listeners are added to `loops` and `channels`; its periodic jobs are returned."""
         await self._work_pool.open(wait=True)
         lanes, paid = Lanes(self.pool, self.flows, self.clock), PaidCalls(self.pool, self.replica)
         contexts = {

@@ -1,19 +1,16 @@
-"""Pure functions of notifications: computed keys and names, messages, signatures, retry times."""
+"""Pure functions of notifications: computed keys and names, messages, retry times."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, StringConstraints
-from standardwebhooks import Webhook
 
 from ecluse.base.text import LONGEST_KEY
 from ecluse.engine import RetryPolicy
@@ -33,8 +30,6 @@ ADDRESS = re.compile(
     r"(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)+"
 )
 LONGEST_ADDRESS = 254
-SECRET_BYTES = 32
-OLD_SECRET_SIGNS = timedelta(days=1)
 
 # Backoff of 5 s, 20 s, 80 s, 5 min, 21 min, 85 min, 5.7 h, 8 h, 8 h: a day in total.
 RETRY = RetryPolicy(executions=10, base=5, multiplier=4, longest=8 * 3600, jitter=0.1)
@@ -70,28 +65,6 @@ def message_id(tenant_id: str, event_key: str) -> str:
 
 def message(event_type: str, occurred_at: datetime, payload: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": event_type, "timestamp": occurred_at.isoformat(), "data": payload}
-
-
-def new_secret() -> str:
-    return f"whsec_{base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
-
-
-def schedule_secret_name(schedule_id: int) -> str:
-    return f"schedule:{schedule_id}:webhook"
-
-
-def old_name(secret_name: str) -> str:
-    """Return the name under which the replaced secret is sealed."""
-    return f"{secret_name}:old"
-
-
-def signed(keys: Sequence[str], name: str, at: datetime, body: str) -> dict[str, str]:
-    """Return the headers of a webhook. Two keys sign while a secret is being rotated; without a key it is not
-    signed."""
-    headers = {"webhook-id": name, "webhook-timestamp": str(int(at.timestamp()))}
-    if keys:
-        headers["webhook-signature"] = " ".join(Webhook(key).sign(name, at, body) for key in keys)
-    return headers
 
 
 def patience(asked: float | None, executions: int) -> float | None:

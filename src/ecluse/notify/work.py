@@ -21,7 +21,8 @@ from ecluse.db.pools import DELIVERING
 from ecluse.db.query import fetch_one
 from ecluse.engine import Done, Item, Result, WorkContext
 from ecluse.notify import endpoints
-from ecluse.notify.rules import OLD_SECRET_SIGNS, Kind, message_id, old_name, patience, signed
+from ecluse.notify.rules import Kind, message_id, patience
+from ecluse.notify.signature import OLD_SECRET_SIGNS, old_name, signed
 
 if TYPE_CHECKING:
     from ecluse.vendors.guarded import GuardedHttp

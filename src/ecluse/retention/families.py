@@ -39,7 +39,7 @@ REASON = f"""CASE
     WHEN r.orchestrated AND EXISTS (
         SELECT 1 FROM dbos.workflow_status w WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key
           AND w.status IN {workflows.NOT_OVER}) THEN 'its workflow is not over'
-    -- REPETITIONS (runs.py) finds the open repetition of a key by walking up from the key's first run
+    -- REPETITIONS (engine/runs/start.py) finds the open repetition of a key by walking up from the key's first run
     WHEN (r.tenant_id, regexp_replace(r.event_key, '-retry-[0-9]+$', '')) IN (
         SELECT o.tenant_id, regexp_replace(o.event_key, '-retry-[0-9]+$', '') FROM runs o
         WHERE o.ended_at IS NULL AND o.event_key ~ '-retry-[0-9]+$') THEN 'a repetition of it is open'

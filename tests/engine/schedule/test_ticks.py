@@ -17,8 +17,8 @@ from ecluse.base.crash import POINTS_OF_A_TICK
 from ecluse.engine import Start, start_run
 from ecluse.engine.kit import Kit
 from ecluse.engine.schedule import schedules as rows
-from ecluse.engine.schedule.slots import event_key
-from ecluse.engine.schedule.ticks import BATCH, Line, renew, tick
+from ecluse.engine.schedule.slot_decisions import event_key
+from ecluse.engine.schedule.ticks import BATCH, TickResult, renew, tick
 from tests.support.engine_flows import PATIENCE, Targets, until
 from tests.support.runs import wait_for_run
 from tests.support.tick_world import BEGIN, FLOW, HOURLY, OTHER, RULES, hour
@@ -204,7 +204,7 @@ async def test_many_replicas_fire_every_instant_exactly_once(world, one):
         count,
     )
     world.at(hour(8))
-    lines: list[Line] = []
+    lines: list[TickResult] = []
     while len(lines) < count:
         ticks = await asyncio.gather(*(tick(world.pool, world.flows, RULES) for _ in range(3)))
         lines += [line for each in ticks for line in each]

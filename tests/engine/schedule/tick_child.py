@@ -6,14 +6,14 @@ import asyncio
 import sys
 
 from ecluse.db.connect import pool as open_pool
-from ecluse.engine import Rules
+from ecluse.engine.schedule.slot_decisions import FiringLimits
 from ecluse.engine.schedule.ticks import tick
 from tests.support.engine_flows import flow, stage
 
 
 async def main(dsn: str) -> None:
     async with open_pool(dsn, size=2) as pool:
-        print(await tick(pool, {"test": flow(stage())}, Rules()))
+        print(await tick(pool, {"test": flow(stage())}, FiringLimits()))
 
 
 if __name__ == "__main__":

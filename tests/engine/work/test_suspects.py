@@ -18,7 +18,8 @@ from structlog.testing import capture_logs
 
 from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, WorkContext
 from ecluse.engine.cluster.heartbeat import TOMBSTONES
-from ecluse.engine.work.suspects import Suspicion, take_over
+from ecluse.engine.cluster.take_over import take_over
+from ecluse.engine.work.suspects import Suspicion
 from tests.support.engine_flows import PATIENCE, Shop, flow, open_board, stage, until
 from tests.support.runs import start_items, start_run, wait_for_run
 
@@ -65,7 +66,7 @@ class Floor:
         self.seconds = seconds
         self.at_work: list[Item] = []
         self.most: Counter[str] = Counter()
-        self.company: dict[str, set[str]] = {}
+        self.group_sizes: dict[str, set[str]] = {}
         self.order: list[str] = []
 
     async def work(self, _: WorkContext, item: Item) -> Result:
@@ -74,7 +75,7 @@ class Floor:
         for kind, count in Counter(one.key[0] for one in self.at_work).items():
             self.most[kind] = max(self.most[kind], count)
         for one in self.at_work:
-            self.company.setdefault(one.key, set()).update(other.key for other in self.at_work if other is not one)
+            self.group_sizes.setdefault(one.key, set()).update(other.key for other in self.at_work if other is not one)
         await asyncio.sleep(self.seconds)
         self.at_work.remove(item)
         return Done()
@@ -229,7 +230,7 @@ async def test_a_suspect_runs_alone(start_kit, waiting, query, hands, suspects):
     kit = await start_kit(flow(stage(floor.work)), hands=hands)
     row = await wait_for_run(kit, run, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 60 + len(suspects)), "the others waited, and went on"
-    assert {key: floor.company[key] for key in suspects} == {key: set() for key in suspects}
+    assert {key: floor.group_sizes[key] for key in suspects} == {key: set() for key in suspects}
     assert floor.most["o"] > HANDS // 2
     claims = query("SELECT c.taken, c.apart FROM claims c JOIN items i ON i.claim_id = c.id WHERE i.suspicion > 0")
     assert claims == [(1, "alone")] * len(suspects)
@@ -267,7 +268,7 @@ async def test_of_several_workers_those_with_the_least_in_hand_make_room(start_k
     ended = query("SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", run)
     assert ended == [(waits,)], "the others go on while one worker waits for its hands to be empty"
     await until(lambda: query("SELECT status FROM items WHERE key = 'suspect'") == [("succeeded",)])
-    assert floor.company["suspect"] == set()
+    assert floor.group_sizes["suspect"] == set()
 
 
 # ── Poison ─────────────────────────────────────────────────────────────────────────────────────────────────────────

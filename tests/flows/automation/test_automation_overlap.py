@@ -138,7 +138,7 @@ async def test_what_is_caught_up_on_after_a_downtime_is_about_the_days_it_was_du
     skipping = await world.schedule(fiche_selection=selection, catch_up="skip", **daily)
     # Three days later, before that day's own instant.
     assert sorted(await ticked(world, at("03:00", day=10))) == ["fired", "missed"]
-    missed = "nobody was there in time"
+    missed = "no scheduler was running in time"
     assert slots(world, schedule) == [
         ("07 04:30", "missed", missed),
         ("08 04:30", "missed", missed),

@@ -70,11 +70,13 @@ async def test_a_downtime_is_told_and_made_up_for_once_if_that_is_wanted(automat
     (line,) = await automated.tick(hour(11) - timedelta(minutes=1))
     shown = await automated.do(queries.show_schedule_in_full, "default", schedule, LONGEST)
     last = (
-        ("fired", "caught up") if catch_up == "latest" else ("missed", "nobody was there in time, and catch_up is skip")
+        ("fired", "caught up")
+        if catch_up == "latest"
+        else ("missed", "no scheduler was running in time, and catch_up is skip")
     )
     assert [(slot["due_at"], slot["state"], slot["reason"]) for slot in shown["slots"]] == [
-        (hour(10), *last), (hour(9), "missed", "nobody was there in time"),
-        (hour(8), "missed", "nobody was there in time"),
+        (hour(10), *last), (hour(9), "missed", "no scheduler was running in time"),
+        (hour(8), "missed", "no scheduler was running in time"),
     ]  # fmt: skip
     assert (line.status, one("SELECT count(*) FROM runs")) == (last[0], int(catch_up == "latest"))
     assert [run["id"] for run in shown["runs"]] == ([line.run_id] if catch_up == "latest" else [])

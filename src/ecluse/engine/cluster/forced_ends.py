@@ -108,5 +108,5 @@ async def end_one(
 ) -> None:
     """End one run; an error is logged, so that the others are ended all the same."""
     run = await lifecycle.load_run(connection, run_id)
-    with completion.apart(run_id):
+    with completion.log_error_of_run(run_id):
         await finalize.end_runs(connection, flows[run.flow], [run], RunEnd(cause, code, why))

@@ -18,9 +18,9 @@ import structlog
 
 from ecluse.db.connect import open_blocking_session
 from ecluse.db.outage import is_unavailable, one_line
+from ecluse.engine.cluster.take_over import take_over
 from ecluse.engine.lead import durable
 from ecluse.engine.runs.leases import RENEW
-from ecluse.engine.work.suspects import take_over
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ UPDATE replicas SET state = 'dead', ended_at = clock_timestamp() WHERE id IN (
 RETURNING id
 """
 RARELY = 600  # ticks of the reaper
-# Rows of ended replicas are kept for as long as they are evidence for or against an item (`suspects.py`).
+# Rows of ended replicas are kept for as long as they are evidence for or against an item (`work/suspects.py`).
 TOMBSTONES = """
 DELETE FROM replicas WHERE state <> 'live' AND ended_at < least(clock_timestamp() - interval '1 hour', (
     SELECT min(first_crash_at) FROM items WHERE first_crash_at IS NOT NULL AND status = 'open'))

@@ -14,7 +14,7 @@ from ecluse.engine.model.flow import Flow, WorkContext
 from ecluse.engine.model.roles import Role
 from ecluse.engine.runs import leases
 from ecluse.engine.runs.lifecycle import CLOSING_CHANNEL, ENDED_CHANNEL, RUNS_CHANNEL
-from ecluse.engine.schedule.slots import Rules
+from ecluse.engine.schedule.slot_decisions import FiringLimits
 from ecluse.engine.schedule.ticks import TICK_SECONDS, Scheduler
 from ecluse.engine.work.worker import Worker
 
@@ -23,7 +23,7 @@ SCHEDULER: frozenset[Role] = frozenset({"scheduler"})
 WORKER_OR_SCHEDULER: frozenset[Role] = frozenset({"worker", "scheduler"})
 
 
-def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: Rules, every: float) -> list[Job]:
+def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: FiringLimits, every: float) -> list[Job]:
     orphans = partial(forced_ends.end_orphans, flows=flows)
     stale = partial(forced_ends.end_stale, flows=flows)
     return [

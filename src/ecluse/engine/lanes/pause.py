@@ -54,8 +54,9 @@ WHERE name = %(name)s RETURNING pg_notify('ecluse_lanes', id::text)
 """
 
 
-class Needing(NamedTuple):
-    """A stage of an open run, and the instant at which its items that still wait in the lane fail with it."""
+class StageNeedingLane(NamedTuple):
+    """A stage of an open run that needs the lane: how many items wait in the lane (its own, or those of runs that it
+    waits for), and the deadline at which the stage times out."""
 
     run_id: int
     tenant_id: str
@@ -65,7 +66,7 @@ class Needing(NamedTuple):
     deadline_at: datetime
 
 
-class Moved(NamedTuple):
+class MovedDeadline(NamedTuple):
     """A stage whose clock was stopped, with its new deadline."""
 
     run_id: int
@@ -76,11 +77,11 @@ class Moved(NamedTuple):
     by: timedelta
 
 
-async def needing(connection: Connection, name: str) -> list[Needing]:
+async def needing(connection: Connection, name: str) -> list[StageNeedingLane]:
     """Return the stages that have items waiting in the lane, or wait for runs that have; the earliest deadline
     first."""
     await _known(connection, name)
-    return await fetch_all(connection, Needing, NEEDING, (name,))
+    return await fetch_all(connection, StageNeedingLane, NEEDING, (name,))
 
 
 async def pause(connection: Connection, name: str, *, reason: str, by: str, stop_clock: bool = False) -> None:
@@ -96,7 +97,7 @@ async def pause(connection: Connection, name: str, *, reason: str, by: str, stop
     log.warning("lane paused", lane=name, reason=reason, by=by, stop_clock=stop_clock)
 
 
-async def resume(connection: Connection, name: str, *, reason: str, by: str) -> list[Moved] | None:
+async def resume(connection: Connection, name: str, *, reason: str, by: str) -> list[MovedDeadline] | None:
     """Resume the lane and return the stages whose deadlines moved; None if it was not paused. A hold by the vendor
     (Retry-After) or by a breaker stays."""
     await _known(connection, name)
@@ -104,7 +105,7 @@ async def resume(connection: Connection, name: str, *, reason: str, by: str) -> 
     async with connection.transaction():
         if await fetch_value(connection, PAUSED_FOR, given) is None:
             return None
-        moved = await fetch_all(connection, Moved, MOVE, given)
+        moved = await fetch_all(connection, MovedDeadline, MOVE, given)
         await connection.execute(RESUME, given)
         await log_to_runs(connection, name, "warning", f"Lane {name} was resumed: {reason}")
     log.warning("lane resumed", lane=name, reason=reason, by=by, deadlines_moved=len(moved))

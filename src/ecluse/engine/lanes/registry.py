@@ -18,13 +18,13 @@ from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import until_back
 from ecluse.db.query import fetch_all, fetch_row, fetch_rows, fetch_value
-from ecluse.engine.lanes.breaker import HOLD, Change, record_results
+from ecluse.engine.lanes.breaker_counts import HOLD, Change, record_results
 from ecluse.engine.lanes.lane_log import log_to_runs
 from ecluse.engine.model.breaker import (
-    NONE,
+    NO_FAILURES,
     Breaker,
     CallResult,
-    Row,
+    FailureStreak,
     Spared,
     asked_for,
     counts,
@@ -82,9 +82,9 @@ class Lanes:
         self.stages = {(flow.name, stage.name): stage for flow in flows for stage in flow.stages}
         self._ids: dict[str, int] = {}
         self._spacing: dict[str, timedelta | None] = {}
-        self.free: list[int] = []
+        self.uncapped: list[int] = []
         self.capped: list[int] = []
-        self.counting: dict[int, Row] = {}  # lanes whose breaker has counted failures, and its counts
+        self.counting: dict[int, FailureStreak] = {}  # lanes whose breaker has counted failures, and its counts
         self._breakers: dict[int, Breaker] = {}
         self._closed: dict[int, datetime | None] = {}  # until when; None: until an operator resumes it
         self._opens: dict[int, asyncio.TimerHandle] = {}
@@ -104,7 +104,7 @@ class Lanes:
                     await connection.execute(statement, (name, *caps, breaker.failures if breaker else None))
                 if (row := await fetch_row(connection, KNOWN_LANE, (name,))) is not None:
                     self._ids[name], _, self._spacing[name] = row
-                    (self.capped if row[1] else self.free).append(row[0])
+                    (self.capped if row[1] else self.uncapped).append(row[0])
                     if breaker is not None:
                         self._breakers[row[0]] = breaker
             await self._read(connection)
@@ -133,7 +133,7 @@ class Lanes:
         lane = stage.lane
         until = asked_for(error, now) if error and lane.one_vendor else None
         counted = counts(lane.breaker, error) if called else None
-        before = self.counting.get(lane_id, NONE)
+        before = self.counting.get(lane_id, NO_FAILURES)
         if until is None and not (counted or (counted is False and before.failures)):
             return None
         outage, closed = bool(counted) and is_outage(lane.breaker, error), self.is_closed(lane_id)
@@ -150,7 +150,7 @@ class Lanes:
     def _count(self, end: CallResult) -> None:
         """Count the end towards the breaker as the database will; every read of the table corrects it. While the lane
         is closed, only failures count."""
-        breaker, before = self._breakers.get(end.lane_id), self.counting.get(end.lane_id, NONE)
+        breaker, before = self._breakers.get(end.lane_id), self.counting.get(end.lane_id, NO_FAILURES)
         if breaker is None or end.counts is None or (self.is_closed(end.lane_id) and not end.counts):
             return
         row, too_long = tally(before, [end], breaker.failures)
@@ -217,10 +217,10 @@ class Lanes:
             await self._read(connection)
 
     async def _read(self, connection: Connection) -> None:
-        rows = await fetch_rows(connection, STANDING, (self.free + self.capped,))
+        rows = await fetch_rows(connection, STANDING, (self.uncapped + self.capped,))
         self._closed = {lane: None if paused else until for lane, paused, until, *_ in rows if paused or until}
         self.counting = {
-            lane: Row(failures, trips, since, frozenset(failing))
+            lane: FailureStreak(failures, trips, since, frozenset(failing))
             for lane, _, _, failures, trips, since, failing in rows
             if failures
         }

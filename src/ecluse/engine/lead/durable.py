@@ -1,4 +1,5 @@
-"""The only adapter to DBOS: all knowledge of it, and everything that depends on its version, is in this file.
+"""The only adapter to DBOS: every call of it, and what depends on its version, is in this file. (A few statements
+elsewhere read its table of workflows.)
 
 One workflow function leads every run; its argument is the run's id, the facts are in our tables. The application
 version is pinned (the default is a hash of the source, so that any edit would strand the workflows in flight) and
@@ -57,7 +58,7 @@ def is_outage(error: BaseException) -> bool:
     return isinstance(error, exc.TimeoutError) or is_unavailable(error)
 
 
-def not_the_storys(error: Exception) -> bool:
+def is_dbos_or_outage(error: Exception) -> bool:
     """Return whether the error is a signal of DBOS itself, or a database outage under DBOS. (Any other error is the
     story's.)"""
     return isinstance(error, DBOSException) or (isinstance(error, exc.SQLAlchemyError) and is_outage(error))

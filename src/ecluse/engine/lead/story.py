@@ -139,7 +139,7 @@ async def lead(story: Story) -> None:
     except lifecycle.RunEnded:
         run.trace.warn("the run was ended from outside")
     except Exception as error:  # the edge of the story: whatever went wrong in it, the run must record it
-        if durable.not_the_storys(error):
+        if durable.is_dbos_or_outage(error):
             raise
         run.trace.error("run failed", exc_info=True)
         code = error.code if isinstance(error, EcluseError) else "BUG"

@@ -1,5 +1,5 @@
 """Circuit breaker rules: when consecutive failures mean that a vendor is down, how long its lane pauses, and whether a
-failure is the vendor's or the item's. Pure decisions; `lanes/breaker.py` stores them."""
+failure is the vendor's or the item's. Pure decisions; `lanes/breaker_counts.py` stores them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ VENDOR_DOWN = Breaker(
 )
 
 
-class Row(NamedTuple):
+class FailureStreak(NamedTuple):
     """Consecutive failed calls of a lane. `trips`: how often its breaker has opened since the first of them."""
 
     failures: int = 0
@@ -70,7 +70,7 @@ class Row(NamedTuple):
     items: frozenset[int] = frozenset()  # distinct, at most one more than the breaker's `failures`
 
 
-NONE = Row()
+NO_FAILURES = FailureStreak()
 
 
 class CallResult(NamedTuple):
@@ -112,24 +112,26 @@ def is_outage(breaker: Breaker | None, error: Exception | None) -> bool:
     return breaker is not None and isinstance(error, VendorError) and error.code in breaker.codes & OUTAGES
 
 
-def tally(row: Row, ends: Iterable[CallResult], most: int) -> tuple[Row, bool]:
-    """Return the row after these ends, and whether it got too long. If so its count stays one short of that, so that
-    the first call after the pause decides; of calls that were in flight together with the last one, only failures
-    matter."""
+def tally(row: FailureStreak, ends: Iterable[CallResult], most: int) -> tuple[FailureStreak, bool]:
+    """Add call results to a lane's consecutive failures; return the new streak, and whether it has exceeded `most`
+    failures (the breaker opens). The count is capped at `most`, so that one failed probe opens the breaker again. Once
+    exceeded, a success in the same batch does not reset the streak: that call was in flight with the failures."""
     too_long = False
     for end in ends:
         if end.counts:
             items = row.items if len(row.items) > most else row.items | {end.item_id}
             too_long = too_long or row.failures >= most
-            row = Row(min(row.failures + 1, most), row.trips, row.since or end.at, items)
+            row = FailureStreak(min(row.failures + 1, most), row.trips, row.since or end.at, items)
         elif not too_long:
-            row = NONE
+            row = NO_FAILURES
     return (row._replace(trips=row.trips + 1), True) if too_long else (row, False)
 
 
-def is_spared(breaker: Breaker, row: Row, now: datetime, *, executions: int, budget: int) -> bool:
-    """Return whether an outage failure, which `row` includes, is the vendor's. `executions` counts this one, too. An
-    item that has used up its budget is given up on at once if the vendor has answered another call in between."""
+def is_spared(breaker: Breaker, row: FailureStreak, now: datetime, *, executions: int, budget: int) -> bool:
+    """Return whether a failed execution is the vendor's fault and is not counted against its item. `row` and
+    `executions` include this failure. True if more than `breaker.failures` different items failed in the row; or if the
+    item has used up its `budget`, the row has at least min(`budget`, `breaker.failures`) failures, and it is younger
+    than `breaker.doubt`."""
     if len(row.items) > breaker.failures:
         return True
     alone = executions >= budget and row.failures >= min(budget, breaker.failures)

@@ -85,7 +85,7 @@ ORDER BY r.id
 """  # noqa: S608 - our own names
 
 
-async def complete(connection: Connection, run_ids: Collection[int]) -> list[Run]:
+async def find_complete_runs(connection: Connection, run_ids: Collection[int]) -> list[Run]:
     """Return the open runs among `run_ids` whose stages are all complete. For runs without a story, which no workflow
     ends."""
     return await fetch_all(connection, Run, ALL_COMPLETE, (list(run_ids),))
@@ -153,7 +153,7 @@ async def end_runs(
             tally = {"successful": successful, "failed": failed, "ignored": ignored, "cancelled": cancelled}
             as_what = ended_as(causes[run_id].cause, successful, failed)
             ended.append(EndedRun(by_id[run_id], found[run_id].status, causes[run_id], tally, seconds, *as_what))
-        moves = [lifecycle.Move(one.run, one.from_status, one.state, one.facts, one.shown) for one in ended]
+        moves = [lifecycle.StatusChange(one.run, one.from_status, one.state, one.facts, one.shown) for one in ended]
         to_statuses = await lifecycle.set_status(connection, flow, moves)
         if forced := [one.run.id for one in ended if one.cause.cause != "normal"]:
             await connection.execute(MARK_ABANDONED, (forced,))

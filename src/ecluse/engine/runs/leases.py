@@ -224,7 +224,8 @@ async def end_expired(pool: Pool) -> None:
 
 
 async def list_leases(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[dict[str, Any]]:
-    """List the held leases, with shortened tokens. No remaining time: held for as long as its run is open."""
+    """List the held leases, tokens cut to 8 characters. `remaining_seconds` is None for a lease that a run holds until
+    it ends."""
     return await fetch_all(connection, dict, LIST, (tenant, limit, offset))
 
 

@@ -88,14 +88,14 @@ async def begin(connection: Connection, run: Run, flow: Flow) -> bool:
         status = (await lock_runs(connection, [run.id]))[run.id].status
         if flow.statuses.meaning[status] is State.RUNNING:
             return False
-        await set_status(connection, flow, [Move(run, status, State.RUNNING)])
+        await set_status(connection, flow, [StatusChange(run, status, State.RUNNING)])
     run.trace.start(f"run-{flow.name}", event_key=run.event_key, **flow.about(run))
     return True
 
 
 async def begin_runs(connection: Connection, flow: Flow, queued: Sequence[Run]) -> None:
     """Move runs inserted by the current transaction to running. No lock needed: they are not visible to others."""
-    await set_status(connection, flow, [Move(run, flow.statuses.initial, State.RUNNING) for run in queued])
+    await set_status(connection, flow, [StatusChange(run, flow.statuses.initial, State.RUNNING) for run in queued])
     for run in queued:
         run.trace.start(f"run-{flow.name}", event_key=run.event_key)
 
@@ -115,7 +115,7 @@ async def note_errors(connection: Connection, run: Run, details: Mapping[str, An
     )
 
 
-class Move(NamedTuple):
+class StatusChange(NamedTuple):
     """A status change of a run, from `from_status` to the flow's status for `state`, or for `shown` where the flow
     shows another state than the run's own (`states.ended_as`). `facts` are columns set with it."""
 
@@ -160,7 +160,7 @@ def _noted(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return facts or None
 
 
-async def set_status(connection: Connection, flow: Flow, moves: Sequence[Move]) -> list[str]:
+async def set_status(connection: Connection, flow: Flow, moves: Sequence[StatusChange]) -> list[str]:
     """Change the status of these runs, each only if it still has `from_status`; return the new statuses."""
     statuses, rows = [], []
     for run, from_status, state, facts, shown in moves:

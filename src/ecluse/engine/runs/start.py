@@ -118,7 +118,7 @@ async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run])
     """Open the first stage of these runs, and end those with nothing to do: no finished item would ever end them."""
     await lifecycle.begin_runs(connection, flow, begun)
     await flow.begin(connection, begun)  # type: ignore[misc]
-    if idle := await finalize.complete(connection, [run.id for run in begun]):
+    if idle := await finalize.find_complete_runs(connection, [run.id for run in begun]):
         await finalize.end_runs(connection, flow, idle)
 
 

@@ -20,7 +20,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all, fetch_one, fetch_value
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import TENANT, Start, Started, start_run, valid_input
-from ecluse.engine.schedule.slots import MOST_SLOTS
+from ecluse.engine.schedule.slot_decisions import MOST_SLOTS
 
 LONGEST_NAME = 200
 

@@ -20,7 +20,7 @@ from ecluse.db.outage import is_unavailable
 from ecluse.db.query import as_json, fetch_all, fetch_column, fetch_value
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import Start, start_runs
-from ecluse.engine.schedule.slots import Decision, Rules, Schedule, decide, event_key
+from ecluse.engine.schedule.slot_decisions import Decision, FiringLimits, Schedule, decide, event_key
 
 log = structlog.get_logger(__name__)
 
@@ -78,7 +78,7 @@ UPDATE schedules SET next_due_at = ecluse_now() WHERE next_due_at > (SELECT eclu
 """
 
 
-class Line(NamedTuple):
+class TickResult(NamedTuple):
     schedule_id: int
     status: str  # of its latest instant: fired, waiting, skipped, missed; or failed
     run_id: int | None
@@ -86,7 +86,7 @@ class Line(NamedTuple):
 
 
 class Scheduler:
-    def __init__(self, flows: Mapping[str, Flow], rules: Rules) -> None:
+    def __init__(self, flows: Mapping[str, Flow], rules: FiringLimits) -> None:
         self._flows = flows
         self._rules = rules
         self._renewed = False
@@ -105,9 +105,9 @@ async def renew(pool: Pool) -> None:
         log.warning("new time zone rules: schedules are computed again", schedules=cursor.rowcount, rules=ZONE_RULES)
 
 
-async def tick(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> list[Line]:
+async def tick(pool: Pool, flows: Mapping[str, Flow], rules: FiringLimits) -> list[TickResult]:
     """Handle all due schedules, in batches; stop if another replica holds the lock."""
-    done: list[Line] = []
+    done: list[TickResult] = []
     orchestrated = {"flows": [name for name, flow in flows.items() if flow.story is not None]}
     async with pool.connection() as connection:
         while await fetch_value(connection, ANY_DUE, orchestrated):
@@ -127,8 +127,8 @@ async def tick(pool: Pool, flows: Mapping[str, Flow], rules: Rules) -> list[Line
 
 
 async def _handle(
-    connection: Connection, flows: Mapping[str, Flow], due: Sequence[Schedule], now: datetime, rules: Rules
-) -> list[Line]:
+    connection: Connection, flows: Mapping[str, Flow], due: Sequence[Schedule], now: datetime, rules: FiringLimits
+) -> list[TickResult]:
     """Handle a batch as a whole; if that fails on data, in halves, until the culprit is alone: it keeps its instants,
     and later ticks retry with backoff."""
     if not due:
@@ -148,16 +148,16 @@ async def _handle(
         again = now + min(BACK_OFF * 2 ** min(one.failures, 10), LONGEST_BACK_OFF)
         await connection.execute(PUT_FAILURE, (why, again, one.id))
         log.error("a schedule could not be fired", schedule_id=one.id, tenant_id=one.tenant_id, error=why)
-        return [Line(one.id, "failed", None, why)]
+        return [TickResult(one.id, "failed", None, why)]
 
 
 async def _store(
     connection: Connection, flows: Mapping[str, Flow], decided: Sequence[tuple[Schedule, Decision]]
-) -> list[Line]:
+) -> list[TickResult]:
     starts = [_start(flows[one.flow], one, at) for one, decision in decided if (at := decision.fires) is not None]
     started = await start_runs(connection, starts) if starts else []
     run_ids = {(each.run.tenant_id, each.run.event_key): each.run.id for each in started}
-    lines: list[Line] = []
+    lines: list[TickResult] = []
     slots: list[dict[str, Any]] = []
     schedules: list[dict[str, Any]] = []
     for one, decision in decided:
@@ -169,7 +169,7 @@ async def _store(
         put = {"handled_until": decision.handled_until, "next_due_at": decision.next_due_at, "held": one.held}
         schedules.append({"id": one.id, **put, "uncounted": decision.uncounted, "run_id": run_id})
         if decision.slots:
-            lines.append(Line(one.id, decision.slots[-1].state, run_id, decision.slots[-1].reason))
+            lines.append(TickResult(one.id, decision.slots[-1].state, run_id, decision.slots[-1].reason))
     await connection.execute(PUT_SLOTS, (as_json(slots),))
     await connection.execute(PUT_SCHEDULES, {"rows": as_json(schedules), "rules": ZONE_RULES})
     return lines

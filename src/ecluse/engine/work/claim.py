@@ -151,7 +151,7 @@ class Claimant(NamedTuple):
     apart: Literal["group", "alone"] | None = None
 
 
-async def claim_free(connection: Connection, claimant: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
+async def claim_uncapped(connection: Connection, claimant: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
     """Claim at most `room` items from lanes without any cap."""
     return await _claim(connection, CLAIM_FREE, claimant, lanes, room)
 

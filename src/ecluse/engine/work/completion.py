@@ -57,7 +57,7 @@ SELECT run_id, stage FROM stages WHERE run_id = ANY(%s) AND ended_at IS NULL AND
 """
 
 
-async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple[int, str]]) -> None:
+async def wake_gates_or_end_runs(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple[int, str]]) -> None:
     """Check the (run, stage) pairs in `touched`: of each complete stage, wake the gate or end the run."""
     if not touched:
         return
@@ -66,7 +66,7 @@ async def close(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple
         complete = await fetch_rows(connection, COMPLETE, pairs)
         for run_id, stage, orchestrated, workflow in complete:
             if orchestrated:
-                with apart(run_id):
+                with log_error_of_run(run_id):
                     await _wake(connection, workflow, gate.topic(stage))
         await close_complete(connection, flows, {row[0] for row in complete if not row[2]})
 
@@ -75,7 +75,7 @@ async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_
     """End the self-closing runs among `run_ids` whose stages are all complete, and wake the gates of their parents."""
     if not run_ids:
         return
-    over = await finalize.complete(connection, run_ids)
+    over = await finalize.find_complete_runs(connection, run_ids)
     for name in sorted({run.flow for run in over}):
         mine = [run for run in over if run.flow == name]
         await end_together(connection, flows[name], mine)
@@ -98,7 +98,7 @@ async def end_together(
         else:
             return
     for run in over:
-        with apart(run.id):
+        with log_error_of_run(run.id):
             await finalize.end_runs(connection, flow, [run], cause)
 
 
@@ -120,7 +120,7 @@ async def _wake_parents(connection: Connection, ended: Sequence[Run]) -> None:
 
 
 @contextmanager
-def apart(run_id: int) -> Iterator[None]:
+def log_error_of_run(run_id: int) -> Iterator[None]:
     """Log an error in the body: a run that cannot be closed must not keep the others open. An unavailable database is
     raised."""
     try:
@@ -160,7 +160,7 @@ async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
     async with pool.connection() as connection:
         page = await fetch_column(connection, SELF_CLOSING, (list(flows), after))
         for run_id, stage in await fetch_rows(connection, OVERDUE, (page,)) if page else ():
-            with apart(run_id):
+            with log_error_of_run(run_id):
                 run = await lifecycle.load_run(connection, run_id)
                 await gate.end(connection, run, flows[run.flow].stage(stage), "timeout")
                 await finalize.end_runs(connection, flows[run.flow], [run])
@@ -229,7 +229,7 @@ class CompletionLoop:
             began = time.monotonic()
             await _send_news(self._pool, over, self._emit)  # first: events of an item come before those of its run
             with ignoring_outage("completion"):  # a sweep or the gate's poll finds the stages
-                await close(self._pool, self._flows, pairs)
+                await wake_gates_or_end_runs(self._pool, self._flows, pairs)
                 crashpoint("after hint")
             if not self._leaving:
                 rest = max(LEAST_REST_SECONDS, min(2 * (time.monotonic() - began), LONGEST_REST_SECONDS))

@@ -12,14 +12,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
-import psycopg
 import structlog
 
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
-from ecluse.engine.work.claim import AHEAD_SECONDS, RELEASE, Claimant
+from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant
 from ecluse.engine.work.worker_slots import WorkerSlots
 
 log = structlog.get_logger(__name__)
@@ -70,7 +68,7 @@ def judge(seen: Evidence) -> Suspicion:
     return Suspicion.TENTH if always_there or seen.crashes >= POINTED_ANYHOW else Suspicion.NONE
 
 
-def company(waiting: Mapping[int, int], slots: int) -> dict[int, int]:
+def group_sizes(waiting: Mapping[int, int], slots: int) -> dict[int, int]:
     """Return, per kind of waiting suspects, how many a worker may hold at once; 1: alone, without any other item."""
     few = sum(waiting.values()) <= FEW
     sizes = {Suspicion.TENTH: slots // 10, Suspicion.HUNDREDTH: slots // 100}
@@ -121,7 +119,7 @@ class SuspectClaims:
         claimant = self._claimant
         parameters = {"work": claimant.work, "lanes": lanes, "ahead": AHEAD_SECONDS}
         waiting = dict(await fetch_rows(connection, WAITING, parameters, prepare=True))
-        self.limits = company(waiting, self._slots)
+        self.limits = group_sizes(waiting, self._slots)
         alone = sum(waiting[kind] for kind, most in self.limits.items() if most == 1)
         # As many workers empty their slots as there are suspects to run alone: those that hold the fewest items. The
         # others go on.
@@ -147,36 +145,3 @@ class SuspectClaims:
                 if most > 1:
                     claims.append((self._claimant._replace(least=kind, most=kind, apart="group"), most - held[kind]))
         return [*claims, (self._claimant, room)]
-
-
-# ── Take-over from dead workers ────────────────────────────────────────────────────────────────────────────────────
-
-EVIDENCE = """
-SELECT i.id, i.crashes, count(r.id), i.group_deaths, i.solo_deaths
-FROM items i LEFT JOIN replicas r
-  ON r.state = 'dead' AND r.ended_at >= i.first_crash_at AND i.flow || '/' || i.stage = ANY(r.work)
-     AND NOT EXISTS (SELECT 1 FROM claims c WHERE c.replica_id = r.id AND c.apart = 'alone' AND c.fence > 1)
-WHERE i.id = ANY(%s) GROUP BY i.id
-"""
-MARK = """
-UPDATE items i SET suspicion = t.suspicion FROM unnest(%s::bigint[], %s::smallint[]) AS t(id, suspicion)
-WHERE i.id = t.id AND i.suspicion <> t.suspicion
-"""
-
-
-def take_over(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
-    """Reopen the items of workers that are no longer live and judge them, in one transaction: no suspect is claimed
-    before it is marked. Return the number of items."""
-    with connection.transaction():
-        gone = {"replica": None, "known": None, "least": POINTED_CRASHES}
-        released = connection.execute(RELEASE, gone).fetchone()
-        if released is None:
-            return 0
-        items, _, to_judge = released
-        if to_judge:
-            rows = connection.execute(EVIDENCE, (to_judge,)).fetchall()
-            verdicts = {item: judge(Evidence(*seen)) for item, *seen in rows}
-            connection.execute(MARK, (list(verdicts), list(verdicts.values())))
-            if suspected := {item: verdict.name.lower() for item, verdict in verdicts.items() if verdict}:
-                log.warning("suspects: items marked", items=suspected)
-    return int(items)

@@ -140,7 +140,7 @@ class Worker:
                     known = {claimed.claim_id for claimed in self.slots.claimed}
                     known |= {result.claim_id for result in self.committer.uncommitted}
                     await claim.release_unknown(connection, replica=self._claimant.replica, known=list(known))
-                lanes = self._lanes.free + self._lanes.capped
+                lanes = self._lanes.uncapped + self._lanes.capped
                 await self._suspects.query(connection, lanes, self._clock.monotonic())
                 claimed = await self._choose(connection, room)
             self._unsure = False
@@ -169,7 +169,7 @@ class Worker:
 
     async def _claim_from(self, connection: Connection, claimant: Claimant, room: int) -> list[ClaimedItem]:
         now, ordinary = self._clock.monotonic(), claimant == self._claimant
-        free = [] if ordinary and self._pace.is_empty(now) else self._lanes.free
+        free = [] if ordinary and self._pace.is_empty(now) else self._lanes.uncapped
         claimed: list[ClaimedItem] = []
         # From capped lanes, only as many items as slots are free right now; half as many, if uncapped lanes may have
         # items as well.
@@ -178,7 +178,7 @@ class Worker:
         if self._lanes.capped and capped_room > 0:
             claimed += await claim.claim_capped(connection, claimant, self._lanes.capped, capped_room)
         if free and len(claimed) < room:
-            found = await claim.claim_free(connection, claimant, free, room - len(claimed))
+            found = await claim.claim_uncapped(connection, claimant, free, room - len(claimed))
             if ordinary and not found:
                 self._pace.found_empty(now)
             claimed += found

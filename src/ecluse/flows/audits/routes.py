@@ -32,7 +32,7 @@ Id = Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,17}$", examples=["3"])]
 
 @routes.get("/api/audit-configs", openapi_extra=needs("audits.read", narrowed=True), response_model=shapes.ConfigPage)
 async def list_configs(request: Request, limit: Limit = 50, offset: Offset = 0, active: bool | None = None) -> Response:
-    """List the configs, by id: the same for callers of every scope."""
+    """List the audit configs of the tenant, by id. A key of a narrower scope gets the same list."""
     tenant = caller_of(request).tenant
     rows = await reads_of(request)(lambda c: configs.listed(c, tenant, active=active, limit=limit, offset=offset))
     return as_json({"configs": with_ids_as_text(rows), "limit": limit, "offset": offset})

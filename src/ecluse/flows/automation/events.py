@@ -17,7 +17,7 @@ from ecluse.flows.audits.store import record_failures
 from ecluse.flows.automation import statistics
 from ecluse.flows.transcriptions.plan import event_of
 from ecluse.notify.dispatch import Recipient, notify
-from ecluse.notify.rules import schedule_secret_name
+from ecluse.notify.signature import schedule_secret_name
 
 Level = Literal["info", "warning", "error"]
 TOLD = 200  # fiches named in an event, at most

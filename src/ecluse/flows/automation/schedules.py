@@ -15,7 +15,8 @@ from ecluse.engine import Flow, NewSchedule, create_schedule, delete_schedule, l
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
 from ecluse.flows.automation.selection_model import Selection
-from ecluse.notify.rules import new_secret, old_name, schedule_secret_name, why_refused
+from ecluse.notify.rules import why_refused
+from ecluse.notify.signature import new_secret, old_name, schedule_secret_name
 from ecluse.retention.kinds import Aged
 
 if TYPE_CHECKING:

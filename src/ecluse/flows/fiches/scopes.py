@@ -98,7 +98,7 @@ register_url_convertor("fiche", FicheConvertor())
 
 
 def fiche_in_path(text: str) -> str:
-    """Return a valid fiche id; answer text that cannot be one like any other unknown fiche, with NotFound."""
+    """Return `text` if it is a valid fiche id; otherwise raise NotFound, as for a fiche that does not exist."""
     if is_fiche_id(text):
         return text
     raise NotFound(f"there is no fiche {storable(text, 50)}")

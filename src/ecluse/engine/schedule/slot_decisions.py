@@ -19,13 +19,13 @@ SUPERSEDED = "superseded: a later instant was due"
 OVERLAP = "overlap: the run before it was still going"
 OUTSIDE = "outside the execution window"
 DISABLED_TENANT = "the tenant is disabled"
-NOT_RUNNING = "nobody was there in time"
+NOT_RUNNING = "no scheduler was running in time"
 
 SlotState = Literal["fired", "waiting", "skipped", "missed"]
 
 
 @dataclass(frozen=True)
-class Rules:
+class FiringLimits:
     """Time limits of firing. An instant is on time for as long as `look_back`; after that it may be caught up on within
     `catch_up_within`."""
 
@@ -83,7 +83,7 @@ def event_key(pattern: str, schedule_id: int, due_at: datetime) -> str:
     return pattern.format(schedule=schedule_id, due=int(due_at.timestamp() * 1000))
 
 
-def decide(schedule: Schedule, now: datetime, rules: Rules) -> Decision:
+def decide(schedule: Schedule, now: datetime, rules: FiringLimits) -> Decision:
     table = schedule.timetable
     due, uncounted = table.latest(schedule.handled_until, now, MOST_SLOTS)
     handled_until = due[-1] if due else schedule.handled_until
@@ -100,7 +100,7 @@ def decide(schedule: Schedule, now: datetime, rules: Rules) -> Decision:
     return Decision(slots, uncounted, handled_until, next_due_at)
 
 
-def _passed_over(schedule: Schedule, due_at: datetime, now: datetime, rules: Rules) -> Slot:
+def _passed_over(schedule: Schedule, due_at: datetime, now: datetime, rules: FiringLimits) -> Slot:
     if schedule.tenant_disabled:
         return Slot(due_at, "skipped", DISABLED_TENANT)
     if due_at == schedule.waiting:
@@ -110,7 +110,7 @@ def _passed_over(schedule: Schedule, due_at: datetime, now: datetime, rules: Rul
     return Slot(due_at, "missed", NOT_RUNNING)
 
 
-def _verdict(schedule: Schedule, table: Timetable, due_at: datetime, now: datetime, rules: Rules) -> Slot:
+def _verdict(schedule: Schedule, table: Timetable, due_at: datetime, now: datetime, rules: FiringLimits) -> Slot:
     late = now - due_at > rules.look_back
     held = schedule.held and schedule.overlap == "wait"
     if schedule.tenant_disabled:

@@ -10,7 +10,7 @@ import structlog
 
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
-from ecluse.engine.model.breaker import NONE, TRIGGERED, Breaker, CallResult, Row, tally
+from ecluse.engine.model.breaker import NO_FAILURES, TRIGGERED, Breaker, CallResult, FailureStreak, tally
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ async def record_results(
         rows = await fetch_rows(connection, STANDING, ([one.lane_id for one in results],))
         for lane_id, failures, trips, since, failing, most, broken, lane, now in rows:
             mine = [one for one in results if one.lane_id == lane_id]
-            before = Row(failures, trips, since, frozenset(failing)) if failures else NONE
+            before = FailureStreak(failures, trips, since, frozenset(failing)) if failures else NO_FAILURES
             row, too_long = tally(before, mine, most)
             if broken or row == before:  # open already: these calls were in flight together with the last one
                 continue

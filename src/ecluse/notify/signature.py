@@ -1,0 +1,36 @@
+"""Signatures of webhooks (Standard Webhooks), the secrets they are made with, and the names under which those are
+sealed."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from standardwebhooks import Webhook
+
+SECRET_BYTES = 32
+OLD_SECRET_SIGNS = timedelta(days=1)
+
+
+def new_secret() -> str:
+    return f"whsec_{base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
+
+
+def schedule_secret_name(schedule_id: int) -> str:
+    return f"schedule:{schedule_id}:webhook"
+
+
+def old_name(secret_name: str) -> str:
+    """Return the name under which the replaced secret is sealed."""
+    return f"{secret_name}:old"
+
+
+def signed(keys: Sequence[str], name: str, at: datetime, body: str) -> dict[str, str]:
+    """Return the headers of a webhook. Two keys sign while a secret is being rotated; without a key it is not
+    signed."""
+    headers = {"webhook-id": name, "webhook-timestamp": str(int(at.timestamp()))}
+    if keys:
+        headers["webhook-signature"] = " ".join(Webhook(key).sign(name, at, body) for key in keys)
+    return headers
