@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler postgres15 check lint format types imports demo bench bench-automation bench-retention chaos chaos-automation coverage-of-requirements requirements docs clean
+.PHONY: help test quick test-all test-postgres15 browser pooler postgres15 check lint format types imports demo bench bench-automation bench-start bench-retention chaos chaos-automation coverage-of-requirements requirements docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ bench: .venv/.ready ## The benchmark; N=20000 sets the number of items, JSON=1 p
 
 bench-automation: .venv/.ready ## What the automation flow costs above its calls; N=10000 fiches, JSON=1 prints JSON
 	$(BIN)/python -m bench.automation $(if $(N),--fiches $(N)) $(if $(filter 1,$(JSON)),--json)
+
+bench-start: .venv/.ready ## Time from the answer to a start to the first vendor call, one replica and three
+	$(BIN)/python -m bench.start
 
 bench-retention: .venv/.ready ## How fast old rows are deleted, unnoticed, and the size of a year; N=1000000 items, JSON=1 prints JSON
 	$(BIN)/python -m bench.retention $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)
