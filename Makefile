@@ -36,8 +36,9 @@ help: ## List the targets
 # failed tests (exit code 1), such as an error of collection, is not repeated.
 once_more = || { [ $$? = 1 ] && echo "FAILED BESIDE OTHERS; once more, alone:" && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
-# A file stays with one worker, and the long ones (pytest.mark.long) come first.
-side_by_side = -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
+# A file stays with one worker, and the long ones (pytest.mark.long) come first. Three workers on two cores: a test waits for a
+# third of its time.
+side_by_side = -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 
 test: check browser pooler ## All checks and all tests but the slow ones; DATABASE_URL=… runs them on that server
 	$(BIN)/pytest $(side_by_side) --maxfail 10 $(once_more)
