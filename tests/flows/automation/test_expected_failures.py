@@ -27,7 +27,8 @@ def troubled(start_kit, sandbox, query):
 
 async def told(world, run_id, fiche_id):
     """What the run says of a fiche, and of all of them."""
-    async with world.kit.pool.connection() as connection:
+    async with world.kit.pool.connection() as connection, connection.transaction():
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")  # the run goes on meanwhile
         fiches = await queries.list_fiches(connection, "default", run_id, limit=50, offset=0)
         run = await queries.show_run(connection, "default", run_id, PATIENCE)
         plain = await engine.show_run(connection, "default", run_id)
