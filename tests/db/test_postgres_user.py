@@ -73,6 +73,22 @@ def test_as_root_a_user_that_is_being_made_by_another_process_is_waited_for(
 
 
 @only_root
+def test_as_root_processes_that_make_the_user_at_once_get_the_same_user() -> None:
+    name = f"ecl-{os.getpid()}"
+    find = f"from ecluse.db import postgres_user as p;p.SYSTEM_USER = {name!r}; input(); print(p._system_user().pw_uid)"
+    try:
+        started = [
+            subprocess.Popen([sys.executable, "-c", find], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for _ in range(6)
+        ]
+        with ThreadPoolExecutor(len(started)) as threads:
+            answers = list(threads.map(lambda one: one.communicate(b"now\n", timeout=30)[0], started))
+        assert {int(one) for one in answers} == {pwd.getpwnam(name).pw_uid}
+    finally:
+        subprocess.run(["userdel", name], check=False, env=postgres_user.ENVIRONMENT)
+
+
+@only_root
 def test_as_root_the_one_who_comes_second_uses_the_account_of_the_first(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
