@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pwd
 import shutil
@@ -73,18 +74,24 @@ def test_as_root_a_user_that_is_being_made_by_another_process_is_waited_for(
 
 
 @only_root
-def test_as_root_processes_that_make_the_user_at_once_get_the_same_user() -> None:
-    name = f"ecl-{os.getpid()}"
-    find = f"from ecluse.db import postgres_user as p;p.SYSTEM_USER = {name!r}; input(); print(p._system_user().pw_uid)"
+def test_as_root_processes_that_make_the_user_at_once_get_the_same_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, forked = f"ecl-{os.getpid()}", multiprocessing.get_context("fork")
+    monkeypatch.setattr(postgres_user, "SYSTEM_USER", name)
+    together, found = forked.Barrier(6), forked.Queue()
+
+    def find() -> None:
+        together.wait(10)
+        found.put(postgres_user._system_user().pw_uid)
+
+    processes = [forked.Process(target=find) for _ in range(together.parties)]
     try:
-        started = [
-            subprocess.Popen([sys.executable, "-c", find], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            for _ in range(6)
-        ]
-        with ThreadPoolExecutor(len(started)) as threads:
-            answers = list(threads.map(lambda one: one.communicate(b"now\n", timeout=30)[0], started))
-        assert {int(one) for one in answers} == {pwd.getpwnam(name).pw_uid}
+        for process in processes:
+            process.start()
+        uids = {found.get(timeout=30) for _ in processes}
+        assert uids == {pwd.getpwnam(name).pw_uid}
     finally:
+        for process in processes:
+            process.join(10)
         subprocess.run(["userdel", name], check=False, env=postgres_user.ENVIRONMENT)
 
 

@@ -109,7 +109,7 @@ def account_for(pgdata: Path) -> Account:
 def _system_user() -> pwd.struct_passwd:
     # One process at a time: of two that add the user at once, the second may overwrite the first one's entry, whose uid
     # is in use by then.
-    with open("/etc/passwd", "rb") as users:
+    with Path("/etc/passwd").open("rb") as users:
         fcntl.flock(users, fcntl.LOCK_EX)
         return _find_or_add_system_user()
 
