@@ -8,7 +8,7 @@ import json
 import psycopg
 import pytest
 
-from ecluse.flows.audits.shapes import AuditInFull, AuditPage, ConfigPage, ConfigRow, StartedAudit
+from ecluse.flows.audits.surface import AUDITS, CONFIGS, AuditInFull, ConfigRow, StartedAudit
 from tests.api.narrow import narrow
 from tests.support.api_server import add_tenant, new_key
 from tests.support.fiche_rows import call, details, save
@@ -71,7 +71,7 @@ def test_a_config_is_added_shown_listed_and_changed_into_a_new_version(shared_ap
     assert (made.version, made.is_active, made.run_automatically, made.tenant_id) == (1, True, True, "default")
     path = f"/api/audit-configs/{made.id}"
     assert ConfigRow.model_validate(shared_api.get(path).json) == made
-    page = ConfigPage.model_validate(shared_api.get("/api/audit-configs?limit=200").json)
+    page = CONFIGS.page.model_validate(shared_api.get("/api/audit-configs?limit=200").json)
     assert made in page.configs
     changes = [
         ({"is_active": False, "run_automatically": False}, 1),
@@ -168,7 +168,7 @@ def test_audits_are_listed_newest_first_and_filtered(shared_api, shared_dsn, fic
     ask(shared_dsn, "UPDATE audits SET automation_run_id = 4711 WHERE id = %s", second)
 
     def listed(query):
-        page = AuditPage.model_validate(shared_api.get(f"/api/audits?{query}").json)
+        page = AUDITS.page.model_validate(shared_api.get(f"/api/audits?{query}").json)
         return [one.id for one in page.audits]
 
     assert listed("limit=3") == [third, second, first]

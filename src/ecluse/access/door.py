@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,14 +18,17 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
+from ecluse.access import tenants
 from ecluse.access.envelope import ErrorAnswer, Refused
 from ecluse.access.keys import Caller, Keys
 from ecluse.access.permissions import PERMISSIONS
 from ecluse.base.text import storable
+from ecluse.db.reads import Reads
 
 FORM = "application/x-www-form-urlencoded"
 PERMISSION, NARROWED = "x-permission", "x-narrowed"
 DEEPEST = 100
+TENANT = "ecluse-tenant"  # header: the tenant that an administrator acts for
 UNKNOWN = "This key is not known here, or has expired or been revoked."
 
 
@@ -101,6 +105,8 @@ async def admit(request: Request, key: str, permission: str, *, narrowed: bool =
     caller = await keys.find(key)
     if caller is None:
         raise _unauthenticated(UNKNOWN)
+    if (tenant := request.headers.get(TENANT)) is not None and tenant != caller.tenant:
+        caller = await _acting_for(request, caller, tenant)
     if caller.disabled:
         raise Refused(403, "TENANT_DISABLED", "This tenant is disabled.")
     if not caller.may(permission):
@@ -108,6 +114,14 @@ async def admit(request: Request, key: str, permission: str, *, narrowed: bool =
     if caller.scope != "ALL" and not narrowed:
         raise Refused(403, "SCOPE", f"This shows everything of a tenant, and this key is limited to {caller.scope}.")
     return caller
+
+
+async def _acting_for(request: Request, caller: Caller, tenant: str) -> Caller:
+    if not caller.administers_tenants:
+        raise Refused(403, "FORBIDDEN", f"Only an admin key of the tenant {tenants.DEFAULT} acts for other tenants.")
+    reads: Reads = request.app.state.reads
+    disabled = await reads(lambda connection: tenants.is_disabled(connection, tenant))
+    return replace(caller, tenant=tenant, disabled=disabled)
 
 
 def _unauthenticated(message: str) -> Refused:

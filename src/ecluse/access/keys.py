@@ -64,6 +64,11 @@ class Caller:
     def actor(self) -> str:
         return f"key:{self.key_id}"
 
+    @property
+    def administers_tenants(self) -> bool:
+        """True for an administrator of the tenant `default`, who may act for every tenant."""
+        return self.tenant == tenants.DEFAULT and self.role == "admin" and self.scope == "ALL"
+
     def may(self, permission: str) -> bool:
         return permission in ROLES[self.role]
 

@@ -9,6 +9,7 @@ from ecluse.db.query import Row, fetch_all, fetch_row
 from ecluse.engine import TENANT
 
 LONGEST_NAME = 200
+DEFAULT = "default"  # always exists; its administrators administer all tenants
 
 
 async def create(connection: Connection, tenant: str, name: str | None = None) -> bool:
@@ -33,11 +34,15 @@ async def set_disabled(connection: Connection, tenant: str, disabled: bool) -> b
     return bool(cursor.rowcount)
 
 
-async def require(connection: Connection, tenant: str, *, enabled: bool = False) -> None:
+async def is_disabled(connection: Connection, tenant: str) -> bool:
     known = await fetch_row(connection, "SELECT disabled_at IS NOT NULL FROM tenants WHERE id = %s", (tenant,))
     if known is None:
         raise NotFound(f"There is no tenant {tenant!r}. Create it with `ecluse tenants create {tenant}`.")
-    if enabled and known[0]:
+    return bool(known[0])
+
+
+async def require(connection: Connection, tenant: str, *, enabled: bool = False) -> None:
+    if await is_disabled(connection, tenant) and enabled:
         raise InvalidInput(f"The tenant {tenant!r} is disabled: `ecluse tenants enable {tenant}` comes first.")
 
 

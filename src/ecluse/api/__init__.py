@@ -12,21 +12,24 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ecluse.access.keys import Keys
+from ecluse.access.surface import Surface
 from ecluse.api import events, leases, me, notifications, outcomes, pusher, realtime, runs
 from ecluse.db.connect import pool
 from ecluse.db.pools import READING
 from ecluse.db.reads import READ_SETTINGS, Reads
 from ecluse.engine.kit import Kit
-from ecluse.flows.audits import routes as audits
+from ecluse.flows.audits.surface import surface as audits
 from ecluse.flows.automation import routes as automation
 from ecluse.flows.fiches import routes as fiches
 from ecluse.flows.transcriptions import routes as transcriptions
 
 
 def mount(app: FastAPI) -> None:
+    app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
     for part in (me, runs, outcomes, leases, *flows, notifications, realtime, events, pusher):
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
+        app.state.operations |= part.operations if isinstance(part, Surface) else {}
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:

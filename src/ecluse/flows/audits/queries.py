@@ -1,4 +1,4 @@
-"""Read side of audits, for API and command line, limited to the fiches that a caller may see."""
+"""One audit in full, limited to the fiches that a caller may see."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ ORDER BY a.id DESC
 
 # A repeated call that may have been paid twice is recorded as an attempt of its item (`maybe_paid`).
 SHOW = f"""
-SELECT {COLUMNS}, v.snapshot ->> 'name' AS config_name, a.result, v.snapshot AS config,
+SELECT l.*, a.result, v.snapshot AS config,
        (SELECT count(*) FROM items i JOIN attempts t ON t.item_id = i.id AND t.maybe_paid
         WHERE i.run_id = a.run_id AND i.stage = '{STAGE}' AND i.key = a.fiche_id || '-' || a.audit_config_id)
            AS maybe_paid
-FROM {FROM} JOIN audit_config_versions v ON v.audit_config_id = a.audit_config_id AND v.version = a.config_version
-WHERE {{where}}
+FROM audit_list l JOIN audits a ON a.id = l.id JOIN ({cache.FROM}) ON f.id = a.fiche_cache_id
+JOIN audit_config_versions v ON v.audit_config_id = a.audit_config_id AND v.version = a.config_version
+WHERE a.tenant_id = coalesce(%(tenant)s, a.tenant_id) AND a.id = %(id)s AND {{visible}}
 """  # noqa: S608 - made of our own words
+
 
 FILTERS = {
     "tenant": "a.tenant_id = %(tenant)s",
@@ -79,7 +81,7 @@ async def show_audit(
     """Return an audit with its result and the config version that was asked. An audit that the caller may not see is
     not found."""
     given = {"tenant": tenant, "id": audit_id}
-    statement = SHOW.format(where=where(FILTERS, given, visible.condition))
+    statement = SHOW.format(visible=visible.condition)
     audit = await fetch_one(connection, dict, statement, {**given, **visible.parameters})
     if audit is None:
         raise NotFound(f"there is no audit {audit_id}")

@@ -12,6 +12,7 @@ from typing import TypeVar
 from fastapi import Request
 from starlette.convertors import Convertor, register_url_convertor
 
+from ecluse.access import listing
 from ecluse.access.door import caller_of
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
@@ -37,6 +38,15 @@ def visible(caller: Caller) -> Visible:
         case _:  # an unknown scope sees no more than SELF
             condition = f"coalesce(({cache.ATTRIBUTION}) = %(scope_user)s::text, false)"
             return Visible(condition, {"scope_user": caller.crm_user_id})
+
+
+def visible_rows(caller: Caller) -> listing.Visible:
+    """Return the condition on rows with a `fiche_cache_id`: a caller sees those of the fiches that it sees."""
+    if caller.scope == "ALL":
+        return listing.every_row(caller)
+    condition, parameters = visible(caller)
+    ids = f"SELECT f.id FROM {cache.FROM} WHERE f.tenant_id = %(tenant)s AND {condition}"  # noqa: S608 - our own words
+    return listing.Visible(f"t.fiche_cache_id IN ({ids})", parameters)
 
 
 async def check_visible(connection: Connection, caller: Caller, fiche_ids: Sequence[str]) -> list[str]:
