@@ -19,8 +19,8 @@ from ecluse.db import embedded
 from ecluse.engine import Flow
 from ecluse.engine.kit import Kit
 from ecluse.migrations.runner import upgrade
+from ecluse.testing.sandbox import SandboxProcess, running_sandbox
 from tests.support.databases import Databases
-from tests.support.sandbox_process import SandboxProcess, running_sandbox
 from tests.support.servers import Given, Server, database, own_name
 from tests.support.session import Session
 

@@ -36,6 +36,7 @@ from ecluse.bootstrap import (
 )
 from ecluse.engine import ROLES, Flow, Role
 from ecluse.engine.kit import Kit
+from ecluse.flow import Package
 from ecluse.flows.automation.diagnostic import Setup
 from ecluse.realtime.hub import Hub
 from ecluse.realtime.limits import LIMITS, Limits
@@ -54,9 +55,11 @@ def create_app(
     flows: Sequence[Flow],
     roles: frozenset[Role] = ROLES,
     *,
+    packages: Sequence[Package] = (),
     limits: Limits = LIMITS,
 ) -> FastAPI:
-    """Build the ASGI app. `database` is open and migrated; the caller releases it after the app has stopped."""
+    """Build the ASGI app. `database` is open and migrated; the caller releases it after the app has stopped. `packages`
+    are those of others, whose flows are among `flows`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -100,11 +103,13 @@ def create_app(
     app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits)
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
     app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
-    app.state.metrics, app.state.readiness = Metrics(), health.Readiness()
+    gauges = [gauge for package in packages for gauge in package.gauges]
+    app.state.metrics, app.state.readiness = Metrics(gauges), health.Readiness()
+    app.state.packages = packages
     envelope.install(app, app.state.metrics.answered)
     if "api" in roles:
-        api.mount(app)
-        web.mount(app)
+        api.mount(app, packages)
+        web.mount(app, [package.pages for package in packages if package.pages is not None])
     app.add_middleware(GZipMiddleware, compresslevel=6)  # does not compress streams
     app.include_router(health.routes)
     return app

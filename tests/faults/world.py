@@ -18,12 +18,12 @@ from psycopg.rows import dict_row
 
 from ecluse import bootstrap, settings
 from ecluse.engine import Flow, Start
+from ecluse.testing.sandbox import SandboxProcess
 from tests.faults import tally
 from tests.faults.postgres import Postgres, SmallDisk
 from tests.faults.subjects import Subject
 from tests.faults.tally import Tally
 from tests.support.fork_server import Child, ForkServer
-from tests.support.sandbox_process import SandboxProcess
 
 # Short, so that a death is noticed in a second; cases that measure the take-over use the program's own defaults.
 QUICK_HEART = {"ECLUSE_HEARTBEAT_SECONDS": "0.25", "ECLUSE_DEAD_AFTER_SECONDS": "1.25"}

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from ecluse.testing.sandbox import SandboxProcess, running_sandbox
 from tests.sandbox.client import Client
-from tests.support.sandbox_process import SandboxProcess, running_sandbox
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import ServerDisconnectedError
 
+from ecluse.testing.sandbox import SandboxProcess
 from tests.sandbox.client import Client
-from tests.support.sandbox_process import SandboxProcess
 
 ARTICLE = "price-list/articles/SKU-00042"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ecluse.sandbox.vendors import crm
+from ecluse.testing.sandbox import SandboxProcess
 from tests.sandbox.client import Client, Reply
-from tests.support.sandbox_process import SandboxProcess
 
 KEY = {"Authorization": "Bearer any"}
 

@@ -13,8 +13,8 @@ from elevenlabs import AsyncElevenLabs, SpeechToTextChunkResponseModel
 from elevenlabs.core.api_error import ApiError
 from elevenlabs.errors import UnprocessableEntityError
 
+from ecluse.testing.sandbox import SandboxProcess
 from tests.sandbox.client import Client, Reply
-from tests.support.sandbox_process import SandboxProcess
 
 URL = "https://crm.example/audio/1001-1.mp3?Signature=x"
 ONCE: Any = {"max_retries": 0}

@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 from aiohttp import ClientTimeout
 
+from ecluse.testing.sandbox import SandboxProcess
 from tests.sandbox.client import Client
-from tests.support.sandbox_process import SandboxProcess
 
 ARTICLE = "price-list/articles/SKU-00042"
 PRICE = f"{ARTICLE}/price"

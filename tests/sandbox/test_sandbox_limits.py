@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ecluse.testing.sandbox import SandboxProcess
 from tests.sandbox.client import Client, Reply
-from tests.support.sandbox_process import SandboxProcess
 
 ARTICLE = "price-list/articles/SKU-00042"
 

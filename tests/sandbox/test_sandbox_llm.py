@@ -10,8 +10,8 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
+from ecluse.testing.sandbox import SandboxProcess
 from tests.sandbox.client import Client
-from tests.support.sandbox_process import SandboxProcess
 
 SAID = "# Recording 1\nspeaker_0: Cet appel est enregistré, en êtes-vous d'accord ?\nspeaker_1: Oui, tout à fait.\n"
 

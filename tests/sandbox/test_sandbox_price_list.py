@@ -9,8 +9,8 @@ from urllib.request import urlopen
 import pytest
 from aiohttp import ClientTimeout
 
+from ecluse.testing.sandbox import SandboxProcess, running_sandbox
 from tests.sandbox.client import Client
-from tests.support.sandbox_process import SandboxProcess, running_sandbox
 
 ARTICLES = "price-list/articles"
 NEW = {"name": "Équerre d'atelier", "price": "7.40"}

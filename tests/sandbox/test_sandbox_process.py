@@ -20,7 +20,7 @@ from aiohttp import ClientSession
 
 from ecluse.sandbox.__main__ import main
 from ecluse.sandbox.server import serve
-from tests.support.sandbox_process import running_sandbox
+from ecluse.testing.sandbox import running_sandbox
 
 COMMAND = [sys.executable, "-m", "ecluse.sandbox"]
 

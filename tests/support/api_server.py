@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +23,7 @@ from ecluse.access import keys
 from ecluse.app import Server, create_app
 from ecluse.bootstrap import Database, load_flows
 from ecluse.engine import Flow
+from ecluse.flow import Package
 from ecluse.realtime.limits import LIMITS, Limits
 from ecluse.settings import Settings
 from tests.support.engine_flows import flow, stage
@@ -95,10 +96,11 @@ def serving(
     port: int = 0,
     settings: Settings = SEALING,
     limits: Limits = LIMITS,
+    packages: Sequence[Package] = (),
     **knobs: Any,
 ) -> Iterator[Client]:
     given = Settings(**({"ECLUSE_SECRET_KEY": SECRET_KEY} | knobs)) if knobs else settings
-    app = create_app(given, Database(dsn, None), [*load_flows(given), *flows], roles, limits=limits)
+    app = create_app(given, Database(dsn, None), [*load_flows(given), *flows], roles, limits=limits, packages=packages)
     listener = socket.create_server(("127.0.0.1", port), reuse_port=True)
     server = Server(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -19,10 +19,10 @@ from ecluse.flows.audits.flow import Audit, Config, audit_stage, connected
 from ecluse.flows.audits.plan import plan_audits
 from ecluse.flows.audits.store import record_failures
 from ecluse.flows.audits.work import Access
+from ecluse.testing.sandbox import SandboxProcess
 from tests.support.fiche_rows import call, details, save
 from tests.support.outages import brief
 from tests.support.runs import start_run, wait_for_run
-from tests.support.sandbox_process import SandboxProcess
 
 PATIENCE = timedelta(seconds=60)
 STEPS = [

@@ -13,8 +13,8 @@ from typing import Any
 from ecluse.base.clock import Clock
 from ecluse.engine import EphemeralEvent, Flow
 from ecluse.engine.kit import Kit
+from ecluse.testing.sandbox import SandboxProcess
 from tests.support.automation_world import World, automation
-from tests.support.sandbox_process import SandboxProcess
 
 Query = Callable[..., list[Any]]
 

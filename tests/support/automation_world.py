@@ -19,11 +19,11 @@ from ecluse.flows.automation.flow import Automation
 from ecluse.flows.automation.plan import Plan
 from ecluse.flows.automation.selection_model import Override
 from ecluse.flows.automation.work import Access, connected
+from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.guarded import GuardedHttp
 from tests.support.audit_world import STEPS, quick
 from tests.support.audit_world import access as audit_access
 from tests.support.runs import wait_for_run
-from tests.support.sandbox_process import SandboxProcess
 from tests.support.transcription_world import transcription
 
 PATIENCE = timedelta(seconds=60)

@@ -18,9 +18,9 @@ from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.flow import Transcription
 from ecluse.flows.transcriptions.start import StartedFiche, start
 from ecluse.flows.transcriptions.vendors import Access, Vendors, connected
+from ecluse.testing.sandbox import SandboxProcess
 from tests.support.outages import brief
 from tests.support.runs import wait_for_run
-from tests.support.sandbox_process import SandboxProcess
 
 PATIENCE = timedelta(seconds=60)
 QUICK = {"configured": True, "per_minute": 60_000, "backoff_base": 0.02, "backoff_longest": 0.05}

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceList
 from tests.support.raw_server import NOW
-from tests.support.sandbox_process import SandboxProcess
 
 
 @pytest.fixture

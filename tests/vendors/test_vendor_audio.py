@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
+from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.audio import AudioSource, file_name
 from ecluse.vendors.crm import Crm
 from ecluse.vendors.guarded import GuardedHttp
 from ecluse.vendors.http import VendorHttp
 from tests.support.raw_server import NOW, answers, raw_server, response
-from tests.support.sandbox_process import SandboxProcess
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
+from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.crm import Crm, FicheDetails, Sales
 from ecluse.vendors.http import VendorHttp
 from tests.support.raw_server import NOW, answers, client_of, raw_server, response
-from tests.support.sandbox_process import SandboxProcess
 
 DAY = date(2026, 3, 5)
 

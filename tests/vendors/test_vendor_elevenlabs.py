@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
+from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.audio import Audio
 from ecluse.vendors.elevenlabs import ElevenLabs, Speech, Transcript
 from ecluse.vendors.http import VendorHttp
 from tests.support.raw_server import NOW, answers, client_of, raw_server, response
-from tests.support.sandbox_process import SandboxProcess
 
 URL = "https://crm.example/audio/1001-1.mp3?Expires=9&Signature=hush"
 

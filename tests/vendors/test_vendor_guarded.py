@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ecluse.base.errors import NotSentError, PermanentError, SetUpError, TransientError, VendorError
+from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.guarded import GuardedHttp
 from tests.support.raw_server import NOW, RawServer, Script, answers, raw_server, response
-from tests.support.sandbox_process import SandboxProcess
 
 LOOPBACK = "127.0.0.1/32"
 PATIENCE = 30.0

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
+from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import Article, ListedArticle, PriceList, as_text
-from tests.support.sandbox_process import SandboxProcess
 
 SKU = "SKU-00042"
 PRICE = Decimal("12.50")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.sandbox_process import SandboxProcess
+from ecluse.testing.sandbox import SandboxProcess
 from tests.verify.world import World, healthy
 
 

@@ -15,10 +15,10 @@ from urllib.request import urlopen
 
 from ecluse.base.errors import PermanentError, TransientError
 from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext
+from ecluse.testing.sandbox import SandboxProcess
 from ecluse.verify import audit
 from tests.support.engine_flows import flow, keys, stage
 from tests.support.runs import start_run, wait_for_run
-from tests.support.sandbox_process import SandboxProcess
 from tests.verify.world import World
 
 AT_ONCE = timedelta(0)

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tests.support.sandbox_process import SandboxProcess
+from ecluse.testing.sandbox import SandboxProcess
 
 ALIVE, DIED = "host-1-alive", "host-2-died"
 BUDGET = 3

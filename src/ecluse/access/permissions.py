@@ -25,5 +25,11 @@ READS = frozenset({"me.read", *(f"{area}.read" for area in WORKED_ON)})
 WRITES = frozenset(f"{area}.write" for area in WORKED_ON)
 ADMINISTRATION = frozenset(f"{area}.{verb}" for area in ADMINISTERED for verb in ("read", "write"))
 
-ROLES = {"viewer": READS, "operator": READS | WRITES, "admin": READS | WRITES | ADMINISTRATION}
+ROLES = {"viewer": set(READS), "operator": set(READS | WRITES), "admin": set(READS | WRITES | ADMINISTRATION)}
 PERMISSIONS = ROLES["admin"]
+
+
+def add_area(area: str) -> None:
+    """Add an area that a package brings: viewers read it, operators and admins also act in it."""
+    for role, granted in ROLES.items():
+        granted |= {f"{area}.read"} if role == "viewer" else {f"{area}.read", f"{area}.write"}

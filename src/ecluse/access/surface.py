@@ -23,7 +23,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from ecluse.access import door, idempotency
+from ecluse.access import door, idempotency, permissions
 from ecluse.access.changes import record
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import as_json, request_id
@@ -119,7 +119,11 @@ class Declared(NamedTuple):
 
 
 class Surface:
-    def __init__(self, tag: str) -> None:
+    """The routes of one part. `area`: a new area of permissions, `{area}.read` and `{area}.write`, that it brings."""
+
+    def __init__(self, tag: str, *, area: str | None = None) -> None:
+        if area is not None:
+            permissions.add_area(area)
         self.routes: APIRouter = door.routes(tag)
         self.operations: dict[str, Declared] = {}
 

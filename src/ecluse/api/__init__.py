@@ -4,7 +4,7 @@ answers; answers are not validated against them while serving."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,16 +18,19 @@ from ecluse.db.connect import pool
 from ecluse.db.pools import READING
 from ecluse.db.reads import READ_SETTINGS, Reads
 from ecluse.engine.kit import Kit
+from ecluse.flow import Package
 from ecluse.flows.audits.surface import surface as audits
 from ecluse.flows.automation import routes as automation
 from ecluse.flows.fiches import routes as fiches
 from ecluse.flows.transcriptions import routes as transcriptions
 
 
-def mount(app: FastAPI) -> None:
+def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
-    for part in (me, runs, outcomes, leases, *flows, notifications, realtime, events, pusher):
+    others = [package.surface for package in packages if package.surface is not None]
+    parts: list[Any] = [me, runs, outcomes, leases, *flows, notifications, realtime, events, pusher, *others]
+    for part in parts:
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
         app.state.operations |= part.operations if isinstance(part, Surface) else {}
 

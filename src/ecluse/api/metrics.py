@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import prometheus_client
 import psycopg
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.types import Scope
 
 from ecluse.base.version import commit, release
+from ecluse.db.query import fetch_rows
 from ecluse.engine.kit import Kit
 from ecluse.engine.model import counters
+from ecluse.flow import Gauge
 from ecluse.insight import run_queries
 from ecluse.realtime.hub import Hub
 
@@ -61,7 +63,9 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
 class Metrics:
     """The metrics of a server. `kit` and `hub` are set once the engine runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, gauges: Sequence[Gauge] = ()) -> None:
+        self._gauges = gauges
+        self._of_flows: dict[str, list[tuple[list[str], float]]] = {}
         self.kit: Kit | None = None
         self.hub: Hub | None = None
         self._registry = CollectorRegistry()
@@ -81,7 +85,9 @@ class Metrics:
             buckets=BUCKETS,
             registry=self._registry,
         )
-        build = Gauge("ecluse_build_info", "Which program this is.", ["version", "commit"], registry=self._registry)
+        build = prometheus_client.Gauge(
+            "ecluse_build_info", "Which program this is.", ["version", "commit"], registry=self._registry
+        )
         build.labels(release(), commit() or "").set(1)
         self._shared: list[dict[str, Any]] | None = None
         self._good_until = 0.0
@@ -98,6 +104,7 @@ class Metrics:
         if self.kit is not None:
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS), self.kit.pool.connection() as connection:
+                    self._of_flows = {one.name: await fetch_rows(connection, one.sql) for one in self._gauges}
                     self._shared = await run_queries.vitals(connection)
             except (psycopg.Error, TimeoutError) as error:
                 log.warning("metrics: database unavailable", error=str(error).strip() or "no answer in time")
@@ -114,6 +121,11 @@ class Metrics:
                 for row in self._shared:
                     if row["what"] == name:
                         family.add_metric(row["labels"], row["value"])
+                yield family
+            for gauge in self._gauges:
+                family = GaugeMetricFamily(f"ecluse_{gauge.name}", gauge.meaning, labels=gauge.labels)
+                for values, value in self._of_flows[gauge.name]:
+                    family.add_metric(values, value)
                 yield family
         for name, (labels, meaning, counted) in OWN.items():
             counter = CounterMetricFamily(f"ecluse_{name}", meaning, labels=labels)

@@ -19,6 +19,7 @@ from ecluse.bootstrap.box import (
     automation_vendors,
     lacking,
     load_flows,
+    load_packages,
     transcription_config,
 )
 from ecluse.bootstrap.keeping import retention_rules

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from pydantic import SecretStr
 from ecluse.base.clock import Clock
 from ecluse.base.errors import SetUpError
 from ecluse.engine import Flow
+from ecluse.flow import Package
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
@@ -179,32 +181,40 @@ def lacking(settings: Settings) -> list[Lacking]:
 
 
 def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
-    """Return the built-in flows, then the others."""
-    names = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
-    flows = {name: _load_flow(name) for name in (*names, *extra)}
+    """Return the built-in flows, then those of other packages."""
     transcription = _transcription(settings)
     box = [transcription, _audit(settings), _automation(settings, transcription), _notifications()]
-    known = Counter(flow.name for flow in (*box, *flows.values()))
+    others = [(package.name, flow) for package in load_packages(settings, extra) for flow in package.made()]
+    known = Counter([flow.name for flow in box] + [flow.name for _, flow in others])
     if twice := sorted(name for name, count in known.items() if count > 1):
-        raise SetUpError(f"Two flows have the name {', '.join(twice)}: load only one of them ({', '.join(flows)}).")
-    return [*box, *flows.values()]
+        where = ", ".join(dict.fromkeys(name for name, flow in others if flow.name in twice))
+        raise SetUpError(f"Two flows have the name {', '.join(twice)}: load only one of them ({where}).")
+    return [*box, *(flow for _, flow in others)]
 
 
-def _load_flow(name: str) -> Flow:
+def load_packages(settings: Settings, extra: Sequence[str] = ()) -> list[Package]:
+    """Return the packages of others: the installed ones, those of ECLUSE_FLOWS, then those in `extra`."""
+    installed = {f"{one.value}": one.name for one in entry_points(group="ecluse.flows")}
+    named = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
+    return [_load(name) for name in dict.fromkeys((*installed, *named, *extra))]
+
+
+def _load(name: str) -> Package:
     module, _, attribute = name.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # an installed script searches its own directory, not the current one
     try:
-        flow = getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
         raise SetUpError(
             f"Cannot load flow {name!r}: {error}. Give it as package:NAME, with a module that is installed or in the "
-            "current "
-            "directory."
+            "current directory."
         ) from error
-    if not isinstance(flow, Flow):
-        raise SetUpError(f"{name!r} is not a Flow but a {type(flow).__name__}.")
-    return flow
+    if isinstance(found, Flow):
+        return Package(name, flows=lambda _: [found])
+    if not isinstance(found, Package):
+        raise SetUpError(f"{name!r} is not a Flow or a Package but a {type(found).__name__}.")
+    return found
 
 
 def _notifications() -> Flow:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from alembic import context
 
-context.configure(connection=context.config.attributes["connection"], transaction_per_migration=True)
+given = context.config.attributes
+context.configure(
+    connection=given["connection"],
+    version_table=given.get("version_table", "alembic_version"),
+    transaction_per_migration=True,
+)
 with context.begin_transaction():
     context.run_migrations()

@@ -1,7 +1,7 @@
 """Migrate a database to this program's schema, under a lock, so that replicas that start together take turns.
 
-Order: the engine's tables (Alembic), the schema of DBOS, then the idempotent DDL of flows that have tables of their
-own. A database that a newer program has migrated is refused and not changed.
+Order: the engine's tables (Alembic), the schema of DBOS, then the tables of other packages: their revisions, which are
+counted in a version table of their own, and the idempotent DDL of their flows. A database that a newer program has migrated is refused and not changed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from alembic.script import ScriptDirectory
 from ecluse.base.errors import SetUpError
 from ecluse.engine import Flow
 from ecluse.engine.lead.durable import migrate
+from ecluse.flow import Package
 
 LOCK = 0x6563_6C75_7365  # "ecluse"
 LOOK_AGAIN_SECONDS = 0.1
 
 
-def upgrade(dsn: str, flows: Iterable[Flow] = ()) -> str:
-    """Migrate the database; return the revision of the schema. Blocking: call it in a thread."""
+def upgrade(dsn: str, flows: Iterable[Flow] = (), packages: Iterable[Package] = ()) -> str:
+    """Migrate the database; return the revision of our own schema. Blocking: call it in a thread."""
     try:
-        return _upgrade(dsn, flows)
+        return _upgrade(dsn, flows, packages)
     except (psycopg.errors.InsufficientPrivilege, sqlalchemy.exc.ProgrammingError) as error:
         why = str(error).strip().splitlines()[0]
         raise SetUpError(
@@ -36,7 +37,7 @@ def upgrade(dsn: str, flows: Iterable[Flow] = ()) -> str:
         ) from error
 
 
-def _upgrade(dsn: str, flows: Iterable[Flow]) -> str:
+def _upgrade(dsn: str, flows: Iterable[Flow], packages: Iterable[Package]) -> str:
     # A session of its own holds the lock: a migration may commit transactions, which a session lock outlives.
     with psycopg.connect(dsn, autocommit=True, application_name="ecluse migrate") as guard:
         # Poll for the lock instead of waiting in a statement: a waiting statement holds a snapshot, and CREATE INDEX
@@ -47,18 +48,32 @@ def _upgrade(dsn: str, flows: Iterable[Flow]) -> str:
             "postgresql+psycopg://", creator=lambda: psycopg.connect(dsn), poolclass=sqlalchemy.NullPool
         )
         with engine.connect() as connection:
-            config = Config()
-            config.set_main_option("script_location", str(files("ecluse.migrations")))
-            config.attributes["connection"] = connection
+            config = _config(connection)
             _refuse_newer(connection, config)
             command.upgrade(config, "head")
             connection.commit()
             revision = MigrationContext.configure(connection).get_current_revision()
         migrate(dsn)
+        with engine.connect() as connection:
+            for package in packages:
+                if package.migrations is not None:
+                    command.upgrade(_config(connection, package), "head")
+                    connection.commit()
         for flow in flows:
             if flow.schema:
                 guard.execute(flow.schema)  # type: ignore[arg-type, unused-ignore]
     return str(revision)
+
+
+def _config(connection: sqlalchemy.Connection, package: Package | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(files("ecluse.migrations")))
+    config.attributes["connection"] = connection
+    if package is not None:
+        config.set_main_option("path_separator", "newline")
+        config.set_main_option("version_locations", str(package.migrations))
+        config.attributes["version_table"] = f"alembic_version_{package.name}"
+    return config
 
 
 def _refuse_newer(connection: sqlalchemy.Connection, config: Config) -> None:

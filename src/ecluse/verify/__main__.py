@@ -19,9 +19,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(args.database_url, args.ledger, as_json=args.json)
 
 
-def run(dsn: str, ledger_url: str | None, *, as_json: bool) -> int:
+def run(
+    dsn: str, ledger_url: str | None, *, as_json: bool, more: Sequence[tuple[str, str, tuple[str, ...]]] = ()
+) -> int:
     try:
-        report = audit(dsn, ledger_url)
+        report = audit(dsn, ledger_url, more)
     except CannotCheck as error:
         print(f"verify: {error}", file=sys.stderr)
         return 2

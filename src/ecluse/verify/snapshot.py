@@ -7,6 +7,7 @@ checked: their intents were committed by then. That comparison needs the same cl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -29,7 +30,9 @@ SET_UP = "SET LOCAL enable_nestloop = off; SET LOCAL jit = off; SET LOCAL work_m
 MIGRATE = "Migrate it with `ecluse migrate`"
 
 
-def audit(dsn: str, ledger_url: str | None) -> Report:
+def audit(dsn: str, ledger_url: str | None, more: Sequence[tuple[str, str, tuple[str, ...]]] = ()) -> Report:
+    """Audit the database. `more`: invariants of packages, each a name, a statement that counts what is checked, and
+    statements that return violations."""
     try:
         with psycopg.connect(
             dsn, connect_timeout=5, application_name="ecluse verify", row_factory=dict_row
@@ -37,7 +40,7 @@ def audit(dsn: str, ledger_url: str | None) -> Report:
             connection.isolation_level = IsolationLevel.REPEATABLE_READ
             connection.read_only = True
             connection.execute(SET_UP)
-            return _look(connection, ledger_url)
+            return _look(connection, ledger_url, [database.Check(*one) for one in more])
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as error:
         missing = error.diag.message_primary
         raise CannotCheck(
@@ -55,7 +58,9 @@ def audit(dsn: str, ledger_url: str | None) -> Report:
         raise CannotCheck(f"{error}. Give the address of a running sandbox, as http://127.0.0.1:8089.") from error
 
 
-def _look(connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None) -> Report:
+def _look(
+    connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None, more: Sequence[database.Check]
+) -> Report:
     report = Report()
     # The start of the transaction is earlier than its snapshot, so that everything committed before `cut` is in it.
     clock = connection.execute("SELECT now() AS cut, \"offset\" <> '0' AS moved FROM clock_offset").fetchone()
@@ -65,6 +70,8 @@ def _look(connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None
     stuck.check(connection, report)
     database.run(connection, outbox.I_09_OUTBOX, report)
     database.run(connection, leases.I_10_LEASES, report)
+    for check in more:
+        database.run(connection, check, report)
     effects = connection.execute(ledger.EFFECTS).fetchall()
     lanes, ended = connection.execute(rates.LANES).fetchall(), connection.execute(rates.ENDED).fetchall()
     entries = ledger.read(ledger_url) if ledger_url is not None else None

@@ -3,7 +3,9 @@ every flow. A visitor uses an API key, sent in a cookie; pages read the database
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from collections.abc import Sequence
+
+from fastapi import APIRouter, FastAPI
 
 from ecluse.web import entrance, runs, schedules
 from ecluse.web.live import Pace
@@ -12,7 +14,8 @@ from ecluse.web.live import Pace
 PARTS = (runs, schedules, entrance)
 
 
-def mount(app: FastAPI) -> None:
+def mount(app: FastAPI, others: Sequence[APIRouter] = ()) -> None:
+    """Add the pages, those of other packages before the last part."""
     app.state.page_pace = Pace()
-    for part in PARTS:
-        app.router.routes += part.routes.routes
+    for routes in (*others, *(part.routes for part in PARTS)):
+        app.router.routes += routes.routes

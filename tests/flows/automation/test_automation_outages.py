@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from ecluse.engine import VENDOR_DOWN
+from ecluse.testing.sandbox import SandboxProcess
 from ecluse.verify import audit
 from tests.support.audit_world import access
 from tests.support.automation_scenes import MONDAY, ONLY_DETAILS, over
 from tests.support.automation_world import World
-from tests.support.sandbox_process import SandboxProcess
 from tests.support.transcription_world import until
 
 pytestmark = pytest.mark.long

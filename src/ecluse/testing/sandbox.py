@@ -1,4 +1,4 @@
-"""Starts a sandbox in a process of its own, for any test that needs vendors on the wire."""
+"""A sandbox in a process of its own, for tests that call simulated vendors over HTTP."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ PAGE = 10_000
 
 @dataclass(frozen=True)
 class SandboxProcess:
+    """A running sandbox: its faults and caps can be set, and its ledger lists every call that it received."""
+
     url: str
     pid: int
 
     def ledger(self, vendor: str = "", kind: str = "", after: int = 0) -> list[dict[str, Any]]:
-        """Every entry that matches, read page by page."""
+        """Return every entry that matches, read page by page."""
         entries: list[dict[str, Any]] = []
         while True:
             query = urlencode({"vendor": vendor, "kind": kind, "after": after, "limit": PAGE})
@@ -34,13 +36,13 @@ class SandboxProcess:
             after = page[-1]["seq"]
 
     def set_faults(self, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Puts these rules in the place of those in force."""
+        """Replace the fault rules in force by these; return them with their ids."""
         self._ask("DELETE", "faults")
         rules_with_ids: list[dict[str, Any]] = self._ask("POST", "faults", rules)["faults"]
         return rules_with_ids
 
     def set_limits(self, limit: dict[str, Any]) -> None:
-        """Puts this cap in the place of those in force."""
+        """Replace the caps in force by this one."""
         self._ask("DELETE", "limits")
         self._ask("POST", "limits", limit)
 
@@ -59,6 +61,7 @@ class SandboxProcess:
 
 @contextlib.contextmanager
 def running_sandbox(seed: int = 1, faults: list[dict[str, Any]] | None = None) -> Iterator[SandboxProcess]:
+    """Start a sandbox on a free port, and stop it at the end."""
     with tempfile.TemporaryDirectory() as folder:
         faults_file = Path(folder, "faults.json")
         faults_file.write_text(json.dumps(faults or []))
@@ -73,10 +76,9 @@ def running_sandbox(seed: int = 1, faults: list[dict[str, Any]] | None = None) -
             "--faults",
             str(faults_file),
         ]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own program
             try:
-                line = process.stdout.readline()
+                line = process.stdout.readline() if process.stdout is not None else ""
                 if not line.startswith("sandbox ready on "):
                     raise RuntimeError(f"the sandbox did not start (exit code {process.wait(5)})")
                 yield SandboxProcess(line.removeprefix("sandbox ready on ").strip(), process.pid)

@@ -1,0 +1,135 @@
+"""The kit for authors of flows: all that a flow imports, and the package in which it comes.
+
+A package is found by its entry point in the group `ecluse.flows`, or named by ECLUSE_FLOWS or `--flow`. What it brings
+besides flows (routes, knobs, migrations, metrics, checks, pages) works as it does for the flows in the box.
+docs/write-a-flow.md shows how to write one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from pydantic_settings import BaseSettings
+
+from ecluse.access.listing import Filters, Listing, Visible, Where, every_row
+from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.wire import Body, Shape
+from ecluse.base.clock import Clock
+from ecluse.base.errors import Conflict, InvalidInput, NotFound, PermanentError, TransientError, VendorError
+from ecluse.base.validation import fields_of, partial_of
+from ecluse.db.connect import Connection
+from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_one, fetch_row, fetch_rows, fetch_value
+from ecluse.engine import (
+    PLAIN,
+    VENDOR_DOWN,
+    AbsoluteWrite,
+    BatchedQuery,
+    Breaker,
+    Done,
+    EphemeralEvent,
+    Event,
+    FinishedItem,
+    Flow,
+    Ignored,
+    Item,
+    KeyedWrite,
+    Lane,
+    NewItem,
+    Order,
+    Postponed,
+    Priority,
+    Result,
+    RetryPolicy,
+    Run,
+    Saved,
+    Settled,
+    Stage,
+    Start,
+    Started,
+    State,
+    StatusMap,
+    Waiter,
+    WorkContext,
+    acquire_lease,
+    give_up,
+    hold_for_runs,
+    keep_open,
+    load_run,
+    open_stage,
+    open_targets,
+    put_waiters,
+    release_lease,
+    select_targets,
+    settle_targets,
+    start_run,
+    start_runs,
+    still_mine,
+    write_events,
+    write_log,
+)
+from ecluse.engine.lead.story import Story
+from ecluse.vendors.http import VendorHttp
+
+
+class Gauge(NamedTuple):
+    """A metric `ecluse_{name}` from the database. `sql` returns the values of `labels` (text[]) and a number."""
+
+    name: str
+    meaning: str
+    sql: str
+    labels: Sequence[str] = ()
+
+
+class Invariant(NamedTuple):
+    """A check of `ecluse verify`: each statement returns the violations, as `subject` and `message`; `counted` is a
+    statement that returns how many rows are checked, as `n`."""
+
+    name: str
+    counted: str
+    statements: tuple[str, ...]
+
+
+class Finding(NamedTuple):
+    """A result of `ecluse doctor`: what was checked, how it is, and what to do."""
+
+    level: Literal["ok", "info", "warn", "fail"]
+    what: str
+    says: str
+    do: str = ""
+
+
+@dataclass(frozen=True)
+class Package:
+    """Flows and what belongs to them. `flows` makes them from the knobs, which are read from the environment."""
+
+    name: str
+    flows: Callable[[Any], Sequence[Flow]] = lambda _: ()
+    knobs: type[BaseSettings] | None = None
+    surface: Surface | None = None
+    migrations: Path | None = None  # directory of Alembic revisions, a tree of their own
+    gauges: Sequence[Gauge] = ()
+    invariants: Sequence[Invariant] = ()
+    doctor: Callable[[Connection], Awaitable[Sequence[Finding]]] | None = None
+    pages: APIRouter | None = None
+
+    def made(self) -> list[Flow]:
+        return list(self.flows(self.knobs() if self.knobs is not None else None))
+
+
+def vendor(
+    name: str, *, url: str, knob: str, deadline: float = 30.0, headers: dict[str, str] | None = None
+) -> Callable[[Clock], AbstractAsyncContextManager[VendorHttp]]:
+    """Return the `vendors` of a flow that calls one HTTP API: a client, whose base URL is in the environment variable
+    `knob`, else `url`. No call takes longer than `deadline` seconds."""
+
+    def connected(clock: Clock) -> VendorHttp:
+        return VendorHttp(name, os.environ.get(knob) or url, deadline=deadline, headers=headers, now=clock.now)
+
+    return connected
