@@ -1,7 +1,8 @@
 """Migrate a database to this program's schema, under a lock, so that replicas that start together take turns.
 
 Order: the engine's tables (Alembic), the schema of DBOS, then the tables of other packages: their revisions, which are
-counted in a version table of their own, and the idempotent DDL of their flows. A database that a newer program has migrated is refused and not changed.
+counted in a version table of their own, and the idempotent DDL of their flows. A database that a newer program has
+migrated is refused and not changed.
 """
 
 from __future__ import annotations
