@@ -114,7 +114,7 @@ def test_a_stream_that_ends_while_it_catches_up_leaves_no_gap_behind(paged, live
     (listener,) = on_its_loop(paged, lambda: [one for one in hub.listeners if "private-fiche-408" in one.channels])
     seqs += published(1)
     wait_for(lambda: on_its_loop(paged, lambda: len(listener._queue)))
-    on_its_loop(paged, lambda: listener.send_away(*RECONNECT))
+    on_its_loop(paged, lambda: listener.disconnect(*RECONNECT))
     while page := read():
         heard += ids(page)
     assert heard == seqs[1 : 1 + len(heard)]

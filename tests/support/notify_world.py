@@ -22,7 +22,7 @@ from ecluse.engine import Event, write_events
 from ecluse.engine.kit import Kit
 from ecluse.notify import endpoints
 from ecluse.notify.rules import RETRY
-from ecluse.notify.signature import new_secret
+from ecluse.notify.webhook_signature import new_secret
 from ecluse.notify.work import Setup, Smtp
 from tests.support.engine_flows import until
 

@@ -73,10 +73,10 @@ class Named(CronSim):
         return d.day == min(self._or_last, monthrange(d.year, d.month)[1])
 
     def explain(self) -> str:
-        said = super().explain()
+        text = super().explain()
         if self._or_last is None:
-            return said
-        return said.replace("the last day of", f"day {self._or_last}, or the last day, of")
+            return text
+        return text.replace("the last day of", f"day {self._or_last}, or the last day, of")
 
 
 class Cron:

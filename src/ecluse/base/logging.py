@@ -95,9 +95,9 @@ def _record(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         event["exception"] = error
         event.setdefault("error", str(error) or type(error).__name__)
         event.setdefault("code", error.code if isinstance(error, EcluseError) else type(error).__name__)
-    for told, name in (("error", "error_message"), ("code", "error_code")):
-        if told in event:
-            event[name] = event.pop(told)
+    for short, name in (("error", "error_message"), ("code", "error_code")):
+        if short in event:
+            event[name] = event.pop(short)
     if "run_id" in event:
         event.setdefault("job_id", str(event["run_id"]))
     event.setdefault("event_type", event["event"])
@@ -125,9 +125,9 @@ def _as_line(_: WrappedLogger, __: str, event: EventDict) -> str:
         event.pop("run_id", None)
     verb = event.get("verb") or VERBS.get(str(event.get("level")), "!! ERROR:")
     data = plain({name: value for name, value in event.items() if name not in NOT_IN_A_LINE})
-    told = " ".join(f"{harmless(name)}={_value(value)}" for name, value in data.items() if value is not None)
+    shown = " ".join(f"{harmless(name)}={_value(value)}" for name, value in data.items() if value is not None)
     head = f"[{harmless(str(area))}|{harmless(masked(str(ids)))}] {verb} {harmless(masked(str(event['event'])))}"
-    return f"{head}{' ' if told else ''}{told} at={event.get('timestamp')}"
+    return f"{head}{' ' if shown else ''}{shown} at={event.get('timestamp')}"
 
 
 def _value(value: Any) -> str:

@@ -42,32 +42,32 @@ class Tracer:
     event_id: str | None = None  # of the event that started it; for lines without an event id of their own
 
     def start(self, what: str, **data: Any) -> None:
-        self._say("START:", what, data)
+        self._write("START:", what, data)
 
     def step(self, what: str, **data: Any) -> None:
-        self._say("STEP:", what, data)
+        self._write("STEP:", what, data)
 
     def done(self, what: str, seconds: float, **data: Any) -> None:
-        self._say("DONE:", what, data, seconds=seconds)
+        self._write("DONE:", what, data, seconds=seconds)
 
     def fan_out(self, event: str, count: int, event_ids: Sequence[str], **data: Any) -> None:
         """Log a fan-out with a sample of event ids, by which it can be proved that the events were dispatched."""
-        told = {**data, "items": count, "event_ids": list(event_ids)}
-        self._say("FAN-OUT:", f"{event} x{count}", told, event_id=event_ids[0] if event_ids else None)
+        facts = {**data, "items": count, "event_ids": list(event_ids)}
+        self._write("FAN-OUT:", f"{event} x{count}", facts, event_id=event_ids[0] if event_ids else None)
 
     def waiting(self, what: str, **data: Any) -> None:
-        self._say("WAITING:", what, data)
+        self._write("WAITING:", what, data)
 
     def end(self, how: str, seconds: float, **data: Any) -> None:
-        self._say("END:", how, data, seconds=seconds)
+        self._write("END:", how, data, seconds=seconds)
 
     def warn(self, what: str, *, event_id: str | None = None, **data: Any) -> None:
-        self._say("!! WARN:", what, data, level="warning", event_id=event_id)
+        self._write("!! WARN:", what, data, level="warning", event_id=event_id)
 
     def error(self, what: str, *, event_id: str | None = None, **data: Any) -> None:
-        self._say("!! ERROR:", what, data, level="error", event_id=event_id)
+        self._write("!! ERROR:", what, data, level="error", event_id=event_id)
 
-    def _say(
+    def _write(
         self,
         verb: str,
         what: str,

@@ -110,7 +110,7 @@ def _example(one: dict[str, Any]) -> str | None:
     return f"fiche {one['target']}: {one['reason']}" if one["reason"] else None
 
 
-def say(console: Console, report: dict[str, Any]) -> None:
+def show(console: Console, report: dict[str, Any]) -> None:
     def line(text: str = "", style: str | None = None) -> None:
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 

@@ -81,7 +81,7 @@ def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
         f"[bold]Ecluse[/] audits the calls of {fiches} fiches: details from a CRM, transcripts, two audits each, at "
         "vendors that throttle, fail, are slow and lose answers. The server is killed half-way."
     )
-    overrides.say(console, OVERRIDES)
+    overrides.show(console, OVERRIDES)
     set_up = time.monotonic()
     with scene({**overrides.environment(OVERRIDES), **VENDORS}, FAULTS, given=given) as played:
         key = played.make_key("admin")
@@ -95,11 +95,11 @@ def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
         run_id = _trigger(played, key, schedule)
         kill = _watch(console, played, run_id)
         report = account.gather(played, key, run_id, kill, time.monotonic() - started)
-        account.say(console, report)
+        account.show(console, report)
         if as_json:
             write_json(report)
         if keep:
-            stay(lambda: _say_what_stays(console, played, key, schedule))
+            stay(lambda: _print_what_stays(console, played, key, schedule))
     return 0 if account.as_expected(report, fiches) else 1
 
 
@@ -148,7 +148,7 @@ def _watch(console: Console, played: Scene, run_id: int) -> Kill:
     return watch(console, played, look, kill_when=half_way, longest=LONGEST_SECONDS)
 
 
-def _say_what_stays(console: Console, played: Scene, key: str, schedule: str) -> None:
+def _print_what_stays(console: Console, played: Scene, key: str, schedule: str) -> None:
     trigger = f"curl -s {played.url}/api/automation/trigger -H 'Authorization: Bearer {key}'"
     for line in (
         "",

@@ -41,7 +41,7 @@ def run(*, keep: bool, as_json: bool) -> int:
         raise SetUpError("The demonstration needs the examples folder: run it in a checkout of the project.")
     console = Console(stderr=as_json)
     console.print(f"[bold]Ecluse[/] reads {ARTICLES} prices at a vendor that throttles, fails and resets connections")
-    overrides.say(console, OVERRIDES)
+    overrides.show(console, OVERRIDES)
     environment = overrides.environment(OVERRIDES)
     environment |= {"PYTHONPATH": str(EXAMPLES), "PRICE_LIST_URL": "{vendor}/price-list"}
     with scene(environment, FAULTS, arguments=["--flow", "hello_flow:FLOW"]) as played:
@@ -50,11 +50,11 @@ def run(*, keep: bool, as_json: bool) -> int:
         if as_json:
             write_json(report)
         if keep:
-            stay(lambda: _say_what_stays(console, played))
+            stay(lambda: _print_what_stays(console, played))
     return 0 if report["status"] in ("completed", "partial") and report["verify"] == "clean" else 1
 
 
-def _say_what_stays(console: Console, played: Scene) -> None:
+def _print_what_stays(console: Console, played: Scene) -> None:
     console.print(f"\nserver and sandbox run until Ctrl-C. The vendor is at {played.vendor}. Database and log:")
     console.print(f"  {played.psql}", soft_wrap=True)
     console.print(f"  tail -f {played.log}", soft_wrap=True)

@@ -36,7 +36,7 @@ def environment(overrides: Sequence[Override]) -> dict[str, str]:
     return {one.knob: one.value for one in overrides}
 
 
-def say(console: Console, overrides: Sequence[Override]) -> None:
+def show(console: Console, overrides: Sequence[Override]) -> None:
     console.print("knobs that differ in this demonstration, default → value:", style="dim")
     rows = [(one.knob, f"{_default(one.knob)} → {one.value}", one.why) for one in overrides]
     knob, change = (max(len(row[column]) for row in rows) for column in (0, 1))

@@ -70,8 +70,8 @@ class Scene:
                 get(f"{self.url}/readyz")
                 return
             time.sleep(0.05)
-        said = self.log.read_text(errors="replace").strip().splitlines()[-5:]
-        raise SetUpError("\n".join(("The server did not start. Its last log lines:", *said)))
+        lines = self.log.read_text(errors="replace").strip().splitlines()[-5:]
+        raise SetUpError("\n".join(("The server did not start. Its last log lines:", *lines)))
 
     def kill_server(self) -> None:
         if self.process is not None:
@@ -252,11 +252,11 @@ def _end(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def stay(say: Callable[[], None]) -> None:
+def stay(announce: Callable[[], None]) -> None:
     """Wait for a signal to stop. Signals stay blocked, so that none interrupts the clean-up."""
     handled = _handled_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, handled)
-    say()
+    announce()
     signal.sigwait(handled)
 
 

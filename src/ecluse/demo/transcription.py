@@ -58,7 +58,7 @@ def run(*, as_json: bool) -> int:
     console.print(
         f"[bold]Ecluse[/] transcribes the recordings of {len(FICHES)} fiches at vendors that throttle and fail"
     )
-    overrides.say(console, OVERRIDES)
+    overrides.show(console, OVERRIDES)
     with scene({**overrides.environment(OVERRIDES), **VENDORS}, FAULTS) as played:
         report = _play(console, played)
     _print(console, report)
@@ -103,7 +103,7 @@ def _play(console: Console, played: Scene) -> dict[str, Any]:
 
 def _account(answer: dict[str, Any], stored: list[str], paid: Counter[str]) -> dict[str, Any]:
     """Return the figures of one fiche, and whether API, database and vendor agree."""
-    said = sorted(one["call_id"] for one in answer["recordings"] if one["has_transcription"])
+    by_api = sorted(one["call_id"] for one in answer["recordings"] if one["has_transcription"])
     run, fiche = answer["run"], answer["fiche_id"]
     at_the_vendor = sorted(call for call in paid if call.rpartition("-")[0] == fiche)
     return {
@@ -116,7 +116,7 @@ def _account(answer: dict[str, Any], stored: list[str], paid: Counter[str]) -> d
         "in_database": len(stored),
         "paid": len(at_the_vendor),
         # A transcript that was paid for but not stored before the kill would show here.
-        "agree": said == sorted(stored) == at_the_vendor and len(said) == answer["transcribed"],
+        "agree": by_api == sorted(stored) == at_the_vendor and len(by_api) == answer["transcribed"],
     }
 
 

@@ -53,13 +53,15 @@ def watch(
             if killed_at is None and not seen.ended and kill_when(seen):
                 played.kill_server()
                 killed_at = datetime.now(UTC)
-                display.say(f"kill -9 of the server, on purpose: {seen.phase}, {seen.done} of {seen.total} done", "red")
-                display.say("starting it again: only the database is left", "red")
+                display.print(
+                    f"kill -9 of the server, on purpose: {seen.phase}, {seen.done} of {seen.total} done", "red"
+                )
+                display.print("starting it again: only the database is left", "red")
                 played.start_server()
             if killed_at is not None and kill is None:
                 for row in played.query(BACK, killed_at):
                     kill = Kill(killed_at, row["seconds"])
-                    display.say(f"work resumed {kill.idle_seconds:.1f} s after the kill", "green")
+                    display.print(f"work resumed {kill.idle_seconds:.1f} s after the kill", "green")
             if seen.ended:
                 if killed_at is None:
                     raise SetUpError("The demonstration ended before the server was killed: it has too little work.")
@@ -115,8 +117,8 @@ class _Display:
         if self.progress.disable and now >= self._next_line:
             self._next_line = now + LINE_SECONDS
             counted = f"{seen.done} of {seen.total}" if seen.total else ""
-            said = ", ".join(part for part in (counted, _pace(self.progress.tasks[self._task])) if part)
-            self.say(f"{now - self._began:5.1f} s  {seen.phase:<13} {said}".rstrip())
+            shown = ", ".join(part for part in (counted, _pace(self.progress.tasks[self._task])) if part)
+            self.print(f"{now - self._began:5.1f} s  {seen.phase:<13} {shown}".rstrip())
 
     def end_phase(self) -> None:
         """Show the current phase as complete: it ended before the next began, even if its end was not observed."""
@@ -125,7 +127,7 @@ class _Display:
             self.progress.update(self._task, completed=total, total=total)
             self.progress.stop_task(self._task)
 
-    def say(self, text: str, style: str | None = None) -> None:
+    def print(self, text: str, style: str | None = None) -> None:
         self.progress.console.print(text, style=f"bold {style}" if style else None, highlight=False, soft_wrap=True)
 
 

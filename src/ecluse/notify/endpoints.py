@@ -9,7 +9,7 @@ from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one, fetch_value
 from ecluse.notify.rules import Kind, shown_to
-from ecluse.notify.signature import old_name
+from ecluse.notify.webhook_signature import old_name
 
 COLUMNS = """
 id, tenant_id, kind, url, addresses, events, description, is_active, disabled_reason, created_at, updated_at

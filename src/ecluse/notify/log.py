@@ -58,10 +58,10 @@ async def _find(
     connection: Connection, given: Mapping[str, Any], parameters: Mapping[str, Any], more: str = ""
 ) -> list[Row]:
     statement = FIND.format(more=more, where=where(FILTERS, given))
-    return [_told(row) for row in await fetch_all(connection, dict, statement, {**given, **parameters})]
+    return [_shown(row) for row in await fetch_all(connection, dict, statement, {**given, **parameters})]
 
 
-def _told(row: Row) -> Row:
+def _shown(row: Row) -> Row:
     state = next(word for word, states in STATES.items() if row["state"] in states)
     name = message_id(row["tenant_id"], row["event_key"])
     return {**row, "state": state, "message_id": name, "recipient": shown_to(row["kind"], row["recipient"])}

@@ -102,7 +102,7 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
             protocol.write(b".\r\n")
             answer = await protocol.read_response(timeout=smtp.timeout)
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise Uncertain(_said("no answer to its text", error)) from error
+            raise Uncertain(_failure("no answer to its text", error)) from error
         if answer.code == 250:
             await _did(pool, SENT, delivery)
             return storable(masked(answer.message), LONGEST_TEXT)
@@ -135,21 +135,21 @@ def compose(
     lines, rows = [f"{delivery.event_type}, {delivery.message['timestamp']}"], []
     if run is None:
         subject = delivery.event_type
-        rows = [(name, _told(value)) for name, value in plain(delivery.message["data"]).items()]
+        rows = [(name, _one_line(value)) for name, value in plain(delivery.message["data"]).items()]
     else:
         cancelled = run["state"] == "cancelled"
         status = "cancelled" if cancelled else run["status"]
         subject = f"{run['flow']} run {run['id']}: {status}"
         rows = [("run", str(run["id"])), ("flow", str(run["flow"])), ("status", str(status))]
         if cancelled:
-            rows.append(("cancelled by", _told(run["ended_by"])))
+            rows.append(("cancelled by", _one_line(run["ended_by"])))
         rows += _counts(run)
         reasons = sorted(run["outcomes"].items(), key=lambda reason: (-reason[1], reason[0]))
         rows += [(name, f"{count} targets") for name, count in reasons[:MOST_REASONS] if name != "successful"]
         if run["reason"]:
-            rows.append(("reason", _told(run["reason"])))
+            rows.append(("reason", _one_line(run["reason"])))
         if run["selection_incomplete"]:
-            rows.append(("selection", _told(run["selection_incomplete"])))
+            rows.append(("selection", _one_line(run["selection_incomplete"])))
         if public_url:
             rows.append(("look at it", f"{public_url.rstrip('/')}/runs/{run['id']}"))
     lines += [f"  {name}: {value}" for name, value in rows]
@@ -181,7 +181,7 @@ def _page(title: str, rows: Sequence[tuple[str, str]]) -> str:
     return f"<p>{escape(title)}</p><table>{cells}</table>\n"
 
 
-def _told(value: Any) -> str:
+def _one_line(value: Any) -> str:
     return storable(masked(" ".join(str(value).split())), LONGEST_TEXT)
 
 
@@ -189,8 +189,8 @@ def _address(sender: str) -> Address:
     return Address(addr_spec=parseaddr(sender)[1])
 
 
-def _refusal(code: int, said: str) -> VendorError:
-    message = storable(masked(f"the mail server: {code} {said}"))
+def _refusal(code: int, answer: str) -> VendorError:
+    message = storable(masked(f"the mail server: {code} {answer}"))
     if code >= 500:
         return PermanentError(message, code="MAIL_REFUSED")
     return TransientError(message, code="MAIL_DEFERRED", ambiguous=False)
@@ -202,10 +202,10 @@ def _not_sent(error: Exception) -> NotSentError:
     it, and the mail itself is not at fault."""
     answered = error.code if isinstance(error, aiosmtplib.SMTPResponseException) else None
     outage = isinstance(error, OSError) if answered is None else 400 <= answered < 500
-    return NotSentError(_said("the mail server", error), code=UNREACHABLE if outage else "MAIL_SERVER")
+    return NotSentError(_failure("the mail server", error), code=UNREACHABLE if outage else "MAIL_SERVER")
 
 
-def _said(subject: str, error: Exception) -> str:
+def _failure(subject: str, error: Exception) -> str:
     return storable(masked(f"{subject}: {type(error).__name__}: {error}"))
 
 

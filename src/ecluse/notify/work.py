@@ -22,7 +22,7 @@ from ecluse.db.query import fetch_one
 from ecluse.engine import Done, Item, Result, WorkContext
 from ecluse.notify import endpoints
 from ecluse.notify.rules import Kind, message_id, patience
-from ecluse.notify.signature import OLD_SECRET_SIGNS, old_name, signed
+from ecluse.notify.webhook_signature import OLD_SECRET_SIGNS, old_name, signed
 
 if TYPE_CHECKING:
     from ecluse.vendors.guarded import GuardedHttp
@@ -93,7 +93,7 @@ async def resources(setup: Setup, _: Clock) -> AsyncIterator[Resources]:
 
 
 @dataclass(frozen=True)
-class Telling:
+class NewDelivery:
     """One event for one recipient."""
 
     tenant_id: str
@@ -108,7 +108,7 @@ class Telling:
 
 
 @dataclass(frozen=True)
-class Delivery(Telling):
+class Delivery(NewDelivery):
     run_id: int
     begun: bool
     sent: bool

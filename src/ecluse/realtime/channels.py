@@ -70,14 +70,14 @@ def fit(payload: Mapping[str, Any], limit: int) -> bytes:
     try:
         whole = encoded(payload)
     except ValueError:  # invalid UTF-8, nested too deeply, or a cycle
-        payload = {name: value for name, value in payload.items() if _can_be_told(name, value)}
+        payload = {name: value for name, value in payload.items() if _is_encodable(name, value)}
     else:
         if len(whole) <= limit:
             return whole
     return encoded(_shrunk(to_jsonable_python(payload, inf_nan_mode="null", fallback=str), limit))
 
 
-def _can_be_told(name: str, value: Any) -> bool:
+def _is_encodable(name: str, value: Any) -> bool:
     try:
         encoded({name: value})
     except ValueError:

@@ -17,8 +17,8 @@ from pydantic_core import to_json
 from ecluse.base.errors import VendorError
 from ecluse.engine import PublishedEvent
 from ecluse.realtime.channels import channels_of
-from ecluse.realtime.hub import Hub, Message, durable, is_told_live
-from ecluse.realtime.signatures import signed_query
+from ecluse.realtime.hub import Hub, Message, durable, is_realtime
+from ecluse.realtime.pusher_signatures import signed_query
 from ecluse.vendors.http import VendorHttp
 
 log = structlog.get_logger(__name__)
@@ -72,7 +72,7 @@ class Hosted:
         """Queue durable events: a sink of the publisher, on the replica that publishes. Queued counts as published, so
         an outage of Pusher does not delay the outbox."""
         for event in events:
-            channels = channels_of(event.payload, self._hub.private) if is_told_live(event) else []
+            channels = channels_of(event.payload, self._hub.private) if is_realtime(event) else []
             if self.wants(event.tenant_id, channels):
                 self.take(durable(event, channels, self._hub.largest))
 

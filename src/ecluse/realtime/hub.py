@@ -63,10 +63,10 @@ class Message:
     @cached_property
     def text(self) -> bytes:
         """The message as a server-sent event."""
-        told = {"event": self.event, "channels": self.channels, **self.ids, "payload": self.payload}
+        fields = {"event": self.event, "channels": self.channels, **self.ids, "payload": self.payload}
         place = b"" if self.seq is None else b"id: %d\n" % self.seq
         name = " ".join(self.event.split()).encode()  # without line breaks, which would end the field
-        return place + b"event: " + name + b"\ndata: " + encoded(told) + b"\n\n"
+        return place + b"event: " + name + b"\ndata: " + encoded(fields) + b"\n\n"
 
 
 def frame(event: str, data: str, channel: str | None = None) -> str:
@@ -98,18 +98,18 @@ class Listener:
             self._wake.set()
             return True
         if message.seq is not None:
-            self.send_away(*TOO_SLOW)
+            self.disconnect(*TOO_SLOW)
         return False
 
-    def say(self, text: str) -> None:
+    def queue_frame(self, text: str) -> None:
         """Queue a frame for this listener alone, in order with the messages."""
         if len(self._queue) < 2 * self._longest:
             self._queue.append(text)
             self._wake.set()
         else:
-            self.send_away(*TOO_SLOW)
+            self.disconnect(*TOO_SLOW)
 
-    def send_away(self, code: int, why: str) -> None:
+    def disconnect(self, code: int, why: str) -> None:
         self.leave = self.leave or (code, why)
         self._wake.set()
 
@@ -192,7 +192,7 @@ class Hub:
 
     def emit_durable(self, event: PublishedEvent) -> None:
         """Deliver an event of the outbox to local listeners only: every replica reads the outbox itself."""
-        channels = channels_of(event.payload, self.private) if is_told_live(event) else []
+        channels = channels_of(event.payload, self.private) if is_realtime(event) else []
         if self._heard(event.tenant_id, channels):
             self.deliver(durable(event, channels, self.largest))
 
@@ -227,7 +227,7 @@ class Hub:
         """Close all listeners, so that clients reconnect to another replica; wait for them at most `seconds`."""
         self.stopping = True
         for listener in self.listeners:
-            listener.send_away(*RECONNECT)
+            listener.disconnect(*RECONNECT)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.listeners:
@@ -235,7 +235,7 @@ class Hub:
                     await self._left.wait()
 
 
-def is_told_live(event: PublishedEvent) -> bool:
+def is_realtime(event: PublishedEvent) -> bool:
     """True for events for realtime subscribers, such as `transcription.completed`; names with a slash, such as
     `fiche/transcribed`, are for programs."""
     return "." in event.event_type and "/" not in event.event_type

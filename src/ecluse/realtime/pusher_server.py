@@ -26,7 +26,7 @@ from ecluse.realtime.apps import KEY, App, Apps
 from ecluse.realtime.channels import NAME, PRIVATE, encoded, subject_of
 from ecluse.realtime.hub import DISABLED, LONGEST_NAME, TOO_SLOW, Hub, Listener, Message, Transport, frame
 from ecluse.realtime.limits import Limits
-from ecluse.realtime.signatures import may_join
+from ecluse.realtime.pusher_signatures import may_join
 
 log = structlog.get_logger(__name__)
 
@@ -103,9 +103,9 @@ class Connection:
         """Serve the socket until either side ends it. Returns the close code and reason."""
         with self._hub.listening(self._listener) as listener:
             if self._hub.stopping:
-                listener.send_away(4200, "This server stops")
+                listener.disconnect(4200, "This server stops")
             hello = {"socket_id": self.id, "activity_timeout": self._limits.activity_timeout}
-            listener.say(frame("pusher:connection_established", encoded(hello).decode()))
+            listener.queue_frame(frame("pusher:connection_established", encoded(hello).decode()))
             parts = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
             try:
                 await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -124,7 +124,7 @@ class Connection:
                     for text in [one] if isinstance(one, str) else map(one[0].frame, one[1]):
                         await self._send(text)
             except TimeoutError:
-                self._listener.send_away(*TOO_SLOW)
+                self._listener.disconnect(*TOO_SLOW)
                 return
             if self._listener.leave is not None:
                 return
@@ -133,9 +133,9 @@ class Connection:
             asks_at = self._heard_at + self._limits.activity_timeout if pinged_at is None else pinged_at
             if pinged_at is None and self._now() >= asks_at:
                 pinged_at = asks_at = self._now()
-                self._listener.say(frame("pusher:ping", "{}"))
+                self._listener.queue_frame(frame("pusher:ping", "{}"))
             elif pinged_at is not None and self._now() >= pinged_at + self._limits.pong_within:
-                self._listener.send_away(*NO_PONG)
+                self._listener.disconnect(*NO_PONG)
             due = asks_at
             if pinged_at is not None:  # check for the pong at intervals: it does not wake the writer
                 due = min(pinged_at + self._limits.pong_within, self._now() + self._limits.activity_timeout)
@@ -153,21 +153,21 @@ class Connection:
             self._heard_at = self._now()
             text = message.get("text")
             if text is None:
-                self._complain("Send text frames only")
+                self._send_error("Send text frames only")
             elif len(text.encode()) > self._limits.message_bytes:
-                self._listener.send_away(*TOO_LARGE)
+                self._listener.disconnect(*TOO_LARGE)
                 await asyncio.sleep(self._limits.send_within)  # the writer sees `leave` and ends the connection
             else:
-                self._hear(text)
+                self._handle(text)
 
-    def _hear(self, text: str) -> None:
+    def _handle(self, text: str) -> None:
         try:
-            said = from_json(text)
+            message = from_json(text)
         except ValueError:
-            said = None
-        match said:
+            message = None
+        match message:
             case {"event": "pusher:ping"}:
-                self._listener.say(frame("pusher:pong", "{}"))
+                self._listener.queue_frame(frame("pusher:pong", "{}"))
             case {"event": "pusher:pong"}:
                 pass
             case {"event": "pusher:subscribe", "data": {"channel": str() as channel} as data}:
@@ -177,23 +177,23 @@ class Connection:
             case {"event": str() as event, "channel": str() as channel, "data": data} if event.startswith("client-"):
                 self._pass_on(event, channel, data)
             case _:
-                self._complain("This message is not understood")
+                self._send_error("This message is not understood")
 
     def _subscribe(self, channel: str, auth: Any) -> None:
         joined = self._listener.channels
         if channel in joined:
-            self._complain(f"Existing subscription to channel {channel}")
-        elif not self._is_one(channel):
+            self._send_error(f"Existing subscription to channel {channel}")
+        elif not self._is_allowed(channel):
             self._refuse(channel, "InvalidChannel", "There are no channels of this name or kind here", 400)
         elif len(joined) >= self._limits.subscriptions:
             self._refuse(channel, "LimitReached", f"A socket has {self._limits.subscriptions} channels at most", 4004)
         elif channel.startswith(PRIVATE) and not self._may_join(channel, auth):
             self._refuse(channel, "AuthError", "The signature is not one for this socket and channel", 401)
         else:
-            self._listener.say(frame("pusher_internal:subscription_succeeded", "{}", channel))
+            self._listener.queue_frame(frame("pusher_internal:subscription_succeeded", "{}", channel))
             self._hub.subscribe(self._listener, channel)
 
-    def _is_one(self, channel: str) -> bool:
+    def _is_allowed(self, channel: str) -> bool:
         if not NAME.fullmatch(channel) or channel.startswith(REFUSED_PREFIXES):
             return False
         # Public channels need no signature. While ours are private, a client that has only the public key cannot open
@@ -206,20 +206,22 @@ class Connection:
     def _pass_on(self, event: str, channel: str, data: Any) -> None:
         second = int(self._now())
         if len(event) > LONGEST_NAME or not channel.startswith(PRIVATE) or channel not in self._listener.channels:
-            self._complain("Client events are for private channels that the socket is subscribed to", 4301)
+            self._send_error("Client events are for private channels that the socket is subscribed to", 4301)
         elif self._client_events[second] >= self._limits.client_events:
-            self._complain(f"At most {self._limits.client_events} client events in a second", 4301)
+            self._send_error(f"At most {self._limits.client_events} client events in a second", 4301)
         else:
             self._client_events = Counter({second: self._client_events[second] + 1})
-            said = data if isinstance(data, str) else encoded(data).decode()
-            self._hub.publish(Message(self._app.tenant, event, [channel], said, not_to=self.id))
+            text = data if isinstance(data, str) else encoded(data).decode()
+            self._hub.publish(Message(self._app.tenant, event, [channel], text, not_to=self.id))
 
-    def _complain(self, why: str, code: int | None = None) -> None:
-        self._listener.say(_error(code, why))
+    def _send_error(self, why: str, code: int | None = None) -> None:
+        self._listener.queue_frame(_error(code, why))
 
     def _refuse(self, channel: str, kind: str, why: str, status: int) -> None:
-        told = {"type": kind, "error": why, "status": status}
-        self._listener.say(encoded({"event": "pusher:subscription_error", "channel": channel, "data": told}).decode())
+        error = {"type": kind, "error": why, "status": status}
+        self._listener.queue_frame(
+            encoded({"event": "pusher:subscription_error", "channel": channel, "data": error}).decode()
+        )
 
 
 def _error(code: int | None, why: str) -> str:

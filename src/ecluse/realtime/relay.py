@@ -99,8 +99,8 @@ class Relay:
             self._hub.dropped["relay full"] += 1
 
     def hear_live(self, notice: str) -> None:
-        if notice and (told := from_json(notice))["r"] != self._replica:
-            for one in told["m"]:
+        if notice and (parsed := from_json(notice))["r"] != self._replica:
+            for one in parsed["m"]:
                 self._hub.deliver(Message(one["t"], one["e"], one["c"], one["d"], not_to=one["x"]))
 
     def hear_interests(self, notice: str) -> None:
@@ -113,13 +113,13 @@ class Relay:
         self._apply(notice)
 
     def _apply(self, notice: str) -> None:
-        told = from_json(notice)
-        replica = told["r"]
+        changes = from_json(notice)
+        replica = changes["r"]
         if replica == self._replica:
             return
-        for tenant, channel in told["+"]:
+        for tenant, channel in changes["+"]:
             self._elsewhere.setdefault((tenant, channel), set()).add(replica)
-        for tenant, channel in told["-"]:
+        for tenant, channel in changes["-"]:
             if replicas := self._elsewhere.get((tenant, channel)):
                 replicas.discard(replica)
                 if not replicas:
@@ -201,8 +201,8 @@ class Relay:
     def _notices(self, new: Sequence[Key], gone: Sequence[Key]) -> Iterator[str]:
         for sign, keys in (("+", new), ("-", gone)):
             for start in range(0, len(keys), KEYS_AT_ONCE):
-                told = {"r": self._replica, "+": [], "-": [], sign: keys[start : start + KEYS_AT_ONCE]}
-                yield encoded(told).decode()
+                notice = {"r": self._replica, "+": [], "-": [], sign: keys[start : start + KEYS_AT_ONCE]}
+                yield encoded(notice).decode()
 
     async def _pass_on(self, connection: Connection) -> None:
         if self._queue:
@@ -239,12 +239,12 @@ class Relay:
 
 def in_a_notice(message: Message, channels: Sequence[str]) -> str:
     """Return the message as a part of a notice, its data shortened if it is too large for NOTIFY."""
-    told = {"t": message.tenant, "e": message.event, "c": channels, "d": message.data, "x": message.not_to}
+    fields = {"t": message.tenant, "e": message.event, "c": channels, "d": message.data, "x": message.not_to}
     most = LARGEST_NOTICE - WRAPPING - 1
-    limit = most - len(encoded({**told, "d": ""}))
-    while len(piece := encoded(told)) > most:
+    limit = most - len(encoded({**fields, "d": ""}))
+    while len(piece := encoded(fields)) > most:
         payload = message.payload
-        told["d"] = fit(payload if isinstance(payload, dict) else {"data": str(payload)}, max(limit, 18)).decode()
+        fields["d"] = fit(payload if isinstance(payload, dict) else {"data": str(payload)}, max(limit, 18)).decode()
         limit = limit * 3 // 4  # JSON within JSON is longer, because its quotes are escaped
     return piece.decode()
 

@@ -79,7 +79,7 @@ class Realtime:
         if answers:
             self.tail = tail = Tail(pool, self.hub)
             await tail.start()
-            jobs |= {"tail": tail.run, "shutter": lambda: self._send_the_disabled_away(pool)}
+            jobs |= {"tail": tail.run, "shutter": lambda: self._disconnect_disabled_tenants(pool)}
             channels |= {LIVE_CHANNEL: relay.hear_live, EVENTS_CHANNEL: lambda _: tail.hint.set()}
         jobs["listener"] = lambda: listen(dsn, channels)
         if self._hosted is not None:
@@ -95,7 +95,7 @@ class Realtime:
                 await self._hosted.close()
             await relay.leave()
 
-    async def _send_the_disabled_away(self, pool: Pool) -> None:
+    async def _disconnect_disabled_tenants(self, pool: Pool) -> None:
         while True:
             await asyncio.sleep(self.limits.shut_every)
             if here := sorted({listener.tenant for listener in self.hub.listeners}):
@@ -103,7 +103,7 @@ class Realtime:
                     disabled = await apps.shut(connection, here)
                 for listener in self.hub.listeners:
                     if listener.tenant in disabled:
-                        listener.send_away(*DISABLED)
+                        listener.disconnect(*DISABLED)
 
 
 async def _again_and_again(name: str, job: Callable[[], Awaitable[None]]) -> None:

@@ -113,10 +113,10 @@ def joined(channels: Channels) -> Transcript:
             space = Word(text=" ", start=before.end, end=before.end, type="spacing", speaker_id=before.speaker_id)
             words.append(space)
         words.append(word)
-    said = "".join(word.text for word in words) or "\n".join(one.text for one in channels.transcripts)
+    text = "".join(word.text for word in words) or "\n".join(one.text for one in channels.transcripts)
     return Transcript(
         language_code=channels.transcripts[0].language_code if channels.transcripts else "",
-        text=said,
+        text=text,
         words=words,
         transcription_id=channels.transcription_id,
         audio_duration_secs=channels.audio_duration_secs,
@@ -124,8 +124,8 @@ def joined(channels: Channels) -> Transcript:
 
 
 def explain(error: VendorError, answer: bytes, *, source_url: str) -> VendorError:
-    code, said = detail(answer)
-    message = f"elevenlabs: {error.status} {code}: {said}" if said else error.message
+    code, text = detail(answer)
+    message = f"elevenlabs: {error.status} {code}: {text}" if text else error.message
     query = urlsplit(source_url).query
     # If the vendor could not download the recording, its answer may repeat the URL with its signature.
     message = storable(message.replace(query, "…") if query else message)

@@ -116,28 +116,28 @@ class Llm:
         return Completion(found, answer.model, usage.prompt_tokens, usage.completion_tokens, cost)
 
     def _content(self, answer: ChatAnswer, read: Callable[[Any], R]) -> R:
-        said = f"{self._http.name}: {answer.model}"
+        subject = f"{self._http.name}: {answer.model}"
         if not answer.choices:
-            raise TransientError(f"{said} gave no answer", code="EMPTY_ANSWER")
+            raise TransientError(f"{subject} gave no answer", code="EMPTY_ANSWER")
         message, why = answer.choices[0].message, answer.choices[0].finish_reason
         if message.refusal:
-            raise PermanentError(storable(f"{said} refused: {message.refusal}"), code="REFUSED")
+            raise PermanentError(storable(f"{subject} refused: {message.refusal}"), code="REFUSED")
         if why == "content_filter":
-            raise PermanentError(f"{said}: the answer was withheld by the vendor's filter", code="CONTENT_FILTERED")
+            raise PermanentError(f"{subject}: the answer was withheld by the vendor's filter", code="CONTENT_FILTERED")
         if why == "length":
-            raise TransientError(f"{said}: the answer was cut off at the model's longest", code="TRUNCATED")
+            raise TransientError(f"{subject}: the answer was cut off at the model's longest", code="TRUNCATED")
         if not (message.content or "").strip():
-            raise TransientError(f"{said} gave an empty answer", code="EMPTY_ANSWER")
+            raise TransientError(f"{subject} gave an empty answer", code="EMPTY_ANSWER")
         try:
             return read(json.loads(message.content or ""))
         except ValueError as error:  # not JSON, or rejected by `read`
-            broken = storable(f"{said}: the answer is not of the schema: {error}: {message.content}", 1_000)
+            broken = storable(f"{subject}: the answer is not of the schema: {error}: {message.content}", 1_000)
             raise TransientError(broken, code="SCHEMA_BROKEN") from error
 
 
 def explain(error: VendorError, answer: bytes) -> VendorError:
-    code, kind, said = detail(answer)
-    message = storable(f"llm: {error.status} {code or kind}: {said}" if said else error.message)
+    code, kind, text = detail(answer)
+    message = storable(f"llm: {error.status} {code or kind}: {text}" if text else error.message)
     known = CODES.get(code) or CODES.get(kind)
     if known is not None:
         ours, advice = known

@@ -14,7 +14,7 @@ from ecluse.engine import pause_lane, resume_lane
 from ecluse.engine.model.retry import backoff
 from ecluse.flows.audits import configs, prompts
 from ecluse.flows.audits.flow import Audit, Config
-from ecluse.flows.audits.transcripts import SAID as READ
+from ecluse.flows.audits.transcripts import TRANSCRIPTS as READ
 from ecluse.flows.audits.transcripts import Recording
 from ecluse.vendors.llm import Prices
 from tests.support.audit_world import SAID, STEPS, by_hand

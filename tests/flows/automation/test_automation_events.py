@@ -16,7 +16,7 @@ from ecluse.flows.automation import schedules
 from ecluse.notify import endpoints
 from ecluse.notify.dispatch import dispatch
 from ecluse.notify.flow import working
-from ecluse.notify.signature import new_secret
+from ecluse.notify.webhook_signature import new_secret
 from ecluse.realtime.channels import channels_of
 from ecluse.settings import Settings
 from tests.support.automation_scenes import (

@@ -26,10 +26,10 @@ def system(asked: Asked) -> str:
 
 
 def transcript(recordings: Sequence[Recording]) -> str:
-    return "\n\n".join(_said(recording) for recording in recordings)
+    return "\n\n".join(_turns(recording) for recording in recordings)
 
 
-def _said(recording: Recording) -> str:
+def _turns(recording: Recording) -> str:
     at = f", {recording.start_time:%Y-%m-%d %H:%M}" if recording.start_time else ""
     turns = zip(recording.speakers, recording.texts, strict=True)
     return "\n".join(

@@ -30,7 +30,7 @@ FROM mine WHERE a.id = mine.id
 DONE = "SELECT id, score FROM audits WHERE id = ANY(%s) AND status = 'completed'"
 
 # Recordings removed upstream are not counted. If a recording has chunks, they are its text, and name the speakers.
-SAID = """
+TRANSCRIPTS = """
 SELECT r.fiche_cache_id, r.call_id, r.start_time, coalesce(c.speakers, ARRAY[NULL]::text[]),
        coalesce(c.texts, ARRAY[r.transcription_text])
 FROM recordings r
@@ -81,11 +81,11 @@ class Transcripts(BatchedQuery[Standing]):
         await connection.execute(BEGIN, (audits,))
         done: dict[int, Decimal] = dict(await fetch_rows(connection, DONE, (audits,)))
         fiches = sorted({_fiche(item) for item in items if _audit(item) not in done})
-        said: dict[int, list[Recording]] = {}
-        for fiche, *recording in await fetch_rows(connection, SAID, (fiches,)):
-            said.setdefault(fiche, []).append(Recording(*recording))
+        recordings: dict[int, list[Recording]] = {}
+        for fiche, *recording in await fetch_rows(connection, TRANSCRIPTS, (fiches,)):
+            recordings.setdefault(fiche, []).append(Recording(*recording))
         return {
-            item.id: Standing(self._versions[_version(item)], said.get(_fiche(item), ()), done.get(_audit(item)))
+            item.id: Standing(self._versions[_version(item)], recordings.get(_fiche(item), ()), done.get(_audit(item)))
             for item in items
         }
 

@@ -58,13 +58,13 @@ async def connected_auditor(access: Access, clock: Clock) -> AsyncIterator[Audit
 async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], context: WorkContext, item: Item) -> Result:
     auditor = auditor_of(context.vendors)
     standing = await auditor.looks.look(context, item)
-    said = [recording for recording in standing.recordings if recording.text.strip()]
-    text = prompts.transcript(said)
+    recordings = [recording for recording in standing.recordings if recording.text.strip()]
+    text = prompts.transcript(recordings)
     if standing.done is None and 0 < len(text) <= max_input_chars:
         await context.pay(item)
-    told = {"audit_id": item.payload["audit_id"]}
+    result = {"audit_id": item.payload["audit_id"]}
     if standing.done is not None:
-        return Done({**told, "score": float(standing.done)})
+        return Done({**result, "score": float(standing.done)})
     if not text:
         why = f"Fiche {item.target} has no transcript: it has no recordings, or they are not transcribed yet."
         raise PermanentError(why, code="NO_TRANSCRIPT")
@@ -86,18 +86,18 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
     score = steps.score(asked.steps, [one.score for one in answer.answer])
     kept = {
         "score": score,
-        "result": {"steps": judged(asked.steps, answer.answer, said)},
+        "result": {"steps": judged(asked.steps, answer.answer, recordings)},
         "model": answer.model,
         "input_tokens": answer.input_tokens,
         "output_tokens": answer.output_tokens,
         "cost": _plain(answer.cost),
     }
-    return Done({**told, "score": score}, kept=kept)
+    return Done({**result, "score": score}, kept=kept)
 
 
-def judged(asked: list[Step], answers: list[Answered], said: list[Recording]) -> list[dict[str, Any]]:
+def judged(asked: list[Step], answers: list[Answered], recordings: list[Recording]) -> list[dict[str, Any]]:
     """Return each step with its answer and, for each quote, where it was found or that it was not."""
-    spoken = [Spoken(recording.call_id, recording.text) for recording in said]
+    spoken = [Spoken(recording.call_id, recording.text) for recording in recordings]
     return [
         {
             "name": step.name,

@@ -83,10 +83,10 @@ async def decide(connection: Connection, run: Run, default_limit: int | None) ->
         stale = [one for one in why if (state := known.get(one)) is not None and state.ready]
         if stale:
             message = f"{len(stale)} fiches go on with the details known before: they could not be fetched anew"
-            await events.say(connection, run, message, "warning", sample=stale[:5])
+            await events.log_line(connection, run, message, "warning", sample=stale[:5])
         await snapshot.add_summary(connection, run, filters={"picked": gone_on, **counted})
         message = "Fiche detail fetch complete (distributed)"
-        await events.say(connection, run, message, picked=gone_on, **counted)
+        await events.log_line(connection, run, message, picked=gone_on, **counted)
     return await left(connection, run)
 
 
@@ -120,4 +120,4 @@ async def stop(connection: Connection, run: Run) -> None:
     """Ignore the open fiches: neither success nor failure would be true of fiches that were not processed to the
     end."""
     await settle_open(connection, run, Settled("", "ignored", "STOPPED", STOPPED))
-    await events.say(connection, run, "Stopped: a fiche has failed, and continueOnError is false", "warning")
+    await events.log_line(connection, run, "Stopped: a fiche has failed, and continueOnError is false", "warning")

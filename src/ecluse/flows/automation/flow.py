@@ -195,7 +195,7 @@ class Automation:
         await story.fan_out(stage, _audits)
         cause = await story.gate(stage, seen=partial(_seen, story.emit, "auditing", "Audit"))
         if cause == "timeout":
-            await story.once("say-audits-late", _say_audits_late)
+            await story.once("say-audits-late", _log_late_audits)
 
 
 class _Wanted(BaseModel):
@@ -234,7 +234,7 @@ async def _fetches(connection: Connection, run: Run) -> list[NewItem]:
     wanted = await snapshot.load(connection, run)
     open_ = await eligibility.open_fiches(connection, run)
     sample = [f"{run.flow}-{run.id}-{FETCH}-{fiche_id}" for fiche_id in open_[:3]]
-    await events.say(connection, run, "Dispatched fiche/fetch fan-out events", fiches=len(open_), event_ids=sample)
+    await events.log_line(connection, run, "Dispatched fiche/fetch fan-out events", fiches=len(open_), event_ids=sample)
     return [NewItem(fiche_id, target="", payload=wanted.own_key) for fiche_id in open_]
 
 
@@ -246,11 +246,11 @@ async def _resolve(connection: Connection, run: Run) -> int:
     )
     if found.unknown or found.inactive:
         message = "Some audit configs are not there, or not active: left out"
-        await events.say(connection, run, message, "warning", unknown=found.unknown, inactive=found.inactive)
+        await events.log_line(connection, run, message, "warning", unknown=found.unknown, inactive=found.inactive)
     named = [{"id": str(one.id), "version": one.version, "name": one.name} for one in found.configs]
     await snapshot.add(connection, run, audit_configs=named)
     if not found.configs:
-        await events.say(connection, run, NO_CONFIGS, "error")
+        await events.log_line(connection, run, NO_CONFIGS, "error")
         await eligibility.settle_open(connection, run, Settled("", "failed", "NO_AUDIT_CONFIGS", NO_CONFIGS))
     return len(found.configs)
 
@@ -270,9 +270,9 @@ async def _audits(connection: Connection, run: Run) -> list[NewItem]:
         )
     fiches = len({item.target for item in items})
     counted = f"{len(resolved)} configs × {fiches} fiches = {len(items)} total audits"  # noqa: RUF001 - as it is known
-    await events.say(connection, run, f"Running {counted}")
+    await events.log_line(connection, run, f"Running {counted}")
     sample = [f"{run.flow}-{run.id}-audit-{item.key}" for item in items[:3]]
-    await events.say(connection, run, "Dispatched audit/run fan-out events", audits=len(items), event_ids=sample)
+    await events.log_line(connection, run, "Dispatched audit/run fan-out events", audits=len(items), event_ids=sample)
     return items
 
 
@@ -291,17 +291,17 @@ async def _seen(
     """Log and emit the progress of a gate at each poll, and log when missing items are sent again."""
     done = look.succeeded + look.ignored
     if phase == "auditing":
-        told = f"{look.finished}/{look.expected} (completed={look.succeeded}, failed={look.failed})"
+        counted = f"{look.finished}/{look.expected} (completed={look.succeeded}, failed={look.failed})"
     else:
-        told = f"{done}/{look.expected}"
-    await events.say(connection, run, f"{what} progress: {told}")
+        counted = f"{done}/{look.expected}"
+    await events.log_line(connection, run, f"{what} progress: {counted}")
     emit([events.progress(run, phase, done, look.expected, look.failed)])
     if isinstance(decision, Redispatch) and phase == "fetching":
         message = "Fiche details stalled; retrying incomplete fetches"
-        await events.say(connection, run, message, "warning", round=decision.round)
+        await events.log_line(connection, run, message, "warning", round=decision.round)
     if isinstance(decision, Redispatch) and phase == "auditing":
         message = f"Audits stalled; sending the missing ones again (round {decision.round})"
-        await events.say(connection, run, message, "warning", missing=look.expected - done)
+        await events.log_line(connection, run, message, "warning", missing=look.expected - done)
 
 
 async def _seen_transcribing(
@@ -318,7 +318,7 @@ FROM audits WHERE automation_run_id = %s
 """
 
 
-async def _say_audits_late(connection: Connection, run: Run) -> None:
+async def _log_late_audits(connection: Connection, run: Run) -> None:
     ((completed, failed, total),) = await fetch_rows(connection, LATE_AUDITS, (run.id,))
     message = f"Audit timeout/stall - finished {completed + failed}/{total} (completed={completed}, failed={failed})"
-    await events.say(connection, run, message, "warning")
+    await events.log_line(connection, run, message, "warning")

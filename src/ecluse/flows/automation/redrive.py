@@ -91,11 +91,11 @@ def hopeless(failed: Sequence[Failed]) -> list[dict[str, Any]]:
     for one in failed:
         if one.cause:
             by_cause.setdefault(one.cause, []).append(one)
-    told = [
+    grouped = [
         {"error_code": cause, "count": len(several), "fiche_id": several[0].fiche_id, "error": several[0].why}
         for cause, several in by_cause.items()
     ]
-    return sorted(told, key=lambda one: (-one["count"], one["error_code"]))
+    return sorted(grouped, key=lambda one: (-one["count"], one["error_code"]))
 
 
 def preview(run_id: int, failed: Sequence[Failed], *, include_cancelled: bool) -> dict[str, Any]:

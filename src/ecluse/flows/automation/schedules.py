@@ -16,7 +16,7 @@ from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
 from ecluse.flows.automation.selection_model import Selection
 from ecluse.notify.rules import why_refused
-from ecluse.notify.signature import new_secret, old_name, schedule_secret_name
+from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name
 from ecluse.retention.kinds import Aged
 
 if TYPE_CHECKING:
@@ -210,8 +210,8 @@ async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: 
 def _no_key(why: str) -> EcluseError:
     from ecluse.access.envelope import Refused
 
-    told = f"{why}, and there is no key here to seal with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
-    return Refused(409, "NO_SECRET_KEY", told)
+    message = f"{why}, and there is no key here to seal with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
+    return Refused(409, "NO_SECRET_KEY", message)
 
 
 async def _seal(

@@ -86,10 +86,10 @@ def why_none(selection: Selection, dates: Sequence[date]) -> str:
 def incomplete(days: Sequence[str], asked: int, why: str, any_picked: bool) -> str:
     """Describe the days that the CRM refused or did not list in time; `why` is the error of the first of them."""
     named = ", ".join(days[:NAMED]) + (f" and {len(days) - NAMED} more" if len(days) > NAMED else "")
-    told = f"the CRM did not list {len(days)} of {asked} day{'s' if asked > 1 else ''} ({named}): {why}"
+    missing = f"the CRM did not list {len(days)} of {asked} day{'s' if asked > 1 else ''} ({named}): {why}"
     if any_picked:
-        return f"The selection is incomplete, of these days it has only fiches known before: {told}"
-    return f"No fiche was selected: {told}"
+        return f"The selection is incomplete, of these days it has only fiches known before: {missing}"
+    return f"No fiche was selected: {missing}"
 
 
 def days_of(wanted: Snapshot) -> list[date]:
@@ -100,9 +100,11 @@ async def days(connection: Connection, run: Run) -> list[NewItem]:
     """Return an item for each day to request from the CRM. None of them is a target, and none has to succeed."""
     wanted = await snapshot.load(connection, run)
     dates = days_of(wanted)
-    await events.say(connection, run, f"Calculated {len(dates)} dates to query", dates=[crm_date(d) for d in dates])
+    await events.log_line(
+        connection, run, f"Calculated {len(dates)} dates to query", dates=[crm_date(d) for d in dates]
+    )
     message = f"Revalidating fiche cache for {len(dates)} date(s) before automation"
-    await events.say(connection, run, message)
+    await events.log_line(connection, run, message)
     return [NewItem(day.isoformat(), target="", payload=wanted.own_key, group=f"run-{run.id}") for day in dates]
 
 
@@ -125,7 +127,7 @@ async def _select(connection: Connection, run: Run) -> None:
     picked = await (_named if manual else _sold)(connection, run, wanted)
     ids, asked = picked.fiche_ids, days_of(wanted)
     refused = await _refused(connection, run, len(asked), bool(ids))
-    await events.say(connection, run, f"Final: {len(ids)} fiches to process", dropped=picked.dropped)
+    await events.log_line(connection, run, f"Final: {len(ids)} fiches to process", dropped=picked.dropped)
     await snapshot.add_summary(connection, run, selection={"picked": len(ids), "dropped": picked.dropped})
     if not ids and not refused:
         await connection.execute(WHY_NONE, (why_none(wanted.selection, asked), run.id))
@@ -135,9 +137,9 @@ async def _select(connection: Connection, run: Run) -> None:
 
 
 async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
-    await events.say(connection, run, "Processing manual fiche selection")
+    await events.log_line(connection, run, "Processing manual fiche selection")
     picked = pick((Listed(one, None, False) for one in wanted.selection.fiche_ids), wanted.selection)
-    await events.say(connection, run, f"Using {len(picked.fiche_ids)} manually selected fiches")
+    await events.log_line(connection, run, f"Using {len(picked.fiche_ids)} manually selected fiches")
     return picked
 
 
@@ -146,7 +148,7 @@ async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
     found: Sequence[Listed] = ()
     if dates:
         found = await fetch_all(connection, Listed, LISTED, (run.tenant_id, min(dates), max(dates), dates))
-    await events.say(connection, run, f"Loaded {len(found)} fiches from DB")
+    await events.log_line(connection, run, f"Loaded {len(found)} fiches from DB")
     return pick(found, wanted.selection)
 
 
@@ -161,6 +163,6 @@ async def _refused(connection: Connection, run: Run, asked: int, any_picked: boo
         for day, code, error, status in rows
     ]
     message = incomplete(days, asked, failed[0]["error"] or "not in time", any_picked)
-    await events.say(connection, run, message, "warning" if any_picked else "error", apiErrors=failed)
+    await events.log_line(connection, run, message, "warning" if any_picked else "error", apiErrors=failed)
     await note_errors(connection, run, {"apiErrors": failed, "missing_days": days, "selection_incomplete": message})
     return days

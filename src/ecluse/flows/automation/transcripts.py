@@ -121,7 +121,7 @@ class Transcripts:
         await self._start(connection, run, fiche_ids, wanted.transcription_priority, 0)
         sample = [_event_id(run, fiche_id, 0) for fiche_id in fiche_ids[:SAMPLE]]
         counts = {"fiches": len(fiche_ids), "skipped": len(rows) - len(fiche_ids)}
-        await events.say(connection, run, "Dispatched fiche/transcribe fan-out events", **counts, event_ids=sample)
+        await events.log_line(connection, run, "Dispatched fiche/transcribe fan-out events", **counts, event_ids=sample)
         run.trace.fan_out("fiche/transcribe", len(fiche_ids), sample, **counts)
         return len(fiche_ids)
 
@@ -144,7 +144,7 @@ class Transcripts:
         await self._start(connection, run, fiche_ids, wanted.transcription_priority, round_)
         sample = [_event_id(run, fiche_id, round_) for fiche_id in fiche_ids[:SAMPLE]]
         message = f"Retrying transcriptions ({round_}/{self.rounds})"
-        await events.say(connection, run, message, "warning", fiches=len(fiche_ids), event_ids=sample)
+        await events.log_line(connection, run, message, "warning", fiches=len(fiche_ids), event_ids=sample)
         run.trace.fan_out("fiche/transcribe", len(fiche_ids), sample, round=round_)
 
     async def settle(self, connection: Connection, run: Run) -> None:
@@ -158,11 +158,11 @@ class Transcripts:
             if codes := Counter(one.code for one in late if one.code is not None):
                 causes = ", ".join(f"{count} × {code}" for code, count in codes.most_common())  # noqa: RUF001
                 message = f"Transcription failed: {causes} - {done}"
-                await events.say(connection, run, message, "warning", fiches=codes.total(), sample=_known(late))
+                await events.log_line(connection, run, message, "warning", fiches=codes.total(), sample=_known(late))
             if timed_out := [one.fiche_id for one in late if one.late]:
                 message = f"Transcription timeout/stall - {done}"
                 sample = timed_out[:SAMPLE]
-                await events.say(connection, run, message, "warning", fiches=len(timed_out), sample=sample)
+                await events.log_line(connection, run, message, "warning", fiches=len(timed_out), sample=sample)
 
     async def _start(
         self, connection: Connection, run: Run, fiche_ids: Sequence[str], priority: Any, round_: int
@@ -189,7 +189,7 @@ class Transcripts:
     async def _warn(self, connection: Connection, run: Run, recordings: int, max_wait: timedelta) -> None:
         knob = WAIT if max_wait == self.config.transcription_wait else AUDIT_WAIT
         if warning := budget_warning(recordings, self.config.per_minute, max_wait, knob):
-            await events.say(connection, run, f"The budget does not fit: {warning}", "warning")
+            await events.log_line(connection, run, f"The budget does not fit: {warning}", "warning")
             await snapshot.add(connection, run, budget_warning=warning)
             run.trace.warn(warning)
 

@@ -155,8 +155,8 @@ class Transcription:
         # Writing thousands of log lines takes a while: do it after the leases are held, and not between statements that
         # may wait for locks.
         for run in runs:
-            told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
-            traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)
+            options = {name: run.input[name] for name in ("priority", "wait_for_completion")}
+            traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **options)
         if at_once:
             known = [run for run in runs if run.id in at_once]
             await plan.plan(connection, known, self.known, self.recordings, self.config)

@@ -99,7 +99,7 @@ async def plan(
         here = [(one.run, items) for one in some if (items := one.items(paid, True))]
         await open_stage(connection, known, here, priority=priority)
         await open_stage(connection, recordings, [(one.run, one.items(paid, False)) for one in some], priority=priority)
-    await write_events(connection, [event for one in plans for event in _told(one)])
+    await write_events(connection, [event for one in plans for event in _events_of(one)])
     for one in plans:
         _trace(one, config)
     return plans
@@ -146,7 +146,7 @@ async def _paid_for(connection: Connection, plans: Sequence[Plan]) -> set[tuple[
     return {(tenant, bytes(key)) for tenant, key in rows}
 
 
-def _told(one: Plan) -> list[Event]:
+def _events_of(one: Plan) -> list[Event]:
     run, fiche_id = one.run, one.fiche_id
     payloads = {
         "transcription.status_check": rules.status_check(fiche_id, run.id, one.counts),

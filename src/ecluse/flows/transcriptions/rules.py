@@ -54,8 +54,8 @@ def speech_key(call_id: str, url: str, wanted: Speech) -> bytes:
     """Return the key of a paid result. The URL's query is left out: its signature changes with every fetch, the
     recording does not."""
     parts = urlsplit(url.strip())
-    said = [call_id, parts.scheme, parts.netloc, parts.path, vars(wanted)]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
+    parameters = [call_id, parts.scheme, parts.netloc, parts.path, vars(wanted)]
+    return hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).digest()
 
 
 def without_query(url: str) -> str:
@@ -118,8 +118,8 @@ def recording_over(
 ) -> dict[str, Any]:
     """Return the payload for a finished recording, succeeded or failed: that of
     `transcription/recording.transcribed`."""
-    said = {**about(fiche_id, run_id), "call_id": call_id, "ok": code is None, "cached": cached}
-    return said if code is None else {**said, "error": error or code, "error_code": code}
+    payload = {**about(fiche_id, run_id), "call_id": call_id, "ok": code is None, "cached": cached}
+    return payload if code is None else {**payload, "error": error or code, "error_code": code}
 
 
 def progress(fiche_id: str, run_id: int, counts: Counts) -> dict[str, Any]:
@@ -177,12 +177,12 @@ def transcribed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[st
     }
 
 
-def progress_due(told: int, counts: Counts, every: int) -> bool:
+def progress_due(emitted: int, counts: Counts, every: int) -> bool:
     """True if a progress event is due: a multiple of `every` was passed since the last one, or all are processed.
-    `told` is the processed count of the last progress event."""
-    if counts.processed <= told:
+    `emitted` is the processed count of the last progress event."""
+    if counts.processed <= emitted:
         return False
-    return counts.processed // every > told // every or counts.processed >= counts.target_total
+    return counts.processed // every > emitted // every or counts.processed >= counts.target_total
 
 
 class Attempt(NamedTuple):

@@ -169,9 +169,9 @@ async def _attach(
         event_id = run.event_key if one.again else one.event_key
         state = known.get(fiche_id)
         counts = Counts(state.total_recordings, state.transcribed) if state and run.id in planned else None
-        told = {**rules.status_check(fiche_id, run.id, counts), "attached": True}
+        payload = {**rules.status_check(fiche_id, run.id, counts), "attached": True}
         asked = one.correlation_id or uuid.uuid4().hex
-        events.append(event_of(run, "transcription.status_check", told, suffix=f":{event_id}:{asked}"))
+        events.append(event_of(run, "transcription.status_check", payload, suffix=f":{event_id}:{asked}"))
         if not one.again:
             events.append(_asked(one, event_id, run, True))
         lines.append({"run_id": run.id, "event_id": event_id, "message": f"asked for again ({event_id}): attached"})

@@ -66,13 +66,13 @@ class Stuck(NamedTuple):
 
 
 async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> None:
-    facts: dict[str, Any] = {"stall": stall, "lanes": lanes, "flow": rules.FLOW}
+    given: dict[str, Any] = {"stall": stall, "lanes": lanes, "flow": rules.FLOW}
     async with connection.transaction():
-        candidates = await fetch_column(connection, CANDIDATES, facts)
+        candidates = await fetch_column(connection, CANDIDATES, given)
         locked = [run_id for run_id, run in (await lock_runs(connection, candidates)).items() if run.is_open]
         if not locked:
             return
-        cursor = await connection.execute(STUCK, {**facts, "runs": locked})
+        cursor = await connection.execute(STUCK, {**given, "runs": locked})
         stuck: dict[int, list[Stuck]] = {}
         for one in await cursor.fetchall():
             stuck.setdefault(one[0], []).append(Stuck(*one))
@@ -84,10 +84,10 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
         for *columns, fiche_id, at in warned:
             run = Run(*columns)
             waiting = sorted(one.key for one in stuck[run.id])
-            told: dict[str, Any] = {"waiting": len(waiting), "minutes": stall.total_seconds() / 60}
-            said = {**rules.about(fiche_id, run.id), **told}
-            events.append(event_of(run, "transcription.stalled", said, suffix=f":{at.isoformat()}"))
-            traces.orchestrator(run, fiche_id).warn("stalled: nothing was taken up", **told, call_ids=waiting[:20])
+            facts: dict[str, Any] = {"waiting": len(waiting), "minutes": stall.total_seconds() / 60}
+            payload = {**rules.about(fiche_id, run.id), **facts}
+            events.append(event_of(run, "transcription.stalled", payload, suffix=f":{at.isoformat()}"))
+            traces.orchestrator(run, fiche_id).warn("stalled: nothing was taken up", **facts, call_ids=waiting[:20])
         if lost:
             events += await _give_up(connection, {run_id: stuck[run_id] for run_id in lost}, 2 * stall)
         await write_events(connection, events)
@@ -106,6 +106,6 @@ async def _give_up(connection: Connection, lost: dict[int, list[Stuck]], patienc
     events = []
     for run_id, call_id in await (await connection.execute(GIVEN_UP, (sorted(lost),))).fetchall():
         run = runs[run_id]
-        told = rules.recording_over(run.input["fiche_id"], run_id, call_id, code=rules.STALLED, error=why)
-        events.append(event_of(run, "transcription.recording_failed", told, suffix=f":{call_id}"))
+        payload = rules.recording_over(run.input["fiche_id"], run_id, call_id, code=rules.STALLED, error=why)
+        events.append(event_of(run, "transcription.recording_failed", payload, suffix=f":{call_id}"))
     return events

@@ -70,8 +70,8 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
         return Postponed(until, f"{holder} has this recording in hand", "lease")
     if not standing.url.strip():
         raise PermanentError("The CRM has no URL for this recording any more.", code=rules.NO_URL)
-    told = {**rules.about(fiche_id, item.run_id), "call_id": item.key, "execution": item.executions + 1}
-    context.emit([EphemeralEvent(item.tenant_id, "transcription.recording_started", told)])
+    payload = {**rules.about(fiche_id, item.run_id), "call_id": item.key, "execution": item.executions + 1}
+    context.emit([EphemeralEvent(item.tenant_id, "transcription.recording_started", payload)])
     began = time.monotonic()
     tracer.step("speech-to-text")
     speech = await _have_written(context.vendors, standing.url)
