@@ -8,6 +8,8 @@ from collections import deque
 
 
 class Turnstile:
+    """A gate that at most `a_pass` coroutines go through per pass of the event loop."""
+
     def __init__(self, a_pass: int) -> None:
         self._a_pass = self._left = a_pass
         self._waiting: deque[asyncio.Future[None]] = deque()

@@ -53,7 +53,8 @@ FROM deliveries WHERE run_id = %s AND tenant_id = %s
 
 @dataclass(frozen=True)
 class Recipient:
-    """A recipient: `to` is a URL or a mail address. Without the name of a sealed secret, a webhook is not signed."""
+    """A recipient of a delivery: `to` is a URL or a mail address; `endpoint_id` None: named by a schedule. Without
+    `secret_name`, the name of a sealed secret, a webhook is not signed."""
 
     kind: Kind
     to: str
@@ -102,7 +103,7 @@ async def ping(connection: Connection, tenant: str, endpoint: Row) -> list[Start
 
 async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started:
     """Deliver the message of an earlier delivery again, a webhook to the current URL of its endpoint. Deduplicated if
-    the earlier delivery is still pending."""
+    the earlier delivery is still pending. Raises NotFound if the tenant has no delivery with this run."""
     delivery = await fetch_one(connection, NewDelivery, AGAIN, (run_id, tenant))
     if delivery is None:
         raise NotFound(f"there is no delivery {run_id}")
@@ -116,7 +117,8 @@ async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started
 async def deliver(
     connection: Connection, new_deliveries: Sequence[NewDelivery], *, again: bool = False
 ) -> list[Started]:
-    """Insert the runs and rows of these deliveries in the caller's transaction."""
+    """Insert the runs and rows of these deliveries in the caller's transaction, each once per recipient and event;
+    return the runs. `again`: deliver also what was delivered before."""
     if not new_deliveries:
         return []
     new_deliveries = list({(one.tenant_id, _key(one)): one for one in new_deliveries}.values())
@@ -146,16 +148,18 @@ async def deliver(
 
 
 def _key(delivery: NewDelivery) -> str:
+    """Return the event key of the delivery's run."""
     return run_key(delivery.endpoint_id, delivery.recipient, delivery.kind, delivery.event_key)
 
 
 def _ended_with_parent(event: PublishedEvent) -> bool:
-    """True if the event is the end of a run that was ended together with its parent. The parent's end is notified; up
-    to thousands of notifications for its children would add nothing."""
+    """Return True if the event is the end of a run that was ended together with its parent. The parent's end is
+    notified; up to thousands of notifications for its children would add nothing."""
     return event.payload.get("end_cause") == "parent"
 
 
 async def _wanted(connection: Connection, events: Sequence[PublishedEvent]) -> list[NewDelivery]:
+    """Return a delivery for each of these events and each recipient of an endpoint that subscribes to it."""
     asked = [
         {"place": place, "tenant_id": event.tenant_id, "event_type": event.event_type}
         for place, event in enumerate(events)
@@ -168,6 +172,7 @@ async def _wanted(connection: Connection, events: Sequence[PublishedEvent]) -> l
 
 
 def _recipients(endpoint: Row) -> list[Recipient]:
+    """Return the recipients of an endpoint: its URL, or each of its addresses."""
     number = endpoint["id"]
     if endpoint["kind"] == "webhook":
         return [Recipient("webhook", endpoint["url"], number, endpoints.secret_name(number))]
@@ -175,6 +180,7 @@ def _recipients(endpoint: Row) -> list[Recipient]:
 
 
 def _new_delivery(event: Event | PublishedEvent, occurred_at: datetime, to: Recipient) -> NewDelivery:
+    """Return the delivery of an event to a recipient."""
     return NewDelivery(
         event.tenant_id,
         event.event_key,

@@ -49,6 +49,7 @@ class Message:
 
     @cached_property
     def payload(self) -> Any:
+        """The data parsed as JSON, or as it is if that is not possible."""
         try:
             return from_json(self.data)
         except ValueError:
@@ -76,7 +77,8 @@ def frame(event: str, data: str, channel: str | None = None) -> str:
 
 
 class Listener:
-    """A socket or a stream with its queue. It is woken when there is something to send or it is to be closed."""
+    """A socket or a stream with its send queue of at most `longest` messages. It is woken when there is something to
+    send or it is to be closed."""
 
     def __init__(
         self, tenant: str, transport: Transport, socket_id: str | None = None, *, longest: int = LONGEST_QUEUE
@@ -110,6 +112,7 @@ class Listener:
             self.disconnect(*TOO_SLOW)
 
     def disconnect(self, code: int, why: str) -> None:
+        """Have the connection closed with this code and reason; the first call decides."""
         self.leave = self.leave or (code, why)
         self._wake.set()
 
@@ -124,6 +127,7 @@ class Listener:
                 timer.cancel()
 
     def taken(self) -> Iterator[tuple[Message, Sequence[str]] | str]:
+        """Take everything out of the queue: messages with the channels they are for, and frames."""
         while self._queue:
             yield self._queue.popleft()
 
@@ -138,9 +142,10 @@ class Onward(Protocol):
 
 
 class Hub:
+    """The listeners of this process and what they subscribe to; delivers and counts messages. `private`: channels of
+    Ecluse's own events have the prefix `private-`; `largest`: the maximum payload in bytes."""
+
     def __init__(self, *, private: bool = True, largest: int = LARGEST_PAYLOAD) -> None:
-        """`private`: whether channels of Ecluse's own events have the prefix `private-`; `largest`: the maximum payload
-        in bytes."""
         self.private, self.largest = private, largest
         self.stopping = False
         self.onward: list[Onward] = []
@@ -153,6 +158,7 @@ class Hub:
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[Listener]:
+        """Register a listener for the duration of the context; afterwards its subscriptions are removed."""
         self.listeners.add(listener)
         try:
             yield listener
@@ -177,9 +183,11 @@ class Hub:
             self.changed()
 
     def counts(self) -> dict[Key, int]:
+        """Return the number of listeners by tenant and channel."""
         return {key: len(listeners) for key, listeners in self._by_key.items()}
 
     def connections(self) -> Counter[Transport]:
+        """Return the number of listeners by transport."""
         return Counter(listener.transport for listener in self.listeners)
 
     def emit(self, lives: Sequence[EphemeralEvent]) -> None:
@@ -218,9 +226,11 @@ class Hub:
                 self.dropped["too slow"] += 1
 
     def _heard(self, tenant: str, channels: Sequence[str]) -> bool:
+        """Return True if a listener of this process subscribes to one of the channels."""
         return any((tenant, channel) in self._by_key for channel in (*channels, WHOLE_TENANT))
 
     def _wanted(self, tenant: str, channels: Sequence[str]) -> bool:
+        """Return True if a further destination wants events of these channels."""
         return any(onward.wants(tenant, channels) for onward in self.onward)
 
     async def drain(self, seconds: float = 0.5) -> None:
@@ -236,12 +246,13 @@ class Hub:
 
 
 def is_realtime(event: PublishedEvent) -> bool:
-    """True for events for realtime subscribers, such as `transcription.completed`; names with a slash, such as
-    `fiche/transcribed`, are for programs."""
+    """Return True for events that are sent to realtime subscribers, such as `transcription.completed`; names with a
+    slash, such as `fiche/transcribed`, are for programs and are not."""
     return "." in event.event_type and "/" not in event.event_type
 
 
 def durable(event: PublishedEvent, channels: Sequence[str], largest: int = LARGEST_PAYLOAD) -> Message:
+    """Return an event of the outbox as a message for these channels, its payload shortened to `largest` bytes."""
     ids = {
         "event_id": str(event.id),
         "event_key": event.event_key,

@@ -44,15 +44,19 @@ REFUSED_PREFIXES = ("presence-", "private-encrypted-")
 
 
 class PusherServer:
+    """The sockets of this process: admits and serves them. `why_off` returns why a tenant cannot use sockets here; None
+    if it can."""
+
     def __init__(self, hub: Hub, apps: Apps | None, why_off: Callable[[str], str | None], limits: Limits) -> None:
-        """`why_off` returns why a tenant cannot use sockets here; None if it can."""
         self._hub, self._apps, self._why_off, self.limits = hub, apps, why_off, limits
 
     def full(self, tenant: str, transport: Transport) -> bool:
+        """Return True if the tenant has as many connections of this transport as it may have."""
         most = self.limits.sockets if transport == "websocket" else self.limits.streams
         return sum((one.tenant, one.transport) == (tenant, transport) for one in self._hub.listeners) >= most
 
     async def serve(self, socket: WebSocket, pool: Pool) -> None:
+        """Accept a socket and serve it until it ends; refuse it with a close code if it may not connect."""
         await socket.accept()
         with suppress(WebSocketDisconnect):  # the client disconnected first
             app = await self._admitted(socket, pool)
@@ -67,6 +71,7 @@ class PusherServer:
                     await socket.close(code, why)
 
     async def _admitted(self, socket: WebSocket, pool: Pool) -> App | tuple[int, str]:
+        """Return the app of a socket that may connect; otherwise the close code and reason."""
         version = socket.query_params.get("protocol")
         if version not in SPOKEN:
             return NOT_SPOKEN if version else NO_VERSION
@@ -117,6 +122,7 @@ class Connection:
             return listener.leave or (1000, "")
 
     async def _write(self) -> None:
+        """Send what is queued, ping a silent client, and return when the connection is to be closed."""
         pinged_at: float | None = None
         while True:
             try:
@@ -146,6 +152,7 @@ class Connection:
             await self._socket.send_text(text)
 
     async def _read(self) -> None:
+        """Handle what the client sends, until it disconnects."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -161,6 +168,7 @@ class Connection:
                 self._handle(text)
 
     def _handle(self, text: str) -> None:
+        """Handle one message of the client."""
         try:
             message = from_json(text)
         except ValueError:
@@ -180,6 +188,7 @@ class Connection:
                 self._send_error("This message is not understood")
 
     def _subscribe(self, channel: str, auth: Any) -> None:
+        """Subscribe to a channel, or refuse and say why; `auth` is the signature that a private one needs."""
         joined = self._listener.channels
         if channel in joined:
             self._send_error(f"Existing subscription to channel {channel}")
@@ -194,6 +203,7 @@ class Connection:
             self._hub.subscribe(self._listener, channel)
 
     def _is_allowed(self, channel: str) -> bool:
+        """Return True if there may be a channel of this name."""
         if not NAME.fullmatch(channel) or channel.startswith(REFUSED_PREFIXES):
             return False
         # Public channels need no signature. While ours are private, a client that has only the public key cannot open
@@ -204,6 +214,7 @@ class Connection:
         return isinstance(auth, str) and may_join(self._app.key, self._app.secret, self.id, channel, auth)
 
     def _pass_on(self, event: str, channel: str, data: Any) -> None:
+        """Publish a client event on a private channel that the socket is subscribed to, within the rate."""
         second = int(self._now())
         if len(event) > LONGEST_NAME or not channel.startswith(PRIVATE) or channel not in self._listener.channels:
             self._send_error("Client events are for private channels that the socket is subscribed to", 4301)
@@ -215,9 +226,11 @@ class Connection:
             self._hub.publish(Message(self._app.tenant, event, [channel], text, not_to=self.id))
 
     def _send_error(self, why: str, code: int | None = None) -> None:
+        """Send the client a `pusher:error`."""
         self._listener.queue_frame(_error(code, why))
 
     def _refuse(self, channel: str, kind: str, why: str, status: int) -> None:
+        """Send the client a `pusher:subscription_error`."""
         error = {"type": kind, "error": why, "status": status}
         self._listener.queue_frame(
             encoded({"event": "pusher:subscription_error", "channel": channel, "data": error}).decode()
@@ -225,4 +238,5 @@ class Connection:
 
 
 def _error(code: int | None, why: str) -> str:
+    """Return the frame of a `pusher:error`."""
     return encoded({"event": "pusher:error", "data": {"code": code, "message": why}}).decode()

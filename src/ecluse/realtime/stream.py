@@ -17,7 +17,7 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 async def _compressed(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Compress by gzip, flushed after each part. Parts sent before serve as the dictionary, so repeated content costs
+    """Compress by gzip, flushed after each chunk. Chunks sent before serve as the dictionary, so repeated content costs
     next to nothing."""
     packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS, memLevel=6)
     async with aclosing(chunks):
@@ -27,9 +27,10 @@ async def _compressed(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 
 class EventStream(StreamingResponse):
+    """The response of server-sent events: sends `chunks` as they come. `send_within`: seconds that the client has to
+    take a chunk; `squeeze`: compress by gzip, only if the client accepts it."""
+
     def __init__(self, chunks: AsyncGenerator[bytes], send_within: float, *, squeeze: bool = False) -> None:
-        """`send_within`: seconds that the client has to take a part; `squeeze`: compress by gzip, only if the client
-        accepts it."""
         encoded = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"} if squeeze else {}
         chunks = _compressed(chunks) if squeeze else chunks
         super().__init__(chunks, media_type="text/event-stream", headers=HEADERS | encoded)

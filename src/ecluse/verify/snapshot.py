@@ -30,6 +30,8 @@ MIGRATE = "Migrate it with `ecluse migrate`"
 
 
 def audit(dsn: str, ledger_url: str | None) -> Report:
+    """Audit the database and, if a URL is given, compare it with the ledger there. Raises CannotCheck if that is not
+    possible."""
     try:
         with psycopg.connect(
             dsn, connect_timeout=5, application_name="ecluse verify", row_factory=dict_row
@@ -56,6 +58,7 @@ def audit(dsn: str, ledger_url: str | None) -> Report:
 
 
 def _look(connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None) -> Report:
+    """Run all checks in one snapshot of the database and return the report."""
     report = Report()
     # The start of the transaction is earlier than its snapshot, so that everything committed before `cut` is in it.
     clock = connection.execute("SELECT now() AS cut, \"offset\" <> '0' AS moved FROM clock_offset").fetchone()
