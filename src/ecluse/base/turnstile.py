@@ -28,6 +28,7 @@ class Turnstile:
             await self._waiting[-1]
 
     def _turn(self) -> None:
+        """Let the next coroutines through, once per pass of the loop while any come."""
         self._left = self._a_pass
         while self._waiting and self._left > 0:
             future = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""The built-in flows, configured by the knobs, and the flows loaded by ECLUSE_FLOWS or the command line."""
+"""The built-in flows, built from the settings, and the flows that ECLUSE_FLOWS or the command line names."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 def transcription_config(settings: Settings) -> Config:
+    """Return the settings of the transcription flow."""
     from ecluse.flows.transcriptions.config import Config
     from ecluse.vendors.elevenlabs import Speech
 
@@ -54,6 +55,7 @@ def transcription_config(settings: Settings) -> Config:
 
 
 def _transcription(settings: Settings) -> Flow:
+    """Build the transcription flow."""
     from ecluse.flows.transcriptions.flow import Transcription
     from ecluse.flows.transcriptions.vendors import Access, connected
 
@@ -71,6 +73,7 @@ def _transcription(settings: Settings) -> Flow:
 
 
 def audit_config(settings: Settings) -> AuditConfig:
+    """Return the settings of audits."""
     from ecluse.flows.audits.flow import Config
 
     return Config(
@@ -82,6 +85,7 @@ def audit_config(settings: Settings) -> AuditConfig:
 
 
 def audit_access(settings: Settings) -> AuditAccess:
+    """Return the settings of the language model."""
     from ecluse.flows.audits.work import Access
     from ecluse.vendors.llm import Prices
 
@@ -96,6 +100,7 @@ def audit_access(settings: Settings) -> AuditAccess:
 
 
 def automation_config(settings: Settings) -> AutomationConfig:
+    """Return the settings of the automation flow."""
     from ecluse.flows.automation.config import Config
 
     return Config(
@@ -115,6 +120,7 @@ def automation_config(settings: Settings) -> AutomationConfig:
 
 
 def _automation(settings: Settings, transcription: Flow) -> Flow:
+    """Build the automation flow, which starts runs of `transcription`; without secrets, which `bootstrap` adds."""
     from ecluse.flows.automation.flow import Automation
 
     vendors = automation_vendors(settings, None)
@@ -124,6 +130,8 @@ def _automation(settings: Settings, transcription: Flow) -> Flow:
 def automation_vendors(
     settings: Settings, secrets: Secrets | None
 ) -> Callable[[Clock], AbstractAsyncContextManager[Any]]:
+    """Return the function that opens the vendors of the automation flow; `secrets` decrypts the keys that schedules
+    have of their own."""
     from ecluse.flows.automation.work import Access, connected
 
     access = Access(
@@ -135,6 +143,7 @@ def automation_vendors(
 
 
 def _audit(settings: Settings) -> Flow:
+    """Build the flow of single audits."""
     from ecluse.flows.audits.flow import Audit, connected
 
     return Audit(audit_config(settings), partial(connected, audit_access(settings))).flow
@@ -151,6 +160,7 @@ def _crm(settings: Settings) -> dict[str, Any]:
 
 
 def _secret(given: SecretStr | None) -> str | None:
+    """Return the value of a secret knob; None if it is unset or blank."""
     return given.get_secret_value().strip() or None if given is not None else None
 
 
@@ -164,6 +174,7 @@ class Lacking:
 
 
 def lacking(settings: Settings) -> list[Lacking]:
+    """Return the built-in flows whose runs would fail for want of a knob."""
     wanted = {
         "transcription": ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY"),
         "audit": ("LLM_API_KEY", "LLM_MODEL"),
@@ -179,7 +190,8 @@ def lacking(settings: Settings) -> list[Lacking]:
 
 
 def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
-    """Return the built-in flows, then the others."""
+    """Return the built-in flows, then those named by ECLUSE_FLOWS and `extra` (`package:NAME`). Raises SetUpError for
+    one that cannot be loaded or a name that occurs twice."""
     names = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
     flows = {name: _load_flow(name) for name in (*names, *extra)}
     transcription = _transcription(settings)
@@ -191,6 +203,7 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
 
 
 def _load_flow(name: str) -> Flow:
+    """Import the flow given as `package:NAME`."""
     module, _, attribute = name.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # an installed script searches its own directory, not the current one
@@ -199,8 +212,7 @@ def _load_flow(name: str) -> Flow:
     except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
         raise SetUpError(
             f"Cannot load flow {name!r}: {error}. Give it as package:NAME, with a module that is installed or in the "
-            "current "
-            "directory."
+            "current directory."
         ) from error
     if not isinstance(flow, Flow):
         raise SetUpError(f"{name!r} is not a Flow but a {type(flow).__name__}.")

@@ -183,6 +183,7 @@ async def _still_lives(connection: Connection, recent_seconds: float) -> None:
 
 
 def _something_came_in(connection: Connection) -> bool:
+    """Return True if there is input to read on the connection's socket."""
     watch = select.poll()
     watch.register(connection.fileno(), select.POLLIN)
     return bool(watch.poll(0))

@@ -76,6 +76,8 @@ WHERE r.id = %s
 
 
 def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
+    """Play the demonstration and return the exit code: 0 if everything came out as expected. `keep` leaves server and
+    vendors running at the end; `given` is the address of an empty database to use."""
     console = Console(stderr=as_json)
     console.print(
         f"[bold]Ecluse[/] audits the calls of {fiches} fiches: details from a CRM, transcripts, two audits each, at "
@@ -128,11 +130,14 @@ def _schedule(played: Scene, key: str, fiches: int) -> str:
 
 
 def _trigger(played: Scene, key: str, schedule: str) -> int:
+    """Start a run of the schedule and return its id."""
     answer: dict[str, Any] = post(f"{played.url}/api/automation/trigger", {"scheduleId": schedule}, key)
     return int(answer["run_id"])
 
 
 def _watch(console: Console, played: Scene, run_id: int) -> Kill:
+    """Show the run's progress to its end, and kill the server half-way."""
+
     def look() -> Seen:
         (row,) = played.query(PROGRESS, run_id)
         return Seen(
@@ -149,6 +154,7 @@ def _watch(console: Console, played: Scene, run_id: int) -> Kill:
 
 
 def _print_what_stays(console: Console, played: Scene, key: str, schedule: str) -> None:
+    """Print how to use what keeps running."""
     trigger = f"curl -s {played.url}/api/automation/trigger -H 'Authorization: Bearer {key}'"
     for line in (
         "",

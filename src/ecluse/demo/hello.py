@@ -37,6 +37,8 @@ OVERRIDES = (
 
 
 def run(*, keep: bool, as_json: bool) -> int:
+    """Play the demonstration and return the exit code: 0 if the run ended with an account that the auditor confirms.
+    `keep` leaves server and vendor running at the end."""
     if not (EXAMPLES / "hello_flow").is_dir():
         raise SetUpError("The demonstration needs the examples folder: run it in a checkout of the project.")
     console = Console(stderr=as_json)
@@ -61,6 +63,7 @@ def _print_what_stays(console: Console, played: Scene) -> None:
 
 
 def _watch(console: Console, played: Scene) -> dict[str, Any]:
+    """Start a run, show its progress to its end, kill the server half-way, and return the report."""
     started = time.monotonic()
     wanted = ["--key", "hello-demo", "--input", json.dumps({"articles": ARTICLES})]
     run_id = int(json.loads(played.command("runs", "start", "hello_flow:FLOW", *wanted))["run_id"])
@@ -100,6 +103,7 @@ FROM runs r WHERE r.id = %s
 
 
 def _print(console: Console, report: dict[str, Any]) -> None:
+    """Print the report for people."""
     console.print(f"\n[bold]run {report['run_id']}: {report['status']}[/] in {report['seconds']} s")
     console.print(
         f"  selected {report['selected']} = successful {report['successful']} + failed {report['failed']}"

@@ -133,8 +133,8 @@ class Listener:
 
 
 class Onward(Protocol):
-    """A further destination of ephemeral messages besides the listeners of this process: other replicas, hosted
-    Pusher."""
+    """A further destination of ephemeral messages besides the listeners of this process: other replicas, hosted Pusher.
+    `wants` returns whether it takes messages on these channels; `take` queues one."""
 
     def wants(self, tenant: str, channels: Sequence[str]) -> bool: ...
 
@@ -142,8 +142,8 @@ class Onward(Protocol):
 
 
 class Hub:
-    """The listeners of this process and what they subscribe to; delivers and counts messages. `private`: channels of
-    Ecluse's own events have the prefix `private-`; `largest`: the maximum payload in bytes."""
+    """The listeners of this process and their subscriptions, and the delivery of messages to them. `private`: channels
+    of Ecluse's own events have the prefix `private-`; `largest`: the maximum payload in bytes."""
 
     def __init__(self, *, private: bool = True, largest: int = LARGEST_PAYLOAD) -> None:
         self.private, self.largest = private, largest

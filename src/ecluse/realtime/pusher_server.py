@@ -44,8 +44,8 @@ REFUSED_PREFIXES = ("presence-", "private-encrypted-")
 
 
 class PusherServer:
-    """The sockets of this process: admits and serves them. `why_off` returns why a tenant cannot use sockets here; None
-    if it can."""
+    """WebSocket server of this process: admits sockets and serves them. `why_off` returns why a tenant cannot use
+    sockets here; None if it can."""
 
     def __init__(self, hub: Hub, apps: Apps | None, why_off: Callable[[str], str | None], limits: Limits) -> None:
         self._hub, self._apps, self._why_off, self.limits = hub, apps, why_off, limits

@@ -27,8 +27,8 @@ async def _compressed(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 
 class EventStream(StreamingResponse):
-    """The response of server-sent events: sends `chunks` as they come. `send_within`: seconds that the client has to
-    take a chunk; `squeeze`: compress by gzip, only if the client accepts it."""
+    """A response that sends `chunks`, which are server-sent events, as they come. `send_within`: seconds that the
+    client has to take a chunk; `squeeze`: compress by gzip, only if the client accepts it."""
 
     def __init__(self, chunks: AsyncGenerator[bytes], send_within: float, *, squeeze: bool = False) -> None:
         encoded = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"} if squeeze else {}

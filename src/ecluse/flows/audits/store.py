@@ -70,6 +70,7 @@ WHERE a.run_id = ANY(%(runs)s) AND a.status IN ('pending', 'running')
 
 
 async def save_audits(connection: Connection, saved: Sequence[Saved]) -> None:
+    """Write completed audits, in the commit that finishes their items: the stage's `save`."""
     rows = [_end(one.item.payload, "completed", **one.kept) for one in saved if one.kept is not None]
     await _finish(connection, rows)
 
@@ -87,6 +88,7 @@ async def record_failures(connection: Connection, run_ids: Collection[int]) -> N
 
 
 async def news(connection: Connection, over: Sequence[FinishedItem]) -> list[EphemeralEvent]:
+    """Write failed audits, and return the events about all that are over: the stage's `news`."""
     failed = [
         _end(one.item.payload, "failed", error_code=one.error_code or "FAILED", error=storable(one.error or ""))
         for one in over
@@ -109,10 +111,12 @@ async def _finish(connection: Connection, rows: Sequence[Row]) -> None:
 
 
 def _end(payload: Row, status: str, **facts: Any) -> Row:
+    """Return the end of an audit as a row for the statements of this module."""
     return {"id": payload["audit_id"], "fiche_cache_id": payload["fiche_cache_id"], "status": status, **facts}
 
 
 def _live(one: FinishedItem) -> EphemeralEvent:
+    """Return the realtime event about an audit that is over."""
     item = one.item
     about = {
         "fiche_id": item.target,

@@ -53,6 +53,8 @@ class Asked(NamedTuple):
 
 
 class Recording(NamedTuple):
+    """A recording with a transcript: the texts of its turns, and their speakers where they are known."""
+
     call_id: str
     start_time: datetime | None
     speakers: Sequence[str | None]
@@ -65,17 +67,22 @@ class Recording(NamedTuple):
 
 
 class Standing(NamedTuple):
+    """What the work of an audit item starts from."""
+
     asked: Asked
     recordings: Sequence[Recording]
     done: Decimal | None  # the score of an audit that is completed, and so paid for, already
 
 
 class Transcripts(BatchedQuery[Standing]):
+    """Batched reads for audit items: gives each item its `Standing`."""
+
     def __init__(self) -> None:
         super().__init__(self._look)
         self._versions: OrderedDict[tuple[int, int], Asked] = OrderedDict()
 
     async def _look(self, connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
+        """Mark the audits of these items as running, and return what each starts from, by item id."""
         await self._learn(connection, {_version(item) for item in items})
         audits = [_audit(item) for item in items]
         await connection.execute(BEGIN, (audits,))
@@ -99,6 +106,7 @@ class Transcripts(BatchedQuery[Standing]):
 
 
 def asked(snapshot: dict[str, Any]) -> Asked:
+    """Return the content of a config version from its stored snapshot."""
     steps = [Step.model_validate(step) for step in snapshot["steps"]]
     return Asked(snapshot["name"], snapshot["description"], snapshot["system_prompt"], snapshot["model"], steps)
 

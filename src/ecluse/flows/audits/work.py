@@ -44,6 +44,7 @@ class Auditor(NamedTuple):
 
 @asynccontextmanager
 async def connected_auditor(access: Access, clock: Clock) -> AsyncIterator[Auditor]:
+    """Open the client of the model for the duration of the context."""
     async with VendorHttp(
         "llm",
         access.url,
@@ -56,6 +57,8 @@ async def connected_auditor(access: Access, clock: Clock) -> AsyncIterator[Audit
 
 
 async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], context: WorkContext, item: Item) -> Result:
+    """Audit a fiche with one config: the work of an audit item. Fails without a call if there is no transcript or one
+    of more than `max_input_chars`; an audit that is completed already is not paid for again."""
     auditor = auditor_of(context.vendors)
     standing = await auditor.looks.look(context, item)
     recordings = [recording for recording in standing.recordings if recording.text.strip()]
@@ -112,6 +115,7 @@ def judged(asked: list[Step], answers: list[Answered], recordings: list[Recordin
 
 
 def _evidence(quote: str, spoken: list[Spoken]) -> dict[str, Any]:
+    """Return a quote with the recording and position where it was found, or marked as not verified."""
     found = quotes.find(quote, spoken)
     if found is None:
         return {"quote": quote, "call_id": None, "position": None, "verified": False}
@@ -119,4 +123,5 @@ def _evidence(quote: str, spoken: list[Spoken]) -> dict[str, Any]:
 
 
 def _plain(cost: Decimal | None) -> str | None:
+    """Return the cost as text without an exponent."""
     return None if cost is None else f"{cost:f}"

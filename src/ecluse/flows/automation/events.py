@@ -69,21 +69,23 @@ FROM automation_settings WHERE id = %(schedule)s
 
 
 async def log_line(connection: Connection, run: Run, message: str, level: Level = "info", /, **metadata: Any) -> None:
-    """Write a line to the log of the run. A step that is repeated after a crash writes it once."""
+    """Write a line to the log of the run, with `metadata`. A step that is repeated after a crash writes it once."""
     await write_log(connection, run.id, message, level=level, once=f"{message} {as_json(metadata)}", **metadata)
 
 
 def job_id(run: Run) -> str:
+    """Return the id by which realtime clients subscribe to the run."""
     return f"automation-run-{run.id}"
 
 
 def about(run: Run, job: str | None = None) -> Row:
-    """Fields that every payload carries."""
+    """Return the fields that every payload has; `job` replaces the run's own job id."""
     schedule = None if run.schedule_id is None else str(run.schedule_id)
     return {"job_id": job or job_id(run), "run_id": str(run.id), "schedule_id": schedule}
 
 
 def event(run: Run, name: str, payload: Mapping[str, Any], *, suffix: str = "", job: str | None = None) -> Event:
+    """Return an event of the run. Its key deduplicates by run, name and suffix; `job` as in `about`."""
     return event_of(run, name, {**about(run, job), **payload}, suffix)
 
 
@@ -95,7 +97,8 @@ async def begun(connection: Connection, run: Run) -> None:
 
 
 def asked_for(run: Run) -> list[Event]:
-    """Build the events that a run was created. Of a longer list of fiches they have the first `MOST_NAMED_FICHES`."""
+    """Return the events that announce that a run was created. Of a longer list of fiches they have the first
+    MOST_NAMED_FICHES."""
     given = run.input.get("override_fiche_selection")
     if given is not None and len(given.get("fiche_ids") or ()) > MOST_NAMED_FICHES:
         given = {
@@ -113,6 +116,7 @@ def asked_for(run: Run) -> list[Event]:
 async def selected(
     connection: Connection, run: Run, fiche_ids: Sequence[str], controls: Mapping[str, Any], missing_days: Sequence[str]
 ) -> None:
+    """Write the event about the selected fiches; `controls` is the selection without its ids."""
     payload = {
         "total_fiches": len(fiche_ids),
         "selection": dict(controls),
@@ -125,7 +129,7 @@ async def selected(
 
 
 def progress(run: Run, phase: str, done: int, total: int, failed: int) -> EphemeralEvent:
-    """Build the progress event for realtime subscribers."""
+    """Return the progress event for realtime subscribers."""
     counts = {"phase": phase, "done": done, "total": total, "failed": failed}
     return EphemeralEvent(run.tenant_id, "automation.run.progress", {**about(run), **counts})
 
@@ -162,7 +166,8 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
 
 
 def summary(row: Row) -> Row:
-    """Build the summary of an ended run. It is small: the outcome of each fiche is in its own row."""
+    """Return the summary of an ended run from its row of SUM_UP. It is small: the outcome of each fiche is in its own
+    row."""
     result = {
         "status": row["status"],
         "total_fiches": row["successful"] + row["failed"],
@@ -215,11 +220,11 @@ async def _notify(connection: Connection, run: Run, row: Row, payload: Row) -> N
 
 
 def incomplete(row: Row) -> bool:
-    """Return whether days of the selection are missing."""
+    """Return True if days of the run's selection are missing."""
     return bool((row["error_details"] or {}).get("missing_days"))
 
 
 def wanted(normal: bool, status: str, incomplete: bool, on_complete: bool, on_error: bool) -> bool:
-    """Return whether recipients are notified of an end: with `on_complete` of every normal end, with `on_error` of
-    every end that did not go well, which includes a selection that lacks days, however the run ended."""
+    """Return True if recipients are notified of an end: with `on_complete` of every normal end, with `on_error` of
+    every end that did not go well, which includes a selection that lacks days (`incomplete`), however the run ended."""
     return (normal and on_complete) or (on_error and (not normal or incomplete or status in ("partial", "failed")))

@@ -43,16 +43,22 @@ SET result_summary = coalesce(result_summary, '{}') || jsonb_build_object('reaso
 
 
 class CrmUnavailable(NonRetriableError):
+    """The CRM did not list the days that the run is about, and no fiche of them is cached."""
+
     code = "CRM_UNAVAILABLE"
 
 
 class Listed(NamedTuple):
+    """A cached fiche of a sales list; `audited`: it has an audit."""
+
     fiche_id: str
     groupe: str | None
     audited: bool
 
 
 class Picked(NamedTuple):
+    """The selected fiches, and how many were dropped, by reason."""
+
     fiche_ids: list[str]
     dropped: dict[str, int]
 
@@ -84,7 +90,8 @@ def why_none(selection: Selection, dates: Sequence[date]) -> str:
 
 
 def incomplete(days: Sequence[str], asked: int, why: str, any_picked: bool) -> str:
-    """Describe the days that the CRM refused or did not list in time; `why` is the error of the first of them."""
+    """Return a message about the days that the CRM refused or did not list in time, of `asked` days; `why` is the error
+    of the first of them."""
     named = ", ".join(days[:NAMED]) + (f" and {len(days) - NAMED} more" if len(days) > NAMED else "")
     missing = f"the CRM did not list {len(days)} of {asked} day{'s' if asked > 1 else ''} ({named}): {why}"
     if any_picked:
@@ -93,6 +100,7 @@ def incomplete(days: Sequence[str], asked: int, why: str, any_picked: bool) -> s
 
 
 def days_of(wanted: Snapshot) -> list[date]:
+    """Return the days that a run's selection is about; none for a manual list."""
     return dates_to_query(wanted.selection, wanted.due, wanted.timezone)
 
 
@@ -109,8 +117,8 @@ async def days(connection: Connection, run: Run) -> list[NewItem]:
 
 
 async def select(connection: Connection, run: Run) -> int:
-    """Select the run's targets once: a replay keeps the first answer. If nothing was found and the CRM did not list all
-    days, that is no answer: the run fails."""
+    """Select the run's targets once and return their number: a replay keeps the first answer. Raises CrmUnavailable if
+    nothing was found and the CRM did not list all days: that is no answer."""
     async with connection.transaction():
         await keep_open(connection, run)  # lock the run first, as the transaction that ends it does
         if await fetch_row(connection, SELECTED, (run.id,)) is None:
@@ -122,6 +130,7 @@ async def select(connection: Connection, run: Run) -> int:
 
 
 async def _select(connection: Connection, run: Run) -> None:
+    """Select the targets, store the counts and write the event."""
     wanted = await snapshot.load(connection, run)
     manual = wanted.selection.mode == "manual"
     picked = await (_named if manual else _sold)(connection, run, wanted)
@@ -137,6 +146,7 @@ async def _select(connection: Connection, run: Run) -> None:
 
 
 async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
+    """Return the fiches that the selection names."""
     await events.log_line(connection, run, "Processing manual fiche selection")
     picked = pick((Listed(one, None, False) for one in wanted.selection.fiche_ids), wanted.selection)
     await events.log_line(connection, run, f"Using {len(picked.fiche_ids)} manually selected fiches")
@@ -144,6 +154,7 @@ async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
 
 
 async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
+    """Return the fiches sold on the selection's days, as far as they are cached."""
     dates = days_of(wanted)
     found: Sequence[Listed] = ()
     if dates:

@@ -76,8 +76,8 @@ FROM unnest(%s::text[], %s::bigint[]) AS t(fiche_id, run) WHERE f.run_id = %s AN
 
 
 class Late(NamedTuple):
-    """A fiche that lacks transcripts after the gate; `code` and `error` are its first cause, if one of its recordings
-    has failed."""
+    """A fiche that lacks transcripts after the gate; `missing` is their number, `waited` what some of them waited for;
+    `code` and `error` are its first cause, if one of its recordings has failed."""
 
     fiche_id: str
     missing: int
@@ -94,6 +94,7 @@ class Late(NamedTuple):
         return 0 if self.failed is None else max(0, self.missing - self.failed)
 
     def settled(self) -> Settled:
+        """Return the outcome of the fiche."""
         if self.code is None:
             named = "; ".join(f"recording {why}" for why in self.waited)
             more = f" (and {self.missing - len(self.waited)} more)" if 0 < len(self.waited) < self.missing else ""
@@ -105,7 +106,8 @@ class Late(NamedTuple):
 
 @dataclass(frozen=True)
 class Transcripts:
-    """Units of the transcription gate: recordings of all fiches without an outcome, whichever run transcribes them."""
+    """The units of the transcription gate: recordings of all fiches without an outcome, whichever run transcribes them.
+    `flow` is that of transcription runs; `rounds` how often fiches are tried again."""
 
     flow: Flow
     config: Config
@@ -126,6 +128,7 @@ class Transcripts:
         return len(fiche_ids)
 
     async def count(self, connection: Connection, run: Run) -> Counted:
+        """Return the counts of the gate's units."""
         (row,) = await fetch_rows(connection, COUNT, {"run": run.id})
         return Counted(*row)
 
@@ -167,6 +170,8 @@ class Transcripts:
     async def _start(
         self, connection: Connection, run: Run, fiche_ids: Sequence[str], priority: Any, round_: int
     ) -> None:
+        """Start transcription runs for these fiches, or attach to existing ones, in chunks, and link them to the
+        run."""
         for first in range(0, len(fiche_ids), self.config.chunk):
             some = fiche_ids[first : first + self.config.chunk]
             async with connection.transaction():
@@ -187,6 +192,7 @@ class Transcripts:
             crashpoint("in dispatch")
 
     async def _warn(self, connection: Connection, run: Run, recordings: int, max_wait: timedelta) -> None:
+        """Warn, in log and snapshot, if so many recordings do not fit into `max_wait`."""
         knob = WAIT if max_wait == self.config.transcription_wait else AUDIT_WAIT
         if warning := budget_warning(recordings, self.config.per_minute, max_wait, knob):
             await events.log_line(connection, run, f"The budget does not fit: {warning}", "warning")
@@ -195,8 +201,10 @@ class Transcripts:
 
 
 def _event_id(run: Run, fiche_id: str, round_: int) -> str:
+    """Return the event id of a fiche's transcription in a round."""
     return item_event_id(run.flow, run.id, TRANSCRIBE, in_names(fiche_id), round_)
 
 
 def _known(late: Sequence[Late]) -> list[str]:
+    """Return examples of fiches with a known cause, for the log."""
     return [f"{one.fiche_id}: {one.error}" for one in late if one.code is not None][:SAMPLE]

@@ -62,7 +62,7 @@ SELECT t.run_id FROM transcription_runs t LEFT JOIN LATERAL (
 
 
 class Taken(Refused):
-    """Another run holds this fiche. `start` retries, and then attaches to that run."""
+    """Another run holds the lease on this fiche. `start` retries, and then attaches to that run."""
 
     def __init__(self, fiche_id: str, run_id: int | None) -> None:
         message = f"Fiche {fiche_id} is being transcribed (run {run_id}): wait for that one."
@@ -162,9 +162,11 @@ class Transcription:
             await plan.plan(connection, known, self.known, self.recordings, self.config)
 
     def _refreshes(self, run: Run) -> bool:
+        """Return True if the run begins with a fetch of its fiche."""
         return run.input["refresh"] or not self.config.configured
 
     async def _plan(self, connection: Connection, saved: Sequence[Saved]) -> None:
+        """Store the fetched fiches and plan their runs: the `save` of the stage `refresh`."""
         await save_details(connection, [Fetched(one.item.tenant_id, one.item.key, one.kept) for one in saved])
         runs = [
             Run(item.run_id, item.tenant_id, item.flow, item.event_key, item.payload, item.correlation_id)

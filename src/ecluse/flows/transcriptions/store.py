@@ -52,6 +52,7 @@ JOIN speech_results s ON s.tenant_id = k.tenant_id AND s.key = decode(k.key, 'he
 
 
 async def save_recordings(connection: Connection, saved: Sequence[Saved]) -> None:
+    """Store the transcripts of finished calls: the `save` of the stage `recordings`."""
     fresh = [one for one in saved if one.kept is not None]
     if not fresh:
         return
@@ -62,7 +63,8 @@ async def save_recordings(connection: Connection, saved: Sequence[Saved]) -> Non
 
 
 async def save_known(connection: Connection, saved: Sequence[Saved]) -> None:
-    """Copy transcripts that were paid for earlier (`speech_results`) to their recordings."""
+    """Copy transcripts that were paid for earlier (`speech_results`) to their recordings: the `save` of the stage
+    `known`."""
     keys = [(one.item.tenant_id, one.item.payload["paid"]) for one in saved]
     rows = await fetch_rows(connection, RECALL, [list(column) for column in zip(*keys, strict=True)])
     paid = {(tenant, key): rest for tenant, key, *rest in rows}
@@ -82,5 +84,6 @@ async def _store(connection: Connection, rows: Sequence[Row]) -> None:
 
 
 def _named(one: Saved) -> Row:
+    """Return the columns that identify the recording of an item."""
     item = one.item
     return {"tenant_id": item.tenant_id, "fiche_cache_id": item.payload["fiche_cache_id"], "call_id": item.key}

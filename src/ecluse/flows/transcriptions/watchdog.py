@@ -66,6 +66,8 @@ class Stuck(NamedTuple):
 
 
 async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> None:
+    """Warn of stalled runs, and give up the due items of those that were warned of a stall period ago; clear the mark
+    of runs that move again. Called at intervals by every replica. `lanes` names the flow's lanes."""
     given: dict[str, Any] = {"stall": stall, "lanes": lanes, "flow": rules.FLOW}
     async with connection.transaction():
         candidates = await fetch_column(connection, CANDIDATES, given)
@@ -96,8 +98,8 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
 
 
 async def _give_up(connection: Connection, lost: dict[int, list[Stuck]], patience: timedelta) -> list[Event]:
-    """Fail the due items of these runs and return their events; retries that are not due yet keep waiting. No worker
-    commits these items, so their `recording_failed` events are written here."""
+    """Fail the due items of these runs and return their events; `patience` is how long they have waited. Retries that
+    are not due yet keep waiting. No worker commits these items, so their `recording_failed` events are written here."""
     why = f"No worker claimed it for {patience.total_seconds() / 60:g} minutes, though nothing held it back."
     late = {one.stage: one.since for several in lost.values() for one in several}
     for stage, since in sorted(late.items()):

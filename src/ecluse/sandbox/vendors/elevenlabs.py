@@ -46,6 +46,8 @@ NAMES = ("madame Lefèvre", "monsieur Béranger", "madame Dupré", "monsieur No�
 
 
 class ElevenLabs:
+    """The simulated provider."""
+
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
@@ -87,6 +89,8 @@ class ElevenLabs:
 
 
 class Speech(NamedTuple):
+    """A transcript ready to be sent."""
+
     body: bytes  # the answer without its id
     seconds: float
 
@@ -94,6 +98,8 @@ class Speech(NamedTuple):
 # Cached: there are few different transcripts, and serializing hundreds of words is expensive.
 @lru_cache(1_000)
 def transcript(drawn: int, longer: int, language: str, *, diarized: bool, worded: bool) -> Speech:
+    """Return the transcript of a conversation chosen by `drawn`, with `longer` more turns than the shortest; `diarized`
+    with speakers, `worded` word by word."""
     turns = [*OPENING, *(TURNS[(drawn + n) % len(TURNS)] for n in range(6 + longer))]
     sentences = [turn.format(name=NAMES[drawn % len(NAMES)], euros=20 + drawn) for turn in turns]
     words: list[dict[str, object]] = []
@@ -141,6 +147,7 @@ def text(form: dict[str, bytes], name: str) -> str:
 
 
 def recording(form: dict[str, bytes]) -> str | None:
+    """Return the name of the recording that a request is about; None if it names none."""
     url = text(form, "source_url") or text(form, "cloud_storage_url")
     path = re.split(r"[?#]", url)[0] if url else text(form, "filename")
     name = unquote(path).rpartition("/")[2]

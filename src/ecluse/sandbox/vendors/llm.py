@@ -38,6 +38,8 @@ COMMENTS = (
 
 
 class Llm:
+    """The simulated model."""
+
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
@@ -108,11 +110,13 @@ class Drawn:
             yield state >> 33
 
     def below(self, most: int) -> int:
+        """Return the next number from 0 to `most` - 1."""
         return next(self._numbers) % most
 
 
 def made(schema: dict[str, Any], known: dict[str, Any], drawn: Drawn, spoken: str, name: str) -> Any:
-    """Return a value of this schema."""
+    """Return a value of this schema. `known` are the schema's definitions, `drawn` gives the numbers, `spoken` is the
+    text to quote from, `name` the property that the value is for."""
     if "$ref" in schema:
         schema = known[schema["$ref"].rpartition("/")[2]]
     if "anyOf" in schema:
@@ -136,7 +140,7 @@ def made(schema: dict[str, Any], known: dict[str, Any], drawn: Drawn, spoken: st
 
 
 def quote(spoken: str, drawn: Drawn) -> str:
-    """Return up to twelve consecutive words of some line; one time in eight, words that are in no line."""
+    """Return up to twelve consecutive words of some line of `spoken`; one time in eight, words that are in no line."""
     if drawn.below(8) == 0:
         return INVENTED
     for _ in range(8):
