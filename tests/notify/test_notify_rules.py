@@ -1,4 +1,4 @@
-"""What is decided about notifications without asking anybody."""
+"""Decisions about notifications, as pure functions."""
 
 from __future__ import annotations
 

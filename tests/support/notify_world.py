@@ -1,5 +1,5 @@
-"""A receiver of webhooks and a mail server in the test's own loop, real ones on real sockets, which answer as told and
-keep what they were sent; and an engine that tells them."""
+"""A receiver of webhooks and a mail server in the test's own loop, real ones on real sockets, which answer as a test
+sets and keep what they were sent; and an engine that notifies them."""
 
 from __future__ import annotations
 
