@@ -31,7 +31,7 @@ from ecluse.db.connect import Connection, normalise
 from ecluse.engine import Event, write_events
 from ecluse.migrations.runner import upgrade
 from ecluse.realtime.apps import App, app_of
-from ecluse.realtime.signatures import channel_auth, signed_query
+from ecluse.realtime.pusher_signatures import channel_auth, signed_query
 
 TENANTS = ("north", "south")
 FICHES = 20

@@ -104,16 +104,28 @@ EFFECTS = Machine(
 
 SLOTS = Machine(
     "Slots",
-    "One due instant of a schedule, once it is decided (`schedule_slots.state`).",
+    "One due instant of a schedule, once it is decided (`schedule_slots.state`, with the reason in `reason`; "
+    "`engine/schedule/slot_decisions.py`).",
     {
         "fired": "it has a run",
         "waiting": "an earlier run of the schedule is still open",
-        "skipped": "not fired on purpose, with a reason",
-        "missed": "no scheduler was running in time, with a reason",
+        "skipped": "not fired on purpose: a later instant was due (superseded), an earlier run was open for too long "
+        "(overlap), outside the execution window, the tenant is disabled, or the schedule was changed, disabled or "
+        "deleted",
+        "missed": "no scheduler was running in time, and it was not caught up on",
     },
     {
-        BEGIN: {"fired": "due", "waiting": "overlap", "skipped": "outside its window", "missed": "too late"},
-        "waiting": {"fired": "the run before ended", "skipped": "a later slot took its place"},
+        BEGIN: {
+            "fired": "due",
+            "waiting": "overlap",
+            "skipped": "superseded, overlap, outside the window, tenant disabled, schedule changed",
+            "missed": "too late",
+        },
+        "waiting": {
+            "fired": "the run before ended",
+            "skipped": "a later slot took its place, the look-back is over, outside the window, tenant disabled, "
+            "schedule changed",
+        },
     },
 )
 

@@ -80,8 +80,8 @@ def create_app(
         broken = asyncio.create_task(_leave_when_broken(kit))
         log.info("serving", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
         for one in lacking(settings):
-            told = f"runs of {one.flow} will fail until these are set"
-            (log.warning if one.begun else log.info)(told, unset=one.unset)
+            message = f"runs of {one.flow} will fail until these are set"
+            (log.warning if one.begun else log.info)(message, unset=one.unset)
         answers = "api" in roles
         async with (
             api.serving(app, kit) if answers else nullcontext(),

@@ -17,7 +17,7 @@ from ecluse.access.permissions import PERMISSIONS, ROLES
 from ecluse.access.secrets import Secrets
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
-from ecluse.notify.signature import new_secret
+from ecluse.notify.webhook_signature import new_secret
 from ecluse.web.door import Page
 from tests.support.api_server import FLOW, SEALING, SECRET_KEY, add_tenant, new_key
 

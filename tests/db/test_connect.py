@@ -1,4 +1,4 @@
-"""One spelling of the address for everybody, limits that are really in force, and connections that come back."""
+"""One spelling of the address for all libraries, limits that are really in force, and connections that come back."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_our_limits_are_added_and_those_in_the_address_win():
         "postgresql://u:secret@h",
     ],
 )
-def test_nonsense_is_refused_in_one_line_that_says_what_to_do_and_tells_no_password(nonsense):
+def test_an_invalid_address_is_refused_in_one_line_that_says_what_to_do_and_has_no_password(nonsense):
     with pytest.raises(SetUpError) as refused:
         normalise(nonsense)
     message = refused.value.message
@@ -133,7 +133,7 @@ def closed_port() -> int:
         ({"host": "/nowhere"}, "No such file"),
         ({"host": "no-such-host.invalid"}, "no-such-host.invalid"),
         ({"dbname": "no_such_database"}, "no_such_database"),
-        ({"user": "nobody_here"}, "nobody_here"),
+        ({"user": "unknown_user"}, "unknown_user"),
         ({"connect_timeout": "soon"}, "connect_timeout"),
         ({"options": "-c no_such_setting=1"}, "no_such_setting"),
     ],
@@ -152,7 +152,7 @@ def test_a_database_that_does_not_answer_is_reported_quickly_with_what_to_do(ser
 
 
 def test_a_server_that_never_answers_is_given_up():
-    """The port is open, and nobody speaks."""
+    """The port is open, and the server sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         began = time.monotonic()
         with pytest.raises(SetUpError, match="timeout"):
@@ -291,7 +291,7 @@ async def listening_to(dsn: str, heard: Heard, **options):
             await task
 
 
-async def test_a_listener_wakes_everybody_after_each_connect_and_listens_again_when_it_was_killed(dsn, query):
+async def test_a_listener_calls_all_callbacks_after_each_connect_and_listens_again_when_it_was_killed(dsn, query):
     heard = Heard("first", "Second Channel")
     async with listening_to(dsn, heard):
         await heard.until({"first": [""], "Second Channel": [""]})
@@ -326,7 +326,7 @@ async def test_no_notification_is_lost_while_the_listener_probes_its_connection(
         await heard.until({"first": ["", *map(str, range(300))]})
 
 
-async def test_what_somebody_who_sleeps_in_the_middle_of_a_transaction_has_locked_is_free_again(dsn):
+async def test_the_locks_of_a_session_that_idles_in_a_transaction_are_released(dsn):
     """In a pipeline, where the server does not call the session idle; before PostgreSQL 17 there is none."""
     idle = {"idle_in_transaction_session_timeout": "1s"}
     async with pool(dsn, size=2, settings=idle, transaction_seconds=1) as own, own.connection() as other:

@@ -1,4 +1,4 @@
-"""The database itself refuses a run that does not add up, whoever writes it. Pure SQL: no engine."""
+"""The database itself refuses a run that does not add up, whichever program writes it. Pure SQL: no engine."""
 
 from __future__ import annotations
 

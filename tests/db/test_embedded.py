@@ -96,7 +96,7 @@ class Child:
         return self.hear()
 
     def wait(self) -> int:
-        """Ends the input, unless the process has already been told otherwise, and waits for the end."""
+        """Close the input, unless the process is ending already, wait for its end and return the exit code."""
         with self.process:
             pass
         return self.process.returncode
@@ -351,7 +351,7 @@ def test_a_file_in_place_of_the_directory_is_refused(base: Path) -> None:
         embedded.start(base / "d" / "below")
 
 
-def test_a_directory_that_everybody_may_write_to_is_refused(base: Path) -> None:
+def test_a_directory_that_all_users_may_write_to_is_refused(base: Path) -> None:
     base.chmod(0o777)
     with pytest.raises(SetUpError, match="All users may write"):
         embedded.start(base)
@@ -393,7 +393,7 @@ def test_an_ordinary_user_is_not_shut_out_by_others_files_or_variables(base: Pat
 
 
 @only_root
-def test_an_ordinary_user_is_told_about_directories_he_cannot_use(base: Path) -> None:
+def test_an_ordinary_user_gets_an_error_about_directories_that_cannot_be_used(base: Path) -> None:
     (base / "locked").mkdir(mode=0o700)
     (base / "mine").mkdir(mode=0o755)
     for data_dir, words in ((base / "locked" / "d", "Permission denied"), (base / "mine", "belongs to another user")):

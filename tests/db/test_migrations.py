@@ -150,7 +150,7 @@ def test_a_database_that_a_newer_program_has_migrated_is_refused_and_nothing_is_
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(empty_dsn):
-    ask(empty_dsn, "CREATE TABLE outcomes (somebody_elses int)")
+    ask(empty_dsn, "CREATE TABLE outcomes (of_another_program int)")
     with pytest.raises(psycopg.errors.DuplicateTable):
         upgrade(empty_dsn)
     assert ask(

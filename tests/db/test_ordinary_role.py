@@ -98,12 +98,12 @@ def test_a_schedule_survives_the_death_of_a_replica_although_the_role_owns_only_
                   "--more", only_transcripts)  # fmt: skip
     ecluse("automation", "trigger", json.loads(made)["schedule_id"])
     wait_for(lambda: len(sandbox.ledger(vendor="elevenlabs", kind="paid")) >= 3, "nothing is transcribed")
-    ((pid,),) = wait_for(lambda: query(LEADER), "nobody leads the run")
+    ((pid,),) = wait_for(lambda: query(LEADER), "no replica leads the run")
     (leader,) = [one for one in both if one.process.pid == pid]
     assert leader.end(signal.SIGKILL)[0] == -signal.SIGKILL
     assert query("SELECT count(*) > 0 FROM items WHERE status = 'open'") == [(True,)], "it was over before the kill"
     sandbox.set_faults([])
     ended = "SELECT status, selected, successful_fiches FROM automation_runs WHERE completed_at IS NOT NULL"
-    assert wait_for(lambda: query(ended), "nobody goes on") == [("completed", len(FICHES), len(FICHES))]
+    assert wait_for(lambda: query(ended), "no replica continues the run") == [("completed", len(FICHES), len(FICHES))]
     assert query("SELECT count(*) FROM replicas WHERE state = 'dead'") == [(1,)]
     assert "clean" in ecluse("verify", "--ledger", sandbox.url)

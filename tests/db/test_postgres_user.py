@@ -28,7 +28,7 @@ def _without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_without_the_extra")
-def test_without_the_extra_and_without_an_address_both_ways_are_told_and_nothing_is_made(
+def test_without_the_extra_and_without_an_address_the_error_names_both_and_nothing_is_created(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)

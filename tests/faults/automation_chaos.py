@@ -27,7 +27,7 @@ from tests.faults.world import World, open_world
 from tests.support.fork_server import ROOT, running_fork_server
 
 REFUSED = [f"{10_000 + n}-1" for n in range(3, 4_000, 97)]
-# Whatever fails heals within the attempts that there are, but for recordings that nobody can read.
+# Every failure heals within the attempts, except that of the recordings that the provider cannot read.
 FAULTS: list[dict[str, Any]] = [
     {"kind": "refused", "vendor": "elevenlabs", "ids": REFUSED, "status": 422, "code": "invalid_audio"},
     {"kind": "applied_then_error", "methods": WRITES, "rate": 0.03, "per_id_times": 1},
@@ -91,8 +91,8 @@ class Account(Report):
             f"{self.plan.kills} kills, not {self.kills}": self.kills == self.plan.kills or few,
             f"{self.fiches} fiches with an outcome, not {len(self.outcomes)}": len(self.outcomes) == self.fiches,
             f"the same outcomes as without kills, not: {'; '.join(self.otherwise[:8])}": not self.otherwise,
-            "work in the hands of somebody who was killed": bool(self.take_overs) or few,
-            f"nobody to leave by himself, not: {self.exited}": not self.exited,
+            "items in flight at a killed replica": bool(self.take_overs) or few,
+            f"no replica that exited without being killed, not: {self.exited}": not self.exited,
         }
         return [*self.tally.problems(), *(f"expected {what}" for what, seen in expected.items() if not seen)]
 
@@ -189,9 +189,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             report = compare(opened, plan)
             problems = report.problems()
             rows = {name: value for name, value in report.as_json().items() if name != "verify"}
-            told = [f"  {name:<22} {value}" for name, value in rows.items()]
+            lines = [f"  {name:<22} {value}" for name, value in rows.items()]
             verdict = problems or ["all is well, and the auditor agrees"]
-            sys.stdout.write("\n".join([f"automation under {args.kills} kills", *told, "", *verdict]) + "\n")
+            sys.stdout.write("\n".join([f"automation under {args.kills} kills", *lines, "", *verdict]) + "\n")
             if args.json:
                 sys.stdout.write(json.dumps(report.as_json()) + "\n")
     finally:

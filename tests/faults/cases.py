@@ -69,7 +69,7 @@ def random_kills(world: World) -> None:
 
 
 def restart_storm(world: World) -> None:
-    """Nobody lives for as long as it takes to declare somebody dead, and still the dead are buried."""
+    """No replica lives as long as it takes to declare another one dead, and still dead ones are declared dead."""
     world.sandbox.set_faults([slow(0.2)])
     replicas = world.start_replicas(2, FEW_HANDS)
     world.start_run()
@@ -80,11 +80,11 @@ def restart_storm(world: World) -> None:
         replicas[kill % 2].kill()
         replicas[kill % 2] = world.start_again(replicas[kill % 2])
     buried = world.one("SELECT count(*) FROM replicas WHERE state = 'dead' AND ended_at > %s", ended_before)
-    assert buried, f"in {5 * STORM_SECONDS:g} s nobody was declared dead\n{world.diagnosis()}"
+    assert buried, f"in {5 * STORM_SECONDS:g} s no replica was declared dead\n{world.diagnosis()}"
 
 
 def put_to_sleep(world: World) -> None:
-    """Whoever sleeps past the heartbeat was declared dead: it leaves by itself, and nothing it does is accepted."""
+    """A replica that is stopped beyond its heartbeat is declared dead: it exits by itself, and stores nothing."""
     world.sandbox.set_faults([slow(0.3)])
     zombie = world.start_replica(FEW_HANDS)
     world.start_run()
@@ -95,7 +95,7 @@ def put_to_sleep(world: World) -> None:
     assert held, "it had nothing in hand: the case proves nothing"
     other = world.start_replica(FEW_HANDS)
     world.wait_for(lambda: not measure.held_by(world, zombie), "what it held was taken from it")
-    # Long enough for somebody else to have begun with it.
+    # Long enough for another replica to have begun with it.
     world.wait_until_busy(other, 1)
     zombie.signal(signal.SIGCONT)
     assert zombie.child.wait(10) == 70, zombie.child.tail()
@@ -137,7 +137,7 @@ def lost_answers(world: World) -> None:
 
 
 def killed_connections(world: World) -> None:
-    """Of anybody, at any moment, as an administrator or a failing network does."""
+    """Close connections of any replica at any moment, as an administrator or a failing network does."""
     chance, killed = random.Random(1), 0  # noqa: S311 - repeatable, not secret
     world.sandbox.set_faults([slow(0.05)])
     replicas = world.start_replicas(2, FEW_HANDS)
@@ -164,7 +164,8 @@ def disk_full(world: World) -> None:
     try:
         # Rows still fit into the pages there are: what needs a new page must come first.
         world.wait_for(
-            lambda: any("No space left" in replica.child.said() for replica in replicas), "somebody finds the disk full"
+            lambda: any("No space left" in replica.child.said() for replica in replicas),
+            "a replica finds the disk full",
         )
         time.sleep(2)
     finally:
@@ -175,7 +176,7 @@ def disk_full(world: World) -> None:
     assert all(replica.lives for replica in replicas), world.diagnosis()
 
 
-def told_to_go(world: World) -> None:
+def stopped_gracefully(world: World) -> None:
     """A graceful stop with calls in flight: what cannot be finished is given back at once, the run is led elsewhere."""
     world.watch_claims()
     world.sandbox.set_faults([slow(1.8)])
@@ -281,7 +282,7 @@ CASES: dict[str, Case] = {
     "killed connections": Case(killed_connections, heart={}),
     "disk full": Case(disk_full, needs="small disk", heart={}),
     "database away for long": Case(restarted("fast", 35.0), needs="own server", heart={}, slow=True),
-    "told to go": Case(told_to_go, alone=True),
+    "stopped gracefully": Case(stopped_gracefully, alone=True),
     "ended by the operator": Case(ended_by_operator, checked=False, only="effect"),
     "ended by the operator while paying": Case(ended_by_operator_while_paying, checked=False, only="paid"),
 }

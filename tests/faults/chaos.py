@@ -40,7 +40,7 @@ FED_EVERY = 0.25
 
 
 def slow(seconds: float, rate: float = 1.0) -> dict[str, Any]:
-    """It comes after the vendor has acted: whoever dies meanwhile has written."""
+    """Return a rule of latency, which comes after the vendor has applied the write of a replica killed meanwhile."""
     return {"kind": "latency", "seconds": seconds, "rate": rate}
 
 
@@ -88,10 +88,10 @@ class Report:
             f"no outcome in doubt, not {tally.unknown}": tally.unknown == 0,
             "a vendor that lied": tally.faults.get("applied_then_error", 0) > 0,
             # A handful of kills may all miss: that proves nothing, and is no fault.
-            "work in the hands of somebody who was killed": bool(self.take_overs) or self.kills < MANY_KILLS,
+            "items in flight at a killed replica": bool(self.take_overs) or self.kills < MANY_KILLS,
             f"sleepers that leave with code 70, not {self.zombie_codes}": set(self.zombie_codes)
             == ({70} if plan.freezes else set()),
-            f"nobody to leave by himself, not: {self.exited}": not self.exited,
+            f"no replica that exited without being killed, not: {self.exited}": not self.exited,
             "hand-overs with code 0": all(one.code == 0 for one in self.hand_overs),
         }
         return [*tally.problems(), *(f"expected {what}" for what, seen in expected.items() if not seen)]
@@ -185,7 +185,7 @@ class Chaos:
             self.world.start_run(self.plan.targets)
 
     def _kill(self) -> None:
-        """Anybody: busy, idle, or not even up yet."""
+        """Kill any replica: busy, idle, or still starting."""
         victim = self._chance.choice([one for one in self.world.living if not one.paused])
         killed_at = self.world.now()
         self._ours.add(victim.child.pid)
@@ -229,12 +229,12 @@ class Chaos:
         self.world.wait_for(all_ended, f"{what} has ended", self.plan.patience)
 
     def _hand_over(self) -> None:
-        """With calls in flight that take longer than anybody waits for them."""
+        """Stop the leader of a run while it has calls in flight that take longer than a stop waits for them."""
         world = self.world
         world.sandbox.set_faults([slow(1.8)])
         world.start_run(4 * self.plan.targets)
-        world.wait_for(lambda: all(one.is_ready for one in world.living), "everybody is up")
-        leader = world.wait_for(lambda: measure.leader(world), "somebody leads the run")
+        world.wait_for(lambda: all(one.is_ready for one in world.living), "all replicas are up")
+        leader = world.wait_for(lambda: measure.leader(world), "a replica leads the run")
         world.wait_until_busy(leader)
         self._ours.add(leader.child.pid)
         self.report.hand_overs.append(measure.hand_over(world, leader))
@@ -245,7 +245,7 @@ class Chaos:
         world = self.world
         world.sandbox.set_faults([slow(0.5)])
         # One that is still starting cannot do without it, and says so.
-        world.wait_for(lambda: all(one.is_up for one in world.living), "everybody is up")
+        world.wait_for(lambda: all(one.is_up for one in world.living), "all replicas are up")
         world.start_run(20 * self.plan.targets)
         world.wait_until_busy(items=self.plan.targets)
         self.report.db_restart_s = measure.restart_database(world, "fast", self.plan.outage)
@@ -312,8 +312,8 @@ def play_once(subject: Subject, plan: Plan, *, several: bool) -> Report:
             if not several:
                 sys.stdout.write(f"chaos, seed {plan.seed}\n{table(report)}\n")
             if report.problems():
-                told = sys.stderr if several else sys.stdout
-                told.write("\n".join(["", *report.problems(), world.diagnosis(), ""]))
+                stream = sys.stderr if several else sys.stdout
+                stream.write("\n".join(["", *report.problems(), world.diagnosis(), ""]))
             return report
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -42,7 +42,7 @@ def progress_since(world: World, since: datetime) -> datetime | None:
 
 @dataclass(frozen=True)
 class TakeOver:
-    """An item that was in the hands of somebody who was killed."""
+    """An item that was in flight at a replica when it was killed."""
 
     item: int
     claim: int
@@ -74,8 +74,8 @@ class HandOver:
     code: int
     exit_seconds: float
     claims: int  # items given back
-    claim_seconds: float  # until the first of them is claimed by somebody else
-    workflow_seconds: float  # until the last of its runs is led by somebody else
+    claim_seconds: float  # until the first of them is claimed by another replica
+    workflow_seconds: float  # until the last of its runs is led by another replica
 
     @property
     def seconds(self) -> float:
@@ -83,13 +83,14 @@ class HandOver:
 
 
 def leader(world: World) -> Replica | None:
-    """Who leads a run just now."""
+    """Return a replica that leads a run now; None if there is none."""
     leading = {row["executor_id"] for row in world.ask(EXECUTOR) if row["status"] == "PENDING"}
     return next((one for one in world.living if one.id in leading), None)
 
 
 def hand_over(world: World, leaving: Replica) -> HandOver:
-    """Tell it to go, and see what others do. The world must `watch_claims` and `leaving` be busy."""
+    """Stop a replica by SIGTERM, and measure until others have its items and runs. The world must `watch_claims` and
+    `leaving` be busy."""
     led = {row["workflow_uuid"] for row in world.ask(EXECUTOR) if row["executor_id"] == leaving.id}
     held, asked_at, began = held_by(world, leaving), world.now(), time.monotonic()
     leaving.signal(signal.SIGTERM)
@@ -99,7 +100,7 @@ def hand_over(world: World, leaving: Replica) -> HandOver:
         waiting = {r["workflow_uuid"] for r in world.ask(EXECUTOR) if r["status"] == "ENQUEUED"}
         return not led & (others | waiting)
 
-    world.wait_for(led_elsewhere, "its runs are led by somebody else", 20)
+    world.wait_for(led_elsewhere, "its runs are led by another replica", 20)
     workflow_seconds = time.monotonic() - began
     code = leaving.child.wait(20)
     exit_seconds = time.monotonic() - began

@@ -34,7 +34,7 @@ class Postgres:
 
     @contextlib.contextmanager
     def clone(self, tablespace: str | None = None) -> Iterator[str]:
-        """A migrated, empty database; whoever still uses it at the end is thrown out."""
+        """Yield the address of a migrated, empty database; connections left at the end are closed."""
         name = f"ecluse_faults_{os.getpid()}_{next(_names)}"
         with database(self.server, name, self.template, tablespace) as dsn:
             yield dsn
@@ -64,7 +64,7 @@ class Postgres:
 @contextlib.contextmanager
 def own_postgres(folder: Path) -> Iterator[Postgres]:
     """A server that the case may stop, crash or fill up."""
-    folder.chmod(0o711)  # the account that runs PostgreSQL must get through, nobody else may look
+    folder.chmod(0o711)  # the account that runs PostgreSQL must get through, other users must not list it
     other = os.environ.get(OTHER_PROGRAMS)
     server = _start_other(folder / "postgres", Path(other)) if other else embedded.start(folder / "postgres")
     try:

@@ -168,7 +168,7 @@ NAIVE = Subject(
     effect=_article_effect,
 )
 
-# One flow before and after a change of its code. It calls nobody.
+# One flow before and after a change of its code. It calls no vendor.
 OLD = Subject(
     name="changing",
     flow="tests.faults.old_flow:FLOW",

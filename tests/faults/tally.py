@@ -111,7 +111,8 @@ def _beyond_the_first(subject: Subject, applied: Sequence[Entry]) -> Counter[str
 
 
 def _unnoted(subject: Subject, applied: Sequence[Entry], noted: Mapping[str, int]) -> Iterator[str]:
-    """Whoever dies, or loses the answer, pays again; that this may have happened is on record each time."""
+    """Yield what was paid for more often than is recorded: a call whose worker died or whose answer was lost is paid
+    for again, and each repetition that may have been paid is recorded."""
     for name, times in _beyond_the_first(subject, applied).items():
         if times > noted.get(name, 0):
             yield f"{name} paid for {times} times too often, but {noted.get(name, 0)} are on record"
@@ -179,4 +180,4 @@ def _contradicted(
             what = f"effect {row['id']} ({row['stage']} of {row['target']})"
             yield f"{what} is {row['state']}, and {is_there} in the ledger"
     wanted = {name for targets in runs.values() for target in targets for name in subject.wanted(target)}
-    yield from (f"nobody wanted {name}" for name in sorted({subject.effect(entry) for entry in applied} - wanted))
+    yield from (f"{name} was not wanted" for name in sorted({subject.effect(entry) for entry in applied} - wanted))

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.mark.req("ENG-05", "ENG-06", "AUT-75", "AUT-76")
-def test_whoever_is_killed_each_fiche_ends_as_it_would_have(shared, fork_server):
+def test_under_kills_each_fiche_has_the_outcome_of_a_run_without_kills(shared, fork_server):
     @contextmanager
     def opened(subject):
         with short_folder() as folder, open_world(subject, shared, fork_server, folder) as world:

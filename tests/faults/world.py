@@ -1,5 +1,5 @@
 """A world to do damage in: one database, one simulated vendor, replicas as real `ecluse serve` processes, runs of one
-subject. Faults are done to it through its methods; `check` then says whether anybody could have noticed."""
+subject. Its methods inject faults; `check` then raises if a fault has changed a result."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def load_flow(name: str) -> Flow:
 
 
 class Violated(AssertionError):
-    """Somebody could have noticed."""
+    """A fault has changed a result; the message lists what and how."""
 
     def __init__(self, tally: Tally, diagnosis: str) -> None:
         super().__init__("\n".join([*tally.problems(), diagnosis]))
@@ -149,7 +149,7 @@ class World:
         if self._flow.schema:
             self.ask(self._flow.schema)
 
-    # The database, as somebody else sees it
+    # The database, as another client sees it
 
     def ask(self, sql: str, *parameters: object) -> list[dict[str, Any]]:
         """Rows as dictionaries. Raises psycopg.OperationalError while the database is away."""
@@ -203,7 +203,7 @@ class World:
         return [replica for replica in self.replicas if replica.lives]
 
     def tend(self) -> None:
-        """What a supervisor does, while anybody waits here."""
+        """Start replicas that ended again, as a supervisor does; called while a test waits."""
         for replica in list(self.replicas) if self.supervised else ():
             if not replica.lives and not replica.replaced:
                 self.start_again(replica)
@@ -250,7 +250,7 @@ class World:
         self.wait_for(lambda: self.ended() == len(self.runs), "every run has ended", seconds)
 
     def wait_until_busy(self, replica: Replica | None = None, items: int = 1) -> None:
-        """Until that many items are in somebody's hands."""
+        """Wait until that many items are in flight, at this replica or at any."""
         held = "SELECT coalesce(sum(in_flight), 0) >= %s FROM claims WHERE replica_id = coalesce(%s, replica_id)"
         self.wait_for(lambda: self.one(held, items, replica.id if replica else None), f"{items} items in hand")
 
@@ -287,7 +287,7 @@ class World:
         return counted
 
     def diagnosis(self) -> str:
-        """Where everything stands, for whoever has to find out why."""
+        """Return the state of replicas, runs and claims as text, for the message of a failed check."""
         lines = [
             f"replica {r.id or '(never served)'}: {'lives' if r.lives else f'exit code {r.child.code}'}"
             for r in self.replicas[-12:]

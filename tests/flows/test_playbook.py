@@ -112,7 +112,7 @@ async def test_why_a_schedule_does_not_trigger_can_be_seen(automate, playbook, q
     daily = await world.schedule("1000", schedule_type="DAILY", time_of_day="06:30", is_active=False, **ONLY_DETAILS)
     query(
         "INSERT INTO schedule_slots (schedule_id, due_at, tenant_id, state, reason, decided_at)"
-        " VALUES (%s, '2026-03-02 06:30Z', 'default', 'missed', 'nobody was there', now())",
+        " VALUES (%s, '2026-03-02 06:30Z', 'default', 'missed', 'no scheduler', now())",
         daily,
     )
     async with held_up(world, "crm"):
@@ -126,7 +126,7 @@ async def test_why_a_schedule_does_not_trigger_can_be_seen(automate, playbook, q
     await world.ended(run_id)
     stated, slots, holder = playbook("A schedule never triggers", schedule=daily)
     assert stated.splitlines()[1].startswith("f,DAILY,UTC,30 6 * * *,,0,")
-    assert slots.splitlines()[1].endswith(",missed,nobody was there,")
+    assert slots.splitlines()[1].endswith(",missed,no scheduler,")
     assert len(holder.splitlines()) == 1
 
 

@@ -13,7 +13,7 @@ from tests.support.notify_world import World, new_secrets, setup_of
 
 @pytest.fixture
 def start_world(dsn, query, start_kit) -> Callable[..., Awaitable[World]]:
-    """An engine whose events are told; `options` are those of the set-up."""
+    """A function that starts an engine whose events are delivered; `options` are those of the set-up."""
 
     async def start(*flows: Flow, **options: Any) -> World:
         secrets = new_secrets()

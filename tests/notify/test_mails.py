@@ -245,7 +245,7 @@ INJECTED = "done\r\nBcc: all@example.com\r\n\r\nbody"
 
 
 @pytest.mark.parametrize("where", ["event", "status", "data"])
-def test_nothing_that_is_told_can_become_a_header(where):
+def test_no_text_of_an_event_can_become_a_header(where):
     run = {"id": 7, "flow": "test", "status": INJECTED, "selected": None, "outcomes": {}, "reason": INJECTED}
     run |= dict.fromkeys(("state", "successful", "failed", "ignored", "cancelled", "selection_incomplete"))
     one = {
@@ -286,7 +286,7 @@ def test_a_mail_has_one_name_and_hides_what_looks_secret():
     ],
     ids=str,
 )
-def test_a_password_is_not_sent_in_the_clear_unless_somebody_says_so(knobs, starttls):
+def test_a_password_is_not_sent_in_the_clear_unless_a_knob_allows_it(knobs, starttls):
     settings = Settings(SMTP_HOST="mail.example.com", MAIL_FROM=SENDER, **knobs)
     smtp = notify_setup(settings, "", None).smtp
     assert smtp is not None

@@ -1,4 +1,4 @@
-"""What is decided about notifications without asking anybody."""
+"""Decisions about notifications, as pure functions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from ecluse.engine.model.retry import backoff
-from ecluse.notify import rules, signature
+from ecluse.notify import rules, webhook_signature
 
 BODY = '{"type":"hello/completed"}'
 
 
 def test_the_published_vector_of_standard_webhooks_comes_out():
     at = datetime.fromtimestamp(1614265330, UTC)
-    headers = signature.signed(
+    headers = webhook_signature.signed(
         ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"], "msg_p5jXN8AQM9LWM0D4loKWxJek", at, '{"test": 2432232314}'
     )
     assert headers == {
@@ -29,8 +29,8 @@ def test_the_published_vector_of_standard_webhooks_comes_out():
 
 
 def test_a_receiver_takes_what_was_signed_just_now_with_either_of_two_secrets():
-    old, new = signature.new_secret(), signature.new_secret()
-    headers = signature.signed([new, old], "msg_1", datetime.now(UTC), BODY)
+    old, new = webhook_signature.new_secret(), webhook_signature.new_secret()
+    headers = webhook_signature.signed([new, old], "msg_1", datetime.now(UTC), BODY)
     for secret in (old, new):
         assert Webhook(secret).verify(BODY, headers) == {"type": "hello/completed"}
 
@@ -43,27 +43,27 @@ def test_a_receiver_takes_what_was_signed_just_now_with_either_of_two_secrets():
         {"stamp": 1},
         {"age": timedelta(minutes=6)},
         {"age": timedelta(hours=-1)},
-        {"secret": signature.new_secret()},
+        {"secret": webhook_signature.new_secret()},
     ],
     ids=["another body", "another id", "another time", "replayed later", "from the future", "another secret"],
 )
 def test_a_receiver_refuses_what_was_tampered_with_or_replayed(spoilt):
-    secret = signature.new_secret()
+    secret = webhook_signature.new_secret()
     at = datetime.now(UTC) - spoilt.get("age", timedelta(0))
-    headers = signature.signed([secret], "msg_1", at, BODY) | spoilt.get("headers", {})
+    headers = webhook_signature.signed([secret], "msg_1", at, BODY) | spoilt.get("headers", {})
     headers["webhook-timestamp"] = str(int(headers["webhook-timestamp"]) - spoilt.get("stamp", 0))
     with pytest.raises(WebhookVerificationError):
         Webhook(spoilt.get("secret", secret)).verify(spoilt.get("body", BODY), headers)
 
 
 def test_a_secret_is_long_enough_and_never_the_same():
-    made = {signature.new_secret() for _ in range(20)}
+    made = {webhook_signature.new_secret() for _ in range(20)}
     assert len(made) == 20
     assert all(len(base64.b64decode(one.removeprefix("whsec_"))) == 32 for one in made)
 
 
 def test_without_a_secret_there_is_no_signature():
-    assert set(signature.signed([], "msg_1", datetime.now(UTC), BODY)) == {"webhook-id", "webhook-timestamp"}
+    assert set(webhook_signature.signed([], "msg_1", datetime.now(UTC), BODY)) == {"webhook-id", "webhook-timestamp"}
 
 
 @pytest.mark.req("G-43")

@@ -1,4 +1,4 @@
-"""Webhooks through the engine, to a receiver on a socket: signed, tried again for a day, at nobody else's expense."""
+"""Webhooks through the engine, to a receiver on a socket: signed, retried for a day, without delaying other work."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ async def refused(*_) -> Result:
 
 
 @pytest.mark.req("AUT-127", "G-92")
-async def test_the_end_of_a_run_is_told_signed_and_the_receiver_can_check_it(start_world, dsn, query):
+async def test_the_end_of_a_run_is_delivered_with_a_signature_that_the_receiver_can_verify(start_world, dsn, query):
     async with receiving(200, text="thanks") as receiver:
         world = await start_world(f := flow(stage()))
         number, secret = await world.endpoint(receiver.url, "test/completed")
         run = await run_to_end(world.kit, f, ["a", "b"])
         assert await world.settled() == [("succeeded", None)]
     (got,) = receiver.got
-    told = Webhook(secret).verify(got.body, got.headers)
-    assert told["type"] == "test/completed"
-    assert datetime.fromisoformat(told["timestamp"]) <= datetime.now(UTC)
-    assert told["data"]["run_id"] == str(run["id"])
-    assert (told["data"]["status"], told["data"]["selected"], told["data"]["successful"]) == ("completed", 2, 2)
+    body = Webhook(secret).verify(got.body, got.headers)
+    assert body["type"] == "test/completed"
+    assert datetime.fromisoformat(body["timestamp"]) <= datetime.now(UTC)
+    assert body["data"]["run_id"] == str(run["id"])
+    assert (body["data"]["status"], body["data"]["selected"], body["data"]["successful"]) == ("completed", 2, 2)
     assert got.headers["content-type"] == "application/json"
     async with world.kit.pool.connection() as connection:
         (row,) = await log.list_deliveries(connection, "default", endpoint_id=number, limit=9, offset=0)
@@ -45,13 +45,13 @@ async def test_the_end_of_a_run_is_told_signed_and_the_receiver_can_check_it(sta
     assert (row["state"], row["executions"], row["about_run_id"]) == ("delivered", 1, run["id"])
     assert (row["error"], row["error_code"], full["error"]) == (None, None, None)
     assert (row["message_id"], row["recipient"]) == (got.headers["webhook-id"], f"http://127.0.0.1:{receiver.port}/…")
-    assert (full["result"], full["attempts"], full["message"]) == ({"status": 200, "answer": "thanks"}, [], told)
+    assert (full["result"], full["attempts"], full["message"]) == ({"status": 200, "answer": "thanks"}, [], body)
     assert query("SELECT target, outcome FROM outcomes WHERE run_id = %s", row["id"]) == [(str(number), "successful")]
     assert audit(dsn, None).violations == []
 
 
 @pytest.mark.req("G-89")
-async def test_runs_that_ended_with_their_parent_are_told_to_no_endpoint(start_world, query):
+async def test_runs_that_ended_with_their_parent_are_delivered_to_no_endpoint(start_world, query):
     """Their events are in the outbox all the same."""
     async with receiving() as receiver:
         world = await start_world()
@@ -59,13 +59,13 @@ async def test_runs_that_ended_with_their_parent_are_told_to_no_endpoint(start_w
         await world.tell(*["transcription/failed"] * 3, state="cancelled", end_cause="parent", ended_by="run:1")
         await world.tell("transcription/failed", state="cancelled", end_cause="operator", ended_by="laptop")
         assert await world.settled() == [("succeeded", None)]
-    told = [json.loads(one.body)["data"]["ended_by"] for one in receiver.got]
-    assert told == ["laptop"]
+    ended_by = [json.loads(one.body)["data"]["ended_by"] for one in receiver.got]
+    assert ended_by == ["laptop"]
     assert query("SELECT count(*) FROM events_outbox WHERE event_type = 'transcription/failed'") == [(4,)]
 
 
 @pytest.mark.req("G-92", "ENG-88")
-async def test_a_receiver_that_is_down_is_told_again_later_under_the_same_id(start_world, query, capsys):
+async def test_a_receiver_that_is_down_gets_the_message_later_under_the_same_id(start_world, query, capsys):
     async with receiving(500, 404, 302, 204, text="not now") as receiver:
         world = await start_world()
         _, secret = await world.endpoint(f"{receiver.url}?token=hunter2hunter2")
@@ -81,10 +81,10 @@ async def test_a_receiver_that_is_down_is_told_again_later_under_the_same_id(sta
     tries = query("SELECT error_code, error FROM attempts ORDER BY id")
     assert [code for code, _ in tries] == ["VENDOR_ERROR_500", "NOT_FOUND", "VENDOR_REDIRECT"]
     assert all("not now" in error for _, error in tries)
-    told = str(query("SELECT i::text FROM items i UNION SELECT a::text FROM attempts a")) + capsys.readouterr().out
-    assert "notifications/webhook" in told
-    assert "hunter2" not in told
-    assert secret not in told
+    shown = str(query("SELECT i::text FROM items i UNION SELECT a::text FROM attempts a")) + capsys.readouterr().out
+    assert "notifications/webhook" in shown
+    assert "hunter2" not in shown
+    assert secret not in shown
 
 
 @pytest.mark.req("AUT-127", "ENG-70")
@@ -103,7 +103,7 @@ async def test_a_receiver_that_never_takes_it_changes_nothing_about_the_run(star
     assert query("SELECT count(*) FROM attempts") == [(10,)]
 
 
-async def test_one_who_asks_for_patience_is_given_it_and_holds_up_nobody_else(start_world, query):
+async def test_a_receiver_with_a_retry_after_is_waited_for_and_holds_up_no_other(start_world, query):
     async with receiving(429, headers={"Retry-After": "600"}) as busy, receiving() as other:
         world = await start_world()
         await world.endpoint(busy.url)
@@ -165,7 +165,7 @@ async def test_a_name_that_leads_inside_when_it_is_called_is_not_followed(start_
 
 
 @pytest.mark.req("G-43")
-async def test_an_event_that_is_offered_twice_is_told_once(start_world, query):
+async def test_an_event_that_is_offered_twice_is_delivered_once(start_world, query):
     async with receiving() as receiver:
         world = await start_world()
         await world.endpoint(receiver.url, "thing.*", "thing.done", "*")
@@ -178,7 +178,7 @@ async def test_an_event_that_is_offered_twice_is_told_once(start_world, query):
 
 
 @pytest.mark.req("AUT-127", "G-43")
-async def test_a_flow_may_tell_somebody_directly_once_per_recipient(start_world):
+async def test_a_flow_may_notify_recipients_directly_once_each(start_world):
     async with receiving() as one, receiving() as two:
         world = await start_world()
         about = Event("default", "run-7-end", "test/completed", "run:7", {"run_id": "7"}, correlation_id="c")
@@ -194,7 +194,7 @@ async def test_a_flow_may_tell_somebody_directly_once_per_recipient(start_world)
 
 
 @pytest.mark.req("G-43")
-async def test_whom_a_flow_tells_directly_is_tried_three_times(start_world, query):
+async def test_a_delivery_to_a_direct_recipient_is_tried_three_times(start_world, query):
     async with receiving(500) as receiver:
         world = await start_world()
         about = Event("default", "run-7-end", "test/completed", "run:7", {"run_id": "7"}, correlation_id="c")
@@ -220,7 +220,7 @@ async def test_receivers_that_hang_do_not_keep_others_waiting(start_world):
         assert len(dead.got) == 4
 
 
-async def test_nobody_is_told_of_deliveries_and_of_other_tenants_events(start_world, dsn, query):
+async def test_events_of_deliveries_and_of_other_tenants_are_not_delivered(start_world, dsn, query):
     add_tenant(dsn, "rival")
     async with receiving() as mine, receiving() as theirs:
         world = await start_world(f := flow(stage(refused)))
@@ -240,7 +240,7 @@ async def test_nobody_is_told_of_deliveries_and_of_other_tenants_events(start_wo
     assert query("SELECT count(*) FROM events_outbox WHERE event_type LIKE 'notifications/%%'") > [(0,)]
 
 
-async def test_which_events_an_endpoint_is_told_of(start_world, query):
+async def test_an_endpoint_gets_the_events_that_match_its_patterns(start_world, query):
     wanted = {
         ("*",): {"a.b", "a.c", "ab.c", "a/b"},
         ("a.*",): {"a.b", "a.c"},
@@ -249,21 +249,21 @@ async def test_which_events_an_endpoint_is_told_of(start_world, query):
     }
     async with receiving() as receiver:
         world = await start_world()
-        told = {}
+        delivered = {}
         for patterns in wanted:
-            number, _ = await world.endpoint(f"{receiver.url}/{len(told)}", *patterns)
-            told[number] = set()
+            number, _ = await world.endpoint(f"{receiver.url}/{len(delivered)}", *patterns)
+            delivered[number] = set()
         await world.tell("a.b", "a.c", "ab.c", "a/b")
         await world.settled(8)
         assert query("SELECT count(*) FROM events_outbox WHERE published_seq IS NULL AND tries > 0") == [(0,)]
     for number, kind in query("SELECT endpoint_id, event_type FROM deliveries"):
-        told[number].add(kind)
-    assert list(told.values()) == list(wanted.values())
+        delivered[number].add(kind)
+    assert list(delivered.values()) == list(wanted.values())
     assert len(receiver.got) == 8
 
 
 @pytest.mark.req("ENG-70")
-async def test_an_event_that_cannot_be_kept_is_dropped_alone_and_blocks_nobody(start_world):
+async def test_an_event_that_cannot_be_stored_is_dropped_alone_and_blocks_no_other(start_world):
     async with receiving() as receiver:
         world = await start_world()
         await world.endpoint(receiver.url)
@@ -297,7 +297,7 @@ async def test_for_a_day_after_a_new_secret_the_old_one_signs_too(start_world):
     assert receiver.got[1].headers["webhook-signature"].count("v1,") == 1
 
 
-async def test_a_delivery_that_nobody_made_says_so(start_world):
+async def test_a_run_without_a_delivery_fails_with_that_reason(start_world):
     world = await start_world()
     await start_run(world.kit, Start(world.kit.by_name["notifications"], "x", input={"kind": "webhook", "to": "1"}))
     row = await until(

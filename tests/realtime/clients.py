@@ -91,7 +91,7 @@ class JsClient:
         self.node.do(do="trigger", client=self.name, channel=channel, event=event, data=data)
 
     def events(self, channel: str, event: str) -> list[Any]:
-        """What it was told there under this name."""
+        """Return the data of the events of this name that the client got on the channel."""
         return [one["data"] for one in self.saw(what="event", channel=channel, event=event)]
 
 
@@ -108,7 +108,7 @@ class Stream:
         self.status, self.headers = self._answer.status, self._answer.headers
         self.ended = False
         self.last_id: str | None = None
-        self._told: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._received: queue.Queue[dict[str, Any]] = queue.Queue()
         if self.status == 200:
             self._reader = threading.Thread(target=self._read)
             self._reader.start()
@@ -124,7 +124,9 @@ class Stream:
                     if "id" in fields:
                         self.last_id = fields["id"]
                     if "data" in fields:
-                        self._told.put({"id": fields.get("id"), "name": fields["event"], **json.loads(fields["data"])})
+                        self._received.put(
+                            {"id": fields.get("id"), "name": fields["event"], **json.loads(fields["data"])}
+                        )
                     fields = {}
                 else:
                     fields[name] = value
@@ -133,7 +135,7 @@ class Stream:
         self.ended = True
 
     def next(self) -> dict[str, Any]:
-        return self._told.get(timeout=PATIENCE)
+        return self._received.get(timeout=PATIENCE)
 
     def heard(self, count: int) -> list[dict[str, Any]]:
         return [self.next() for _ in range(count)]

@@ -15,9 +15,9 @@ from tests.support.waits import wait_for
 
 
 def app_of(server: Client) -> dict[str, Any]:
-    told = server.get("/api/realtime").json
-    assert told["enabled"], told
-    return dict(told)
+    shown = server.get("/api/realtime").json
+    assert shown["enabled"], shown
+    return dict(shown)
 
 
 def secret_of(server: Client, tenant: str = "default") -> str:

@@ -11,7 +11,7 @@ from tests.realtime.clients import Stream
 from tests.support.api_server import add_tenant, new_key
 
 FORM = "application/x-www-form-urlencoded"
-CALLERS = ("nobody", "garbage", "expired", "viewer", "operator", "admin", "SELF", "GROUP", "rival", "closed")
+CALLERS = ("no key", "garbage", "expired", "viewer", "operator", "admin", "SELF", "GROUP", "rival", "closed")
 ALL = {"viewer", "operator", "admin"}
 FICHE = """
 WITH f AS (
@@ -26,7 +26,7 @@ SELECT id, %s, %s, ecluse_now() FROM f
 def callers(live_dsn):
     add_tenant(live_dsn, "closed")
     keys = {role: new_key(live_dsn, role) for role in ("viewer", "operator", "admin")}
-    keys |= {"nobody": None, "garbage": "ecl_" + "x" * 43}
+    keys |= {"no key": None, "garbage": "ecl_" + "x" * 43}
     keys |= {scope: new_key(live_dsn, "admin") for scope in ("SELF", "GROUP")}
     keys |= {"rival": new_key(live_dsn, "admin", "rival"), "closed": new_key(live_dsn, "admin", "closed")}
     keys["expired"] = new_key(live_dsn, "admin", expires_in=timedelta(microseconds=1))
@@ -72,7 +72,7 @@ def test_the_right_to_a_channel_is_that_to_read_the_same(live, callers, run_id):
     for channel, allowed in table(run_id).items():
         for who in CALLERS:
             server = live.with_key(callers[who])
-            expected = 200 if who in allowed else 401 if who in ("nobody", "garbage", "expired") else 403
+            expected = 200 if who in allowed else 401 if who in ("no key", "garbage", "expired") else 403
             form = f"socket_id=1.2&channel_name={channel}".encode()
             answer = server.post("/pusher/auth", raw=form, headers={"Content-Type": FORM})
             stream = Stream(server, channel)
@@ -87,7 +87,7 @@ def test_everything_of_a_tenant_is_for_those_who_see_all_of_it(live, callers):
     for who in CALLERS:
         stream = Stream(live.with_key(callers[who]))
         stream.close()
-        unknown = who in ("nobody", "garbage", "expired")
+        unknown = who in ("no key", "garbage", "expired")
         assert stream.status == (200 if who in ALL | {"rival"} else 401 if unknown else 403), who
 
 

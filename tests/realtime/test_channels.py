@@ -79,13 +79,13 @@ def test_whatever_it_is_it_fits_and_what_correlates_survives(payload, ids, limit
     whole = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
     fitted = fit(payload, limit)
     assert len(fitted) <= limit
-    told = json.loads(fitted)
+    shortened = json.loads(fitted)
     if len(whole) <= limit:
-        assert told == payload
+        assert shortened == payload
     else:
-        assert told.pop("truncated") is True
-        assert set(told) <= set(payload)
-        assert {name: told[name] for name in ids} == ids
+        assert shortened.pop("truncated") is True
+        assert set(shortened) <= set(payload)
+        assert {name: shortened[name] for name in ids} == ids
 
 
 @pytest.mark.req("ENG-73")
@@ -98,18 +98,18 @@ def test_it_fits_even_where_hardly_anything_does(payload):
 @pytest.mark.req("ENG-73")
 def test_long_lists_and_texts_are_cut_before_anything_is_left_out():
     payload = {"fiche_id": "7", "text": "é" * 20_000, "calls": [{"call_id": str(n)} for n in range(2_000)], "failed": 3}
-    told = json.loads(fit(payload, 9_000))
-    assert set(told) == {*payload, "truncated"}
-    assert told["fiche_id"] == "7"
-    assert told["failed"] == 3
-    assert 0 < len(told["text"]) < 20_000
-    assert 0 < len(told["calls"]) < 2_000
+    shortened = json.loads(fit(payload, 9_000))
+    assert set(shortened) == {*payload, "truncated"}
+    assert shortened["fiche_id"] == "7"
+    assert shortened["failed"] == 3
+    assert 0 < len(shortened["text"]) < 20_000
+    assert 0 < len(shortened["calls"]) < 2_000
 
 
-def test_what_json_does_not_know_is_told_as_text_and_what_nobody_can_tell_is_left_out():
+def test_values_that_json_does_not_know_become_text_and_those_that_cannot_be_encoded_are_left_out():
     circle: dict[str, object] = {}
     circle["self"] = circle
     payload = {"at": datetime(2026, 1, 2, tzinfo=UTC), "price": Decimal("1.50"), "ratio": float("nan")}
     assert json.loads(fit(payload, 9_000)) == {"at": "2026-01-02T00:00:00Z", "price": "1.50", "ratio": None}
-    told = json.loads(fit({"fiche_id": "7", "circle": circle, "text": "\ud800"}, 9_000))
-    assert told == {"fiche_id": "7", "truncated": True}
+    shortened = json.loads(fit({"fiche_id": "7", "circle": circle, "text": "\ud800"}, 9_000))
+    assert shortened == {"fiche_id": "7", "truncated": True}

@@ -58,7 +58,7 @@ def stand_in(status=200, never=False):
             thread.join()
 
 
-def told(taken):
+def sent(taken):
     return [one for _, _, body in taken for one in json.loads(body)["batch"]]
 
 
@@ -77,16 +77,16 @@ def test_where_it_is(where, url):
 
 
 @pytest.mark.req("TRX-40", "G-81")
-def test_events_of_the_tenant_default_go_there_in_signed_batches_in_order_and_nobody_elses(dsn):
+def test_only_events_of_the_tenant_default_go_there_in_signed_batches_in_order(dsn):
     add_tenant(dsn, "rival")
     with stand_in() as (url, taken), serving(dsn, FLOW, **APP, PUSHER_HOST=url) as server:
         for n in range(25):
             tell(server, "transcription.progress", {"fiche_id": "1", "n": n})
             tell(server, "transcription.progress", {"fiche_id": "1", "n": n}, "rival")
         tell(server, "transcription.progress", {"no": "channel"})
-        wait_for(lambda: len(told(taken)) >= 25)
-        assert [json.loads(one["data"])["n"] for one in told(taken)] == list(range(25))
-        assert {(one["name"], one["channel"]) for one in told(taken)} == {("transcription.progress", "private-fiche-1")}
+        wait_for(lambda: len(sent(taken)) >= 25)
+        assert [json.loads(one["data"])["n"] for one in sent(taken)] == list(range(25))
+        assert {(one["name"], one["channel"]) for one in sent(taken)} == {("transcription.progress", "private-fiche-1")}
         assert all(len(json.loads(body)["batch"]) <= 10 for _, _, body in taken)
         for path, query, _ in taken:
             assert path == "/apps/42/batch_events"
@@ -101,8 +101,8 @@ def test_clients_of_that_tenant_are_sent_there_and_get_their_rights_for_there(ds
         key = app_of(client.with_key(new_key(dsn)))["key"]
     with stand_in() as (url, _), serving(dsn, FLOW, **APP, PUSHER_HOST=url, PUSHER_CLUSTER="eu") as client:
         server, rival = client.with_key(new_key(dsn)), client.with_key(new_key(dsn, tenant="rival"))
-        told_ = server.get("/api/realtime").json
-        assert [told_[name] for name in ("enabled", "app_id", "key", "cluster", "host")] == [
+        shown = server.get("/api/realtime").json
+        assert [shown[name] for name in ("enabled", "app_id", "key", "cluster", "host")] == [
             True,
             "42",
             "hosted-key",
@@ -122,7 +122,7 @@ def test_clients_of_that_tenant_are_sent_there_and_get_their_rights_for_there(ds
 
 @pytest.mark.req("ENG-70")
 @pytest.mark.parametrize("trouble", [{"status": 500}, {"status": 401}, {"never": True}], ids=str)
-def test_its_troubles_are_nobody_elses(dsn, trouble):
+def test_its_failures_affect_no_other_part(dsn, trouble):
     with stand_in(**trouble) as (url, taken), serving(dsn, FLOW, **APP, PUSHER_HOST=url) as client:
         for n in range(1_500):
             tell(client, "transcription.progress", {"fiche_id": "1", "n": n})
@@ -135,7 +135,7 @@ def test_its_troubles_are_nobody_elses(dsn, trouble):
 
 
 async def test_after_a_failure_it_goes_on():
-    """Whoever runs it begins anew with the same one."""
+    """`run` is called again with the same object after it failed."""
     with stand_in() as (url, taken):
         hub = Hub()
         hosted = Hosted(HostedApp("1", "k", "s", host=url), hub, lambda: datetime.now(UTC))
@@ -147,7 +147,7 @@ async def test_after_a_failure_it_goes_on():
                 await stopped([running])
         finally:
             await hosted.close()
-        assert [json.loads(one["data"])["n"] for one in told(taken)] == [0, 1]
+        assert [json.loads(one["data"])["n"] for one in sent(taken)] == [0, 1]
 
 
 def test_a_part_of_its_settings_is_as_good_as_none(dsn):

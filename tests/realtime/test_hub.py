@@ -32,7 +32,7 @@ def taken(listener):
 small = partial(Listener, "t", longest=3)
 
 
-async def test_a_slow_listener_loses_what_is_ephemeral_and_nobody_else_does():
+async def test_a_slow_listener_loses_ephemeral_events_and_no_other_listener_does():
     hub = Hub()
     with hub.listening(small("sse")) as slow, hub.listening(small("sse")) as quick:
         for listener in (slow, quick):
@@ -113,7 +113,7 @@ async def test_after_leaving_nothing_of_a_listener_is_left():
 
 
 @pytest.mark.req("ENG-70")
-async def test_telling_never_raises_whatever_it_is():
+async def test_emitting_never_raises_whatever_the_event():
     hub = Hub()
     circle: dict[str, object] = {"fiche_id": "1"}
     circle["self"] = circle
@@ -128,7 +128,7 @@ async def test_telling_never_raises_whatever_it_is():
         assert [message.payload["fiche_id"] for message in taken(one)] == ["1", "1"]
 
 
-async def test_an_event_that_nobody_listens_to_is_not_even_written_down():
+async def test_an_event_without_a_listener_is_not_even_encoded():
     class Counting(dict):
         read = 0
 
@@ -149,8 +149,8 @@ def test_what_goes_between_replicas_fits_into_a_notice(text):
     channels = [f"private-fiche-{'x' * 180}{n}" for n in range(10)]
     piece = in_a_notice(Message("t" * 100, "e" * 200, channels, data), channels)
     assert len(piece.encode()) + WRAPPING <= LARGEST_NOTICE
-    told = json.loads(json.loads(piece)["d"])
-    assert (told["fiche_id"], told["status"], told["truncated"]) == ("1", "running", True)
+    shortened = json.loads(json.loads(piece)["d"])
+    assert (shortened["fiche_id"], shortened["status"], shortened["truncated"]) == ("1", "running", True)
 
 
 async def test_drained_is_when_all_have_gone_or_time_is_up():

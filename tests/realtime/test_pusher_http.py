@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from ecluse.realtime.signatures import signed_query
+from ecluse.realtime.pusher_signatures import signed_query
 from tests.realtime.conftest import app_of, secret_of
 from tests.support.waits import wait_for
 

@@ -88,9 +88,9 @@ def test_a_channel_that_the_key_may_not_read_is_refused(node, live, live_dsn, ri
     assert (refused["data"]["type"], refused["data"]["status"]) == ("AuthError", 403)
     node.client(live, app_of(live)["key"]).connected().joined(f"private-run-{run_id}")
 
-    nobody = node.client(live, app_of(live)["key"], bearer="ecl_nobody").connected()
-    nobody.subscribe("private-fiche-1")
-    (refused,) = nobody.expect(what="event", event="pusher:subscription_error")
+    stranger = node.client(live, app_of(live)["key"], bearer="ecl_unknown").connected()
+    stranger.subscribe("private-fiche-1")
+    (refused,) = stranger.expect(what="event", event="pusher:subscription_error")
     assert refused["data"]["status"] == 401
 
 
@@ -114,8 +114,8 @@ def test_tenants_that_use_the_same_fiche_id_do_not_hear_each_other(node, live, r
 def test_what_is_larger_than_the_limit_is_shrunk_on_the_wire(node, live):
     client = node.client(live, app_of(live)["key"]).connected().joined("private-fiche-104")
     tell(live, "transcription.progress", {"fiche_id": "104", "run_id": "8", "status": "running", "text": "é" * 50_000})
-    (told,) = client.expect(what="event", event="transcription.progress")
-    data = told["data"]
+    (event,) = client.expect(what="event", event="transcription.progress")
+    data = event["data"]
     assert (data["fiche_id"], data["run_id"], data["status"], data["truncated"]) == ("104", "8", "running", True)
     assert len(json.dumps(data, ensure_ascii=False).encode()) < 9_100
 
@@ -147,7 +147,7 @@ def test_a_python_publisher_reaches_a_javascript_client(node, live):
     wait_for(lambda: "private-fiche-105" in publisher.channels_info("private-fiche-10")["channels"])
     info = wait_for(lambda: publisher.channel_info("private-fiche-105", ["subscription_count"]))
     assert info == {"occupied": True, "subscription_count": 1}
-    assert publisher.channel_info("private-fiche-nobody") == {"occupied": False}
+    assert publisher.channel_info("private-fiche-unknown") == {"occupied": False}
     with pytest.raises(pusher.errors.PusherBadRequest):
         publisher.users_info("presence-fiche-105")
     where = {"host": "127.0.0.1", "port": live.port, "ssl": False, "timeout": 30}
@@ -190,11 +190,11 @@ def test_a_server_that_stops_sends_its_clients_away_at_once_and_they_come_back(n
 
 
 @pytest.mark.req("ENG-72", "TRX-85", "TRX-40")
-def test_with_public_channels_the_names_have_no_prefix_and_nobody_asks(node, dsn):
+def test_with_public_channels_the_names_have_no_prefix_and_need_no_authorisation(node, dsn):
     with serving(dsn, FLOW, PUSHER_USE_PRIVATE_CHANNELS=False) as client:
         server = client.with_key(new_key(dsn))
         app = app_of(server)
         assert app["private_channels"] is False
-        socket = node.client(server, app["key"], bearer="nobody").connected().joined("fiche-7")
+        socket = node.client(server, app["key"], bearer="unknown").connected().joined("fiche-7")
         tell(server, "transcription.progress", {"fiche_id": "7"})
         socket.expect(what="event", channel="fiche-7", event="transcription.progress", data={"fiche_id": "7"})

@@ -1,4 +1,4 @@
-"""Through the real engine: what a run tells while it works, and that it works without anybody to tell."""
+"""Through the real engine: the events of a run while it works, and a run without subscribers."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def run_to_end(server):
 
 
 @pytest.mark.req("ENG-71", "ENG-76", "TRX-85", "G-93")
-def test_what_a_run_tells_reaches_who_looks_on_and_its_events_who_reads(dsn, node, stream):
+def test_the_events_of_a_run_reach_subscribers_and_streams(dsn, node, stream):
     with serving(dsn, FLOW, roles=ROLES) as client:
         server = client.with_key(new_key(dsn))
         js = node.client(server, app_of(server)["key"]).connected().joined("private-fiche-7")
         everything = stream(server)
         run_id = run_to_end(server)
         heard = everything.heard(9)
-        names = [told["name"] for told in heard]
+        names = [event["name"] for event in heard]
         assert names.count(STARTED) == names.count(FINISHED) == 3
-        durable = [told for told in heard if told["id"] is not None]
-        assert [told["name"] for told in durable] == ["test/started", "test/selected", "test/completed"]
-        assert {told["payload"]["run_id"] for told in heard} == {run_id}
+        durable = [event for event in heard if event["id"] is not None]
+        assert [event["name"] for event in durable] == ["test/started", "test/selected", "test/completed"]
+        assert {event["payload"]["run_id"] for event in heard} == {run_id}
         js.expect(what="event", event=FINISHED, count=3)
-        assert sorted(told["call_id"] for told in js.events("private-fiche-7", FINISHED)) == ["a", "b", "c"]
-        assert sorted(told["call_id"] for told in js.events("private-fiche-7", STARTED)) == ["a", "b", "c"]
+        assert sorted(event["call_id"] for event in js.events("private-fiche-7", FINISHED)) == ["a", "b", "c"]
+        assert sorted(event["call_id"] for event in js.events("private-fiche-7", STARTED)) == ["a", "b", "c"]
         assert js.saw(event="test/completed") == [], "that one is for programs"
 
 

@@ -197,7 +197,7 @@ def test_a_tenant_that_is_disabled_loses_its_sockets_and_gets_no_new_ones(dsn):
 
 @pytest.mark.req("ENG-70", "ENG-75", "TRX-40")
 @pytest.mark.parametrize("knobs", [{"PUSHER_DRY_RUN": True}, {"ECLUSE_SECRET_KEY": None}], ids=str)
-def test_where_it_is_off_everybody_is_told_and_nothing_fails(dsn, knobs):
+def test_where_realtime_is_off_the_api_says_why_and_nothing_fails(dsn, knobs):
     with serving(dsn, FLOW) as client:
         app = app_of(client.with_key(new_key(dsn)))
     if "PUSHER_DRY_RUN" not in knobs:
@@ -205,10 +205,10 @@ def test_where_it_is_off_everybody_is_told_and_nothing_fails(dsn, knobs):
             connection.execute("DELETE FROM secrets")  # or a server without a key would refuse to start
     with serving(dsn, FLOW, **knobs) as client:
         server = client.with_key(new_key(dsn))
-        told = server.get("/api/realtime").json
-        assert (told["enabled"], told["key"]) == (False, None)
-        assert next(iter(knobs)) in told["why_not"]
-        assert ("/api/events" in told["why_not"]) == ("PUSHER_DRY_RUN" in knobs), "of streams, which go on"
+        shown = server.get("/api/realtime").json
+        assert (shown["enabled"], shown["key"]) == (False, None)
+        assert next(iter(knobs)) in shown["why_not"]
+        assert ("/api/events" in shown["why_not"]) == ("PUSHER_DRY_RUN" in knobs), "of streams, which go on"
         form = b"socket_id=1.2&channel_name=private-fiche-1"
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         refused = server.post("/pusher/auth", raw=form, headers=headers)

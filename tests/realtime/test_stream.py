@@ -47,7 +47,7 @@ def test_who_listens_to_several_channels_of_an_event_gets_it_once(live, stream):
     one = stream(live, "private-fiche-402", f"private-run-{run_id}")
     tell(live, "transcription.progress", {"fiche_id": "402", "run_id": run_id, "n": 1})
     tell(live, "transcription.progress", {"fiche_id": "402", "run_id": run_id, "n": 2})
-    assert [told["payload"]["n"] for told in one.heard(2)] == [1, 2]
+    assert [event["payload"]["n"] for event in one.heard(2)] == [1, 2]
 
 
 @pytest.mark.req("G-81")
@@ -59,8 +59,8 @@ def test_a_stream_of_the_tenant_has_everything_of_it_and_nothing_of_another(live
         publish(live_dsn, "test/completed", {"whose": tenant}, tenant)
     for one, tenant in ((ours, "default"), (theirs, "rival")):
         heard = one.heard(3)
-        assert {told["name"] for told in heard} == {"fiche/transcribed", "transcription.progress", "test/completed"}
-        assert {told["payload"]["whose"] for told in heard} == {tenant}
+        assert {event["name"] for event in heard} == {"fiche/transcribed", "transcription.progress", "test/completed"}
+        assert {event["payload"]["whose"] for event in heard} == {tenant}
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def paged(live_dsn):
         yield client.with_key(new_key(live_dsn))
 
 
-def test_whoever_comes_back_gets_what_was_missed_once_and_in_order(paged, live_dsn, stream):
+def test_a_client_that_comes_back_gets_what_it_missed_once_and_in_order(paged, live_dsn, stream):
     one = stream(paged, "private-fiche-404")
     publish(live_dsn, "transcription.progress", {"fiche_id": "404", "n": 0})
     assert one.next()["payload"]["n"] == 0
@@ -79,14 +79,14 @@ def test_whoever_comes_back_gets_what_was_missed_once_and_in_order(paged, live_d
         publish(live_dsn, "transcription.progress", {"fiche_id": "404", "n": n})
         publish(live_dsn, "transcription.progress", {"fiche_id": "405", "n": -n})
     again = stream(paged, "private-fiche-404", last=one.last_id)
-    assert [told["payload"]["n"] for told in again.heard(10)] == list(range(1, 11))
+    assert [event["payload"]["n"] for event in again.heard(10)] == list(range(1, 11))
     publish(live_dsn, "transcription.progress", {"fiche_id": "404", "n": 11})
     tell(paged, "transcription.progress", {"fiche_id": "404", "n": 12})
-    assert sorted(told["payload"]["n"] for told in again.heard(2)) == [11, 12]
+    assert sorted(event["payload"]["n"] for event in again.heard(2)) == [11, 12]
 
 
 def test_a_stream_that_ends_while_it_catches_up_leaves_no_gap_behind(paged, live_dsn):
-    """A slow reader: as it takes a page more is published, it is told live of still more, and the server stops."""
+    """A slow reader: while it takes a page, more is published, still more arrives live, and the server stops."""
     loop = paged.app.state.kit._background[0].get_loop()
     hub = paged.app.state.realtime.hub
     caller = Caller(1, "default", "operator", "ALL", (), None, disabled=False)
@@ -97,7 +97,7 @@ def test_a_stream_that_ends_while_it_catches_up_leaves_no_gap_behind(paged, live
 
     def read():
         async def next_one():
-            return await anext(told, None)
+            return await anext(chunks, None)
 
         return asyncio.run_coroutine_threadsafe(next_one(), loop).result(30)
 
@@ -106,7 +106,7 @@ def test_a_stream_that_ends_while_it_catches_up_leaves_no_gap_behind(paged, live
 
     seqs = published(2)
     stream = events._Stream(request, [Subject("fiche", "408")], seqs[0])
-    told = stream.run()
+    chunks = stream.run()
     assert read().startswith(b"retry")
     heard = ids(read())
     seqs += published(7)
@@ -114,7 +114,7 @@ def test_a_stream_that_ends_while_it_catches_up_leaves_no_gap_behind(paged, live
     (listener,) = on_its_loop(paged, lambda: [one for one in hub.listeners if "private-fiche-408" in one.channels])
     seqs += published(1)
     wait_for(lambda: on_its_loop(paged, lambda: len(listener._queue)))
-    on_its_loop(paged, lambda: listener.send_away(*RECONNECT))
+    on_its_loop(paged, lambda: listener.disconnect(*RECONNECT))
     while page := read():
         heard += ids(page)
     assert heard == seqs[1 : 1 + len(heard)]
@@ -138,7 +138,7 @@ def test_a_client_that_never_reads_is_let_go(dsn):
         wait_for(gone)
 
 
-def test_whoever_was_cut_off_before_the_first_event_comes_back_to_it(live, live_dsn, stream):
+def test_a_client_that_was_cut_off_before_the_first_event_gets_it_when_it_comes_back(live, live_dsn, stream):
     one = stream(live, "private-fiche-406")
     one.close()
     assert one.last_id is not None

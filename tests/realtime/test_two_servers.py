@@ -1,4 +1,4 @@
-"""Two servers on one database: an ephemeral event reaches who listens elsewhere, and is not sent where nobody does."""
+"""Two servers on one database: an ephemeral event reaches listeners elsewhere, and is not sent where there are none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def overheard(dsn):
 
         def so_far():
             notices = [json.loads(notice.payload) for notice in connection.notifies(timeout=0.01)]
-            return {channel for notice in notices for told in notice["m"] for channel in told["c"]}
+            return {channel for notice in notices for message in notice["m"] for channel in message["c"]}
 
         yield so_far
 
@@ -33,16 +33,16 @@ def knows(server: Client, tenant: str, channel: str) -> bool:
     return bool(on_its_loop(server, lambda: relay.wants(tenant, [channel])))
 
 
-def test_an_event_told_at_one_replica_reaches_a_listener_at_the_other(live, replica, rival, stream, node, live_dsn):
+def test_an_event_emitted_at_one_replica_reaches_a_listener_at_the_other(live, replica, rival, stream, node, live_dsn):
     client = node.client(replica, app_of(replica)["key"]).connected().joined("private-fiche-501")
     one = stream(replica, "private-fiche-501")
     foreign = stream(Client(replica.port, rival.key, replica.app), "private-fiche-501")
     wait_for(lambda: knows(live, "default", "private-fiche-501"))
     for n in range(50):
         tell(live, "transcription.progress", {"fiche_id": "501", "n": n})
-    assert [told["payload"]["n"] for told in one.heard(50)] == list(range(50))
+    assert [event["payload"]["n"] for event in one.heard(50)] == list(range(50))
     client.expect(what="event", event="transcription.progress", count=50)
-    assert [told["n"] for told in client.events("private-fiche-501", "transcription.progress")] == list(range(50))
+    assert [event["n"] for event in client.events("private-fiche-501", "transcription.progress")] == list(range(50))
     tell(live, "transcription.progress", {"fiche_id": "501", "n": "theirs"}, "rival")
     assert foreign.next()["payload"]["n"] == "theirs"
 
@@ -51,14 +51,14 @@ def test_a_durable_event_comes_once_however_many_replicas_there_are(live, replic
     here, there = stream(live, "private-fiche-502"), stream(replica, "private-fiche-502")
     seqs = [str(publish(live_dsn, "transcription.progress", {"fiche_id": "502"})) for _ in range(3)]
     for one in (here, there):
-        assert [told["id"] for told in one.heard(3)] == seqs
+        assert [event["id"] for event in one.heard(3)] == seqs
 
 
-def test_nothing_is_notified_where_nobody_listens(live, replica, stream, live_dsn):
+def test_nothing_is_notified_without_a_listener(live, replica, stream, live_dsn):
     one = stream(live, "private-fiche-503")
     other = stream(replica, "private-fiche-504")
     wait_for(lambda: knows(live, "default", "private-fiche-504"))
-    wait_for(lambda: not knows(live, "default", "nothing"))  # nobody listens to everything any more
+    wait_for(lambda: not knows(live, "default", "nothing"))  # no listener to the whole tenant is left
     with overheard(live_dsn) as so_far:
         tell(live, "transcription.progress", {"fiche_id": "503"})  # only here
         tell(live, "transcription.progress", {"fiche_id": "505"})  # nowhere
@@ -94,8 +94,8 @@ def test_what_is_too_large_for_a_notice_arrives_shrunk(live, replica, stream):
     one = stream(replica, "private-fiche-507")
     wait_for(lambda: knows(live, "default", "private-fiche-507"))
     tell(live, "transcription.progress", {"fiche_id": "507", "text": '"' * 4_400})
-    told = one.next()["payload"]
-    assert (told["fiche_id"], told["truncated"]) == ("507", True)
+    payload = one.next()["payload"]
+    assert (payload["fiche_id"], payload["truncated"]) == ("507", True)
 
 
 def test_a_lost_notice_a_dead_replica_and_forgotten_rows_are_healed(dsn, stream):
@@ -115,7 +115,7 @@ def test_a_lost_notice_a_dead_replica_and_forgotten_rows_are_healed(dsn, stream)
                 "INSERT INTO realtime_interests SELECT r, 'default', 'private-fiche-' || r, 1"
                 " FROM unnest(ARRAY['dead', 'long dead', 'quiet']) AS r"
             )
-            wait_for(lambda: knows(here, "default", "private-fiche-quiet"))  # nobody was notified of it
+            wait_for(lambda: knows(here, "default", "private-fiche-quiet"))  # no notice was sent about it
             assert not knows(here, "default", "private-fiche-dead")
             wait_for(
                 lambda: (
@@ -139,7 +139,7 @@ def test_a_replica_that_leaves_takes_its_interests_along(dsn, stream):
 
 
 @pytest.mark.req("ENG-70")
-def test_a_database_that_cuts_everybody_off_costs_realtime_a_moment(dsn, stream):
+def test_realtime_recovers_when_the_database_closes_all_connections(dsn, stream):
     with serving(dsn, FLOW) as first, serving(dsn, FLOW) as second:
         here, there = (server.with_key(new_key(dsn)) for server in (first, second))
         one = stream(there, "private-fiche-1")
@@ -152,9 +152,9 @@ def test_a_database_that_cuts_everybody_off_costs_realtime_a_moment(dsn, stream)
         publish(dsn, "transcription.completed", {"fiche_id": "1"})
         assert one.next()["name"] == "transcription.completed"
 
-        def told_again():
+        def received_again():
             tell(here, "transcription.progress", {"fiche_id": "1"})
-            return not one._told.empty()
+            return not one._received.empty()
 
-        wait_for(told_again)
+        wait_for(received_again)
         assert one.next()["name"] == "transcription.progress"

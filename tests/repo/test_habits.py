@@ -1,4 +1,4 @@
-"""Two habits that erode unseen: test doubles in place of facts, and handlers that swallow what nobody expected."""
+"""Two habits that are easily lost: no test doubles, and no handlers that swallow unexpected errors."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ def names_caught(handler: ast.ExceptHandler) -> set[str]:
 
 
 def swallows(handler: ast.ExceptHandler) -> bool:
-    """Whoever tidies up and ends with a bare `raise` hides nothing."""
+    """Return True unless the handler ends with a bare `raise`, which hides nothing."""
     last = handler.body[-1]
     return not (isinstance(last, ast.Raise) and last.exc is None)
 

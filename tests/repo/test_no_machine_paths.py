@@ -15,7 +15,7 @@ TELLTALE = re.compile(f"{DIRECTORIES}|{REGISTRIES}")
 
 
 def tracked_files() -> list[Path]:
-    # Whoever runs the tests need not own the checkout, which git otherwise insists on.
+    # The user who runs the tests need not own the checkout, which git requires otherwise.
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]

@@ -16,7 +16,7 @@ from tests.sandbox.client import Client
 ARTICLE = "price-list/articles/SKU-00042"
 
 
-async def test_a_call_and_its_effect_are_told_in_full(http: Client, sandbox: SandboxProcess) -> None:
+async def test_a_call_and_its_effect_are_in_the_ledger_in_full(http: Client, sandbox: SandboxProcess) -> None:
     began = time.time()
     headers = {"Idempotency-Key": "k1", "X-Client": "worker 3"}
     await http.put(f"{ARTICLE}/price?x=1", json={"price": "12.50"}, headers=headers)
@@ -71,13 +71,13 @@ async def test_an_emptied_ledger_goes_on_counting(http: Client, sandbox: Sandbox
     assert [entry["seq"] for entry in sandbox.ledger(after=1)] == [2]
 
 
-async def test_a_call_to_no_vendor_is_told_too(http: Client, sandbox: SandboxProcess) -> None:
+async def test_a_call_to_no_vendor_is_in_the_ledger_too(http: Client, sandbox: SandboxProcess) -> None:
     assert (await http.get("price_list/articles")).status == 404
     [call] = sandbox.ledger()
     assert (call["vendor"], call["path"], call["status"]) == ("unknown", "/price_list/articles", 404)
 
 
-async def test_a_header_that_is_not_unicode_is_told_too(sandbox: SandboxProcess) -> None:
+async def test_a_header_that_is_not_unicode_is_in_the_ledger_too(sandbox: SandboxProcess) -> None:
     host, port = sandbox.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     sandbox.set_faults([{"kind": "server_error", "rate": 0}])
@@ -89,7 +89,7 @@ async def test_a_header_that_is_not_unicode_is_told_too(sandbox: SandboxProcess)
     assert sandbox.ledger()[0]["key"] == "a\udcffb"
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_body_is_told(sandbox: SandboxProcess) -> None:
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_in_the_ledger(sandbox: SandboxProcess) -> None:
     host, port = sandbox.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(b'PUT /%b/price HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n{"price"' % ARTICLE.encode())

@@ -122,7 +122,7 @@ async def test_a_refusal_from_around_the_crm_is_in_its_words(http: Client, sandb
     assert (await http.get("crm/fiches/1002", headers=KEY)).status == 200
 
 
-async def test_a_recording_is_served_to_whoever_has_the_signature(http: Client, sandbox: SandboxProcess) -> None:
+async def test_a_recording_is_served_to_any_client_with_the_signature(http: Client, sandbox: SandboxProcess) -> None:
     url = (await fiche(http, 1001))["recordings"][1]["recording_url"]
     assert re.fullmatch(rf"{sandbox.url}/audio/recordings/1001-2\.mp3\?Expires=\d+&Signature=[0-9a-f]+", url)
     path = url.removeprefix(f"{sandbox.url}/")

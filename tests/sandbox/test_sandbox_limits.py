@@ -21,7 +21,7 @@ def statuses(answers: list[Reply]) -> list[int]:
     return sorted(answer.status for answer in answers)
 
 
-async def test_a_burst_passes_and_the_rest_is_told_to_wait(http: Client, sandbox: SandboxProcess) -> None:
+async def test_a_burst_passes_and_the_rest_gets_a_retry_after(http: Client, sandbox: SandboxProcess) -> None:
     sandbox.set_limits({"vendor": "price_list", "per_minute": 30, "burst": 4})
     answers = await calls(http, 6)
     assert statuses(answers) == [200] * 4 + [429] * 2

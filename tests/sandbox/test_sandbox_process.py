@@ -1,4 +1,4 @@
-"""The sandbox as a process, and as a coroutine of somebody else's."""
+"""The sandbox as a process, and as a coroutine of another program."""
 
 from __future__ import annotations
 

@@ -138,5 +138,6 @@ class World:
     def paid(self) -> list[str]:
         return [entry["ref"] for entry in self.sandbox.ledger(vendor="llm", kind="paid")]
 
-    def told(self, name: str) -> list[dict[str, Any]]:
+    def emitted(self, name: str) -> list[dict[str, Any]]:
+        """Return the payloads of the realtime events `audit.{name}`, in order."""
         return [dict(live.payload) for live in self.lives if live.event == f"audit.{name}"]

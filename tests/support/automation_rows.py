@@ -1,4 +1,4 @@
-"""Automation schedules and runs as rows, for tests that look at them without anybody working on them."""
+"""Automation schedules and runs as rows, for tests that read them while no worker changes them."""
 
 from __future__ import annotations
 

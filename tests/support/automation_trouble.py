@@ -18,7 +18,7 @@ from tests.support.automation_world import World, automation
 
 Query = Callable[..., list[Any]]
 
-# Whoever sleeps is woken, as if it had waited: engines read the clock again, workers and gates look.
+# Everything that waits is woken, as if its time had come: engines read the clock again, workers and gates poll.
 MOVE = """
 WITH moved AS (UPDATE clock_offset SET "offset" = "offset" + %s RETURNING 1)
 SELECT pg_notify('ecluse_clock', ''), pg_notify('ecluse_work', '') FROM moved

@@ -73,7 +73,7 @@ class World:
             return int((await configs.create(connection, self.tenant, wanted))["id"])
 
     async def schedule(self, *fiche_ids: str, secrets: Any = None, **given: Any) -> int:
-        """By hand, over these fiches, unless told otherwise."""
+        """Create a schedule and return its id: by hand, over these fiches, unless `given` says otherwise."""
         made = self.query("SELECT count(*) FROM schedules")[0][0] + 1
         wanted = {
             "name": f"schedule {made}",

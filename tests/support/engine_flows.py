@@ -196,7 +196,7 @@ SELECT pg_notify('ecluse_work', '')
 """
 
 QUIET = timedelta(milliseconds=300)
-WANTED, BEFORE, SOMEBODY_ELSES = "2.00", "1.00", "9.99"
+WANTED, BEFORE, ANOTHER_CLIENTS = "2.00", "1.00", "9.99"
 
 # How a write may go: whether it is applied, and what its caller gets instead of an answer.
 GOES: dict[str, tuple[bool, Callable[[], Exception] | None]] = {
@@ -209,9 +209,9 @@ GOES: dict[str, tuple[bool, Callable[[], Exception] | None]] = {
     "key in use": (False, lambda: TransientError("409", code="CONFLICT")),
     "applied, bug": (True, lambda: KeyError("colour")),
     "bug": (False, lambda: KeyError("colour")),
-    "somebody else, 500": (False, lambda: TransientError("500", code="VENDOR_ERROR_500")),
-    "somebody else, throttled": (False, lambda: TransientError("429", retry_after=0, ambiguous=False)),
-    "somebody else": (True, None),
+    "another client, 500": (False, lambda: TransientError("500", code="VENDOR_ERROR_500")),
+    "another client, throttled": (False, lambda: TransientError("429", retry_after=0, ambiguous=False)),
+    "another client": (True, None),
     "the one before arrives": (True, None),
     "applied, hangs": (True, None),
     "hangs": (False, None),
@@ -225,7 +225,7 @@ class Shop:
 
     def __init__(self, script: Mapping[str, Sequence[str]] | Sequence[str] = (), *, conditional: bool = False) -> None:
         self.script = script
-        self.conditional = conditional  # a price is only set if nobody has changed it since it was read
+        self.conditional = conditional  # a price is only set if it has not changed since it was read
         self.prices: dict[str, str] = defaultdict(lambda: BEFORE)
         self.versions: Counter[str] = Counter()
         self.made: dict[str, Any] = {}
@@ -263,8 +263,8 @@ class Shop:
 
     async def _set(self, _: WorkContext, item: Item, order: Order) -> Any:
         async def apply() -> Any:
-            if goes.startswith("somebody else"):
-                self.change(item.key, SOMEBODY_ELSES)
+            if goes.startswith("another client"):
+                self.change(item.key, ANOTHER_CLIENTS)
             if goes == "the one before arrives":
                 self._done(item, order)
             if self.conditional and order.before["version"] != self.versions[item.key]:

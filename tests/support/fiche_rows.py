@@ -15,8 +15,8 @@ def call(call_id: str, url: str = "https://calls.test/a.mp3", **more: Any) -> Ro
 
 
 def details(*recordings: Row, groupe: str | None = "A", user: str | None = "7", **more: Any) -> Row:
-    told = {"groupe": groupe, "attribution_user_id": user}
-    return {**told, "message": "", "information": {**told, **more}, "recordings": list(recordings), "skipped": []}
+    known = {"groupe": groupe, "attribution_user_id": user}
+    return {**known, "message": "", "information": {**known, **more}, "recordings": list(recordings), "skipped": []}
 
 
 def caller(

@@ -23,7 +23,7 @@ async def connection(dsn):
 
 @pytest.fixture
 def world(start_kit, sandbox, query) -> Callable[..., Awaitable[World]]:
-    """Make an engine that transcribes at full speed, unless told otherwise."""
+    """Make an engine that transcribes at full speed, unless its knobs are given."""
 
     async def make(
         *,
@@ -53,7 +53,7 @@ def auditing(start_kit, sandbox, query):
 
 @pytest.fixture
 def automate(start_kit, sandbox, query):
-    """Make an engine that automates, at full speed unless told otherwise, beside other flows."""
+    """Make an engine that automates, at full speed unless its knobs are given, beside other flows."""
 
     async def make(*others, kit=None, **options):
         (made, transcribing), lives = automation(sandbox, **options), []

@@ -1,5 +1,5 @@
-"""A receiver of webhooks and a mail server in the test's own loop, real ones on real sockets, which answer as told and
-keep what they were sent; and an engine that tells them."""
+"""A receiver of webhooks and a mail server in the test's own loop, real ones on real sockets, which answer as a test
+sets and keep what they were sent; and an engine that notifies them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ecluse.engine import Event, write_events
 from ecluse.engine.kit import Kit
 from ecluse.notify import endpoints
 from ecluse.notify.rules import RETRY
-from ecluse.notify.signature import new_secret
+from ecluse.notify.webhook_signature import new_secret
 from ecluse.notify.work import Setup, Smtp
 from tests.support.engine_flows import until
 

@@ -1,5 +1,5 @@
-"""Breakers as in the box, with pauses that nobody has to wait for and no doubt: a failure is the item's own until more
-of them fail in a row than the breaker needs."""
+"""Breakers as the built-in flows have them, with pauses of milliseconds and without `doubt`: a failure is the item's
+own until more of them fail in a row than the breaker needs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ BRIEF = {"pause": timedelta(milliseconds=20), "longest": timedelta(milliseconds=
 
 
 def brief(stage: Stage, breaker: dict[str, Any] | None = None) -> Stage:
-    """The stage with its lane's breaker changed so, or as told."""
+    """Return the stage with the breaker of its lane changed to BRIEF and to the given fields."""
     assert stage.lane.breaker is not None
     return replace(stage, lane=replace(stage.lane, breaker=replace(stage.lane.breaker, **{**BRIEF, **(breaker or {})})))

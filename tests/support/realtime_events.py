@@ -13,12 +13,12 @@ from ecluse.engine import EphemeralEvent
 from tests.support.api_server import Client
 
 PUBLISH = """
-WITH told AS (
+WITH published AS (
     INSERT INTO events_outbox (tenant_id, event_key, event_type, aggregate, correlation_id, producer, payload,
         occurred_at, published_seq, published_at)
     SELECT %s, %s || '-' || gen_random_uuid(), %s, 'fiche:1', 'test', 'test', %s::jsonb,
         ecluse_now(), nextval('events_published'), ecluse_now() RETURNING published_seq)
-SELECT pg_notify('ecluse_events', published_seq::text), published_seq FROM told
+SELECT pg_notify('ecluse_events', published_seq::text), published_seq FROM published
 """
 
 

@@ -128,7 +128,8 @@ class World:
         )
         return [(name, payload) for name, payload in rows if not name.startswith("transcription/")]
 
-    def told(self, name: str) -> list[dict[str, Any]]:
+    def emitted(self, name: str) -> list[dict[str, Any]]:
+        """Return the payloads of the realtime events `transcription.{name}`, in order."""
         return [dict(live.payload) for live in self.lives if live.event == f"transcription.{name}"]
 
 

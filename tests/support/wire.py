@@ -1,7 +1,7 @@
 """A bad wire to PostgreSQL: a proxy that lets a request through and now and then loses the answer, both ways closed.
 
-The server has done what it was asked, and nobody will ever tell: the worst moment at which a connection can break. Or
-it swallows: connections stay open, and nothing arrives any more, either way.
+The server has executed the statement, and its client does not get the answer: the worst moment at which a connection
+can break. Or the proxy swallows: connections stay open, and nothing arrives any more, either way.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class BadWire:
         while data := await reads.read(65536):
             if born < self.swallowed:
                 continue
-            # The first answer is the welcome; what nobody asked for is a notification.
+            # The first answer is the welcome; one without a request is a notification.
             if self.losing and answers.states and asked.is_set() and self._chance.randrange(self._one_in) == 0:
                 await self._lose(reads, answers, data)
                 return

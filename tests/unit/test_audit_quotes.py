@@ -43,7 +43,7 @@ def test_a_quote_is_found_where_it_stands(quote, call, begins):
 @pytest.mark.parametrize(
     "quote", ["quarante euros", "je crois que", "Zoé La cotisation", "", "  ", '"', "« »", "trente d'euros", "dit hier"]
 )
-def test_what_nobody_said_is_not_found(quote):
+def test_a_quote_that_is_in_no_recording_is_not_found(quote):
     assert find(quote, BOTH) is None
 
 

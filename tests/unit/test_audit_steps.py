@@ -54,7 +54,7 @@ def test_steps_that_cannot_be_asked_are_refused(given):
         CHECKED.validate_python(given)
 
 
-def test_steps_have_a_weight_and_a_best_score_unless_told_otherwise():
+def test_steps_have_a_default_weight_and_best_score():
     (one,) = CHECKED.validate_python([step()])
     assert (one.weight, one.max_score) == (1, 10)
     assert len(CHECKED.validate_python([step(str(n), weight=0 if n else 1) for n in range(50)])) == 50
@@ -124,10 +124,10 @@ def test_an_answer_is_read_in_the_order_of_the_steps_and_cut_to_size():
 
 
 @pytest.mark.req("G-91")
-def test_the_model_is_told_every_step_with_its_criteria_and_its_best():
+def test_the_prompt_has_every_step_with_its_criteria_and_best_score():
     asked = Asked("Compliance", "", "You know the law.", None, many(step("a"), step("b", max_score=5)))
-    told = prompts.system(asked)
-    assert told.startswith("You know the law.\n")
-    assert "# Compliance" in told
-    assert "## step_1: a (0 to 10)\nThe customer agrees." in told
-    assert "## step_2: b (0 to 5)\nThe customer agrees." in told
+    prompt = prompts.system(asked)
+    assert prompt.startswith("You know the law.\n")
+    assert "# Compliance" in prompt
+    assert "## step_1: a (0 to 10)\nThe customer agrees." in prompt
+    assert "## step_2: b (0 to 5)\nThe customer agrees." in prompt

@@ -1,5 +1,5 @@
-"""What an automation run decides, as pure functions: whom it picks, whom it drops and why, what it says at its end, who
-is told, and what the knobs make of its stages."""
+"""Decisions of an automation run, as pure functions: which fiches it picks, which it drops and why, its summary, who is
+notified of its end, and how the knobs configure its stages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def listed(fiche_id: str, groupe: str | None = None, *, audited: bool = False) -
         ([], {"max_fiches": 3}, [], {}),
     ],
 )
-def test_only_what_a_sales_list_can_tell_is_decided_at_selection(found, given, picked, dropped):
+def test_only_filters_on_the_sales_list_are_applied_at_selection(found, given, picked, dropped):
     assert pick(found, selection(**given)) == (picked, dropped)
 
 
@@ -114,7 +114,7 @@ def test_the_first_filter_that_hits_names_the_reason(fiche, given, limit, code, 
         (state(groupe=None), {}, None),
         (state(recordings_count=0, has_recordings=False), {}, None),
         (state(recordings_count=500), {}, None),
-        # Nobody counted them, but somebody said that there are some; or there are rows of them.
+        # Their number is unknown, but the CRM said that there are some; or there are rows of them.
         (state(recordings_count=None, total_recordings=0), {"only_with_recordings": True}, None),
         (state(recordings_count=None, has_recordings=None), {"only_with_recordings": True}, 2),
     ],
@@ -192,23 +192,27 @@ def test_a_summary_is_status_counters_and_duration_and_what_is_ignored_does_not_
     ],
 )
 def test_an_end_without_successes_and_failures_has_a_reason(ignored, known, reason):
-    told = ended(successful=0, ignored=ignored, result_summary=known)
-    assert (told["reason"], told["total_fiches"]) == (reason, 0)
+    summed_up = ended(successful=0, ignored=ignored, result_summary=known)
+    assert (summed_up["reason"], summed_up["total_fiches"]) == (reason, 0)
 
 
 @pytest.mark.req("AUT-45", "AUT-126")
 def test_an_end_that_is_not_normal_says_what_happened():
-    told = ended(status="failed", end_cause="catastrophic", error_code="BUG", error_message="KeyError: 'x'")
-    assert (told["end_cause"], told["error_code"], told["error"]) == ("catastrophic", "BUG", "KeyError: 'x'")
-    assert not {"ended_by", "cancelled_fiches"} & set(told)
+    summed_up = ended(status="failed", end_cause="catastrophic", error_code="BUG", error_message="KeyError: 'x'")
+    assert (summed_up["end_cause"], summed_up["error_code"], summed_up["error"]) == (
+        "catastrophic",
+        "BUG",
+        "KeyError: 'x'",
+    )
+    assert not {"ended_by", "cancelled_fiches"} & set(summed_up)
 
 
 @pytest.mark.req("G-89")
 def test_an_end_on_request_says_who_asked_for_it_and_what_was_never_finished():
     given = {"end_cause": "operator", "error_message": "wrong day", "ended_by": "laptop"}
-    told = ended(status="partial", failed=3, cancelled=2, **given)
-    assert (told["end_cause"], told["ended_by"], told["error"]) == ("operator", "laptop", "wrong day")
-    assert (told["failed_fiches"], told["cancelled_fiches"], told["total_fiches"]) == (3, 2, 5)
+    summed_up = ended(status="partial", failed=3, cancelled=2, **given)
+    assert (summed_up["end_cause"], summed_up["ended_by"], summed_up["error"]) == ("operator", "laptop", "wrong day")
+    assert (summed_up["failed_fiches"], summed_up["cancelled_fiches"], summed_up["total_fiches"]) == (3, 2, 5)
 
 
 @pytest.mark.req("AUT-127", "G-43")
@@ -222,7 +226,7 @@ def test_an_end_on_request_says_who_asked_for_it_and_what_was_never_finished():
         (False, "failed", False, False, True, True),
     ],
 )
-def test_who_is_told_hangs_on_how_it_ended_and_what_was_asked_for(
+def test_notification_depends_on_how_the_run_ended_and_on_the_schedules_switches(
     normal, status, incomplete, asked_on_complete, asked_on_error, both
 ):
     assert wanted(normal, status, incomplete, True, False) is asked_on_complete

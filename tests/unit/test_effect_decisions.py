@@ -52,7 +52,7 @@ WAS, WISH, OTHER = {"price": "1.00", "version": 1}, {"price": "2.00"}, {"price":
         pytest.param({"price": "2.00", "version": 1, "name": "new"}, "applied", id="as wanted, whatever else changed"),
         pytest.param(WAS, "not_applied", id="as before"),
         pytest.param(OTHER, "conflict", id="a third value"),
-        pytest.param({"price": "1.00", "version": 3}, "conflict", id="changed and changed back: somebody was there"),
+        pytest.param({"price": "1.00", "version": 3}, "conflict", id="changed and changed back by another client"),
         pytest.param({"price": "1.00"}, "conflict", id="a part of what was before"),
         pytest.param({}, "conflict", id="nothing"),
         pytest.param(None, "conflict", id="no record"),
@@ -117,7 +117,7 @@ AMBIGUOUS: list[VendorError] = [
     TransientError("500"),
     TransientError("no answer", code="TIMEOUT"),
     PermanentError("412", code="PRECONDITION_FAILED", ambiguous=True),
-    VendorError("nobody knows"),
+    VendorError("cause unknown"),
 ]
 FOR_NOW: list[VendorError] = [
     TransientError("429", code="THROTTLED", ambiguous=False, retry_after=3),

@@ -87,7 +87,7 @@ def test_a_forbidden_transition_names_both_states() -> None:
     assert (error.from_status, error.to_status) == ("APPLIED", "APPLYING")
 
 
-def test_a_transient_error_is_ambiguous_unless_somebody_knows_better() -> None:
+def test_a_transient_error_is_ambiguous_by_default() -> None:
     error = TransientError("No answer")
     assert (error.ambiguous, error.retry_after) == (True, None)
     known = TransientError("Too many requests", retry_after=3.0, ambiguous=False)

@@ -57,7 +57,7 @@ DONE = [
 ]
 WAITING = [
     pytest.param(look(succeeded=9), STAGE, id="one is not finished"),
-    pytest.param(look(succeeded=9, in_flight=1), STAGE, id="one is in somebody's hands"),
+    pytest.param(look(succeeded=9, in_flight=1), STAGE, id="one is in flight"),
     pytest.param(look(succeeded=10, fanned_out=False), STAGE, id="the fan-out is not complete"),
     pytest.param(look(expected=0, fanned_out=False), STAGE, id="the fan-out has not begun"),
     pytest.param(look(succeeded=7, failed=3), STAGE, id="failed ones may heal in a further round"),
@@ -92,7 +92,7 @@ def test_what_is_missing_at_the_deadline_has_an_error_text() -> None:
     assert STAGE.incomplete == "Not finished in time (timeout/stall)"
 
 
-def test_work_that_finished_while_nobody_looked_is_done_even_after_the_deadline() -> None:
+def test_items_that_finished_between_two_polls_end_the_gate_as_done_even_after_the_deadline() -> None:
     assert decide(look(601, succeeded=10), STAGE) == GateEnded("done")
 
 

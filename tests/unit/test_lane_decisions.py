@@ -61,7 +61,7 @@ THROTTLED = TransientError("429", code="THROTTLED")
         (Breaker(), TransientError("no answer", code="TIMEOUT"), None),
         (Breaker(), KeyError("colour"), None),
         (Breaker(codes=frozenset({"TIMEOUT"})), TransientError("no answer", code="TIMEOUT"), True),
-        (Breaker(silent=frozenset({"ELSEWHERE"})), TransientError("somebody else", code="ELSEWHERE"), None),
+        (Breaker(silent=frozenset({"ELSEWHERE"})), TransientError("another host", code="ELSEWHERE"), None),
         (VENDOR_DOWN, TransientError("500", code="VENDOR_ERROR_500"), True),
         (VENDOR_DOWN, TransientError("cut", code="VENDOR_DISCONNECTED"), True),
         (VENDOR_DOWN, NotSentError("refused"), True),
@@ -126,9 +126,9 @@ def test_pauses_double_up_to_the_longest_and_one_without_growth_stays():
         (5, 5, 0, 1, 3, False),  # it may be the item's own fault
         (5, 6, 0, 1, 3, True),  # so many different ones cannot be at fault
         (5, 6, 1000, 3, 3, True),
-        (3, 1, 89, 3, 3, True),  # nobody else was answered either: not yet the end of it
+        (3, 1, 89, 3, 3, True),  # no other call was answered either: not given up yet
         (3, 1, 90, 3, 3, False),
-        (2, 1, 1, 3, 3, False),  # somebody was
+        (2, 1, 1, 3, 3, False),  # another call was answered
         (3, 1, 1, 2, 3, False),
         (5, 1, 1, 6, 6, True),
         (4, 1, 1, 6, 6, False),
@@ -246,7 +246,7 @@ WHY = [
 
 @pytest.mark.req("ENG-53")
 @pytest.mark.parametrize(("facts", "cause", "says", "at"), WHY, ids=[f"{cause} {says}" for _, cause, says, _ in WHY])
-def test_a_waiting_item_has_a_cause_and_an_instant_where_one_can_be_told(facts, cause, says, at):
+def test_a_waiting_item_has_a_cause_and_an_instant_where_one_is_known(facts, cause, says, at):
     item = replace(PLAIN, **facts)
     assert cause_of(item) == cause
     assert says in detail_in_line(item)
@@ -263,7 +263,7 @@ def test_a_waiting_item_has_a_cause_and_an_instant_where_one_can_be_told(facts, 
         ({"paused_reason": "invoice", "paused_by": "cli:ann 4711"}, "was paused by an operator: invoice"),
     ],
 )
-def test_a_tenant_is_not_told_who_paused_a_lane_nor_what_the_vendor_said_to_others(facts, says):
+def test_a_tenant_does_not_see_who_paused_a_lane_nor_the_vendors_answers_to_others(facts, says):
     assert detail_in_line(replace(PLAIN, **facts), shared=True).endswith(says)
     assert "4711" in detail_in_line(replace(PLAIN, **facts))
 
@@ -289,7 +289,7 @@ def test_what_waits_for_the_same_cause_is_one_group_with_its_first_and_last_star
     )
 
 
-def test_attempts_that_wait_for_their_time_are_told_from_when_until_when():
+def test_of_attempts_that_wait_for_their_time_the_first_and_last_instant_are_shown():
     first, last = (replace(PLAIN, **FAILED, due_at=NOW + n * SECOND, position=None) for n in (10, 70))
     group = grouped([first, last], 40, shared=False)
     assert group.detail == (

@@ -1,4 +1,4 @@
-"""One record is one line, in both forms, whatever it is told; a collector finds every field it counts on."""
+"""One record is one line, in both forms, whatever its data; in JSON it has every mandatory field."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refuse(why):
 
 @pytest.fixture
 def said(capsys):
-    """Configure, let somebody speak, get the lines."""
+    """A function that configures logging, calls `speak` with a logger and returns the lines that were logged."""
     loggers = [standard.getLogger(name) for name in (None, "dbos", "alembic")]
     kept = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
 
@@ -107,7 +107,7 @@ NASTY = "x\r\n[HELLO|run-1] END: completed\x1b[2J\u2028\x85\u202e\x00\udcff"
 @pytest.mark.parametrize("form", ["line", "json"])
 def test_nothing_in_the_data_ends_a_line_or_begins_another(said, form):
     def speak(log):
-        log.info("told", reason=NASTY, **{NASTY: {NASTY: [NASTY]}})
+        log.info("a message", reason=NASTY, **{NASTY: {NASTY: [NASTY]}})
         log.warning(NASTY)
         TRACE.error(NASTY, error=NASTY)
         try:

@@ -79,7 +79,7 @@ def test_a_long_text_made_to_keep_us_busy_does_not(text):
     assert time.monotonic() - began < 1
 
 
-def test_of_an_endless_text_the_beginning_is_told():
+def test_of_an_endless_text_the_beginning_is_kept():
     said = masked("password=hunter2 " + "x" * 1_000_000)
     assert said.startswith("password=*** ")
     assert len(said) < 60_000

@@ -1,4 +1,4 @@
-"""What a model refuses is said in our words alone, wherever it is told."""
+"""Messages about input that a model refuses have our own words only, without pydantic's."""
 
 from __future__ import annotations
 

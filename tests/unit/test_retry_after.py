@@ -1,4 +1,4 @@
-"""`Retry-After`, read from a header that somebody else wrote."""
+"""`Retry-After`, parsed from whatever a vendor sends."""
 
 from __future__ import annotations
 

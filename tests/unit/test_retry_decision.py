@@ -21,7 +21,7 @@ from ecluse.base.retry_after import parse_retry_after
 from ecluse.engine.model.retry import GiveUp, Retry, RetryPolicy, decide
 from tests.support.seeded import seeded
 
-NOW = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)  # long ago: whoever looked at a real clock would be caught
+NOW = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)  # long ago: code that read a real clock would fail
 PRICING = RetryPolicy(executions=4, base=2, multiplier=2, longest=64)
 
 
@@ -37,7 +37,7 @@ def executions_until_given_up(policy: RetryPolicy) -> int:
         if isinstance(verdict, GiveUp):
             assert not verdict.permanent
             return executions
-    raise AssertionError("nobody gave up")
+    raise AssertionError("it was not given up")
 
 
 @pytest.mark.req("ENG-46")

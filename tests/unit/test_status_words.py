@@ -125,7 +125,7 @@ def test_the_plain_words_are_the_ones_on_the_wire() -> None:
 
 
 @pytest.mark.req("ENG-97")
-def test_two_words_of_one_state_are_told_apart_by_where_they_can_be_reached_from() -> None:
+def test_two_statuses_of_one_state_are_distinguished_by_the_statuses_before_them() -> None:
     words = StatusMap(
         meaning={
             "armed": State.QUEUED,

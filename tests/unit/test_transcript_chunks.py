@@ -1,4 +1,4 @@
-"""Pieces of a transcript: what begins a new one, and what nobody can cut."""
+"""Chunks of a transcript: what begins a new one, and what cannot be cut."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_nothing_grows_longer_than_the_limit_but_a_word_that_is():
     assert " ".join(found).split() == [one.text for one in words]
 
 
-def test_blanks_belong_to_nobody_and_make_no_piece_of_their_own():
+def test_blanks_have_no_speaker_and_make_no_chunk_of_their_own():
     words = [word(" ", speaker="c"), word("one"), word(" ", speaker="b"), word("two"), word("\n")]
     assert derive("", words) == [(0, "a", None, None, "one two")]
     assert derive("", [word(" ")]) == []

@@ -1,4 +1,4 @@
-"""What is told of a transcription run, and what its states mean: pure decisions, by tables."""
+"""Payloads of the events of a transcription run, and the states of its recordings: pure decisions, by tables."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_signs_a_url_or_names_a_user_stays_out_of_the_log():
 @pytest.mark.req("TRX-98", "TRX-60", "ENG-77", "TRX-19")
 def test_every_payload_says_at_least_what_the_contract_wants():
     end = End("partial", "normal", True, None, None)
-    told = {
+    payloads = {
         "status_check": rules.status_check("12", 7, DONE),
         "started": rules.started("12", 7, DONE, "high"),
         "recording": rules.recording_over("12", 7, "call-1"),
@@ -73,7 +73,7 @@ def test_every_payload_says_at_least_what_the_contract_wants():
         "completed": rules.completed("12", 7, DONE, end),
         "failed": rules.failed("12", 7, DONE, end),
     }
-    assert all((payload["fiche_id"], payload["run_id"]) == ("12", "7") for payload in told.values())
+    assert all((payload["fiche_id"], payload["run_id"]) == ("12", "7") for payload in payloads.values())
     wanted = {
         "status_check": {"is_complete", "total_recordings", "already_transcribed"},
         "started": {"is_complete", "total_recordings", "already_transcribed", "target_total"},
@@ -83,8 +83,8 @@ def test_every_payload_says_at_least_what_the_contract_wants():
         "completed": {"processed", "cached", "failed", "target_total"},
         "failed": {"reason"},
     }
-    assert {name: fields - told[name].keys() for name, fields in wanted.items()} == {name: set() for name in wanted}
-    assert told["failed"]["reason"]
+    assert {name: fields - payloads[name].keys() for name, fields in wanted.items()} == {name: set() for name in wanted}
+    assert payloads["failed"]["reason"]
 
 
 @pytest.mark.req("TRX-60")
@@ -113,12 +113,12 @@ def test_a_recording_that_is_over_says_how_whichever_way_it_went():
 
 
 @pytest.mark.req("TRX-97")
-def test_whoever_waits_is_told_status_counts_and_reason():
+def test_the_end_event_has_status_counts_and_reason():
     end = End("failed", "catastrophic", False, "NOT_FOUND", "The CRM has no fiche 12 (404).")
-    told = rules.transcribed("12", 7, Counts(), end)
-    assert told["status"] == "failed"
-    assert told["reason"] == "NOT_FOUND: The CRM has no fiche 12 (404)."
-    assert told["counts"].keys() >= {"processed", "cached", "failed", "target_total"}
+    payload = rules.transcribed("12", 7, Counts(), end)
+    assert payload["status"] == "failed"
+    assert payload["reason"] == "NOT_FOUND: The CRM has no fiche 12 (404)."
+    assert payload["counts"].keys() >= {"processed", "cached", "failed", "target_total"}
 
 
 @pytest.mark.req("G-21", "TRX-86")
@@ -144,11 +144,11 @@ def test_a_run_with_nothing_to_do_says_so_in_its_completion():
 
 @pytest.mark.req("TRX-39", "TRX-74", "TRX-82")
 @pytest.mark.parametrize(
-    ("told", "processed", "target", "due"),
+    ("emitted", "processed", "target", "due"),
     [(0, 1, 7, False), (0, 3, 7, True), (3, 4, 7, False), (2, 7, 9, True), (6, 7, 7, True), (7, 7, 7, False)],
 )
-def test_progress_is_told_with_every_third_and_at_the_end_once(told, processed, target, due):
-    assert rules.progress_due(told, Counts(target, 0, target, processed), 3) is due
+def test_progress_is_emitted_with_every_third_and_once_at_the_end(emitted, processed, target, due):
+    assert rules.progress_due(emitted, Counts(target, 0, target, processed), 3) is due
 
 
 @pytest.mark.req("TRX-14", "G-23")
@@ -171,7 +171,7 @@ def test_progress_is_told_with_every_third_and_at_the_end_once(told, processed, 
         (False, Attempt("open", False, None, None), None, ("queued", None)),
     ],
 )
-def test_the_state_of_a_recording_tells_tried_from_untried(transcribed, attempt, waiting, state):
+def test_the_state_of_a_recording_distinguishes_tried_from_untried(transcribed, attempt, waiting, state):
     assert rules.state_of(transcribed, attempt, waiting) == state
 
 

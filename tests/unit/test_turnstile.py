@@ -27,7 +27,7 @@ async def test_no_more_than_a_few_go_through_in_one_pass_and_all_in_the_end_in_t
     assert len(growth) < 20
 
 
-async def test_whoever_comes_alone_does_not_wait():
+async def test_a_single_coroutine_does_not_wait():
     turnstile = Turnstile(1)
     for _ in range(3):
         going = turnstile.go_through()
@@ -41,7 +41,7 @@ async def test_whoever_comes_alone_does_not_wait():
         await asyncio.sleep(0)
 
 
-async def test_one_that_gives_up_waiting_keeps_nobody_back():
+async def test_a_cancelled_coroutine_does_not_hold_up_those_behind_it():
     turnstile, passed = Turnstile(1), []
     first, second, *others = await through(turnstile, ["first", "second", "third", "fourth"], passed)
     await asyncio.sleep(0)

@@ -82,7 +82,7 @@ async def test_a_key_of_the_call_goes_before_the_general_one(crm: Crm) -> None:
 
 @pytest.mark.req("G-90")
 @pytest.mark.parametrize("fiche_id", ["9300", "9301", "12", "no such", "a/b", ".", ".."])
-async def test_an_unknown_fiche_is_told_by_its_code(crm: Crm, fiche_id: str) -> None:
+async def test_an_unknown_fiche_is_recognised_by_its_code(crm: Crm, fiche_id: str) -> None:
     error = await error_of(crm.fiche(fiche_id))
     assert (type(error), error.code) == (PermanentError, "NOT_FOUND")
 
@@ -159,14 +159,14 @@ async def test_what_cannot_be_stored_is_replaced_in_all_of_the_information() -> 
         (None, "it: Input should be a valid dictionary"),
     ],
 )
-async def test_a_broken_sales_row_is_told_and_loses_no_other(row: Any, said: str) -> None:
+async def test_a_broken_sales_row_is_reported_and_the_others_are_kept(row: Any, said: str) -> None:
     sales = await sales_from([{"id": 1001, "groupe": "Lyon"}, row, {"id": "1002", "groupe": ""}, {"id": "1003"}])
     assert [(fiche.id, fiche.groupe) for fiche in sales.fiches] == [("1001", "Lyon"), ("1002", None), ("1003", None)]
     [skipped] = sales.skipped
     assert skipped.startswith(f"sales row 2: {said}")
 
 
-async def test_a_row_without_an_id_at_the_sandbox_is_told(crm: Crm) -> None:
+async def test_a_row_without_an_id_at_the_sandbox_is_reported(crm: Crm) -> None:
     sales = await crm.sales(date(2026, 3, 13))
     assert sales.skipped == [f"sales row {len(sales.fiches) + 1}: id: Field required"]
 

@@ -111,7 +111,7 @@ async def test_without_a_key_a_call_fails_for_good_before_it_is_sent(
     ],
     ids=lambda value: f"{value['kind']}-{value.get('status', '')}" if isinstance(value, dict) else None,
 )
-async def test_what_may_be_tried_again_is_told_from_what_may_not(
+async def test_retriable_refusals_are_distinguished_from_permanent_ones(
     speech: ElevenLabs,
     sandbox: SandboxProcess,
     rule: dict[str, Any],
@@ -192,7 +192,7 @@ async def test_each_shape_of_a_refusal_can_be_read(status: int, body: Any, said:
 
 
 @pytest.mark.parametrize("status", [400, 500])
-async def test_a_refusal_that_repeats_the_url_is_told_without_its_signature(status: int) -> None:
+async def test_the_error_of_a_refusal_that_repeats_the_url_omits_its_signature(status: int) -> None:
     error = await refused_with(status, json.dumps({"detail": {"code": "x", "message": f"cannot fetch {URL}"}}).encode())
     assert "hush" not in error.message
     assert "hush" not in repr(error)
@@ -234,7 +234,7 @@ async def test_channels_are_joined_in_the_order_of_time() -> None:
     assert (transcript.transcription_id, transcript.audio_duration_secs, transcript.language_code) == ("t1", 4, "fra")
 
 
-async def test_channels_without_words_are_told_one_after_the_other() -> None:
+async def test_channels_without_words_are_joined_one_after_the_other() -> None:
     one = {"language_code": "fra", "language_probability": 1, "text": "Allô", "words": []}
     transcript = await transcript_from({"transcripts": [one, {**one, "text": "Oui"}]})
     assert (transcript.text, transcript.words) == ("Allô\nOui", [])

@@ -1,4 +1,4 @@
-"""The guard of URLs that users typed: the table of hostile ones, redirects, what is sent, what is told."""
+"""The guard of URLs that users entered: the table of hostile ones, redirects, what is sent, what messages contain."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ async def test_a_redirect_within_what_is_allowed_is_followed_and_not_for_ever(gu
     assert (reply.status, refusal.code, len(circle.requests)) == (302, "VENDOR_REDIRECT", 6)
 
 
-async def test_a_post_is_sent_once_as_it_is_and_follows_nobody(guarded: GuardedHttp) -> None:
+async def test_a_post_is_sent_once_as_it_is_and_follows_no_redirect(guarded: GuardedHttp) -> None:
     bodies: list[bytes] = []
 
     async def script(server: RawServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -257,7 +257,7 @@ async def test_neither_cookies_nor_proxies_come_between(guarded: GuardedHttp, mo
     assert "cookie" not in server.requests[1].lower()
 
 
-def test_the_log_does_not_tell_urls(sandbox: SandboxProcess) -> None:
+def test_the_log_contains_no_urls(sandbox: SandboxProcess) -> None:
     program = f"""
 import asyncio
 from ecluse.base.logging import configure

@@ -341,10 +341,10 @@ async def test_what_goes_out_is_what_was_asked_for(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("script", [answers(response(b"no", status=401)), answers(b""), drip, answers(response(b"?"))])
-async def test_messages_tell_no_secret(script: Script) -> None:
+async def test_messages_contain_no_secret(script: Script) -> None:
     async with raw_server(script) as server, client_of(server.port, headers={"Authorization": "s3cret"}) as http:
         sent = await error_of(http.call("GET", "/x", Answer, query={"key": "s3cret"}))
-    async with client_of(server.port, headers={"Authorization": "s3cret"}) as http:  # nobody listens there any more
+    async with client_of(server.port, headers={"Authorization": "s3cret"}) as http:  # no server listens there any more
         not_sent = await error_of(http.call("GET", "/x", Answer, query={"key": "s3cret"}))
     for error in (sent, not_sent):
         assert error.message.startswith("raw GET /x: ")

@@ -142,7 +142,7 @@ async def test_what_a_model_says_instead_of_an_answer(choices: Any, code: str) -
     assert caught.value.code == code
 
 
-async def test_an_answer_without_usage_costs_nobody_knows_what() -> None:
+async def test_the_cost_of_an_answer_without_usage_is_unknown() -> None:
     assert await answered_with(choice()) == (3, "m-2026", 0, 0, None)
     counted = await answered_with(choice(), {"prompt_tokens": 1_000_000, "completion_tokens": 500_000, "more": {}})
     assert counted == (3, "m-2026", 1_000_000, 500_000, 2)

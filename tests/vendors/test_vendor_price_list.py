@@ -61,7 +61,7 @@ async def test_a_price_is_written_and_read_back(price_list: PriceList) -> None:
     assert await price_list.article(SKU) == written
 
 
-async def test_a_price_that_somebody_changed_meanwhile_is_not_overwritten(
+async def test_a_price_that_another_client_changed_meanwhile_is_not_overwritten(
     price_list: PriceList, sandbox: SandboxProcess
 ) -> None:
     await set_price(price_list)
@@ -95,7 +95,7 @@ async def test_a_creation_that_is_still_running_may_be_asked_for_again(
         assert (caught.value.code, caught.value.ambiguous) == (code, True)
 
 
-async def test_an_unknown_article_is_told_by_its_code(price_list: PriceList) -> None:
+async def test_an_unknown_article_is_recognised_by_its_code(price_list: PriceList) -> None:
     with pytest.raises(PermanentError) as caught:
         await price_list.article("SKU 1/é?#")
     assert caught.value.code == "NOT_FOUND"

@@ -21,13 +21,13 @@ FAULTS = [
           sql("UPDATE automation_settings SET total_runs = 0, partial_runs = 0, last_run_status = NULL")),
     Fault("I-12", "a last run that ended otherwise", "the last success",
           sql("UPDATE automation_settings SET last_run_status = 'success'")),
-    Fault("I-19", "an audit that nobody will ever make", "pending, but the run has ended",
+    Fault("I-19", "an audit that will never be made", "pending, but the run has ended",
           sql("INSERT INTO audits (tenant_id, run_id, fiche_cache_id, fiche_id, audit_config_id, config_version,"
               " trigger_source, created_at) SELECT tenant_id, run_id, fiche_cache_id, '7', 2, 1, 'api', now()"
               " FROM audits")),
-    Fault("I-09", "nobody was told of the end of an automation run", "published 0 automation.run.completed",
+    Fault("I-09", "the end of an automation run not published", "published 0 automation.run.completed",
           of("calls:end", "events_outbox", "event_type = 'automation.run.progress'")),
-    Fault("I-09", "a run of automation told to have failed", "1 automation.run.failed",
+    Fault("I-09", "a run of automation published as failed", "1 automation.run.failed",
           of("calls:end", "events_outbox", "event_type = 'automation.run.failed'")),
 ]  # fmt: skip
 

@@ -23,8 +23,8 @@ from tests.verify.plants import (
     sql,
     then,
     third_party,
-    told_to_wait,
     warn,
+    with_retry_after,
     write_of_former_round,
 )
 from tests.verify.world import ALIVE, BUDGET, DIED, World
@@ -52,7 +52,7 @@ FAULTS = [
     Fault("I-01", "work for a target not selected", "was not selected", of("in hand", "items", "target = 'stranger'")),
     Fault(
         "I-01",
-        "a stranger among the targets of a run that nobody leads",
+        "a stranger among the targets of a run without a story",
         "was not selected",
         then(
             lambda world: world.item(
@@ -88,7 +88,7 @@ FAULTS = [
     ),
     Fault(
         "I-03",
-        "somebody else's price overwritten by a repetition",
+        "another client's price overwritten by a repetition",
         "not from the same value",
         then(third_party("SKU-00001", "13.00"), resend("SKU-00001"), put("SKU-00001", "12.50", key_of="SKU-00001")),
     ),
@@ -189,7 +189,7 @@ FAULTS = [
         "called 1 times, but 0",
         lambda world: world.put("SKU-00001", "many", Idempotency_Key=str(uuid.uuid4())),
     ),
-    Fault("I-06", "a write by nobody", "applied without a key", lambda world: world.put("SKU-00001", "1.00")),
+    Fault("I-06", "a write without a key", "applied without a key", lambda world: world.put("SKU-00001", "1.00")),
     #
     Fault("I-11", "a move not recorded", "when it was queued", NOT_BEGUN),
     Fault(
@@ -278,9 +278,9 @@ FAULTS = [
     ),
     Fault(
         "I-14",
-        "called though told to wait",
+        "called during a Retry-After",
         "during the Retry-After of 20 s",
-        then(told_to_wait(20), lambda world: world.read("SKU-00001")),
+        then(with_retry_after(20), lambda world: world.read("SKU-00001")),
     ),
     #
     Fault("I-19", "a claim of the dead", "is dead", of("in hand", "claims", f"replica_id = '{DIED}'")),
@@ -290,7 +290,7 @@ FAULTS = [
         "is left",
         then(of(DIED, "replicas", "state = 'left'"), of("in hand", "claims", f"replica_id = '{DIED}'")),
     ),
-    Fault("I-19", "a claim of nobody", "which is unknown", of("in hand", "claims", "replica_id = 'who?'")),
+    Fault("I-19", "a claim of an unknown replica", "which is unknown", of("in hand", "claims", "replica_id = 'who?'")),
     Fault(
         "I-19",
         "a claim of one who is silent",
@@ -310,7 +310,7 @@ FAULTS = [
     ),
     Fault(
         "I-19",
-        "a run that nobody takes up",
+        "a run that no worker takes",
         "queued, but the run has no workflow",
         sql("DELETE FROM dbos.workflow_status WHERE workflow_uuid = 't/waiting'"),
     ),
@@ -320,7 +320,7 @@ FAULTS = [
     Fault("I-19", "a run of items that does not end", "but the run is open", run_unclosed),
     Fault(
         "I-19",
-        "a write that nobody asks about",
+        "a write in doubt that is not read back",
         "has not been read back",
         then(
             of("SKU-00009", "items", "due_at = now() - interval '2 minutes'"),
@@ -330,8 +330,8 @@ FAULTS = [
 ]
 
 
-def restored_by_somebody_else(world: World) -> None:
-    """A, ours, A again by another hand, ours once more: looking cannot tell."""
+def restored_by_another_client(world: World) -> None:
+    """A, ours, A again by another client, ours once more: reading back cannot distinguish it."""
     third_party("SKU-00009", "9.00")(world)
     world.effect(world.runs["running"], "SKU-00009 again", "C2", {"price": "8.00"})
     put("SKU-00009", "8.00", key_of="SKU-00009 again")(world)
@@ -342,7 +342,7 @@ def restored_by_somebody_else(world: World) -> None:
 
 # What looks odd and is in order.
 def stage_before_the_selection(world: World) -> None:
-    """Of a run that nobody leads: an item that found the targets."""
+    """An item that found the targets, of a run without a story."""
     run_id = world.runs["chore"]
     world.stage(run_id, 1, stage="find", ended_at=world.now, end_cause="run ended")
     claim = world.claim(run_id, 1, succeeded=1)
@@ -356,7 +356,7 @@ HARMLESS: dict[str, Plant] = {
         lambda world: world.attempt("SKU-00001", 0),
         sql("UPDATE attempts SET maybe_paid = true, error_code = 'WORKER_CRASHED' WHERE execution = 0"),
     ),
-    "somebody else put the old price back, unseen, and we wrote again": restored_by_somebody_else,
+    "another client put the old price back, unseen, and we wrote again": restored_by_another_client,
     "a conflict: ours was applied, and overwritten before we looked": then(
         third_party("SKU-00005", "51.00"), settled("SKU-00005", "conflict")
     ),
@@ -370,7 +370,7 @@ HARMLESS: dict[str, Plant] = {
         *[lambda world, n=n: world.attempt("SKU-00005", n) for n in range(2, BUDGET + 3)],
         of("SKU-00005", "items", f"executions = {BUDGET + 2}"),
     ),
-    "a budget that nobody recorded": sql("UPDATE stages SET budget = NULL"),
+    "a budget that was not recorded": sql("UPDATE stages SET budget = NULL"),
     "a replica that died a moment ago": then(
         of(DIED, "replicas", "ended_at = now() - interval '3 seconds'"),
         of("in hand", "claims", f"replica_id = '{DIED}'"),
@@ -400,18 +400,20 @@ HARMLESS: dict[str, Plant] = {
         "run_log", run_id=world.runs["ended"], at=world.now, level="error", message="a -> b", event_id="shop-1"
     ),
     "a dispatch under way": of("running", "stages", "expected = 1"),
-    "a call under way when another was told to wait": then(
+    "a call under way when another got a Retry-After": then(
         lambda world: world.sandbox.set_faults([{"kind": "throttle", "retry_after": 20, "times": 1}]),
         lambda world: [world.read("SKU-00001") for _ in range(2)],
     ),
-    "told to wait for longer than anybody waits": then(told_to_wait(901), lambda world: world.read("SKU-00001")),
+    "a Retry-After beyond the longest that is honoured": then(
+        with_retry_after(901), lambda world: world.read("SKU-00001")
+    ),
     "a replica that died with the answer": then(
-        told_to_wait(20),
+        with_retry_after(20),
         lambda world: world.read("SKU-00001"),
         of(DIED, "replicas", "ended_at = clock_timestamp() + interval '6 seconds'"),
     ),
-    "somebody else in a hurry": then(
-        told_to_wait(20), lambda world: world.put("SKU-00001", "1.00", Idempotency_Key="mine")
+    "another client during a Retry-After": then(
+        with_retry_after(20), lambda world: world.put("SKU-00001", "1.00", Idempotency_Key="mine")
     ),
     "a person's write, with a key of their own": lambda world: world.put("SKU-00001", "1.00", Idempotency_Key="mine"),
 }

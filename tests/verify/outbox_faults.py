@@ -1,89 +1,92 @@
-"""Faults of what is told and of what is held, one each, and what only looks like one."""
+"""Faults of events and leases, one each, and what only looks like one."""
 
 from __future__ import annotations
 
 from tests.verify.plants import Fault, Plant, of, sql, then
 from tests.verify.world import DIED
 
-UNTOLD = "published_seq = NULL, published_at = NULL"
+UNPUBLISHED = "published_seq = NULL, published_at = NULL"
 LONG_AGO = "occurred_at = now() - interval '2 minutes'"
 
 OUTBOX_FAULTS = [
     Fault(
         "I-09",
-        "a start told twice",
+        "a start published twice",
         "started was published 2 times",
-        lambda world: world.event(f"run:{world.runs['told']}", "twice", "shop/started", {}),
+        lambda world: world.event(f"run:{world.runs['published']}", "twice", "shop/started", {}),
     ),
     Fault(
         "I-09",
-        "a selection told twice",
+        "a selection published twice",
         "selected was published 2 times",
         lambda world: world.event(
-            f"run:{world.runs['told']}", "twice", "shop/selected", {"run_id": str(world.runs["told"]), "selected": 0}
+            f"run:{world.runs['published']}",
+            "twice",
+            "shop/selected",
+            {"run_id": str(world.runs["published"]), "selected": 0},
         ),
     ),
     Fault(
         "I-09",
-        "an end not told",
+        "an end not published",
         "its end was published 0 times",
-        sql("DELETE FROM events_outbox WHERE event_key = 'told:completed'"),
+        sql("DELETE FROM events_outbox WHERE event_key = 'published:completed'"),
     ),
     Fault(
         "I-09",
-        "an end told that was none",
+        "an end published of an open run",
         "but the run is open",
         lambda world: world.event(f"run:{world.runs['new']}", "new:failed", "shop/failed", {}, published=False),
     ),
     Fault(
         "I-09",
-        "an end told otherwise",
+        "an end published with another status",
         "published shop/completed with",
-        of("told:completed", "events_outbox", """payload = payload || '{"status": "partial"}'"""),
+        of("published:completed", "events_outbox", """payload = payload || '{"status": "partial"}'"""),
     ),
     Fault(
         "I-09",
-        "other counts told",
+        "an end published with other counts",
         "published shop/completed with",
-        of("told:completed", "events_outbox", """payload = payload || '{"failed": 1}'"""),
+        of("published:completed", "events_outbox", """payload = payload || '{"failed": 1}'"""),
     ),
     Fault(
         "I-09",
-        "another selection told",
+        "a selection published with another count",
         "published shop/selected with",
-        of("told:selected", "events_outbox", """payload = payload || '{"selected": 1}'"""),
+        of("published:selected", "events_outbox", """payload = payload || '{"selected": 1}'"""),
     ),
     Fault(
         "I-09",
-        "a normal end told as a failure",
+        "a normal end published as a failure",
         "published shop/failed with",
-        of("told:completed", "events_outbox", "event_type = 'shop/failed'"),
+        of("published:completed", "events_outbox", "event_type = 'shop/failed'"),
     ),
     Fault(
         "I-09",
-        "a run that was rolled back told",
+        "an event of a run that was rolled back",
         "a run that does not exist",
         lambda world: world.event("run:99", "ghost:started", "shop/started", {}),
     ),
     Fault(
         "I-09",
-        "another tenant's run told",
+        "an event of another tenant's run",
         "a run that does not exist",
         of("new:started", "events_outbox", "tenant_id = 'other'"),
     ),
     Fault(
         "I-09",
-        "told in the wrong order",
+        "published in the wrong order",
         "but the earlier event",
-        of("told:selected", "events_outbox", "published_seq = published_seq + 100"),
+        of("published:selected", "events_outbox", "published_seq = published_seq + 100"),
     ),
     Fault(
         "I-09",
         "overtaken by a later one",
         "published, but the earlier event",
-        of("told:selected", "events_outbox", UNTOLD),
+        of("published:selected", "events_outbox", UNPUBLISHED),
     ),
-    Fault("I-09", "never told", "but is not published", of("new:started", "events_outbox", LONG_AGO)),
+    Fault("I-09", "never published", "but is not published", of("new:started", "events_outbox", LONG_AGO)),
     Fault(
         "I-09",
         "given up on",
@@ -127,5 +130,5 @@ OUTBOX_FAULTS = [
 
 OUTBOX_HARMLESS: dict[str, Plant] = {
     "a lease that expired a moment ago": of("a 5", "leases", "expires_at = now() - interval '3 seconds'"),
-    "a run from before there were events": sql("DELETE FROM events_outbox WHERE event_key LIKE 'told:%%ed'"),
+    "a run from before there were events": sql("DELETE FROM events_outbox WHERE event_key LIKE 'published:%%ed'"),
 }

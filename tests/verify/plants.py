@@ -47,7 +47,7 @@ def put(sku: str, price: str, *, key_of: str) -> Plant:
 
 
 def third_party(sku: str, price: str) -> Plant:
-    return lambda world: world.put(sku, price, X_Client="somebody else")
+    return lambda world: world.put(sku, price, X_Client="another client")
 
 
 def resend(key: str) -> Plant:
@@ -99,8 +99,8 @@ def move(world: World, message: str) -> None:
     world.insert("run_log", run_id=world.runs["ended"], at=world.now, level="info", message=message)
 
 
-def told_to_wait(seconds: float) -> Plant:
-    """By the vendor, long enough ago for everybody to have heard of it."""
+def with_retry_after(seconds: float) -> Plant:
+    """A Retry-After by the vendor, long enough ago for every replica to know it."""
 
     def plant(world: World) -> None:
         world.sandbox.set_faults([{"kind": "throttle", "retry_after": seconds, "times": 1}])

@@ -12,7 +12,7 @@ def deleted_until(kind: str, instant: str) -> Plant:
 HOUR_AGO, SOON = "now() - interval '1 hour'", "now() + interval '1 minute'"
 
 FAULTS = [
-    Fault("I-09", "the end of a young transcription told to nobody", "published 0 times",
+    Fault("I-09", "the end of a young transcription not published", "published 0 times",
           then(deleted_until("events", HOUR_AGO),
                of("fiche:fiche/transcribed", "events_outbox", "event_type = 'fiche/other'"))),
     Fault("I-13", "an attempt of a young run missing", "but 0 recorded as failed",

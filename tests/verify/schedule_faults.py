@@ -29,7 +29,7 @@ FAULTS = [
 ]  # fmt: skip
 
 HARMLESS: dict[str, Plant] = {
-    "a flow that nobody has loaded": then(
+    "a flow that no replica has loaded": then(
         of("later", "schedules", "flow = 'unknown', next_due_at = now() - interval '10 minutes'")
     ),
     "a schedule that is off": of("later", "schedules", "next_due_at = NULL"),

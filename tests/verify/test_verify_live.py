@@ -26,7 +26,7 @@ AT_ONCE = timedelta(0)
 
 @contextmanager
 def busy(world: World, sandbox: SandboxProcess) -> Iterator[str]:
-    """The sandbox, behind somebody who writes on just before the ledger is read."""
+    """The sandbox, behind a proxy that makes more writes just before the ledger is read."""
 
     class Door(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

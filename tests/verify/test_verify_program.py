@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from ecluse.verify import audit
 from tests.verify.world import DIED, UNGUARDED, World
 
-NOWHERE = "postgresql://nobody:secret@127.0.0.1:1/nothing"
+NOWHERE = "postgresql://unknown:secret@127.0.0.1:1/nothing"
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -49,8 +49,8 @@ def test_violations_are_exit_code_1_and_a_readable_list(world: World, program: P
     assert first == "I-01 run 1: selected 8 but 7 outcomes"
     runs = world.one("SELECT count(*) FROM runs")
     assert verdict.startswith(f"2 violations (I-01: 2): {runs} runs, ")
-    told = json.loads(last)
-    assert told["verify"] == [
+    report = json.loads(last)
+    assert report["verify"] == [
         {"invariant": "I-01", "subject": "run 1", "message": "selected 8 but 7 outcomes"},
         {
             "invariant": "I-01",
@@ -58,13 +58,13 @@ def test_violations_are_exit_code_1_and_a_readable_list(world: World, program: P
             "message": "has items, but was not selected",
         },
     ]
-    assert told["checked"]["items"] == 15
+    assert report["checked"]["items"] == 15
 
 
 def test_json_of_a_clean_world_is_one_word_and_the_counts(world: World) -> None:
-    told = json.loads(by_itself(world.dsn, "--ledger", world.sandbox.url, "--json").stdout.splitlines()[-1])
-    assert told["verify"] == "clean"
-    assert told["checked"].keys() >= {"runs", "items", "effects", "ledger_effects", "I-01", "I-19"}
+    report = json.loads(by_itself(world.dsn, "--ledger", world.sandbox.url, "--json").stdout.splitlines()[-1])
+    assert report["verify"] == "clean"
+    assert report["checked"].keys() >= {"runs", "items", "effects", "ledger_effects", "I-01", "I-19"}
 
 
 def test_many_violations_of_one_kind_are_cut_short(world: World) -> None:
@@ -115,7 +115,7 @@ def test_a_ledger_that_is_not_there_is_exit_code_2(world: World, where: str) -> 
     assert "no ledger at" in done.stderr
 
 
-def test_a_user_who_may_not_read_is_told_so(world: World) -> None:
+def test_a_user_who_may_not_read_gets_that_as_the_reason(world: World) -> None:
     if not world.one("SELECT rolsuper FROM pg_roles WHERE rolname = current_user"):
         pytest.skip("makes a role that logs in without a password: needs the embedded server")
     world.sql("CREATE ROLE blind LOGIN")
@@ -135,7 +135,7 @@ def test_without_a_ledger_the_tables_are_judged_alone_and_that_is_said(world: Wo
     assert "note: no ledger given" in report.text()
 
 
-def test_where_nobody_runs_nothing_is_stuck_and_that_is_said(world: World) -> None:
+def test_without_a_live_replica_nothing_is_stuck_and_a_note_says_so(world: World) -> None:
     world.sql("UPDATE replicas SET state = 'dead', ended_at = now() - interval '1 hour'")
     world.change("in hand", "claims", "replica_id = %(died)s", died=DIED)
     world.sql("DELETE FROM dbos.workflow_status; UPDATE stages SET deadline_at = now() - interval '1 hour'")
@@ -167,13 +167,13 @@ VALUES ('t', 'many', 'many', false, 'completed', 'succeeded', now(), now(), 'nor
 INSERT INTO stages (run_id, stage, expected, fanned_out_at, started_at, deadline_at, progress_at, ended_at, budget)
 SELECT id, 'write', 50000, now(), now(), now(), now(), now(), 3 FROM runs;
 INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, succeeded, taken_at)
-SELECT 'somebody', r.id, 'write', 1, 100, 100, now() FROM runs r, generate_series(1, 500);
+SELECT 'a replica', r.id, 'write', 1, 100, 100, now() FROM runs r, generate_series(1, 500);
 INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at, claim_id, status, executions,
                    finished_at)
 SELECT 't', r.id, 'many', 'write', n, n, 1, now(), 1 + n / 100, 'succeeded', 2, now()
 FROM runs r, generate_series(0, 49999) n;
 INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous)
-SELECT run_id, id, key, 0, 1, now(), 'somebody', 'TIMEOUT', 'no answer', true FROM items;
+SELECT run_id, id, key, 0, 1, now(), 'a replica', 'TIMEOUT', 'no answer', true FROM items;
 INSERT INTO outcomes (run_id, target, outcome) SELECT run_id, target, 'successful' FROM items;
 INSERT INTO effects (id, tenant_id, run_id, item_id, stage, key, target, round, class, state, wanted, sends, claim_id,
                      quiet, first_send_at, last_send_at, settled_at)
@@ -191,7 +191,7 @@ def test_fifty_thousand_items_without_statistics_are_audited(dsn: str, query: Ca
     assert (report.checked["items"], report.checked["I-04"], report.checked["I-13"]) == (50_000, 50_000, 50_000)
 
 
-def test_everything_wrong_at_once_is_still_told(dsn: str, query: Callable[..., list[object]]) -> None:
+def test_a_report_of_very_many_violations_is_still_readable(dsn: str, query: Callable[..., list[object]]) -> None:
     query(f"{UNGUARDED}; {MANY}")
     query("DELETE FROM outcomes; DELETE FROM claims")
     report = audit(dsn, None)

@@ -9,6 +9,6 @@ FAULTS = [
           sql("UPDATE recordings SET has_transcription = false WHERE call_id = '7-1'")),
     Fault("I-12", "a summary that flatters", "summary reports",
           sql("UPDATE transcription_runs SET failed = 0 WHERE run_id = %(fiche)s")),
-    Fault("I-09", "nobody was told of the end of a fiche", "published 0 times",
+    Fault("I-09", "the end of a fiche not published", "published 0 times",
           of("fiche:fiche/transcribed", "events_outbox", "event_type = 'fiche/other'")),
 ]  # fmt: skip

@@ -87,7 +87,7 @@ class World:
         assert self.db.execute(statement, {"name": name, **parameters}).rowcount == 1, statement  # type: ignore[arg-type]
 
     def write(self, method: str, path: str, body: dict[str, str], **headers: str) -> int:
-        """A call to the price list, as our program or somebody else would make it."""
+        """Make a call to the price list, as our program or another client would, and return the status."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = Request(  # noqa: S310 - the sandbox
             f"{self.sandbox.url}/price-list/articles{path}", json.dumps(body).encode(), named, method=method
@@ -235,7 +235,7 @@ def healthy(world: World) -> None:
     world.item(chore, "chore", "succeeded", world.claim(chore, 1, succeeded=1))
     world.insert("outcomes", run_id=chore, target="chore", outcome="successful")
     scheduled(world)
-    _told(world)
+    _published(world)
     _held(world)
     _transcribed(world)
     _automated(world)
@@ -277,7 +277,7 @@ def _ended(world: World) -> None:
     world.settle("new", "applied")
     world.item(run_id, "new", "succeeded", second, failures=1)
 
-    world.put("SKU-00003", "30.00", X_Client="somebody else")
+    world.put("SKU-00003", "30.00", X_Client="another client")
     world.effect(run_id, "SKU-00003", "C2", {"price": "30.00"}, sends=0)
     world.item(run_id, "SKU-00003", "succeeded", first)
 
@@ -292,7 +292,7 @@ def _ended(world: World) -> None:
     world.item(run_id, "SKU-00006", "ignored", first)
 
     key = world.effect(run_id, "SKU-00007", "C2", {"price": "70.00"})
-    world.put("SKU-00007", "71.00", X_Client="somebody else")
+    world.put("SKU-00007", "71.00", X_Client="another client")
     world.put("SKU-00007", "70.00", Idempotency_Key=key, If_Match='"1"')
     world.settle("SKU-00007", "conflict")
     world.item(run_id, "SKU-00007", "failed", first, failures=1)
@@ -312,7 +312,7 @@ def _running(world: World) -> None:
     run_id = world.run("running", "shop", ["queued", "running"], workflow="PENDING", state="running", selected=2)
     world.stage(run_id, 2)
     world.item(run_id, "in hand", "open", world.claim(run_id, 1))
-    # Sent by somebody who then died; nobody has looked yet what became of it.
+    # Sent by a worker that then died; it has not been read back yet.
     world.claim(run_id, 1, DIED, released=1)
     world.put("SKU-00009", "90.00", Idempotency_Key=world.effect(run_id, "SKU-00009", "C2", {"price": "90.00"}))
     world.item(run_id, "SKU-00009", "open", None, crashes=1)
@@ -320,16 +320,16 @@ def _running(world: World) -> None:
         world.insert("outcomes", run_id=run_id, target=target)
 
 
-def _told(world: World) -> None:
+def _published(world: World) -> None:
     """A run with all its events, another with its first one; and some of another aggregate, which no sink takes."""
     counts = {"selected": 0, "successful": 0, "failed": 0, "ignored": 0}
     end = {"ended_at": world.now, "end_cause": "normal"}
     words = ["queued", "running", "completed"]
-    run_id = world.run("told", "shop", words, workflow="SUCCESS", state="succeeded", **counts, **end)
+    run_id = world.run("published", "shop", words, workflow="SUCCESS", state="succeeded", **counts, **end)
     payload = {"run_id": str(run_id), "status": "completed", "end_cause": "normal", **counts}
-    world.event(f"run:{run_id}", "told:started", "shop/started", {"run_id": str(run_id)})
-    world.event(f"run:{run_id}", "told:selected", "shop/selected", {"run_id": str(run_id), "selected": 0})
-    world.event(f"run:{run_id}", "told:completed", "shop/completed", payload)
+    world.event(f"run:{run_id}", "published:started", "shop/started", {"run_id": str(run_id)})
+    world.event(f"run:{run_id}", "published:selected", "shop/selected", {"run_id": str(run_id), "selected": 0})
+    world.event(f"run:{run_id}", "published:completed", "shop/completed", payload)
     run_id = world.run("new", "shop", ["queued"], workflow="ENQUEUED", state="queued", started_at=None)
     world.event(f"run:{run_id}", "new:started", "shop/started", {"run_id": str(run_id)}, published=False)
     for n in range(2):

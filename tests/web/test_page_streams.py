@@ -135,7 +135,7 @@ async def test_it_is_rendered_again_when_it_pays(event, seconds_ago, most, expec
 
 async def test_who_is_sent_away_does_not_wait():
     listener = Listener("default", "sse")
-    listener.send_away(*RECONNECT)
+    listener.disconnect(*RECONNECT)
     assert not await waits(listener, time.monotonic())
 
 

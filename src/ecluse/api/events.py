@@ -20,7 +20,7 @@ from ecluse.api.realtime import EVENTS_PATH, has_right, realtime_of, require_rig
 from ecluse.base.errors import InvalidInput
 from ecluse.engine import PublishedEvent, read_published
 from ecluse.realtime.channels import WHOLE_TENANT, Subject, channel_name, channels_of, subject_of
-from ecluse.realtime.hub import Listener, durable, is_told_live
+from ecluse.realtime.hub import Listener, durable, is_realtime
 from ecluse.realtime.stream import EventStream
 from ecluse.realtime.tail import Tail
 
@@ -116,7 +116,7 @@ class _Stream:
                 yield told
 
     def _told(self, event: PublishedEvent) -> bytes:
-        channels = channels_of(event.payload, self._hub.private) if is_told_live(event) else []
+        channels = channels_of(event.payload, self._hub.private) if is_realtime(event) else []
         if WHOLE_TENANT in self._channels or not self._channels.isdisjoint(channels):
             return durable(event, channels, self._hub.largest).text
         return b""

@@ -33,7 +33,7 @@ from ecluse.db.query import Row
 from ecluse.notify import dispatch, endpoints, log
 from ecluse.notify.endpoints import old_secret_name, secret_name
 from ecluse.notify.rules import why_refused
-from ecluse.notify.signature import new_secret
+from ecluse.notify.webhook_signature import new_secret
 from ecluse.notify.work import Setup
 
 routes = door.routes("notifications")

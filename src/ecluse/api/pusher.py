@@ -17,9 +17,9 @@ from ecluse.realtime.apps import App
 from ecluse.realtime.channels import NAME
 from ecluse.realtime.hub import LONGEST_NAME, Message
 from ecluse.realtime.pusher_server import SOCKET_ID
+from ecluse.realtime.pusher_signatures import wrong_with
 from ecluse.realtime.relay import occupied
 from ecluse.realtime.room import NO_KEY
-from ecluse.realtime.signatures import wrong_with
 
 routes = APIRouter(include_in_schema=False)
 LARGEST_DATA = 10_240

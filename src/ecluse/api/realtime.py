@@ -21,8 +21,8 @@ from ecluse.flows.fiches.scopes import check_visible
 from ecluse.realtime.apps import app_of
 from ecluse.realtime.channels import PRIVATE, Subject, subject_of
 from ecluse.realtime.pusher_server import SOCKET_ID
+from ecluse.realtime.pusher_signatures import channel_auth
 from ecluse.realtime.room import Realtime
-from ecluse.realtime.signatures import channel_auth
 
 routes = door.routes("realtime")
 AUTH_PATH, EVENTS_PATH = "/pusher/auth", "/api/events"

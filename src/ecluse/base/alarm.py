@@ -13,6 +13,9 @@ TICK = 0.001
 
 
 class Alarm:
+    """An alarm that calls `ring` at each of the instants it was set to, on the running event loop. Instants that are
+    due together may be one call."""
+
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._instants: list[float] = []
@@ -25,6 +28,7 @@ class Alarm:
         self._wind()
 
     def _wind(self) -> None:
+        """Set the timer to the earliest instant, if it is not set to an earlier one already."""
         if self._instants[0] < self._set_to:
             if self._timer is not None:
                 self._timer.cancel()
@@ -32,6 +36,7 @@ class Alarm:
             self._timer = asyncio.get_running_loop().call_at(self._set_to, self._due)
 
     def _due(self) -> None:
+        """Drop the instants that have passed, set the timer for the next one, and ring."""
         now, self._timer, self._set_to = asyncio.get_running_loop().time(), None, inf
         while self._instants and self._instants[0] <= now + TICK / 2:
             heappop(self._instants)

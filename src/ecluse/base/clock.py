@@ -9,11 +9,16 @@ from datetime import UTC, datetime, timedelta
 
 
 class Clock:
+    """The current time of the program. `offset` is the value of the row `clock_offset`, which the engine reads: zero
+    outside tests."""
+
     def __init__(self) -> None:
         self.offset = timedelta(0)
 
     def now(self) -> datetime:
+        """Return the current instant in UTC, with the offset added."""
         return datetime.now(UTC) + self.offset
 
     def monotonic(self) -> float:
+        """Return seconds on a clock that is never set back, to measure durations with; the offset does not apply."""
         return time.monotonic()

@@ -42,5 +42,6 @@ def after_step(name: str) -> str:
 
 
 def crashpoint(name: str) -> None:
+    """Kill this process (SIGKILL) if ECLUSE_CRASH_AT names this crash point; otherwise do nothing."""
     if _armed == name:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -47,7 +47,7 @@ DAY_OR_LAST = re.compile("(29|30|31)L", re.IGNORECASE)
 @cache
 def zone(name: str) -> ZoneInfo:
     """Load a time zone from the package `tzdata`, never from the machine, so that all replicas of one version compute
-    the same instants."""
+    the same instants. Raises InvalidInput for an unknown name."""
     known = files("tzdata").joinpath("zones").read_text().split()
     if name not in known:
         close = difflib.get_close_matches(name, known, 1, 0.5)
@@ -58,8 +58,9 @@ def zone(name: str) -> ZoneInfo:
 
 
 class Named(CronSim):
-    """The wall-clock times that an expression names. Adds to cronsim one form of the day of month: `30L` is the 30th,
-    or the last day of a month without one, so that a monthly schedule is due every month."""
+    """Iterator over the wall-clock times that an expression names, beginning after `start`. Adds to cronsim one form of
+    the day of month: `30L` is the 30th, or the last day of a month without one, so that a monthly schedule is due every
+    month."""
 
     def __init__(self, text: str, start: datetime) -> None:
         fields = text.split()
@@ -73,13 +74,16 @@ class Named(CronSim):
         return d.day == min(self._or_last, monthrange(d.year, d.month)[1])
 
     def explain(self) -> str:
-        said = super().explain()
+        text = super().explain()
         if self._or_last is None:
-            return said
-        return said.replace("the last day of", f"day {self._or_last}, or the last day, of")
+            return text
+        return text.replace("the last day of", f"day {self._or_last}, or the last day, of")
 
 
 class Cron:
+    """A parsed cron expression or alias. Raises InvalidInput, with what is accepted, for an expression that cannot be
+    parsed or never matches. Use `parse`, which caches."""
+
     def __init__(self, text: str) -> None:
         self.text = ALIASES.get(text.strip().lower(), text.strip())
         fields = self.text.split()
@@ -97,23 +101,28 @@ class Cron:
         self._follows_the_clock = fields[0].startswith("*") or fields[1].startswith("*")
 
     def explain(self) -> str:
+        """Return the expression in words, such as "At 02:30"."""
         return self._fields.explain()
 
     def names(self, local: datetime) -> bool:
+        """Return True if the expression names this wall-clock time, to the minute."""
         return local.minute in self._fields.minutes and local.hour in self._fields.hours and self.names_day(local)
 
     def names_day(self, local: datetime) -> bool:
+        """Return True if the expression names the day of this wall-clock time, at whatever hour and minute."""
         return local.month in self._fields.months and self._fields.match_day(local.date())
 
     def minutes_of_day(self) -> set[int]:
+        """Return the times of day that the expression names, as minutes since midnight."""
         return {60 * hour + minute for hour in self._fields.hours for minute in self._fields.minutes}
 
     def days_between(self, first: datetime, last: datetime) -> int:
-        """Count the days from `first` to `last` that the expression names."""
+        """Count the days from `first` to `last`, both included, that the expression names."""
         return sum(self.names_day(first + timedelta(days=n)) for n in range((last.date() - first.date()).days + 1))
 
     def due(self, after: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-        """Yield every due instant later than `after`, in UTC and in order."""
+        """Yield every due instant later than `after`, in UTC and in order; `zone` is the time zone in which the
+        expression is read."""
         local = after.astimezone(zone)
         start = local.replace(tzinfo=None, fold=0)
         if not local.fold:  # in the first pass of a doubled hour, earlier times occur again in the second
@@ -146,6 +155,8 @@ def passes(label: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
 
 
 def after_the_gap(label: datetime, zone: ZoneInfo) -> datetime:
+    """Return the first instant after the gap in which the wall-clock time `label` lies; outside a gap, the instant of
+    `label`."""
     while True:
         first, second = passes(label, zone)
         if first <= second:

@@ -20,6 +20,8 @@ from typing import Self
 
 
 class EcluseError(Exception):
+    """Base of the errors below. `code` is stable and meant for programs, `message` says what to do."""
+
     code = "ERROR"
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
@@ -33,22 +35,32 @@ class EcluseError(Exception):
 
 
 class SetUpError(EcluseError):
+    """The program cannot start or run with this environment; the message is shown to the operator."""
+
     code = "SET_UP"
 
 
 class InvalidInput(EcluseError):
+    """The caller sent something wrong, which the message names."""
+
     code = "INVALID_INPUT"
 
 
 class Conflict(EcluseError):
+    """The present state does not allow what the caller asked for."""
+
     code = "CONFLICT"
 
 
 class NotFound(EcluseError):
+    """There is no such run, flow or record, or not for this caller."""
+
     code = "NOT_FOUND"
 
 
 class ForbiddenTransition(EcluseError):
+    """A status move that the flow's table does not list. Nothing was written."""
+
     code = "FORBIDDEN_TRANSITION"
 
     def __init__(self, subject: str, from_status: str, to_status: str) -> None:
@@ -59,6 +71,8 @@ class ForbiddenTransition(EcluseError):
 
 
 class NonRetriableError(EcluseError):
+    """Raised by the story or the work of a run: ends the run at once, as failed."""
+
     code = "NON_RETRIABLE"
 
 
@@ -78,6 +92,8 @@ class VendorError(EcluseError):
 
 
 class PermanentError(VendorError):
+    """The vendor refused the call: a retry makes no sense."""
+
     code = "VENDOR_REFUSED"
 
     def __init__(self, message: str, *, code: str | None = None, ambiguous: bool = False) -> None:
@@ -104,6 +120,8 @@ class TransientError(VendorError):
 
 
 class NotSentError(TransientError):
+    """The request was not sent, so the vendor cannot have acted; a retry may succeed."""
+
     code = "VENDOR_UNREACHABLE"
 
     def __init__(self, message: str, *, code: str | None = None) -> None:

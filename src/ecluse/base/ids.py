@@ -12,11 +12,13 @@ EFFECTS = uuid.UUID("7e1f3c52-6f0b-5d0e-9d3a-0b6c6ecb5a01")
 
 
 def workflow_id(tenant_id: str, event_key: str) -> str:
+    """Return the id of the workflow that leads the run with this event key."""
     return f"{tenant_id}/{event_key}"
 
 
 def retry_id(event_id: str, round_: int) -> str:
-    """Return the event id for a round: a deliberate repetition is a new event, a replay of the same round is not."""
+    """Return the event id for a round (0 is the first): a deliberate repetition is a new event, a replay of the same
+    round is not."""
     return event_id if round_ == 0 else f"{event_id}-retry-{round_}"
 
 
@@ -27,14 +29,14 @@ def item_event_id(flow: str, run_id: int, stage: str, key: str, round_: int) -> 
 
 
 def effect_id(tenant_id: str, event_key: str, stage: str, key: str, round_: int) -> uuid.UUID:
-    """Return the id of a wanted write, the same in every attempt, so that the vendor can tell a retry from a second
-    write. Computed from the run's event key, not from its id: a run lost with the last seconds of a database is started
-    again under the same key."""
+    """Return the id of a wanted write, the same in every attempt, so that the vendor can distinguish a retry from a
+    second write. Computed from the run's event key, not from its id: a run lost with the last seconds of a database is
+    started again under the same key."""
     return uuid.uuid5(EFFECTS, json.dumps([tenant_id, event_key, stage, key, round_]))
 
 
 def uuid7(milliseconds: int) -> uuid.UUID:
-    """Return a random UUID that sorts by time (version 7)."""
+    """Return a random UUID of version 7, which sorts by time; `milliseconds` is the instant, since the epoch."""
     lot = int.from_bytes(os.urandom(10))
     return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | (lot >> 62 & 0xFFF) << 64 | 0b10 << 62 | lot & (1 << 62) - 1)
 

@@ -45,6 +45,8 @@ PREFIX = re.compile(r"\[(?=[\w-]+\|)")
 
 
 def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> None:
+    """Set up logging of the whole process to stderr: `level` is the lowest level that is logged, `form` the format of a
+    record."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -88,16 +90,17 @@ def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> No
 
 
 def _record(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Use the same field names everywhere: `error` and `code` become `error_message` and `error_code`."""
+    """Use the same field names everywhere: `error` and `code` become `error_message` and `error_code`; an exception
+    fills them where they are not given."""
     error = event.pop("exc_info", None)
     error = sys.exc_info()[1] if error is True else error[1] if isinstance(error, tuple) else error
     if isinstance(error, BaseException):
         event["exception"] = error
         event.setdefault("error", str(error) or type(error).__name__)
         event.setdefault("code", error.code if isinstance(error, EcluseError) else type(error).__name__)
-    for told, name in (("error", "error_message"), ("code", "error_code")):
-        if told in event:
-            event[name] = event.pop(told)
+    for short, name in (("error", "error_message"), ("code", "error_code")):
+        if short in event:
+            event[name] = event.pop(short)
     if "run_id" in event:
         event.setdefault("job_id", str(event["run_id"]))
     event.setdefault("event_type", event["event"])
@@ -105,6 +108,7 @@ def _record(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 def _as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
+    """Render a record as one line of JSON, with all mandatory fields."""
     error = event.pop("exception", None)
     if error is not None:
         event["exception"] = "".join(traceback.format_exception(error))
@@ -113,6 +117,7 @@ def _as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
 
 
 def _as_line(_: WrappedLogger, __: str, event: EventDict) -> str:
+    """Render a record as one line for people."""
     error = event.pop("exception", None)
     if error is not None:
         frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
@@ -125,9 +130,9 @@ def _as_line(_: WrappedLogger, __: str, event: EventDict) -> str:
         event.pop("run_id", None)
     verb = event.get("verb") or VERBS.get(str(event.get("level")), "!! ERROR:")
     data = plain({name: value for name, value in event.items() if name not in NOT_IN_A_LINE})
-    told = " ".join(f"{harmless(name)}={_value(value)}" for name, value in data.items() if value is not None)
+    shown = " ".join(f"{harmless(name)}={_value(value)}" for name, value in data.items() if value is not None)
     head = f"[{harmless(str(area))}|{harmless(masked(str(ids)))}] {verb} {harmless(masked(str(event['event'])))}"
-    return f"{head}{' ' if told else ''}{told} at={event.get('timestamp')}"
+    return f"{head}{' ' if shown else ''}{shown} at={event.get('timestamp')}"
 
 
 def _value(value: Any) -> str:
@@ -137,7 +142,7 @@ def _value(value: Any) -> str:
 
 
 def harmless(text: str) -> str:
-    """Escape control characters of terminals, and text that looks like the head of a line."""
+    """Escape control characters of terminals, and text that looks like the head of a log line."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
     return PREFIX.sub(r"\\u005b", text) if "[" in text else text

@@ -39,6 +39,7 @@ LONGEST = 50_000
 
 
 def masked(text: str) -> str:
+    """Return the text with the secrets in it replaced by `***`; text beyond LONGEST characters is cut off."""
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}…"
     if SIGNS.search(text) is None:
@@ -49,11 +50,12 @@ def masked(text: str) -> str:
 
 
 def plain(value: Any, name: str = "", depth: int = 0) -> Any:
-    """Convert a value given to a log line into JSON types, with its secrets hidden."""
+    """Convert a value given to a log line into JSON types, with its secrets hidden. `name` is the field that holds it;
+    `depth` counts the levels above it, for the recursion."""
     if value is None or isinstance(value, bool):
         return value
     if name and name.lower().removesuffix("s") not in NO_SECRETS and _is_secret(name, value):
-        # The first characters tell the tokens of locks apart.
+        # The first characters distinguish the tokens of locks.
         return f"{str(value)[:8]}…" if name == "lock_token" else HIDDEN
     if isinstance(value, int):
         return value

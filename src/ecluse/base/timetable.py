@@ -15,12 +15,16 @@ from ecluse.base.windows import Window
 
 
 class Fire(NamedTuple):
+    """One due instant in a preview. `mark` says what is special about it: a clock change, or that it was moved."""
+
     at: datetime  # in the schedule's time zone
     mark: str | None
 
 
 @dataclass(frozen=True)
 class Timetable:
+    """When a schedule is due: a cron expression in a time zone, and the window that its runs must begin in, if any."""
+
     cron: Cron
     zone: ZoneInfo
     window: Window | None = None
@@ -36,6 +40,7 @@ class Timetable:
             yield after
 
     def next(self, after: datetime) -> datetime:
+        """Return the first due instant later than `after`."""
         return next(self.due(after))
 
     def latest(self, after: datetime, until: datetime, most: int) -> tuple[list[datetime], int]:
@@ -54,6 +59,7 @@ class Timetable:
         return listed, self._about(after, listed[0])
 
     def _about(self, after: datetime, before: datetime) -> int:
+        """Return about how many instants are due after `after` and before `before`, counted by the calendar."""
         minutes = self.cron.minutes_of_day()
         if self.window is not None:
             minutes = {minute if self.window.holds(minute) else self.window.start for minute in minutes}
@@ -63,6 +69,7 @@ class Timetable:
         return max(0, self.cron.days_between(first, last) * len(minutes) - begun - left)
 
     def preview(self, after: datetime, count: int) -> list[Fire]:
+        """Return the next `count` due instants after `after`, with marks where clocks change or a time was moved."""
         fires: list[Fire] = []
         offset = after.astimezone(self.zone).utcoffset()
         for instant in islice(self.due(after), count):
@@ -73,6 +80,7 @@ class Timetable:
         return fires
 
     def _mark(self, at: datetime) -> str | None:
+        """Return why this due instant is not simply the time that the expression names; None if it is."""
         label = at.replace(tzinfo=None, fold=0)
         first, second = passes(label, self.zone)
         if first < second:

@@ -18,6 +18,8 @@ Level = Literal["info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Record:
+    """One line of a trace, as listeners get it; secrets in message and data are hidden."""
+
     tracer: Tracer
     level: Level
     message: str
@@ -30,6 +32,8 @@ listeners: list[Callable[[Record], None]] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracer:
+    """Writer of the trace of one entity as log lines, all with the same ids."""
+
     area: str  # in the head of the line, in capitals
     workflow: str
     entity: tuple[str, str]  # type and id of the traced entity
@@ -42,32 +46,41 @@ class Tracer:
     event_id: str | None = None  # of the event that started it; for lines without an event id of their own
 
     def start(self, what: str, **data: Any) -> None:
-        self._say("START:", what, data)
+        """Log that the work `what` begins."""
+        self._write("START:", what, data)
 
     def step(self, what: str, **data: Any) -> None:
-        self._say("STEP:", what, data)
+        """Log a step of the work."""
+        self._write("STEP:", what, data)
 
     def done(self, what: str, seconds: float, **data: Any) -> None:
-        self._say("DONE:", what, data, seconds=seconds)
+        """Log that a step is done, and how long it took."""
+        self._write("DONE:", what, data, seconds=seconds)
 
     def fan_out(self, event: str, count: int, event_ids: Sequence[str], **data: Any) -> None:
-        """Log a fan-out with a sample of event ids, by which it can be proved that the events were dispatched."""
-        told = {**data, "items": count, "event_ids": list(event_ids)}
-        self._say("FAN-OUT:", f"{event} x{count}", told, event_id=event_ids[0] if event_ids else None)
+        """Log a fan-out of `count` events, with a sample of their ids, by which it can be proved that they were
+        dispatched."""
+        facts = {**data, "items": count, "event_ids": list(event_ids)}
+        self._write("FAN-OUT:", f"{event} x{count}", facts, event_id=event_ids[0] if event_ids else None)
 
     def waiting(self, what: str, **data: Any) -> None:
-        self._say("WAITING:", what, data)
+        """Log what the entity waits for."""
+        self._write("WAITING:", what, data)
 
     def end(self, how: str, seconds: float, **data: Any) -> None:
-        self._say("END:", how, data, seconds=seconds)
+        """Log how the work has ended, and how long it took."""
+        self._write("END:", how, data, seconds=seconds)
 
     def warn(self, what: str, *, event_id: str | None = None, **data: Any) -> None:
-        self._say("!! WARN:", what, data, level="warning", event_id=event_id)
+        """Log a problem that the work survives. `event_id`: of the event concerned, if it is another than the tracer's
+        own."""
+        self._write("!! WARN:", what, data, level="warning", event_id=event_id)
 
     def error(self, what: str, *, event_id: str | None = None, **data: Any) -> None:
-        self._say("!! ERROR:", what, data, level="error", event_id=event_id)
+        """Log a failure. `event_id` as in `warn`."""
+        self._write("!! ERROR:", what, data, level="error", event_id=event_id)
 
-    def _say(
+    def _write(
         self,
         verb: str,
         what: str,

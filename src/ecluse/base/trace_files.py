@@ -14,13 +14,14 @@ from ecluse.base.trace import Record
 
 @dataclass(frozen=True)
 class TraceFolder:
-    """The folder of the trace files of one workflow."""
+    """The folder of the trace files of one workflow, one file per run; `suffix` ends their names."""
 
     folder: Path
     workflow: str
     suffix: str
 
     def of_run(self, run_id: int) -> Path:
+        """Return the path of the file of a run; it need not exist."""
         return self.folder / f"{self.workflow}-run-{run_id}{self.suffix}"
 
     def erase(self, run_id: int, naming: str | None = None) -> int:

@@ -8,6 +8,8 @@ from collections import deque
 
 
 class Turnstile:
+    """A gate that at most `a_pass` coroutines go through per pass of the event loop."""
+
     def __init__(self, a_pass: int) -> None:
         self._a_pass = self._left = a_pass
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -26,6 +28,7 @@ class Turnstile:
             await self._waiting[-1]
 
     def _turn(self) -> None:
+        """Let the next coroutines through, once per pass of the loop while any come."""
         self._left = self._a_pass
         while self._waiting and self._left > 0:
             future = self._waiting.popleft()

@@ -1,5 +1,6 @@
-"""Validation errors of pydantic as messages for the caller, with field names as the caller spelled them; the prefixes
-that pydantic puts before the messages of our own validators are removed. And models that take fields from others."""
+"""Messages for callers from pydantic's validation errors, with field names as the caller spelled them and without the
+prefixes that pydantic puts before the messages of our own validators; and decorators for models that take fields from
+other models."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ Spelling = Callable[[str], str]  # spells the name of a field
 
 
 def as_it_is(name: str) -> str:
+    """Return the name unchanged: the spelling of callers that use our own names."""
     return name
 
 
@@ -37,19 +39,23 @@ def as_sent(body: Any, *, guess: bool = True) -> Spelling:
 
 
 def problem(error: Mapping[str, Any], spelled: Spelling = as_it_is) -> str:
-    """Return the message of one entry of a model's `errors()`."""
+    """Return the message of one entry of a model's `errors()`, without the place."""
     return respelled(str(error["msg"]).removeprefix(BEFORE_OURS.get(error["type"], "")), spelled)
 
 
 def where(error: Mapping[str, Any], spelled: Spelling = as_it_is) -> str:
+    """Return the place of one entry of a model's `errors()`, such as `fiche_selection.mode`; empty for the value as a
+    whole."""
     return ".".join(spelled(part) if isinstance(part, str) else str(part) for part in error["loc"])
 
 
 def respelled(text: str, spelled: Spelling) -> str:
+    """Return the text with the field names in it spelled by `spelled`; quoted words stay."""
     return NAME.sub(lambda found: spelled(found[0]), text)
 
 
 def readable(error: ValidationError, spelled: Spelling = as_it_is) -> str:
+    """Return all problems of a validation error as one text: `place: message; place: message`."""
     wrong = [(where(one, spelled), problem(one, spelled)) for one in error.errors()]
     return "; ".join(f"{place}: {what}" if place else what for place, what in wrong)
 
@@ -67,8 +73,8 @@ def partial_of(model: type[BaseModel]) -> Callable[[type[M]], type[M]]:
 
 
 def fields_of(model: type[BaseModel], *, without: Collection[str] = ()) -> Callable[[type[M]], type[M]]:
-    """Decorate a model of answers: it gets the fields of `model` that it does not declare, all required, without the
-    constraints on what is given."""
+    """Decorate a model of answers: it gets the fields of `model` that it does not declare, except those in `without`,
+    all required and without the constraints on input."""
 
     def shown(field: FieldInfo) -> tuple[Any, Any]:
         return field.annotation, Field(description=field.description, examples=field.examples)
@@ -82,6 +88,7 @@ def _completed(
     made: Callable[[FieldInfo], tuple[Any, Any]],
     without: Collection[str] = (),
 ) -> type[M]:
+    """Return `incomplete` with the missing fields of `model`, each converted by `made`."""
     left = [name for name in model.model_fields if name not in incomplete.model_fields and name not in without]
     fields: dict[str, Any] = {name: made(model.model_fields[name]) for name in left}
     name, doc = incomplete.__name__, incomplete.__doc__

@@ -31,10 +31,11 @@ def commit() -> str | None:
 
 
 def release() -> str:
+    """Return the version of the installed package, without the commit."""
     return installed("ecluse")
 
 
 def version() -> str:
-    """Return the version as `0.1.0+g6330d9b12`."""
+    """Return the version with the commit, if known, as `0.1.0+g6330d9b12`."""
     found = commit()
     return f"{release()}+g{found}" if found else release()

@@ -26,11 +26,13 @@ class Window:
     end: int
 
     def holds(self, minute: int) -> bool:
+        """Return True if a time of day, in minutes since midnight, is inside."""
         if self.start <= self.end:
             return self.start <= minute <= self.end
         return minute >= self.start or minute <= self.end
 
     def contains(self, instant: datetime, zone: ZoneInfo) -> bool:
+        """Return True if an instant, seen in the zone, is inside."""
         local = instant.astimezone(zone)
         return self.holds(60 * local.hour + local.minute)
 
@@ -49,6 +51,8 @@ class Window:
 
 
 def parse(start: str | None, end: str | None) -> Window | None:
+    """Return the window from `HH:MM` to `HH:MM`; None if neither is given. Raises InvalidInput if only one is, or they
+    are equal or unreadable."""
     if start is None and end is None:
         return None
     if start is None or end is None:

@@ -43,10 +43,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Database:
+    """The opened database."""
+
     dsn: str
     server: embedded.Embedded | None  # the embedded server, if this process started or joined it
 
     def release(self) -> None:
+        """End this process's use of the embedded server, if it uses one."""
         if self.server is not None:
             self.server.release()
 
@@ -98,6 +101,7 @@ def open_secrets(settings: Settings, database: Database) -> Secrets | None:
 
 
 def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -> Realtime:
+    """Build realtime from the settings; warn and leave hosted Pusher out if only some of its knobs are set."""
     from ecluse.realtime.room import HostedApp, Realtime
 
     given = (settings.PUSHER_APP_ID, settings.PUSHER_KEY, settings.PUSHER_SECRET)
@@ -122,6 +126,7 @@ def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -
 
 
 def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup:
+    """Return the settings of the notifications flow; without a mail server's knobs it sends no mail."""
     from ecluse.notify.work import Setup, Smtp  # only servers send notifications
 
     smtp = None
@@ -160,6 +165,8 @@ def bootstrap(
     live: EmitLive = lambda _: None,
     sinks: Sequence[Sink] = (),
 ) -> Kit:
+    """Build the engine with these flows, ready to be started. `dsn` is the address of a migrated database; `live` takes
+    ephemeral events, `sinks` take published ones besides notifications."""
     from ecluse.engine.kit import Kit
     from ecluse.notify.dispatch import dispatch
     from ecluse.notify.flow import working

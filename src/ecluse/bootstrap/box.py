@@ -1,4 +1,4 @@
-"""The built-in flows, configured by the knobs, and the flows loaded by ECLUSE_FLOWS or the command line."""
+"""The built-in flows, built from the settings, and the flows that ECLUSE_FLOWS or the command line names."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 def transcription_config(settings: Settings) -> Config:
+    """Return the settings of the transcription flow."""
     from ecluse.flows.transcriptions.config import Config
     from ecluse.vendors.elevenlabs import Speech
 
@@ -56,6 +57,7 @@ def transcription_config(settings: Settings) -> Config:
 
 
 def _transcription(settings: Settings) -> Flow:
+    """Build the transcription flow."""
     from ecluse.flows.transcriptions.flow import Transcription
     from ecluse.flows.transcriptions.vendors import Access, connected
 
@@ -73,6 +75,7 @@ def _transcription(settings: Settings) -> Flow:
 
 
 def audit_config(settings: Settings) -> AuditConfig:
+    """Return the settings of audits."""
     from ecluse.flows.audits.flow import Config
 
     return Config(
@@ -84,6 +87,7 @@ def audit_config(settings: Settings) -> AuditConfig:
 
 
 def audit_access(settings: Settings) -> AuditAccess:
+    """Return the settings of the language model."""
     from ecluse.flows.audits.work import Access
     from ecluse.vendors.llm import Prices
 
@@ -98,6 +102,7 @@ def audit_access(settings: Settings) -> AuditAccess:
 
 
 def automation_config(settings: Settings) -> AutomationConfig:
+    """Return the settings of the automation flow."""
     from ecluse.flows.automation.config import Config
 
     return Config(
@@ -117,6 +122,7 @@ def automation_config(settings: Settings) -> AutomationConfig:
 
 
 def _automation(settings: Settings, transcription: Flow) -> Flow:
+    """Build the automation flow, which starts runs of `transcription`; without secrets, which `bootstrap` adds."""
     from ecluse.flows.automation.flow import Automation
 
     vendors = automation_vendors(settings, None)
@@ -126,6 +132,8 @@ def _automation(settings: Settings, transcription: Flow) -> Flow:
 def automation_vendors(
     settings: Settings, secrets: Secrets | None
 ) -> Callable[[Clock], AbstractAsyncContextManager[Any]]:
+    """Return the function that opens the vendors of the automation flow; `secrets` decrypts the keys that schedules
+    have of their own."""
     from ecluse.flows.automation.work import Access, connected
 
     access = Access(
@@ -137,6 +145,7 @@ def automation_vendors(
 
 
 def _audit(settings: Settings) -> Flow:
+    """Build the flow of single audits."""
     from ecluse.flows.audits.flow import Audit, connected
 
     return Audit(audit_config(settings), partial(connected, audit_access(settings))).flow
@@ -153,6 +162,7 @@ def _crm(settings: Settings) -> dict[str, Any]:
 
 
 def _secret(given: SecretStr | None) -> str | None:
+    """Return the value of a secret knob; None if it is unset or blank."""
     return given.get_secret_value().strip() or None if given is not None else None
 
 
@@ -166,6 +176,7 @@ class Lacking:
 
 
 def lacking(settings: Settings) -> list[Lacking]:
+    """Return the built-in flows whose runs would fail for want of a knob."""
     wanted = {
         "transcription": ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY"),
         "audit": ("LLM_API_KEY", "LLM_MODEL"),
@@ -181,7 +192,8 @@ def lacking(settings: Settings) -> list[Lacking]:
 
 
 def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
-    """Return the built-in flows, then those of other packages."""
+    """Return the built-in flows, then those of other packages (`load_packages`). Raises SetUpError for one that cannot
+    be loaded or a name that occurs twice."""
     transcription = _transcription(settings)
     box = [transcription, _audit(settings), _automation(settings, transcription), _notifications()]
     others = [(package.name, flow) for package in load_packages(settings, extra) for flow in package.made()]
@@ -200,6 +212,7 @@ def load_packages(settings: Settings, extra: Sequence[str] = ()) -> list[Package
 
 
 def _load(name: str) -> Package:
+    """Import the package or the flow given as `module:NAME`."""
     module, _, attribute = name.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # an installed script searches its own directory, not the current one

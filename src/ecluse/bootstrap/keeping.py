@@ -18,8 +18,8 @@ FIXED = timedelta(days=1)
 
 
 def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
-    """Return the rules in order: rows with an age of their own, then runs with their remaining rows, then audits and
-    fiches, which runs refer to."""
+    """Return what retention deletes and after how long, in order: rows with an age of their own, then runs with their
+    remaining rows, then audits and fiches, which runs refer to."""
     from ecluse.access import audit_trail, idempotency
     from ecluse.flows.audits import store as audits
     from ecluse.flows.automation import schedules

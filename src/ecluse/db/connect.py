@@ -110,6 +110,7 @@ def _values(settings: Mapping[str, str]) -> list[list[str]]:
 
 
 async def _settle(connection: Connection, settings: Mapping[str, str]) -> None:
+    """Apply the session settings, ours and the given ones, to a new connection."""
     with hanging_up_after(connection, SET_WITHIN_SECONDS):
         await connection.execute(SET, _values(settings), prepare=False)
 
@@ -182,6 +183,7 @@ async def _still_lives(connection: Connection, recent_seconds: float) -> None:
 
 
 def _something_came_in(connection: Connection) -> bool:
+    """Return True if there is input to read on the connection's socket."""
     watch = select.poll()
     watch.register(connection.fileno(), select.POLLIN)
     return bool(watch.poll(0))
@@ -196,9 +198,11 @@ def pool(
     transaction_seconds: int = TRANSACTION_SECONDS,
     recent_seconds: float = RECENT_SECONDS,
 ) -> Pool:
-    """Make a pool of autocommit connections: a single statement is its own transaction, several take
-    `connection.transaction()` or `together`. A `checked` connection is known to live when it is handed out; a caller
-    that retries failures need not pay for the check."""
+    """Make a pool of at most `size` autocommit connections: a single statement is its own transaction, several take
+    `connection.transaction()` or `together`. `settings` are session settings besides our own. A `checked` connection is
+    known to live when it is handed out; a caller that retries failures need not pay for the check. One handed out
+    within the last `recent_seconds` is not checked again. `transaction_seconds` limits a transaction, from PostgreSQL
+    17 on. The caller opens the pool."""
 
     async def set_up_session(connection: Connection) -> None:
         await connection.set_autocommit(True)

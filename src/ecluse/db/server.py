@@ -55,7 +55,8 @@ def is_shared(ours: Sequence[int], theirs: Sequence[int]) -> bool:
 
 
 def refuse_shared_sessions(first: Session, connect: Callable[[], Session]) -> None:
-    """Raise SetUpError for a pooler in transaction mode. A direct connection costs one statement."""
+    """Raise SetUpError if `first` leads through a pooler in transaction mode, or through one that gives no second
+    connection (`connect` opens it). A direct connection costs one statement."""
     # A pooler makes up the backend pid that it reports at connect: equal pids mean a direct connection.
     if _backend(first) == first.info.backend_pid:
         return
@@ -70,11 +71,13 @@ def refuse_shared_sessions(first: Session, connect: Callable[[], Session]) -> No
 
 
 def _backend(session: Session) -> int:
+    """Return the process id of the server process that runs this session's statements."""
     ((pid,),) = session.execute("SELECT pg_backend_pid()").fetchall()
     return int(pid)
 
 
 def hang_up(connection: psycopg.BaseConnection[Any]) -> None:
+    """Shut the socket of a connection down, so that whatever waits for it fails at once."""
     # Shut down, not closed: the descriptor of a closed socket may be reused before the user of the connection notices.
     with socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)

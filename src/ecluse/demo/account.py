@@ -91,12 +91,14 @@ def gather(played: Scene, key: str, run_id: int, kill: Kill, seconds: float) -> 
 
 
 def as_expected(report: dict[str, Any], fiches: int) -> bool:
+    """Return True if every one of the `fiches` has its expected outcome and the auditor found no violation."""
     counted = report["selected"] == fiches == sum(report[name] for name in ORDER)
     ended = report["status"] == "partial" and counted and not report["unexpected"]
     return ended and report["verify"] == "clean"
 
 
 def _vendor(stats: dict[str, Any]) -> dict[str, int]:
+    """Return the counts of one vendor from the sandbox's statistics."""
     answers: dict[str, int] = stats["by_status"]
     return {
         "calls": stats["calls"],
@@ -107,10 +109,13 @@ def _vendor(stats: dict[str, Any]) -> dict[str, int]:
 
 
 def _example(one: dict[str, Any]) -> str | None:
+    """Return the fiche and reason of an outcome as text; None if it has no reason."""
     return f"fiche {one['target']}: {one['reason']}" if one["reason"] else None
 
 
-def say(console: Console, report: dict[str, Any]) -> None:
+def show(console: Console, report: dict[str, Any]) -> None:
+    """Print the report for people."""
+
     def line(text: str = "", style: str | None = None) -> None:
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 

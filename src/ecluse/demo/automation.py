@@ -76,12 +76,14 @@ WHERE r.id = %s
 
 
 def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
+    """Play the demonstration and return the exit code: 0 if everything came out as expected. `keep` leaves server and
+    vendors running at the end; `given` is the address of an empty database to use."""
     console = Console(stderr=as_json)
     console.print(
         f"[bold]Ecluse[/] audits the calls of {fiches} fiches: details from a CRM, transcripts, two audits each, at "
         "vendors that throttle, fail, are slow and lose answers. The server is killed half-way."
     )
-    overrides.say(console, OVERRIDES)
+    overrides.show(console, OVERRIDES)
     set_up = time.monotonic()
     with scene({**overrides.environment(OVERRIDES), **VENDORS}, FAULTS, given=given) as played:
         key = played.make_key("admin")
@@ -95,11 +97,11 @@ def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
         run_id = _trigger(played, key, schedule)
         kill = _watch(console, played, run_id)
         report = account.gather(played, key, run_id, kill, time.monotonic() - started)
-        account.say(console, report)
+        account.show(console, report)
         if as_json:
             write_json(report)
         if keep:
-            stay(lambda: _say_what_stays(console, played, key, schedule))
+            stay(lambda: _print_what_stays(console, played, key, schedule))
     return 0 if account.as_expected(report, fiches) else 1
 
 
@@ -128,11 +130,14 @@ def _schedule(played: Scene, key: str, fiches: int) -> str:
 
 
 def _trigger(played: Scene, key: str, schedule: str) -> int:
+    """Start a run of the schedule and return its id."""
     answer: dict[str, Any] = post(f"{played.url}/api/automation/trigger", {"scheduleId": schedule}, key)
     return int(answer["run_id"])
 
 
 def _watch(console: Console, played: Scene, run_id: int) -> Kill:
+    """Show the run's progress to its end, and kill the server half-way."""
+
     def look() -> Seen:
         (row,) = played.query(PROGRESS, run_id)
         return Seen(
@@ -148,7 +153,8 @@ def _watch(console: Console, played: Scene, run_id: int) -> Kill:
     return watch(console, played, look, kill_when=half_way, longest=LONGEST_SECONDS)
 
 
-def _say_what_stays(console: Console, played: Scene, key: str, schedule: str) -> None:
+def _print_what_stays(console: Console, played: Scene, key: str, schedule: str) -> None:
+    """Print how to use what keeps running."""
     trigger = f"curl -s {played.url}/api/automation/trigger -H 'Authorization: Bearer {key}'"
     for line in (
         "",

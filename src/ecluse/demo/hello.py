@@ -37,11 +37,13 @@ OVERRIDES = (
 
 
 def run(*, keep: bool, as_json: bool) -> int:
+    """Play the demonstration and return the exit code: 0 if the run ended with an account that the auditor confirms.
+    `keep` leaves server and vendor running at the end."""
     if not (EXAMPLES / "hello_flow").is_dir():
         raise SetUpError("The demonstration needs the examples folder: run it in a checkout of the project.")
     console = Console(stderr=as_json)
     console.print(f"[bold]Ecluse[/] reads {ARTICLES} prices at a vendor that throttles, fails and resets connections")
-    overrides.say(console, OVERRIDES)
+    overrides.show(console, OVERRIDES)
     environment = overrides.environment(OVERRIDES)
     environment |= {"PYTHONPATH": str(EXAMPLES), "PRICE_LIST_URL": "{vendor}/price-list"}
     with scene(environment, FAULTS, arguments=["--flow", "hello_flow:FLOW"]) as played:
@@ -50,17 +52,18 @@ def run(*, keep: bool, as_json: bool) -> int:
         if as_json:
             write_json(report)
         if keep:
-            stay(lambda: _say_what_stays(console, played))
+            stay(lambda: _print_what_stays(console, played))
     return 0 if report["status"] in ("completed", "partial") and report["verify"] == "clean" else 1
 
 
-def _say_what_stays(console: Console, played: Scene) -> None:
+def _print_what_stays(console: Console, played: Scene) -> None:
     console.print(f"\nserver and sandbox run until Ctrl-C. The vendor is at {played.vendor}. Database and log:")
     console.print(f"  {played.psql}", soft_wrap=True)
     console.print(f"  tail -f {played.log}", soft_wrap=True)
 
 
 def _watch(console: Console, played: Scene) -> dict[str, Any]:
+    """Start a run, show its progress to its end, kill the server half-way, and return the report."""
     started = time.monotonic()
     wanted = ["--key", "hello-demo", "--input", json.dumps({"articles": ARTICLES})]
     run_id = int(json.loads(played.command("runs", "start", "hello_flow:FLOW", *wanted))["run_id"])
@@ -100,6 +103,7 @@ FROM runs r WHERE r.id = %s
 
 
 def _print(console: Console, report: dict[str, Any]) -> None:
+    """Print the report for people."""
     console.print(f"\n[bold]run {report['run_id']}: {report['status']}[/] in {report['seconds']} s")
     console.print(
         f"  selected {report['selected']} = successful {report['successful']} + failed {report['failed']}"

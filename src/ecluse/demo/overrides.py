@@ -11,6 +11,8 @@ from ecluse.settings import Settings
 
 
 class Override(NamedTuple):
+    """A knob with the value that the demonstration uses, and why."""
+
     knob: str
     value: str
     why: str
@@ -33,10 +35,12 @@ VENDORS = {
 
 
 def environment(overrides: Sequence[Override]) -> dict[str, str]:
+    """Return the overrides as environment variables."""
     return {one.knob: one.value for one in overrides}
 
 
-def say(console: Console, overrides: Sequence[Override]) -> None:
+def show(console: Console, overrides: Sequence[Override]) -> None:
+    """Print each override with the default it replaces and its reason."""
     console.print("knobs that differ in this demonstration, default → value:", style="dim")
     rows = [(one.knob, f"{_default(one.knob)} → {one.value}", one.why) for one in overrides]
     knob, change = (max(len(row[column]) for row in rows) for column in (0, 1))

@@ -39,6 +39,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass
 class Scene:
+    """A running demonstration: the simulated vendors, the database, and the server process with the `arguments` of
+    `ecluse serve` and its `environment`. Files are in `data`."""
+
     vendor: str  # URL of the simulated vendors
     dsn: str
     data: Path
@@ -57,6 +60,8 @@ class Scene:
         return f"http://127.0.0.1:{self.port}"
 
     def start_server(self) -> None:
+        """Start the server, on the same port each time, and wait until it is ready. Raises SetUpError with its last log
+        lines."""
         self.port = self.port or _free_port()
         command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port), *self.arguments]
         # Failures are part of the demonstration: the server's output goes to a file, not to the terminal.
@@ -70,15 +75,17 @@ class Scene:
                 get(f"{self.url}/readyz")
                 return
             time.sleep(0.05)
-        said = self.log.read_text(errors="replace").strip().splitlines()[-5:]
-        raise SetUpError("\n".join(("The server did not start. Its last log lines:", *said)))
+        lines = self.log.read_text(errors="replace").strip().splitlines()[-5:]
+        raise SetUpError("\n".join(("The server did not start. Its last log lines:", *lines)))
 
     def kill_server(self) -> None:
+        """Kill the server (SIGKILL) and wait for its end."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
 
     def stop_server(self) -> None:
+        """Stop the server normally."""
         if self.process is not None:
             _end(self.process)
 
@@ -91,13 +98,16 @@ class Scene:
         return answer.stdout
 
     def make_key(self, role: str) -> str:
+        """Create an API key with this role and return it."""
         return self.command("keys", "create", "--name", "demo", "--role", role).splitlines()[-1].strip()
 
     def query(self, query: str, *parameters: object) -> list[dict[str, Any]]:
+        """Run a query on the database and return its rows."""
         with psycopg.connect(self.dsn, autocommit=True, row_factory=dict_row) as connection:
             return connection.execute(query, parameters or None).fetchall()
 
     def stats(self) -> dict[str, Any]:
+        """Return the sandbox's counts by vendor."""
         answer: dict[str, Any] = json.loads(get(f"{self.vendor}/_sandbox/stats"))
         return answer
 
@@ -161,6 +171,7 @@ def _database(data: Path, given: str | None) -> Iterator[tuple[str, dict[str, st
 
 
 def _refuse_used(dsn: str) -> None:
+    """Raise SetUpError if the database has runs or schedules."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for table in ("runs", "schedules"):
             if connection.execute("SELECT 1 WHERE to_regclass(%s) IS NOT NULL", (table,)).fetchone():
@@ -173,6 +184,7 @@ def _refuse_used(dsn: str) -> None:
 
 
 def _inherited(data: Path) -> dict[str, str]:
+    """Return the caller's environment without the knobs of Ecluse."""
     inherited = {name: value for name, value in os.environ.items() if name not in Settings.model_fields}
     # Without bytecode files beside the sources, the server started after the kill would compile everything again.
     if inherited.pop("PYTHONDONTWRITEBYTECODE", ""):
@@ -199,6 +211,7 @@ def _handled_signals() -> list[signal.Signals]:
 
 
 def _go(number: int, _: object) -> None:
+    """Handle a signal to stop: raise the exception that ends the program."""
     _ignore_signals()
     if number == signal.SIGINT:
         raise KeyboardInterrupt
@@ -212,6 +225,7 @@ def _ignore_signals() -> None:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
+    """Make a temporary folder, and remove it at the end."""
     data = Path(tempfile.mkdtemp(prefix="ecluse-demo-"))
     data.chmod(0o711)  # PostgreSQL's account must pass through; only the owner may list
     try:
@@ -226,6 +240,7 @@ def _folder() -> Iterator[Path]:
 
 @contextmanager
 def _sandbox(faults: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    """Start a sandbox with these fault rules, yield its URL, and stop it at the end."""
     # A session of its own, like the server: Ctrl-C reaches only this process, which stops both at the end.
     process = subprocess.Popen(
         [sys.executable, "-m", "ecluse.sandbox", "--port", "0", "--seed", "7"],
@@ -244,6 +259,7 @@ def _sandbox(faults: Sequence[Mapping[str, object]]) -> Iterator[str]:
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
+    """Stop a process, by SIGKILL if it does not stop in time."""
     process.terminate()
     try:
         process.wait(timeout=DOWN_SECONDS)
@@ -252,31 +268,35 @@ def _end(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def stay(say: Callable[[], None]) -> None:
-    """Wait for a signal to stop. Signals stay blocked, so that none interrupts the clean-up."""
+def stay(announce: Callable[[], None]) -> None:
+    """Call `announce`, then wait for a signal to stop. Signals stay blocked, so that none interrupts the clean-up."""
     handled = _handled_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, handled)
-    say()
+    announce()
     signal.sigwait(handled)
 
 
 def write_json(report: dict[str, Any]) -> None:
+    """Print the report as one line of JSON."""
     sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
 
 
 def audited(report: dict[str, Any]) -> str:
+    """Return the auditor's verdict in the report as text."""
     found = report["verify"]
     return "clean" if found == "clean" else f"{len(found)} violations: {found}"
 
 
 def get(url: str, key: str | None = None) -> bytes:
+    """Return the body of a GET, with an API key if given."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with NO_PROXY.open(urllib.request.Request(url, headers=headers), timeout=ANSWER_SECONDS) as response:  # noqa: S310
         return bytes(response.read())
 
 
 def post(url: str, body: object, key: str | None = None) -> Any:
+    """Send a POST with a JSON body and return the parsed answer. Raises SetUpError for a refusal."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - our own
     try:

@@ -54,11 +54,12 @@ SELECT error_code, count(*) AS calls FROM attempts WHERE maybe_paid GROUP BY 1 O
 
 
 def run(*, as_json: bool) -> int:
+    """Play the demonstration and return the exit code: 0 if the accounts agree and the auditor found no violation."""
     console = Console(stderr=as_json)
     console.print(
         f"[bold]Ecluse[/] transcribes the recordings of {len(FICHES)} fiches at vendors that throttle and fail"
     )
-    overrides.say(console, OVERRIDES)
+    overrides.show(console, OVERRIDES)
     with scene({**overrides.environment(OVERRIDES), **VENDORS}, FAULTS) as played:
         report = _play(console, played)
     _print(console, report)
@@ -68,6 +69,7 @@ def run(*, as_json: bool) -> int:
 
 
 def _play(console: Console, played: Scene) -> dict[str, Any]:
+    """Have the fiches transcribed, kill the server half-way, and return the report."""
     key = played.make_key("operator")
     api, started = f"{played.url}/api/transcriptions", time.monotonic()
     post(f"{api}/batch", {"fiche_ids": FICHES, "priority": "normal"}, key)
@@ -102,8 +104,9 @@ def _play(console: Console, played: Scene) -> dict[str, Any]:
 
 
 def _account(answer: dict[str, Any], stored: list[str], paid: Counter[str]) -> dict[str, Any]:
-    """Return the figures of one fiche, and whether API, database and vendor agree."""
-    said = sorted(one["call_id"] for one in answer["recordings"] if one["has_transcription"])
+    """Return the figures of one fiche, and whether API (`answer`), database (`stored`) and vendor (`paid`) agree on its
+    transcripts."""
+    by_api = sorted(one["call_id"] for one in answer["recordings"] if one["has_transcription"])
     run, fiche = answer["run"], answer["fiche_id"]
     at_the_vendor = sorted(call for call in paid if call.rpartition("-")[0] == fiche)
     return {
@@ -116,11 +119,12 @@ def _account(answer: dict[str, Any], stored: list[str], paid: Counter[str]) -> d
         "in_database": len(stored),
         "paid": len(at_the_vendor),
         # A transcript that was paid for but not stored before the kill would show here.
-        "agree": said == sorted(stored) == at_the_vendor and len(said) == answer["transcribed"],
+        "agree": by_api == sorted(stored) == at_the_vendor and len(by_api) == answer["transcribed"],
     }
 
 
 def _print(console: Console, report: dict[str, Any]) -> None:
+    """Print the report for people."""
     table = Table("fiche", "run", "recordings", "API: transcribed", "database", "paid at vendor", "why", box=None)
     for one in report["fiches"]:
         agree = "" if one["agree"] else "[red]differs[/]"

@@ -27,7 +27,7 @@ JOIN replicas r ON r.started_at > k.at JOIN claims c ON c.replica_id = r.id GROU
 
 
 class Seen(NamedTuple):
-    """Progress of the demonstration at one moment."""
+    """Progress of the demonstration at one moment; `total` is None while it is unknown."""
 
     phase: str
     done: int
@@ -36,6 +36,8 @@ class Seen(NamedTuple):
 
 
 class Kill(NamedTuple):
+    """The kill of the server."""
+
     at: datetime
     idle_seconds: float  # until a worker claimed items again
 
@@ -43,7 +45,8 @@ class Kill(NamedTuple):
 def watch(
     console: Console, played: Scene, look: Callable[[], Seen], *, kill_when: Callable[[Seen], bool], longest: float
 ) -> Kill:
-    """Display progress until the end, and kill and restart the server once, as soon as `kill_when` says so."""
+    """Display progress until the end, as `look` returns it, and kill and restart the server once, as soon as
+    `kill_when` returns True. Raises SetUpError if it takes more than `longest` seconds or ends before the kill."""
     killed_at, kill = None, None
     until = time.monotonic() + longest
     with _display(console) as display:
@@ -53,13 +56,15 @@ def watch(
             if killed_at is None and not seen.ended and kill_when(seen):
                 played.kill_server()
                 killed_at = datetime.now(UTC)
-                display.say(f"kill -9 of the server, on purpose: {seen.phase}, {seen.done} of {seen.total} done", "red")
-                display.say("starting it again: only the database is left", "red")
+                display.print(
+                    f"kill -9 of the server, on purpose: {seen.phase}, {seen.done} of {seen.total} done", "red"
+                )
+                display.print("starting it again: only the database is left", "red")
                 played.start_server()
             if killed_at is not None and kill is None:
                 for row in played.query(BACK, killed_at):
                     kill = Kill(killed_at, row["seconds"])
-                    display.say(f"work resumed {kill.idle_seconds:.1f} s after the kill", "green")
+                    display.print(f"work resumed {kill.idle_seconds:.1f} s after the kill", "green")
             if seen.ended:
                 if killed_at is None:
                     raise SetUpError("The demonstration ended before the server was killed: it has too little work.")
@@ -71,16 +76,21 @@ def watch(
 
 
 class _Counted(ProgressColumn):
+    """A column with done and total."""
+
     def render(self, task: Task) -> Text:
         return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}", style="progress.download")
 
 
 class _Pace(ProgressColumn):
+    """A column with the rate and the time left."""
+
     def render(self, task: Task) -> Text:
         return Text(_pace(task), style="progress.data.speed")
 
 
 def _pace(task: Task) -> str:
+    """Return the rate and the time left as text; empty if they are unknown."""
     if task.finished or not task.speed:
         return ""
     left = "" if task.time_remaining is None else f", {task.time_remaining:.0f} s left"
@@ -88,7 +98,7 @@ def _pace(task: Task) -> str:
 
 
 class _Display:
-    """Progress display with a bar per phase."""
+    """Progress display of a demonstration: a bar for each phase at a terminal, a line every few seconds elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
@@ -107,6 +117,7 @@ class _Display:
         self._next_line = 0.0
 
     def show(self, seen: Seen) -> None:
+        """Show this progress; a new phase completes the one before it."""
         if self._task is None or seen.phase != self._phase:
             self.end_phase()
             self._task, self._phase, self._next_line = self.progress.add_task(seen.phase, total=None), seen.phase, 0.0
@@ -115,8 +126,8 @@ class _Display:
         if self.progress.disable and now >= self._next_line:
             self._next_line = now + LINE_SECONDS
             counted = f"{seen.done} of {seen.total}" if seen.total else ""
-            said = ", ".join(part for part in (counted, _pace(self.progress.tasks[self._task])) if part)
-            self.say(f"{now - self._began:5.1f} s  {seen.phase:<13} {said}".rstrip())
+            shown = ", ".join(part for part in (counted, _pace(self.progress.tasks[self._task])) if part)
+            self.print(f"{now - self._began:5.1f} s  {seen.phase:<13} {shown}".rstrip())
 
     def end_phase(self) -> None:
         """Show the current phase as complete: it ended before the next began, even if its end was not observed."""
@@ -125,12 +136,14 @@ class _Display:
             self.progress.update(self._task, completed=total, total=total)
             self.progress.stop_task(self._task)
 
-    def say(self, text: str, style: str | None = None) -> None:
+    def print(self, text: str, style: str | None = None) -> None:
+        """Print a line above the bars."""
         self.progress.console.print(text, style=f"bold {style}" if style else None, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def _display(console: Console) -> Iterator[_Display]:
+    """Show a display for the duration of the context."""
     display = _Display(console)
     with display.progress:
         yield display

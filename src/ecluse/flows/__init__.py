@@ -1,1 +1,1 @@
-"""The flows in the box: each in a room of its own, on top of the kit."""
+"""The built-in flows, each in a package of its own, on top of the engine."""

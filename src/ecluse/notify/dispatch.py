@@ -22,7 +22,7 @@ from ecluse.engine import Event, PublishedEvent, Start, Started, start_runs
 from ecluse.notify import endpoints
 from ecluse.notify.flow import FLOW
 from ecluse.notify.rules import FLOW_NAME, Kind, about_run, message, run_key, shown_to
-from ecluse.notify.work import Telling
+from ecluse.notify.work import NewDelivery
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +53,8 @@ FROM deliveries WHERE run_id = %s AND tenant_id = %s
 
 @dataclass(frozen=True)
 class Recipient:
-    """A recipient: `to` is a URL or a mail address. Without the name of a sealed secret, a webhook is not signed."""
+    """A recipient of a delivery: `to` is a URL or a mail address; `endpoint_id` None: named by a schedule. Without
+    `secret_name`, the name of a sealed secret, a webhook is not signed."""
 
     kind: Kind
     to: str
@@ -65,19 +66,23 @@ async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
     """Create the deliveries of published events: a sink of the publisher. If a batch fails, the error is raised and the
     publisher offers its events one by one. A single event that fails while the database is available is logged and
     dropped: the events after it would wait for it forever."""
-    told = [event for event in events if not event.event_type.startswith(OURS) and not _ended_with_parent(event)]
-    if not told:
+    wanted_events = [
+        event for event in events if not event.event_type.startswith(OURS) and not _ended_with_parent(event)
+    ]
+    if not wanted_events:
         return
     try:
         async with pool.connection() as connection:
-            if wanted := await _wanted(connection, told):
+            if wanted := await _wanted(connection, wanted_events):
                 async with connection.transaction():
                     await deliver(connection, wanted)
     except (psycopg.Error, EcluseError) as error:
-        if len(told) > 1 or is_unavailable(error):
+        if len(wanted_events) > 1 or is_unavailable(error):
             raise
         log.error(
-            "notify: event dropped, its deliveries cannot be stored", event_key=told[0].event_key, error=one_line(error)
+            "notify: event dropped, its deliveries cannot be stored",
+            event_key=wanted_events[0].event_key,
+            error=one_line(error),
         )
 
 
@@ -85,7 +90,7 @@ async def notify(connection: Connection, recipients: Sequence[Recipient], about:
     """Create a delivery of the event for each recipient, in the caller's transaction. Idempotent per recipient and
     event."""
     now = await fetch_value(connection, "SELECT ecluse_now()")
-    await deliver(connection, [_telling(about, now, one) for one in recipients])
+    await deliver(connection, [_new_delivery(about, now, one) for one in recipients])
 
 
 async def ping(connection: Connection, tenant: str, endpoint: Row) -> list[Started]:
@@ -93,27 +98,30 @@ async def ping(connection: Connection, tenant: str, endpoint: Row) -> list[Start
     now = await fetch_value(connection, "SELECT ecluse_now()")
     key, payload = f"{PING}-{endpoint['id']}-{uuid.uuid4()}", {"endpoint_id": str(endpoint["id"])}
     event = Event(tenant, key, PING, f"endpoint:{endpoint['id']}", payload, correlation_id=key)
-    return await deliver(connection, [_telling(event, now, one) for one in _recipients(endpoint)])
+    return await deliver(connection, [_new_delivery(event, now, one) for one in _recipients(endpoint)])
 
 
 async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started:
     """Deliver the message of an earlier delivery again, a webhook to the current URL of its endpoint. Deduplicated if
-    the earlier delivery is still pending."""
-    telling = await fetch_one(connection, Telling, AGAIN, (run_id, tenant))
-    if telling is None:
+    the earlier delivery is still pending. Raises NotFound if the tenant has no delivery with this run."""
+    delivery = await fetch_one(connection, NewDelivery, AGAIN, (run_id, tenant))
+    if delivery is None:
         raise NotFound(f"there is no delivery {run_id}")
-    if telling.endpoint_id is not None and telling.kind == "webhook":
-        endpoint = await endpoints.show(connection, tenant, telling.endpoint_id)
-        telling = replace(telling, recipient=endpoint["url"])
-    (started,) = await deliver(connection, [telling], again=True)
+    if delivery.endpoint_id is not None and delivery.kind == "webhook":
+        endpoint = await endpoints.show(connection, tenant, delivery.endpoint_id)
+        delivery = replace(delivery, recipient=endpoint["url"])
+    (started,) = await deliver(connection, [delivery], again=True)
     return started
 
 
-async def deliver(connection: Connection, tellings: Sequence[Telling], *, again: bool = False) -> list[Started]:
-    """Insert the runs and rows of these deliveries in the caller's transaction."""
-    if not tellings:
+async def deliver(
+    connection: Connection, new_deliveries: Sequence[NewDelivery], *, again: bool = False
+) -> list[Started]:
+    """Insert the runs and rows of these deliveries in the caller's transaction, each once per recipient and event;
+    return the runs. `again`: deliver also what was delivered before."""
+    if not new_deliveries:
         return []
-    tellings = list({(one.tenant_id, _key(one)): one for one in tellings}.values())
+    new_deliveries = list({(one.tenant_id, _key(one)): one for one in new_deliveries}.values())
     starts = [
         Start(
             FLOW,
@@ -126,48 +134,54 @@ async def deliver(connection: Connection, tellings: Sequence[Telling], *, again:
             },
             again=again,
         )
-        for one in tellings
+        for one in new_deliveries
     ]
     started = await start_runs(connection, starts)
     rows = [
-        {"run_id": new.run.id, **vars(one)} for new, one in zip(started, tellings, strict=True) if not new.deduplicated
+        {"run_id": new.run.id, **vars(one)}
+        for new, one in zip(started, new_deliveries, strict=True)
+        if not new.deduplicated
     ]
     if rows:
         await connection.execute(KEEP, (as_json(rows),))
     return started
 
 
-def _key(telling: Telling) -> str:
-    return run_key(telling.endpoint_id, telling.recipient, telling.kind, telling.event_key)
+def _key(delivery: NewDelivery) -> str:
+    """Return the event key of the delivery's run."""
+    return run_key(delivery.endpoint_id, delivery.recipient, delivery.kind, delivery.event_key)
 
 
 def _ended_with_parent(event: PublishedEvent) -> bool:
-    """True if the event is the end of a run that was ended together with its parent. The parent's end is notified; up
-    to thousands of notifications for its children would add nothing."""
+    """Return True if the event is the end of a run that was ended together with its parent. The parent's end is
+    notified; up to thousands of notifications for its children would add nothing."""
     return event.payload.get("end_cause") == "parent"
 
 
-async def _wanted(connection: Connection, events: Sequence[PublishedEvent]) -> list[Telling]:
+async def _wanted(connection: Connection, events: Sequence[PublishedEvent]) -> list[NewDelivery]:
+    """Return a delivery for each of these events and each recipient of an endpoint that subscribes to it."""
     asked = [
         {"place": place, "tenant_id": event.tenant_id, "event_type": event.event_type}
         for place, event in enumerate(events)
     ]
     return [
-        _telling(events[place], events[place].occurred_at, recipient)
+        _new_delivery(events[place], events[place].occurred_at, recipient)
         for place, *endpoint in await fetch_rows(connection, WANTED, (as_json(asked),))
         for recipient in _recipients(dict(zip(("id", "kind", "url", "addresses"), endpoint, strict=True)))
     ]
 
 
 def _recipients(endpoint: Row) -> list[Recipient]:
+    """Return the recipients of an endpoint: its URL, or each of its addresses."""
     number = endpoint["id"]
     if endpoint["kind"] == "webhook":
         return [Recipient("webhook", endpoint["url"], number, endpoints.secret_name(number))]
     return [Recipient("mail", address, number) for address in endpoint["addresses"]]
 
 
-def _telling(event: Event | PublishedEvent, occurred_at: datetime, to: Recipient) -> Telling:
-    return Telling(
+def _new_delivery(event: Event | PublishedEvent, occurred_at: datetime, to: Recipient) -> NewDelivery:
+    """Return the delivery of an event to a recipient."""
+    return NewDelivery(
         event.tenant_id,
         event.event_key,
         event.event_type,

@@ -9,7 +9,7 @@ from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one, fetch_value
 from ecluse.notify.rules import Kind, shown_to
-from ecluse.notify.signature import old_name
+from ecluse.notify.webhook_signature import old_name
 
 COLUMNS = """
 id, tenant_id, kind, url, addresses, events, description, is_active, disabled_reason, created_at, updated_at
@@ -45,10 +45,12 @@ class TooManyEndpoints(Exception):
 
 
 def secret_name(endpoint_id: int) -> str:
+    """Return the name under which the signing secret of an endpoint is sealed."""
     return f"webhook:{endpoint_id}"
 
 
 def old_secret_name(endpoint_id: int) -> str:
+    """Return the name under which the replaced signing secret of an endpoint is sealed."""
     return old_name(secret_name(endpoint_id))
 
 
@@ -63,7 +65,8 @@ async def create(
     description: str | None = None,
     is_active: bool = True,
 ) -> Row:
-    """Create an endpoint. The number per tenant is limited, because every event is matched against all of them."""
+    """Create an endpoint and return its row: a webhook has a URL, a mail endpoint addresses. The number per tenant is
+    limited (TooManyEndpoints), because every event is matched against all of them."""
     # Lock the tenant, so that concurrent calls check the limit one after the other.
     await connection.execute("SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE", (tenant,))
     if await fetch_value(connection, FULL, (MOST, tenant)):
@@ -93,6 +96,7 @@ async def list_endpoints(connection: Connection, tenant: str | None, *, limit: i
 
 
 async def show(connection: Connection, tenant: str, endpoint_id: int, *, lock: bool = False) -> Row:
+    """Return the row of an endpoint, locked until the end of the transaction with `lock`. Raises NotFound."""
     statement = SHOW + (" FOR NO KEY UPDATE" if lock else "")
     return await _the_one(connection, statement, {"tenant": tenant, "endpoint": endpoint_id})
 
@@ -105,6 +109,8 @@ async def update(connection: Connection, tenant: str, endpoint_id: int, changes:
 
 
 async def rotated(connection: Connection, tenant: str, endpoint_id: int) -> Row:
+    """Set the time of the last change of a webhook endpoint whose secret was replaced; return its row. Raises NotFound
+    for a mail endpoint, too."""
     return await _the_one(connection, ROTATE, {"tenant": tenant, "endpoint": endpoint_id})
 
 
@@ -118,6 +124,7 @@ async def delete(connection: Connection, tenant: str, endpoint_id: int) -> None:
 
 
 async def switch_off(connection: Connection, tenant: str, endpoint_id: int, why: str) -> None:
+    """Disable an endpoint, with the reason, if it is enabled."""
     await connection.execute(GONE, (why, tenant, endpoint_id))
 
 
@@ -127,6 +134,7 @@ def shown(row: Row) -> Row:
 
 
 async def _the_one(connection: Connection, statement: str, given: Row) -> Row:
+    """Return the row of a statement about one endpoint; raise NotFound if there is none."""
     row = await fetch_one(connection, dict, statement, given)
     if row is None:
         raise _unknown(given["endpoint"])

@@ -58,6 +58,8 @@ BRIEF = tuple(
 
 
 async def begin(connection: Connection, runs: Sequence[Run]) -> None:
+    """Open the stage of each new run with its one item: by kind of recipient, and briefer for the recipients of a
+    schedule."""
     for stage in FLOW.stages:
         mine = [
             run for run in runs if stage.name == run.input["kind"] + ("" if run.input["lasting"] else "-of-schedule")

@@ -47,7 +47,8 @@ async def list_deliveries(
 
 
 async def show_delivery(connection: Connection, tenant: str | None, run_id: int) -> Row:
-    """Return one delivery with its message, every failed attempt, and the final answer."""
+    """Return one delivery with its message, every failed attempt, and the final answer. `tenant` as in
+    `list_deliveries`. Raises NotFound."""
     rows = await _find(connection, {"delivery": run_id}, {"tenant": tenant, "limit": 1, "offset": 0}, more=IN_FULL)
     if not rows:
         raise NotFound(f"there is no delivery {run_id}")
@@ -58,10 +59,12 @@ async def _find(
     connection: Connection, given: Mapping[str, Any], parameters: Mapping[str, Any], more: str = ""
 ) -> list[Row]:
     statement = FIND.format(more=more, where=where(FILTERS, given))
-    return [_told(row) for row in await fetch_all(connection, dict, statement, {**given, **parameters})]
+    return [_shown(row) for row in await fetch_all(connection, dict, statement, {**given, **parameters})]
 
 
-def _told(row: Row) -> Row:
+def _shown(row: Row) -> Row:
+    """Return the row for readers: the state in the words of deliveries, the id of the message, and the recipient
+    without secrets."""
     state = next(word for word, states in STATES.items() if row["state"] in states)
     name = message_id(row["tenant_id"], row["event_key"])
     return {**row, "state": state, "message_id": name, "recipient": shown_to(row["kind"], row["recipient"])}

@@ -49,6 +49,8 @@ SENT = "UPDATE deliveries SET sent_at = ecluse_now() WHERE run_id = %s"
 
 
 class Uncertain(PermanentError):
+    """The mail may have been sent: it is not sent again."""
+
     code = "MAY_HAVE_BEEN_SENT"
 
     def __init__(self, why: str) -> None:
@@ -58,6 +60,7 @@ class Uncertain(PermanentError):
 
 
 async def send(context: WorkContext, item: Item) -> Result:
+    """Send the mail of a delivery: the work of an item in the stage `mail`."""
     own: Resources = context.vendors
     smtp = own.setup.smtp
     if smtp is None:
@@ -77,7 +80,9 @@ async def send(context: WorkContext, item: Item) -> Result:
 
 
 async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessage) -> str:
-    """Send the mail, and return the server's answer when it accepted it."""
+    """Send the mail to the server, and return the server's answer when it accepted it. `sending_at` of the delivery is
+    set before the text is sent, `sent_at` after it was accepted. Raises Uncertain if it cannot be known whether the
+    mail was sent."""
     client = aiosmtplib.SMTP(
         hostname=smtp.host,
         port=smtp.port,
@@ -102,7 +107,7 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
             protocol.write(b".\r\n")
             answer = await protocol.read_response(timeout=smtp.timeout)
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise Uncertain(_said("no answer to its text", error)) from error
+            raise Uncertain(_failure("no answer to its text", error)) from error
         if answer.code == 250:
             await _did(pool, SENT, delivery)
             return storable(masked(answer.message), LONGEST_TEXT)
@@ -132,24 +137,26 @@ async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery) -> 
 def compose(
     delivery: Delivery, run: Mapping[str, Any] | None, *, sender: str, at: datetime, public_url: str | None
 ) -> EmailMessage:
+    """Return the mail about an event and, if there is one, its run; `public_url` is the address of the pages, for a
+    link."""
     lines, rows = [f"{delivery.event_type}, {delivery.message['timestamp']}"], []
     if run is None:
         subject = delivery.event_type
-        rows = [(name, _told(value)) for name, value in plain(delivery.message["data"]).items()]
+        rows = [(name, _one_line(value)) for name, value in plain(delivery.message["data"]).items()]
     else:
         cancelled = run["state"] == "cancelled"
         status = "cancelled" if cancelled else run["status"]
         subject = f"{run['flow']} run {run['id']}: {status}"
         rows = [("run", str(run["id"])), ("flow", str(run["flow"])), ("status", str(status))]
         if cancelled:
-            rows.append(("cancelled by", _told(run["ended_by"])))
+            rows.append(("cancelled by", _one_line(run["ended_by"])))
         rows += _counts(run)
         reasons = sorted(run["outcomes"].items(), key=lambda reason: (-reason[1], reason[0]))
         rows += [(name, f"{count} targets") for name, count in reasons[:MOST_REASONS] if name != "successful"]
         if run["reason"]:
-            rows.append(("reason", _told(run["reason"])))
+            rows.append(("reason", _one_line(run["reason"])))
         if run["selection_incomplete"]:
-            rows.append(("selection", _told(run["selection_incomplete"])))
+            rows.append(("selection", _one_line(run["selection_incomplete"])))
         if public_url:
             rows.append(("look at it", f"{public_url.rstrip('/')}/runs/{run['id']}"))
     lines += [f"  {name}: {value}" for name, value in rows]
@@ -177,11 +184,13 @@ def _counts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _page(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    """Return the HTML part of the mail."""
     cells = "".join(f"<tr><th align=left>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
     return f"<p>{escape(title)}</p><table>{cells}</table>\n"
 
 
-def _told(value: Any) -> str:
+def _one_line(value: Any) -> str:
+    """Return a value as one line for the mail, secrets hidden."""
     return storable(masked(" ".join(str(value).split())), LONGEST_TEXT)
 
 
@@ -189,8 +198,9 @@ def _address(sender: str) -> Address:
     return Address(addr_spec=parseaddr(sender)[1])
 
 
-def _refusal(code: int, said: str) -> VendorError:
-    message = storable(masked(f"the mail server: {code} {said}"))
+def _refusal(code: int, answer: str) -> VendorError:
+    """Return the error for an answer of the server that refuses the mail: permanent from 500 on."""
+    message = storable(masked(f"the mail server: {code} {answer}"))
     if code >= 500:
         return PermanentError(message, code="MAIL_REFUSED")
     return TransientError(message, code="MAIL_DEFERRED", ambiguous=False)
@@ -202,13 +212,15 @@ def _not_sent(error: Exception) -> NotSentError:
     it, and the mail itself is not at fault."""
     answered = error.code if isinstance(error, aiosmtplib.SMTPResponseException) else None
     outage = isinstance(error, OSError) if answered is None else 400 <= answered < 500
-    return NotSentError(_said("the mail server", error), code=UNREACHABLE if outage else "MAIL_SERVER")
+    return NotSentError(_failure("the mail server", error), code=UNREACHABLE if outage else "MAIL_SERVER")
 
 
-def _said(subject: str, error: Exception) -> str:
+def _failure(subject: str, error: Exception) -> str:
+    """Return a message that names an error, secrets hidden."""
     return storable(masked(f"{subject}: {type(error).__name__}: {error}"))
 
 
 async def _did(pool: Pool, statement: str, delivery: Delivery) -> bool:
+    """Execute a statement about the delivery's row; return True if it changed the row."""
     async with pool.connection() as connection:
         return bool((await connection.execute(statement, (delivery.run_id,))).rowcount)

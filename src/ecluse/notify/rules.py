@@ -64,12 +64,14 @@ def message_id(tenant_id: str, event_key: str) -> str:
 
 
 def message(event_type: str, occurred_at: datetime, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of a webhook, from which mails are composed, too."""
     return {"type": event_type, "timestamp": occurred_at.isoformat(), "data": payload}
 
 
 def patience(asked: float | None, executions: int) -> float | None:
-    """Return the receiver's Retry-After in seconds, if it is longer than our backoff; otherwise None. A receiver that
-    keeps asking for a short wait must not use up a day of attempts within minutes."""
+    """Return the Retry-After that a receiver asked for, in seconds, if it is longer than our backoff after so many
+    executions; otherwise None. A receiver that keeps asking for a short wait must not use up a day of attempts within
+    minutes."""
     if asked is None:
         return None
     ours = min(RETRY.base * RETRY.multiplier**executions, RETRY.longest)
@@ -84,6 +86,7 @@ def about_run(aggregate: str, payload: Mapping[str, Any]) -> int | None:
 
 
 def is_address(text: str) -> bool:
+    """Return True if the text is a mail address that Ecluse accepts."""
     return len(text) <= LONGEST_ADDRESS and ADDRESS.fullmatch(text) is not None
 
 
@@ -97,7 +100,7 @@ MailAddress = Annotated[str, StringConstraints(max_length=LONGEST_ADDRESS), Afte
 
 
 def why_refused(url: str, guard: GuardedHttp) -> str | None:
-    """Return why this URL cannot be that of a webhook; None if it can."""
+    """Return why this URL cannot be that of a webhook, for the user who entered it; None if it can."""
     if url.endswith(f"/{HIDDEN}"):
         return "this is how it is shown, not what it is; give it in full, or leave it out"
     return guard.refuse_reason(url)

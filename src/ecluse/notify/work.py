@@ -22,7 +22,7 @@ from ecluse.db.query import fetch_one
 from ecluse.engine import Done, Item, Result, WorkContext
 from ecluse.notify import endpoints
 from ecluse.notify.rules import Kind, message_id, patience
-from ecluse.notify.signature import OLD_SECRET_SIGNS, old_name, signed
+from ecluse.notify.webhook_signature import OLD_SECRET_SIGNS, old_name, signed
 
 if TYPE_CHECKING:
     from ecluse.vendors.guarded import GuardedHttp
@@ -47,6 +47,8 @@ WHERE d.run_id = %(run)s
 
 @dataclass(frozen=True)
 class Smtp:
+    """Address of the mail server, sender of mails, log-in and encryption; `timeout` in seconds, per command."""
+
     host: str
     port: int
     sender: str
@@ -82,6 +84,7 @@ class Resources:
 
 @asynccontextmanager
 async def resources(setup: Setup, _: Clock) -> AsyncIterator[Resources]:
+    """Open the pool and the HTTP client of the flow for the duration of the context."""
     from ecluse.vendors.guarded import GuardedHttp  # slow to import: only load it where calls are made
 
     http = GuardedHttp(setup.allowed_networks, deadline=setup.webhook_timeout)
@@ -93,8 +96,8 @@ async def resources(setup: Setup, _: Clock) -> AsyncIterator[Resources]:
 
 
 @dataclass(frozen=True)
-class Telling:
-    """One event for one recipient."""
+class NewDelivery:
+    """One event for one recipient, before its run exists; `message` is the body that is sent."""
 
     tenant_id: str
     event_key: str
@@ -108,7 +111,10 @@ class Telling:
 
 
 @dataclass(frozen=True)
-class Delivery(Telling):
+class Delivery(NewDelivery):
+    """A delivery as stored, with how far it has come: `begun`: its text may have been handed over; `sent`: it was
+    accepted."""
+
     run_id: int
     begun: bool
     sent: bool
@@ -117,10 +123,13 @@ class Delivery(Telling):
 
     @property
     def name(self) -> str:
+        """The message id by which receivers deduplicate."""
         return message_id(self.tenant_id, self.event_key)
 
 
 async def load(connection: Connection, run_id: int) -> Delivery:
+    """Return the delivery of a run. Raises PermanentError if there is none, or its recipient does not want it any
+    more."""
     delivery = await fetch_one(connection, Delivery, LOAD, {"run": run_id, "old_signs": OLD_SECRET_SIGNS})
     if delivery is None:
         raise PermanentError("There is nothing to deliver: deliveries are made by events", code="NO_DELIVERY")
@@ -130,6 +139,8 @@ async def load(connection: Connection, run_id: int) -> Delivery:
 
 
 async def post(context: WorkContext, item: Item) -> Result:
+    """Post the message of a delivery to its webhook: the work of an item in the stage `webhook`. Any refusal is
+    retried, except 410 Gone, which disables the endpoint."""
     own: Resources = context.vendors
     async with own.pool.connection() as connection:
         delivery = await load(connection, item.run_id)
@@ -155,6 +166,8 @@ async def post(context: WorkContext, item: Item) -> Result:
 
 
 async def _keys(connection: Connection, read: ReadSecret | None, delivery: Delivery) -> list[str]:
+    """Return the secrets that sign the delivery: its own and, while it is being rotated, the previous one; none if the
+    recipient has none."""
     if delivery.secret_name is None:
         return []
     if read is None:

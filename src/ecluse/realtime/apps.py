@@ -31,7 +31,7 @@ SHUT = "SELECT id FROM tenants WHERE id = ANY(%s) AND disabled_at IS NOT NULL"
 
 
 class Vault(Protocol):
-    """Store of sealed secrets."""
+    """Store of sealed secrets, by tenant and name."""
 
     async def put(self, connection: Connection, tenant: str, name: str, value: str) -> None: ...
 
@@ -40,6 +40,8 @@ class Vault(Protocol):
 
 @dataclass(frozen=True)
 class App:
+    """The Pusher app of a tenant."""
+
     tenant: str
     app_id: str
     key: str
@@ -72,12 +74,15 @@ class Apps:
         self._asking = asyncio.Lock()
 
     async def with_key(self, pool: Pool, key: str) -> App | None:
+        """Return the app with this public key; None if there is none."""
         return await self._find(pool, "a.key = %s", key)
 
     async def with_id(self, pool: Pool, app_id: int) -> App | None:
+        """Return the app with this id; None if there is none."""
         return await self._find(pool, "a.app_id = %s", app_id)
 
     async def _find(self, pool: Pool, condition: str, value: str | int) -> App | None:
+        """Return the app by this condition of FIND, cached."""
         async with self._asking:
             until, app = self._known.get((condition, value), (0.0, None))
             if app is None or until <= time.monotonic():
@@ -97,6 +102,7 @@ class Apps:
 
 
 async def _found(connection: Connection, vault: Vault, condition: str, value: str | int) -> App | None:
+    """Return the app by this condition of FIND, with its secret, from the database."""
     row = await fetch_row(connection, FIND.format(condition=condition), (value,))
     if row is None:
         return None

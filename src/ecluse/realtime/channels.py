@@ -1,4 +1,4 @@
-"""Channels of an event and shortening of large payloads, decided from the payload alone."""
+"""The channels that an event is sent on, and the shortening of large payloads; both follow from the payload alone."""
 
 from __future__ import annotations
 
@@ -46,10 +46,12 @@ def subject_of(channel: str) -> Subject | None:
 
 
 def channel_name(subject: Subject, private: bool) -> str:
+    """Return the channel about this record; `private` adds the prefix of private channels."""
     return f"{PRIVATE if private else ''}{subject.kind}-{subject.id}"
 
 
 def _name(kind: Kind, id_: Any, private: bool) -> str | None:
+    """Return the channel about the record with this id; None if there is no usable id."""
     if isinstance(id_, bool) or not isinstance(id_, str | int) or id_ == "":
         return None
     name = channel_name(Subject(kind, str(id_)), private)
@@ -70,14 +72,15 @@ def fit(payload: Mapping[str, Any], limit: int) -> bytes:
     try:
         whole = encoded(payload)
     except ValueError:  # invalid UTF-8, nested too deeply, or a cycle
-        payload = {name: value for name, value in payload.items() if _can_be_told(name, value)}
+        payload = {name: value for name, value in payload.items() if _is_encodable(name, value)}
     else:
         if len(whole) <= limit:
             return whole
     return encoded(_shrunk(to_jsonable_python(payload, inf_nan_mode="null", fallback=str), limit))
 
 
-def _can_be_told(name: str, value: Any) -> bool:
+def _is_encodable(name: str, value: Any) -> bool:
+    """Return True if this field of a payload can be encoded as JSON."""
     try:
         encoded({name: value})
     except ValueError:
@@ -86,6 +89,7 @@ def _can_be_told(name: str, value: Any) -> bool:
 
 
 def _shrunk(payload: dict[str, Any], limit: int) -> dict[str, Any]:
+    """Return the payload with values cut, and then left out, until it fits into `limit` bytes; marked `truncated`."""
     kept = {name: value for name, value in payload.items() if name != "truncated"}
     for most, longest in CUTS:
         kept = {n: v if _correlates(n, v) else _cut(v, most, longest) for n, v in kept.items()}
@@ -106,12 +110,14 @@ def _by_worth(payload: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _correlates(name: str, value: Any) -> bool:
+    """Return True if this field identifies the event or is a number or flag."""
     if isinstance(value, str):
         return name in CORRELATION or name.endswith("_id")
     return value is None or isinstance(value, int | float)  # counts and flags
 
 
 def _cut(value: Any, most: int, longest: int) -> Any:
+    """Return the value with lists and objects of at most `most` entries, and texts of at most `longest` characters."""
     match value:
         case str() as text if len(text) > longest:
             return text[:longest] + "…"

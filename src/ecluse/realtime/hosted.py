@@ -17,8 +17,8 @@ from pydantic_core import to_json
 from ecluse.base.errors import VendorError
 from ecluse.engine import PublishedEvent
 from ecluse.realtime.channels import channels_of
-from ecluse.realtime.hub import Hub, Message, durable, is_told_live
-from ecluse.realtime.signatures import signed_query
+from ecluse.realtime.hub import Hub, Message, durable, is_realtime
+from ecluse.realtime.pusher_signatures import signed_query
 from ecluse.vendors.http import VendorHttp
 
 log = structlog.get_logger(__name__)
@@ -32,6 +32,8 @@ AFTER_TROUBLE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class HostedApp:
+    """An app at hosted Pusher."""
+
     app_id: str
     key: str
     secret: str = field(repr=False)
@@ -40,6 +42,7 @@ class HostedApp:
 
     @property
     def url(self) -> str:
+        """The address of Pusher's HTTP API for this app."""
         if self.host:
             return self.host if "://" in self.host else f"https://{self.host}"
         return f"https://api-{self.cluster}.pusher.com" if self.cluster else "https://api.pusherapp.com"
@@ -50,6 +53,9 @@ class Accepted(BaseModel):
 
 
 class Hosted:
+    """Sender of events to a hosted app. Registers itself with the hub for ephemeral events; `sink` takes durable ones;
+    `run` sends. `now` is the clock of signatures."""
+
     def __init__(self, app: HostedApp, hub: Hub, now: Callable[[], datetime]) -> None:
         self._app, self._hub, self._now = app, hub, now
         self._http = VendorHttp("pusher", app.url, deadline=DEADLINE, now=now)
@@ -58,9 +64,11 @@ class Hosted:
         hub.onward.append(self)
 
     def wants(self, tenant: str, channels: Sequence[str]) -> bool:
+        """Return True if events of this tenant and channels are sent to the hosted app."""
         return tenant == TENANT and bool(channels)
 
     def take(self, message: Message) -> None:
+        """Queue a message for each of its channels; dropped and counted if the queue is full."""
         for channel in message.channels:
             if len(self._queue) >= LONGEST_QUEUE:
                 self._hub.dropped["hosted full"] += 1
@@ -72,7 +80,7 @@ class Hosted:
         """Queue durable events: a sink of the publisher, on the replica that publishes. Queued counts as published, so
         an outage of Pusher does not delay the outbox."""
         for event in events:
-            channels = channels_of(event.payload, self._hub.private) if is_told_live(event) else []
+            channels = channels_of(event.payload, self._hub.private) if is_realtime(event) else []
             if self.wants(event.tenant_id, channels):
                 self.take(durable(event, channels, self._hub.largest))
 
@@ -85,9 +93,11 @@ class Hosted:
             await self._wake.wait()
 
     async def close(self) -> None:
+        """Close the HTTP client."""
         await self._http.close()
 
     async def _send(self, batch: Sequence[dict[str, Any]]) -> None:
+        """Send a batch; a failure is logged and its events are dropped."""
         path, body = f"/apps/{self._app.app_id}/batch_events", {"batch": batch}
         query = signed_query(self._app.key, self._app.secret, "POST", path, to_json(body), self._now().timestamp())
         try:

@@ -49,6 +49,7 @@ class Message:
 
     @cached_property
     def payload(self) -> Any:
+        """The data parsed as JSON, or as it is if that is not possible."""
         try:
             return from_json(self.data)
         except ValueError:
@@ -63,10 +64,10 @@ class Message:
     @cached_property
     def text(self) -> bytes:
         """The message as a server-sent event."""
-        told = {"event": self.event, "channels": self.channels, **self.ids, "payload": self.payload}
+        fields = {"event": self.event, "channels": self.channels, **self.ids, "payload": self.payload}
         place = b"" if self.seq is None else b"id: %d\n" % self.seq
         name = " ".join(self.event.split()).encode()  # without line breaks, which would end the field
-        return place + b"event: " + name + b"\ndata: " + encoded(told) + b"\n\n"
+        return place + b"event: " + name + b"\ndata: " + encoded(fields) + b"\n\n"
 
 
 def frame(event: str, data: str, channel: str | None = None) -> str:
@@ -76,7 +77,8 @@ def frame(event: str, data: str, channel: str | None = None) -> str:
 
 
 class Listener:
-    """A socket or a stream with its queue. It is woken when there is something to send or it is to be closed."""
+    """A socket or a stream with its send queue of at most `longest` messages. It is woken when there is something to
+    send or it is to be closed."""
 
     def __init__(
         self, tenant: str, transport: Transport, socket_id: str | None = None, *, longest: int = LONGEST_QUEUE
@@ -98,18 +100,19 @@ class Listener:
             self._wake.set()
             return True
         if message.seq is not None:
-            self.send_away(*TOO_SLOW)
+            self.disconnect(*TOO_SLOW)
         return False
 
-    def say(self, text: str) -> None:
+    def queue_frame(self, text: str) -> None:
         """Queue a frame for this listener alone, in order with the messages."""
         if len(self._queue) < 2 * self._longest:
             self._queue.append(text)
             self._wake.set()
         else:
-            self.send_away(*TOO_SLOW)
+            self.disconnect(*TOO_SLOW)
 
-    def send_away(self, code: int, why: str) -> None:
+    def disconnect(self, code: int, why: str) -> None:
+        """Have the connection closed with this code and reason; the first call decides."""
         self.leave = self.leave or (code, why)
         self._wake.set()
 
@@ -124,13 +127,14 @@ class Listener:
                 timer.cancel()
 
     def taken(self) -> Iterator[tuple[Message, Sequence[str]] | str]:
+        """Take everything out of the queue: messages with the channels they are for, and frames."""
         while self._queue:
             yield self._queue.popleft()
 
 
 class Onward(Protocol):
-    """A further destination of ephemeral messages besides the listeners of this process: other replicas, hosted
-    Pusher."""
+    """A further destination of ephemeral messages besides the listeners of this process: other replicas, hosted Pusher.
+    `wants` returns whether it takes messages on these channels; `take` queues one."""
 
     def wants(self, tenant: str, channels: Sequence[str]) -> bool: ...
 
@@ -138,9 +142,10 @@ class Onward(Protocol):
 
 
 class Hub:
+    """The listeners of this process and their subscriptions, and the delivery of messages to them. `private`: channels
+    of Ecluse's own events have the prefix `private-`; `largest`: the maximum payload in bytes."""
+
     def __init__(self, *, private: bool = True, largest: int = LARGEST_PAYLOAD) -> None:
-        """`private`: whether channels of Ecluse's own events have the prefix `private-`; `largest`: the maximum payload
-        in bytes."""
         self.private, self.largest = private, largest
         self.stopping = False
         self.onward: list[Onward] = []
@@ -153,6 +158,7 @@ class Hub:
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[Listener]:
+        """Register a listener for the duration of the context; afterwards its subscriptions are removed."""
         self.listeners.add(listener)
         try:
             yield listener
@@ -177,9 +183,11 @@ class Hub:
             self.changed()
 
     def counts(self) -> dict[Key, int]:
+        """Return the number of listeners by tenant and channel."""
         return {key: len(listeners) for key, listeners in self._by_key.items()}
 
     def connections(self) -> Counter[Transport]:
+        """Return the number of listeners by transport."""
         return Counter(listener.transport for listener in self.listeners)
 
     def emit(self, lives: Sequence[EphemeralEvent]) -> None:
@@ -192,7 +200,7 @@ class Hub:
 
     def emit_durable(self, event: PublishedEvent) -> None:
         """Deliver an event of the outbox to local listeners only: every replica reads the outbox itself."""
-        channels = channels_of(event.payload, self.private) if is_told_live(event) else []
+        channels = channels_of(event.payload, self.private) if is_realtime(event) else []
         if self._heard(event.tenant_id, channels):
             self.deliver(durable(event, channels, self.largest))
 
@@ -218,16 +226,18 @@ class Hub:
                 self.dropped["too slow"] += 1
 
     def _heard(self, tenant: str, channels: Sequence[str]) -> bool:
+        """Return True if a listener of this process subscribes to one of the channels."""
         return any((tenant, channel) in self._by_key for channel in (*channels, WHOLE_TENANT))
 
     def _wanted(self, tenant: str, channels: Sequence[str]) -> bool:
+        """Return True if a further destination wants events of these channels."""
         return any(onward.wants(tenant, channels) for onward in self.onward)
 
     async def drain(self, seconds: float = 0.5) -> None:
         """Close all listeners, so that clients reconnect to another replica; wait for them at most `seconds`."""
         self.stopping = True
         for listener in self.listeners:
-            listener.send_away(*RECONNECT)
+            listener.disconnect(*RECONNECT)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.listeners:
@@ -235,13 +245,14 @@ class Hub:
                     await self._left.wait()
 
 
-def is_told_live(event: PublishedEvent) -> bool:
-    """True for events for realtime subscribers, such as `transcription.completed`; names with a slash, such as
-    `fiche/transcribed`, are for programs."""
+def is_realtime(event: PublishedEvent) -> bool:
+    """Return True for events that are sent to realtime subscribers, such as `transcription.completed`; names with a
+    slash, such as `fiche/transcribed`, are for programs and are not."""
     return "." in event.event_type and "/" not in event.event_type
 
 
 def durable(event: PublishedEvent, channels: Sequence[str], largest: int = LARGEST_PAYLOAD) -> Message:
+    """Return an event of the outbox as a message for these channels, its payload shortened to `largest` bytes."""
     ids = {
         "event_id": str(event.id),
         "event_key": event.event_key,

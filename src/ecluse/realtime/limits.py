@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
+    """The limits of realtime, with their defaults; tests pass shorter ones."""
+
     # Per tenant and replica. The app key is public: sockets have a limit of their own, so that they cannot use up that
     # of streams.
     sockets: int = 2_000

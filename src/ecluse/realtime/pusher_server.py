@@ -26,7 +26,7 @@ from ecluse.realtime.apps import KEY, App, Apps
 from ecluse.realtime.channels import NAME, PRIVATE, encoded, subject_of
 from ecluse.realtime.hub import DISABLED, LONGEST_NAME, TOO_SLOW, Hub, Listener, Message, Transport, frame
 from ecluse.realtime.limits import Limits
-from ecluse.realtime.signatures import may_join
+from ecluse.realtime.pusher_signatures import may_join
 
 log = structlog.get_logger(__name__)
 
@@ -44,15 +44,19 @@ REFUSED_PREFIXES = ("presence-", "private-encrypted-")
 
 
 class PusherServer:
+    """WebSocket server of this process: admits sockets and serves them. `why_off` returns why a tenant cannot use
+    sockets here; None if it can."""
+
     def __init__(self, hub: Hub, apps: Apps | None, why_off: Callable[[str], str | None], limits: Limits) -> None:
-        """`why_off` returns why a tenant cannot use sockets here; None if it can."""
         self._hub, self._apps, self._why_off, self.limits = hub, apps, why_off, limits
 
     def full(self, tenant: str, transport: Transport) -> bool:
+        """Return True if the tenant has as many connections of this transport as it may have."""
         most = self.limits.sockets if transport == "websocket" else self.limits.streams
         return sum((one.tenant, one.transport) == (tenant, transport) for one in self._hub.listeners) >= most
 
     async def serve(self, socket: WebSocket, pool: Pool) -> None:
+        """Accept a socket and serve it until it ends; refuse it with a close code if it may not connect."""
         await socket.accept()
         with suppress(WebSocketDisconnect):  # the client disconnected first
             app = await self._admitted(socket, pool)
@@ -67,6 +71,7 @@ class PusherServer:
                     await socket.close(code, why)
 
     async def _admitted(self, socket: WebSocket, pool: Pool) -> App | tuple[int, str]:
+        """Return the app of a socket that may connect; otherwise the close code and reason."""
         version = socket.query_params.get("protocol")
         if version not in SPOKEN:
             return NOT_SPOKEN if version else NO_VERSION
@@ -103,9 +108,9 @@ class Connection:
         """Serve the socket until either side ends it. Returns the close code and reason."""
         with self._hub.listening(self._listener) as listener:
             if self._hub.stopping:
-                listener.send_away(4200, "This server stops")
+                listener.disconnect(4200, "This server stops")
             hello = {"socket_id": self.id, "activity_timeout": self._limits.activity_timeout}
-            listener.say(frame("pusher:connection_established", encoded(hello).decode()))
+            listener.queue_frame(frame("pusher:connection_established", encoded(hello).decode()))
             parts = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
             try:
                 await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -117,6 +122,7 @@ class Connection:
             return listener.leave or (1000, "")
 
     async def _write(self) -> None:
+        """Send what is queued, ping a silent client, and return when the connection is to be closed."""
         pinged_at: float | None = None
         while True:
             try:
@@ -124,7 +130,7 @@ class Connection:
                     for text in [one] if isinstance(one, str) else map(one[0].frame, one[1]):
                         await self._send(text)
             except TimeoutError:
-                self._listener.send_away(*TOO_SLOW)
+                self._listener.disconnect(*TOO_SLOW)
                 return
             if self._listener.leave is not None:
                 return
@@ -133,9 +139,9 @@ class Connection:
             asks_at = self._heard_at + self._limits.activity_timeout if pinged_at is None else pinged_at
             if pinged_at is None and self._now() >= asks_at:
                 pinged_at = asks_at = self._now()
-                self._listener.say(frame("pusher:ping", "{}"))
+                self._listener.queue_frame(frame("pusher:ping", "{}"))
             elif pinged_at is not None and self._now() >= pinged_at + self._limits.pong_within:
-                self._listener.send_away(*NO_PONG)
+                self._listener.disconnect(*NO_PONG)
             due = asks_at
             if pinged_at is not None:  # check for the pong at intervals: it does not wake the writer
                 due = min(pinged_at + self._limits.pong_within, self._now() + self._limits.activity_timeout)
@@ -146,6 +152,7 @@ class Connection:
             await self._socket.send_text(text)
 
     async def _read(self) -> None:
+        """Handle what the client sends, until it disconnects."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -153,21 +160,22 @@ class Connection:
             self._heard_at = self._now()
             text = message.get("text")
             if text is None:
-                self._complain("Send text frames only")
+                self._send_error("Send text frames only")
             elif len(text.encode()) > self._limits.message_bytes:
-                self._listener.send_away(*TOO_LARGE)
+                self._listener.disconnect(*TOO_LARGE)
                 await asyncio.sleep(self._limits.send_within)  # the writer sees `leave` and ends the connection
             else:
-                self._hear(text)
+                self._handle(text)
 
-    def _hear(self, text: str) -> None:
+    def _handle(self, text: str) -> None:
+        """Handle one message of the client."""
         try:
-            said = from_json(text)
+            message = from_json(text)
         except ValueError:
-            said = None
-        match said:
+            message = None
+        match message:
             case {"event": "pusher:ping"}:
-                self._listener.say(frame("pusher:pong", "{}"))
+                self._listener.queue_frame(frame("pusher:pong", "{}"))
             case {"event": "pusher:pong"}:
                 pass
             case {"event": "pusher:subscribe", "data": {"channel": str() as channel} as data}:
@@ -177,23 +185,25 @@ class Connection:
             case {"event": str() as event, "channel": str() as channel, "data": data} if event.startswith("client-"):
                 self._pass_on(event, channel, data)
             case _:
-                self._complain("This message is not understood")
+                self._send_error("This message is not understood")
 
     def _subscribe(self, channel: str, auth: Any) -> None:
+        """Subscribe to a channel, or refuse and say why; `auth` is the signature that a private one needs."""
         joined = self._listener.channels
         if channel in joined:
-            self._complain(f"Existing subscription to channel {channel}")
-        elif not self._is_one(channel):
+            self._send_error(f"Existing subscription to channel {channel}")
+        elif not self._is_allowed(channel):
             self._refuse(channel, "InvalidChannel", "There are no channels of this name or kind here", 400)
         elif len(joined) >= self._limits.subscriptions:
             self._refuse(channel, "LimitReached", f"A socket has {self._limits.subscriptions} channels at most", 4004)
         elif channel.startswith(PRIVATE) and not self._may_join(channel, auth):
             self._refuse(channel, "AuthError", "The signature is not one for this socket and channel", 401)
         else:
-            self._listener.say(frame("pusher_internal:subscription_succeeded", "{}", channel))
+            self._listener.queue_frame(frame("pusher_internal:subscription_succeeded", "{}", channel))
             self._hub.subscribe(self._listener, channel)
 
-    def _is_one(self, channel: str) -> bool:
+    def _is_allowed(self, channel: str) -> bool:
+        """Return True if there may be a channel of this name."""
         if not NAME.fullmatch(channel) or channel.startswith(REFUSED_PREFIXES):
             return False
         # Public channels need no signature. While ours are private, a client that has only the public key cannot open
@@ -204,23 +214,29 @@ class Connection:
         return isinstance(auth, str) and may_join(self._app.key, self._app.secret, self.id, channel, auth)
 
     def _pass_on(self, event: str, channel: str, data: Any) -> None:
+        """Publish a client event on a private channel that the socket is subscribed to, within the rate."""
         second = int(self._now())
         if len(event) > LONGEST_NAME or not channel.startswith(PRIVATE) or channel not in self._listener.channels:
-            self._complain("Client events are for private channels that the socket is subscribed to", 4301)
+            self._send_error("Client events are for private channels that the socket is subscribed to", 4301)
         elif self._client_events[second] >= self._limits.client_events:
-            self._complain(f"At most {self._limits.client_events} client events in a second", 4301)
+            self._send_error(f"At most {self._limits.client_events} client events in a second", 4301)
         else:
             self._client_events = Counter({second: self._client_events[second] + 1})
-            said = data if isinstance(data, str) else encoded(data).decode()
-            self._hub.publish(Message(self._app.tenant, event, [channel], said, not_to=self.id))
+            text = data if isinstance(data, str) else encoded(data).decode()
+            self._hub.publish(Message(self._app.tenant, event, [channel], text, not_to=self.id))
 
-    def _complain(self, why: str, code: int | None = None) -> None:
-        self._listener.say(_error(code, why))
+    def _send_error(self, why: str, code: int | None = None) -> None:
+        """Send the client a `pusher:error`."""
+        self._listener.queue_frame(_error(code, why))
 
     def _refuse(self, channel: str, kind: str, why: str, status: int) -> None:
-        told = {"type": kind, "error": why, "status": status}
-        self._listener.say(encoded({"event": "pusher:subscription_error", "channel": channel, "data": told}).decode())
+        """Send the client a `pusher:subscription_error`."""
+        error = {"type": kind, "error": why, "status": status}
+        self._listener.queue_frame(
+            encoded({"event": "pusher:subscription_error", "channel": channel, "data": error}).decode()
+        )
 
 
 def _error(code: int | None, why: str) -> str:
+    """Return the frame of a `pusher:error`."""
     return encoded({"event": "pusher:error", "data": {"code": code, "message": why}}).decode()

@@ -71,10 +71,13 @@ SELECT pg_notify('{INTERESTS_CHANNEL}', '') FROM gone
 
 
 class Relay:
+    """The relay of one replica. Registers itself with the hub for messages and for changes of subscriptions; `run`
+    does the work. `answers`: clients can subscribe at this replica; `look_every`: seconds between two readings of
+    the table."""
+
     def __init__(
         self, pool: Pool, replica: str, hub: Hub, *, answers: bool, look_every: float = Limits.look_every
     ) -> None:
-        """`answers`: clients can subscribe at this replica; `look_every`: seconds between two readings of the table."""
         self._pool, self._replica, self._hub, self._answers = pool, replica, hub, answers
         self._look_every = look_every
         self._elsewhere: dict[Key, set[str]] = {}
@@ -89,9 +92,11 @@ class Relay:
         hub.onward.append(self)
 
     def wants(self, tenant: str, channels: Sequence[str]) -> bool:
+        """Return True if another replica has subscribers to one of these channels."""
         return any((tenant, channel) in self._elsewhere for channel in (*channels, WHOLE_TENANT))
 
     def take(self, message: Message) -> None:
+        """Queue a message for other replicas; dropped and counted if the queue is full."""
         if len(self._queue) < LONGEST_QUEUE:
             self._queue.append(message)
             self._wake.set()
@@ -99,11 +104,13 @@ class Relay:
             self._hub.dropped["relay full"] += 1
 
     def hear_live(self, notice: str) -> None:
-        if notice and (told := from_json(notice))["r"] != self._replica:
-            for one in told["m"]:
+        """Deliver the messages of a notice from another replica to local listeners."""
+        if notice and (parsed := from_json(notice))["r"] != self._replica:
+            for one in parsed["m"]:
                 self._hub.deliver(Message(one["t"], one["e"], one["c"], one["d"], not_to=one["x"]))
 
     def hear_interests(self, notice: str) -> None:
+        """Take note of a change of subscriptions at another replica; an empty notice makes `run` read the table."""
         if not notice:  # a replica left, or notices may have been missed
             self._next_look = 0.0
             self._wake.set()
@@ -113,13 +120,14 @@ class Relay:
         self._apply(notice)
 
     def _apply(self, notice: str) -> None:
-        told = from_json(notice)
-        replica = told["r"]
+        """Apply a notice of changed subscriptions to `_elsewhere`."""
+        changes = from_json(notice)
+        replica = changes["r"]
         if replica == self._replica:
             return
-        for tenant, channel in told["+"]:
+        for tenant, channel in changes["+"]:
             self._elsewhere.setdefault((tenant, channel), set()).add(replica)
-        for tenant, channel in told["-"]:
+        for tenant, channel in changes["-"]:
             if replicas := self._elsewhere.get((tenant, channel)):
                 replicas.discard(replica)
                 if not replicas:
@@ -151,6 +159,7 @@ class Relay:
                 await asyncio.sleep(GATHER_SECONDS)
 
     async def leave(self) -> None:
+        """Delete this replica's subscriptions from the table and notify the others."""
         try:
             async with self._pool.connection() as connection:
                 await connection.execute(LEAVE, (self._replica,))
@@ -158,6 +167,7 @@ class Relay:
             log.warning("realtime relay: left without notice, other replicas will time it out", error=one_line(error))
 
     async def _look(self, connection: Connection) -> None:
+        """Read the subscriptions of all live replicas, and delete the rows of dead ones."""
         if self._answers:
             await connection.execute(BEAT, {"replica": self._replica})
         await connection.execute(BURY)
@@ -177,6 +187,7 @@ class Relay:
         self.looked.set()
 
     async def _put_interests(self, connection: Connection) -> None:
+        """Store this replica's subscriptions if they have changed, and notify the others."""
         wanted = self._hub.counts()
         if not self._answers or wanted == self._put:
             return
@@ -199,18 +210,21 @@ class Relay:
         self._put = wanted
 
     def _notices(self, new: Sequence[Key], gone: Sequence[Key]) -> Iterator[str]:
+        """Yield the notices of new and gone subscriptions, each small enough for NOTIFY."""
         for sign, keys in (("+", new), ("-", gone)):
             for start in range(0, len(keys), KEYS_AT_ONCE):
-                told = {"r": self._replica, "+": [], "-": [], sign: keys[start : start + KEYS_AT_ONCE]}
-                yield encoded(told).decode()
+                notice = {"r": self._replica, "+": [], "-": [], sign: keys[start : start + KEYS_AT_ONCE]}
+                yield encoded(notice).decode()
 
     async def _pass_on(self, connection: Connection) -> None:
+        """Send the queued messages to other replicas."""
         if self._queue:
             messages, self._queue = self._queue, deque()
             pieces = [piece for message in messages for piece in self._pieces(message)]
             await connection.execute(PASS_ON, (list(self._packed(pieces)),))
 
     def _pieces(self, message: Message) -> Iterator[str]:
+        """Yield the message as parts of notices, each for a few of its channels."""
         channels = message.channels
         if len(channels) > CHANNELS_AT_ONCE:
             channels = [name for name in channels if (message.tenant, name) in self._elsewhere]
@@ -233,23 +247,25 @@ class Relay:
             yield self._wrapped(together)
 
     def _wrapped(self, pieces: Sequence[str]) -> str:
+        """Return a notice with these messages."""
         self._count += 1
         return f'{{"r":{encoded(self._replica).decode()},"n":{self._count},"m":[{",".join(pieces)}]}}'
 
 
 def in_a_notice(message: Message, channels: Sequence[str]) -> str:
     """Return the message as a part of a notice, its data shortened if it is too large for NOTIFY."""
-    told = {"t": message.tenant, "e": message.event, "c": channels, "d": message.data, "x": message.not_to}
+    fields = {"t": message.tenant, "e": message.event, "c": channels, "d": message.data, "x": message.not_to}
     most = LARGEST_NOTICE - WRAPPING - 1
-    limit = most - len(encoded({**told, "d": ""}))
-    while len(piece := encoded(told)) > most:
+    limit = most - len(encoded({**fields, "d": ""}))
+    while len(piece := encoded(fields)) > most:
         payload = message.payload
-        told["d"] = fit(payload if isinstance(payload, dict) else {"data": str(payload)}, max(limit, 18)).decode()
+        fields["d"] = fit(payload if isinstance(payload, dict) else {"data": str(payload)}, max(limit, 18)).decode()
         limit = limit * 3 // 4  # JSON within JSON is longer, because its quotes are escaped
     return piece.decode()
 
 
 def _columns(rows: Sequence[Sequence[object]], count: int) -> list[list[object]]:
+    """Return the rows as `count` columns, for unnest."""
     return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(count)]
 
 

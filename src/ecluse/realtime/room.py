@@ -35,6 +35,10 @@ __all__ = ["HostedApp", "Realtime"]
 
 
 class Realtime:
+    """Realtime of one process. `vault` None: there is no key for secrets, and so no Pusher server; `private` and
+    `largest` as in `Hub`; `dry_run`: nothing is sent by the Pusher protocol; `hosted`: the app at hosted Pusher, if one
+    is used."""
+
     def __init__(
         self,
         vault: Vault | None,
@@ -55,9 +59,11 @@ class Realtime:
 
     @property
     def sinks(self) -> list[Sink]:
+        """The sinks that the publisher has to call with published events."""
         return [] if self._hosted is None else [self._hosted.sink]
 
     def hosted_for(self, tenant: str) -> HostedApp | None:
+        """Return the hosted app if this tenant's events are sent there; otherwise None."""
         return self.hosted if tenant == HOSTED_TENANT else None
 
     def why_off(self, tenant: str) -> str | None:
@@ -67,6 +73,7 @@ class Realtime:
         return NO_KEY if self.vault is None and self.hosted_for(tenant) is None else None
 
     def why_no_sockets(self, tenant: str) -> str | None:
+        """Return why this tenant's clients cannot connect to this process by WebSocket; None if they can."""
         return self.why_off(tenant) or (ELSEWHERE if self.hosted_for(tenant) else None)
 
     @asynccontextmanager
@@ -79,7 +86,7 @@ class Realtime:
         if answers:
             self.tail = tail = Tail(pool, self.hub)
             await tail.start()
-            jobs |= {"tail": tail.run, "shutter": lambda: self._send_the_disabled_away(pool)}
+            jobs |= {"tail": tail.run, "shutter": lambda: self._disconnect_disabled_tenants(pool)}
             channels |= {LIVE_CHANNEL: relay.hear_live, EVENTS_CHANNEL: lambda _: tail.hint.set()}
         jobs["listener"] = lambda: listen(dsn, channels)
         if self._hosted is not None:
@@ -95,7 +102,8 @@ class Realtime:
                 await self._hosted.close()
             await relay.leave()
 
-    async def _send_the_disabled_away(self, pool: Pool) -> None:
+    async def _disconnect_disabled_tenants(self, pool: Pool) -> None:
+        """Disconnect the listeners of disabled tenants, at intervals, until cancelled."""
         while True:
             await asyncio.sleep(self.limits.shut_every)
             if here := sorted({listener.tenant for listener in self.hub.listeners}):
@@ -103,10 +111,11 @@ class Realtime:
                     disabled = await apps.shut(connection, here)
                 for listener in self.hub.listeners:
                     if listener.tenant in disabled:
-                        listener.send_away(*DISABLED)
+                        listener.disconnect(*DISABLED)
 
 
 async def _again_and_again(name: str, job: Callable[[], Awaitable[None]]) -> None:
+    """Run a part for ever: restart it when it ends or fails, after a pause."""
     while True:
         try:
             await job()

@@ -16,31 +16,32 @@ log = structlog.get_logger(__name__)
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-async def _squeezed(told: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Compress by gzip, flushed after each part. Parts sent before serve as the dictionary, so repeated content costs
+async def _compressed(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Compress by gzip, flushed after each chunk. Chunks sent before serve as the dictionary, so repeated content costs
     next to nothing."""
     packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS, memLevel=6)
-    async with aclosing(told):
-        async for part in told:
-            yield packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield packer.compress(chunk) + packer.flush(zlib.Z_SYNC_FLUSH)
     yield packer.flush()
 
 
 class EventStream(StreamingResponse):
-    def __init__(self, told: AsyncGenerator[bytes], send_within: float, *, squeeze: bool = False) -> None:
-        """`send_within`: seconds that the client has to take a part; `squeeze`: compress by gzip, only if the client
-        accepts it."""
+    """A response that sends `chunks`, which are server-sent events, as they come. `send_within`: seconds that the
+    client has to take a chunk; `squeeze`: compress by gzip, only if the client accepts it."""
+
+    def __init__(self, chunks: AsyncGenerator[bytes], send_within: float, *, squeeze: bool = False) -> None:
         encoded = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"} if squeeze else {}
-        told = _squeezed(told) if squeeze else told
-        super().__init__(told, media_type="text/event-stream", headers=HEADERS | encoded)
-        self._told, self._send_within = told, send_within
+        chunks = _compressed(chunks) if squeeze else chunks
+        super().__init__(chunks, media_type="text/event-stream", headers=HEADERS | encoded)
+        self._chunks, self._send_within = chunks, send_within
 
     async def stream_response(self, send: Send) -> None:
         async def in_time(message: Message) -> None:
             async with asyncio.timeout(self._send_within):
                 await send(message)
 
-        async with aclosing(self._told):
+        async with aclosing(self._chunks):
             try:
                 await super().stream_response(in_time)
             except TimeoutError:

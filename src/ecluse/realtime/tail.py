@@ -22,12 +22,15 @@ NEWEST = "SELECT coalesce(max(published_seq), 0) FROM events_outbox"
 
 
 class Tail:
+    """Reader of published events for the hub. Setting `hint` makes it read at once."""
+
     def __init__(self, pool: Pool, hub: Hub) -> None:
         self._pool, self._hub = pool, hub
         self.hint = asyncio.Event()
         self.at = 0  # `published_seq` of the last event handed to the hub
 
     async def start(self) -> None:
+        """Begin after the newest published event."""
         self.at = await self._newest()
 
     async def run(self) -> None:
@@ -42,6 +45,8 @@ class Tail:
                     await self.hint.wait()
 
     async def _read_on(self) -> bool:
+        """Deliver the next page of events; return True if there was one. Without listeners, only move on to the
+        newest."""
         if not self._hub.listeners:
             newest = await self._newest()
             if not self._hub.listeners:  # a listener that connected meanwhile gets what was published meanwhile
@@ -55,5 +60,6 @@ class Tail:
         return bool(events)
 
     async def _newest(self) -> int:
+        """Return the `published_seq` of the newest published event."""
         async with self._pool.connection() as connection:
             return int(await fetch_value(connection, NEWEST))

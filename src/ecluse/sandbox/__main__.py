@@ -21,6 +21,7 @@ HOST = "127.0.0.1"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line, serve until a signal to stop, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m ecluse.sandbox", description="Vendors simulated on the wire.")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0, the default, takes any free one")
     parser.add_argument("--seed", type=int, default=1, help="seed of the catalogue and of the faults")
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def run(port: int, seed: int, faults: list[dict[str, object]]) -> None:
+    """Serve on this port until SIGTERM or SIGINT, with these fault rules from the start."""
     serving = asyncio.create_task(serve(HOST, port, seed, faults, announce))
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, serving.cancel)
@@ -53,6 +55,7 @@ def announce(port: int) -> None:
 
 
 def refuse(message: str) -> int:
+    """Print why the sandbox cannot start, and return the exit code for that."""
     print(f"sandbox: {message}", file=sys.stderr)
     return 2
 

@@ -42,6 +42,8 @@ SPOILED: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 def spoil(kind: str, answer: Answer) -> Answer:
+    """Return the answer spoiled as the rule's `kind` says; an answer that is no chat completion is returned
+    unchanged."""
     value = json.loads(answer.body)
     if answer.status != 200 or not isinstance(value, dict) or value.get("object") != "chat.completion":
         return answer

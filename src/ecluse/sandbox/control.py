@@ -16,6 +16,7 @@ from ecluse.sandbox.vendors import VENDORS
 
 
 async def control(sandbox: Sandbox, request: web.BaseRequest) -> Answer:
+    """Answer a call to a control route; 400, with the reason, for a bad rule, number or JSON text."""
     body = await request.content.read()
     try:
         return route(sandbox, request, body)
@@ -24,6 +25,7 @@ async def control(sandbox: Sandbox, request: web.BaseRequest) -> Answer:
 
 
 def route(sandbox: Sandbox, request: web.BaseRequest, body: bytes) -> Answer:
+    """Find the control route of a call and answer it."""
     match request.method, request.path.split("/")[2:]:
         case "GET", ["health"]:
             return json_answer({"ok": True, "seed": sandbox.seed, "vendors": list(VENDORS)})
@@ -59,6 +61,7 @@ def route(sandbox: Sandbox, request: web.BaseRequest, body: bytes) -> Answer:
 
 
 def ledger_page(sandbox: Sandbox, request: web.BaseRequest) -> Answer:
+    """Answer a request for entries of the ledger, by the filters in its query."""
     query = request.query
     limit = int(query["limit"]) if query.get("limit") else None
     if limit is not None and limit < 0:

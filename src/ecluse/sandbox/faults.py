@@ -23,16 +23,20 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Field:
+    """A field of a rule: its default, what is expected of a value (for messages), and whether a value is accepted."""
+
     default: object
     expected: str
     accepts: Callable[[Any], bool]
 
 
 def is_number(value: object) -> bool:
+    """Return True for a finite number from 0 on."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def is_count(value: object) -> bool:
+    """Return True for a whole number from 0 on."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -45,10 +49,12 @@ def is_header(value: object) -> bool:
 
 
 def seconds(default: object) -> Field:
+    """Return a field that holds a number of seconds."""
     return Field(default, "a number of seconds", is_number)
 
 
 def status(default: int) -> Field:
+    """Return a field that holds an HTTP status of a refusal."""
     return Field(default, "an HTTP status from 400 to 599", lambda value: is_count(value) and 400 <= value <= 599)
 
 
@@ -103,6 +109,8 @@ KINDS: dict[str, dict[str, Field]] = {
 
 @dataclass(slots=True)
 class Rule:
+    """A fault rule in force, with how often it has matched and hit. `given` is the rule as it was posted."""
+
     id: int
     given: dict[str, Any]
     kind: str
@@ -119,9 +127,12 @@ class Rule:
     hits_by_subject: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the rule as it was posted, with its number."""
         return {"id": self.id, **self.given}
 
     def hit(self, seed: int, vendor: str, method: str, subject: str, earlier_calls: int) -> bool:
+        """Decide whether this call is hit, and count it. `subject` is the record; `earlier_calls` how many calls it had
+        before."""
         if (
             (self.vendor is not None and self.vendor != vendor)
             or (self.methods is not None and method not in self.methods)
@@ -162,6 +173,7 @@ def read_fields(noun: str, known: dict[str, Field], given: dict[str, Any], also:
 
 
 def parse_rule(rule_id: int, given: object, vendors: Collection[str]) -> Rule:
+    """Return the rule with this number. Raises RuleError, naming the field, for a bad one."""
     if not isinstance(given, dict):
         raise RuleError(f"a fault rule must be an object, not {given!r}")
     kind, vendor = given.get("kind"), given.get("vendor")
@@ -187,6 +199,8 @@ def parse_rule(rule_id: int, given: object, vendors: Collection[str]) -> Rule:
 
 
 class FaultBook:
+    """The fault rules in force, in the order in which they were added."""
+
     def __init__(self, seed: int, vendors: Collection[str]) -> None:
         self.rules: list[Rule] = []
         self._seed = seed
@@ -203,6 +217,7 @@ class FaultBook:
         return rules
 
     def remove(self, rule_id: int) -> bool:
+        """Delete a rule; return False if there is none with this number."""
         before = len(self.rules)
         self.rules = [rule for rule in self.rules if rule.id != rule_id]
         return len(self.rules) < before

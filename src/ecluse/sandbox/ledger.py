@@ -15,6 +15,10 @@ from itertools import islice
 
 @dataclass(slots=True)
 class Entry:
+    """One entry. `at` and `done_at` are seconds since the epoch, `mono` is on the monotonic clock; `key` is the
+    Idempotency-Key, `client` the X-Client, `ref` the record; `call_seq` is the call that an effect or payment belongs
+    to; `value` and `before` are the record's new and former value."""
+
     seq: int
     at: float
     mono: float
@@ -41,6 +45,8 @@ FIELDS = tuple(field.name for field in fields(Entry))
 
 
 class Ledger:
+    """The entries, and how many calls each vendor has in flight."""
+
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.last_seq = 0
@@ -48,6 +54,7 @@ class Ledger:
         self.most_in_flight: Counter[str] = Counter()
 
     def open(self, vendor: str, method: str, path: str, key: str | None, client: str | None) -> Entry:
+        """Write the entry of a call that arrives, and count it as in flight."""
         self.last_seq += 1
         entry = Entry(self.last_seq, time.time(), time.monotonic(), vendor, "call", method, path, key, client)
         self.entries.append(entry)
@@ -57,10 +64,12 @@ class Ledger:
         return entry
 
     def close(self, entry: Entry) -> None:
+        """Complete the entry of a call that is answered."""
         entry.done_at = time.time()
         self.in_flight[entry.vendor] -= 1
 
     def happened(self, kind: str, call: Entry, ref: str, value: object, before: object = None) -> None:
+        """Write an entry of this kind (`effect`, `paid`) that belongs to a call."""
         self.last_seq += 1
         now = time.time()
         self.entries.append(
@@ -88,6 +97,7 @@ class Ledger:
         self.most_in_flight = self.in_flight.copy()
 
     def page(self, vendor: str | None, kind: str | None, after: int, limit: int | None) -> list[Entry]:
+        """Return entries after this number, of one vendor and kind unless None, at most `limit`."""
         if not self.entries:
             return []
         start = max(0, after - self.entries[0].seq + 1)
@@ -99,6 +109,7 @@ class Ledger:
         return list(islice(wanted, limit))
 
     def stats(self) -> dict[str, dict[str, object]]:
+        """Return counts by vendor, as `GET /_sandbox/stats` answers."""
         by_vendor: dict[str, list[Entry]] = {}
         for entry in self.entries:
             by_vendor.setdefault(entry.vendor, []).append(entry)

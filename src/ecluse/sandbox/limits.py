@@ -33,6 +33,8 @@ FIELDS = {
 
 @dataclass(slots=True)
 class Bucket:
+    """The state of one limit for one value of its header: tokens at the instant `at`, calls in flight."""
+
     tokens: float
     at: float
     in_flight: int = 0
@@ -40,6 +42,8 @@ class Bucket:
 
 @dataclass(slots=True)
 class Limit:
+    """A cap as posted (`given`) and parsed, with its buckets by value of the header."""
+
     given: dict[str, Any]
     vendor: str
     per_second: float | None
@@ -50,6 +54,7 @@ class Limit:
     buckets: dict[str, Bucket] = field(default_factory=dict)
 
     def bucket(self, headers: Mapping[str, str], now: float) -> Bucket:
+        """Return the bucket of a call with these headers, filled up to the present."""
         name = headers.get(self.header, "") if self.header is not None else ""
         bucket = self.buckets.get(name)
         if bucket is None:
@@ -60,10 +65,11 @@ class Limit:
         return bucket
 
     def full(self, bucket: Bucket) -> bool:
+        """Return True if the bucket has as many calls in flight as the cap allows."""
         return self.concurrency is not None and bucket.in_flight >= self.concurrency
 
     def wait(self, bucket: Bucket) -> float:
-        """Return the seconds until this bucket admits a call, as far as the vendor can tell; 0 if it does now."""
+        """Return the seconds until this bucket admits a call, as far as is known; 0 if it does now."""
         if self.full(bucket):
             return 1.0
         if self.per_second is not None and bucket.tokens < 1:
@@ -73,11 +79,14 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
+    """The refusal of a call over a cap; `retry_after` in seconds, None if the cap sends none."""
+
     retry_after: int | None
     concurrency: bool  # too many at once, rather than too fast
 
 
 def parse_limit(given: object, vendors: Collection[str]) -> Limit:
+    """Return the limit. Raises RuleError, naming the field, for a bad one."""
     if not isinstance(given, dict):
         raise RuleError(f"a limit must be an object, not {given!r}")
     if given.get("vendor") not in list(vendors):
@@ -101,6 +110,8 @@ def parse_limit(given: object, vendors: Collection[str]) -> Limit:
 
 
 class Limits:
+    """The caps in force."""
+
     def __init__(self, vendors: Collection[str]) -> None:
         self.limits: list[Limit] = []
         self._vendors = vendors
@@ -127,5 +138,6 @@ class Limits:
         return held
 
     def leave(self, held: list[Bucket]) -> None:
+        """Release what `enter` admitted, when the call is answered."""
         for bucket in held:
             bucket.in_flight -= 1

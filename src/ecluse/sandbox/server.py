@@ -22,7 +22,7 @@ SHUTDOWN_GRACE = 0.1  # seconds; aiohttp waits up to twice this
 
 
 class Elsewhere:
-    """Stand-in for paths at which no vendor is mounted, so that misdirected calls are in the ledger, too."""
+    """Stand-in vendor for paths at which no vendor is mounted, so that misdirected calls are in the ledger, too."""
 
     def __init__(self, seed: int) -> None: ...
 
@@ -73,6 +73,8 @@ async def serve(
 async def handle_call(
     sandbox: Sandbox, request: web.BaseRequest, name: str, vendor: Vendor, path: str
 ) -> web.StreamResponse:
+    """Handle a call to a vendor from its entry in the ledger to its answer; `path` is below the vendor's mount
+    point."""
     headers, ledger, limits = request.headers, sandbox.ledger, sandbox.limits
     entry = ledger.open(name, request.method, request.raw_path, headers.get("Idempotency-Key"), headers.get("X-Client"))
     call = Call(request, ledger, entry, path)

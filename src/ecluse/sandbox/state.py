@@ -10,6 +10,8 @@ from ecluse.sandbox.vendors import VENDORS
 
 
 class Sandbox:
+    """The state of one sandbox; `faults` are the rules that are in force from the start and after a reset."""
+
     ledger: Ledger
     faults: FaultBook
     limits: Limits

@@ -18,6 +18,8 @@ from ecluse.sandbox.ledger import Entry, Ledger
 
 @dataclass(slots=True)
 class Call:
+    """A call to a simulated vendor, with its entry in the ledger."""
+
     request: web.BaseRequest
     ledger: Ledger
     entry: Entry
@@ -42,6 +44,7 @@ class Call:
         return self.entry.ref or self.entry.key or self.entry.path
 
     def effect(self, ref: str, value: object, before: object = None) -> None:
+        """Record that the call changed the record `ref` from `before` to `value`."""
         self.ledger.happened("effect", self.entry, ref, value, before)
 
     def paid(self, ref: str, value: object) -> None:
@@ -51,22 +54,28 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
+    """The answer of a simulated vendor."""
+
     status: int
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
 
 
 def json_answer(value: object, status: int = 200) -> Answer:
+    """Return an answer with this value as JSON."""
     # Invalid UTF-8 from a client's header or body is returned as a JSON escape, which backslashreplace writes.
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return Answer(status, text.encode(errors="backslashreplace"))
 
 
 def error_answer(status: int, code: str, message: str) -> Answer:
+    """Return a refusal in the format that vendors without one of their own use."""
     return json_answer({"error": {"code": code, "message": message}}, status)
 
 
 class Vendor(Protocol):
+    """What a simulated vendor has; everything it answers follows from `seed` and the calls it got."""
+
     def __init__(self, seed: int) -> None: ...
 
     def ref(self, call: Call) -> str | None:

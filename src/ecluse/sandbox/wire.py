@@ -29,6 +29,7 @@ LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 def throttled(error: Error, retry_after: object, *, concurrency: bool) -> Answer:
+    """Return a 429 in the vendor's format; `concurrency`: for too many calls at once, not for too fast ones."""
     if concurrency:
         answer = error(429, "concurrency", "too many requests at once")
     else:
@@ -49,6 +50,7 @@ def asked_to_wait(header: str | None) -> float | None:
 
 
 def throttle(rule: Rule, error: Error) -> Answer:
+    """Return the answer of a rule of kind `throttle`."""
     retry_after = rule.details["retry_after"]
     if retry_after == "date":
         retry_after = formatdate(math.ceil(time.time() + rule.details["seconds"]), usegmt=True)
@@ -56,10 +58,12 @@ def throttle(rule: Rule, error: Error) -> Answer:
 
 
 def server_error(rule: Rule, error: Error) -> Answer:
+    """Return the answer of a rule that fails with a 5xx."""
     return error(rule.details["status"], "server_error", "something went wrong")
 
 
 def redirect(rule: Rule, error: Error) -> Answer:
+    """Return the answer of a rule of kind `redirect`."""
     answer = error(302, "moved", "this is elsewhere")
     answer.headers["Location"] = rule.details["location"]
     return answer
@@ -94,6 +98,7 @@ def tainted(body: bytes, mark: str) -> bytes:
 
 
 def texts(value: object) -> list[str]:
+    """Return all texts inside a JSON value."""
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -101,6 +106,7 @@ def texts(value: object) -> list[str]:
 
 
 def marked(value: object, target: str, replacement: str) -> object:
+    """Return the JSON value with each text that equals `target` replaced."""
     if isinstance(value, dict):
         return {name: marked(item, target, replacement) for name, item in value.items()}
     if isinstance(value, list):
@@ -111,6 +117,8 @@ def marked(value: object, target: str, replacement: str) -> object:
 async def respond(
     request: web.BaseRequest, rule: Rule | None, latency: float, error: Error, apply: Callable[[], Answer]
 ) -> web.StreamResponse:
+    """Answer a call, with the fault that `rule` describes. `error` builds a refusal in the vendor's format; `apply`
+    lets the vendor apply the call and returns its answer."""
     if rule is None:
         return plain(apply())
     kind = rule.kind
@@ -138,12 +146,14 @@ async def respond(
 
 
 def plain(answer: Answer) -> web.Response:
+    """Return the answer as a response, sent as it is."""
     return web.Response(
         status=answer.status, body=answer.body, headers={"Content-Type": "application/json", **answer.headers}
     )
 
 
 async def hold(request: web.BaseRequest, seconds: float) -> None:
+    """Keep the connection open without an answer for these seconds, or until the client hangs up; then close it."""
     deadline = time.monotonic() + seconds
     # aiohttp shows a hang-up only by the missing transport, hence the polling.
     while request.transport is not None and (left := deadline - time.monotonic()) > 0:  # noqa: ASYNC110
@@ -153,12 +163,14 @@ async def hold(request: web.BaseRequest, seconds: float) -> None:
 
 
 def reset(request: web.BaseRequest) -> None:
+    """Close the connection with a TCP reset."""
     if request.transport is not None:
         request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_ZERO)
         request.transport.abort()
 
 
 async def headers_of(request: web.BaseRequest, answer: Answer, length: int) -> web.StreamResponse:
+    """Send the headers of an answer with a body of this length, and return the response to write the body to."""
     response = web.StreamResponse(status=answer.status, headers={"Content-Type": "application/json", **answer.headers})
     response.content_length = length
     await response.prepare(request)
@@ -166,6 +178,7 @@ async def headers_of(request: web.BaseRequest, answer: Answer, length: int) -> w
 
 
 async def slow_body(request: web.BaseRequest, answer: Answer, chunk: int, delay: float) -> web.StreamResponse:
+    """Send the body in chunks of this many bytes, with a delay before each."""
     response = await headers_of(request, answer, len(answer.body))
     for start in range(0, len(answer.body), chunk):
         await asyncio.sleep(delay)
@@ -174,6 +187,7 @@ async def slow_body(request: web.BaseRequest, answer: Answer, chunk: int, delay:
 
 
 async def truncated(request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
+    """Send half of the body, then close the connection."""
     response = await headers_of(request, answer, len(answer.body))
     await response.write(answer.body[: len(answer.body) // 2])
     response.force_close()  # aiohttp sends what was written, then closes the connection
@@ -181,6 +195,7 @@ async def truncated(request: web.BaseRequest, answer: Answer) -> web.StreamRespo
 
 
 async def huge_body(request: web.BaseRequest, answer: Answer, length: int) -> web.StreamResponse:
+    """Send a valid JSON body of this length instead of the answer."""
     response = await headers_of(request, answer, length)
     start, end = b'{"padding":"', b'"}'
     await response.write(start)

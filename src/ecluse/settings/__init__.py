@@ -30,22 +30,27 @@ SENDER = re.compile(r"([^<>@\x00-\x1f\x7f]+ )?<[!-;=?A-~]+@[!-;=?A-~]+>|[!-;=?A-
 
 
 def _networks(value: str) -> str:
+    """Check that the value is a list of networks, separated by commas; return it unchanged."""
     for network in _listed(value):
         ip_network(network)
     return value
 
 
 def _listed(value: str) -> list[str]:
+    """Split a value at its commas."""
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
 def _sender(value: str) -> str:
+    """Check that the value is a mail address, with or without a name; return it unchanged."""
     if not SENDER.fullmatch(value):
         raise ValueError("not a mail address, such as Ecluse <ecluse@example.com>")
     return value
 
 
 class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
+    """Every knob, read from the environment. Derived values are properties and validators below the fields."""
+
     model_config = SettingsConfigDict(case_sensitive=True, extra="ignore", env_ignore_empty=True, allow_inf_nan=False)
 
     DATABASE_URL: str | None = Field(
@@ -55,8 +60,7 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
     ECLUSE_DATA_DIR: Path | None = Field(
         None,
         description="Directory of the embedded PostgreSQL, its key and log files. Unset: `/var/lib/ecluse` for root, "
-        "otherwise "
-        "`$XDG_DATA_HOME/ecluse` or `~/.local/share/ecluse`.",
+        "otherwise `$XDG_DATA_HOME/ecluse` or `~/.local/share/ecluse`.",
     )
     ECLUSE_DB_POOL: Annotated[int, at_least(3)] = Field(
         10,
@@ -80,8 +84,7 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
         6.0,
         allow_inf_nan=False,
         description="Time without a heartbeat after which a process is declared dead and its work is taken over. "
-        "Minimum: "
-        "two heartbeats.",
+        "Minimum: two heartbeats.",
     )
     ECLUSE_LOG_LEVEL: Level = Field("INFO", description="Lowest level to log: `DEBUG`, `INFO`, `WARNING` or `ERROR`.")
     ECLUSE_LOG_FORMAT: Form = Field(
@@ -99,9 +102,8 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
     PUSHER_APP_ID: str | None = Field(
         None,
         description="Id of an app at hosted Pusher, used for the tenant `default` instead of the built-in server. "
-        "Needs "
-        "`PUSHER_KEY`, `PUSHER_SECRET` and `PUSHER_CLUSTER` or `PUSHER_HOST`; if one is unset, a warning is logged and "
-        "the hosted app is not used.",
+        "Needs `PUSHER_KEY`, `PUSHER_SECRET` and `PUSHER_CLUSTER` or `PUSHER_HOST`; if one is unset, a warning is "
+        "logged and the hosted app is not used.",
     )
     PUSHER_KEY: str | None = Field(None, description="Key of the hosted Pusher app.")
     PUSHER_SECRET: SecretStr | None = Field(None, description="Secret of the hosted Pusher app.")
@@ -112,8 +114,7 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
     PUSHER_USE_PRIVATE_CHANNELS: bool = Field(
         True,
         description="1/true: channels are named `private-fiche-…` and need a permission to subscribe. 0/false: "
-        "channels "
-        "are named `fiche-…` and are open to all clients with the app's key.",
+        "channels are named `fiche-…` and are open to all clients with the app's key.",
     )
     PUSHER_MAX_PAYLOAD_BYTES: Annotated[int, at_least(200)] = Field(
         9000, description="Maximum size of an event; larger ones are shortened, ids and statuses last. Minimum 200."
@@ -223,6 +224,7 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
 
     @property
     def allowed_networks(self) -> list[str]:
+        """The networks in ECLUSE_ALLOWED_NETWORKS."""
         return _listed(self.ECLUSE_ALLOWED_NETWORKS)
 
 
@@ -234,6 +236,7 @@ def log_settings() -> tuple[Level, Form]:
 
 
 def load() -> Settings:
+    """Read the knobs from the environment. Raises SetUpError that names the variables with unreadable values."""
     try:
         return Settings()
     except ValidationError as error:

@@ -1,3 +1,5 @@
+"""``python -m ecluse.settings``: print docs/configuration.md."""
+
 import sys
 
 from ecluse.settings import reference

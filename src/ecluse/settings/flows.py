@@ -14,6 +14,8 @@ WEEK_MS = 7 * 24 * 3_600_000
 
 
 def at_least(minimum: float) -> Any:
+    """Return a validator that raises a number below `minimum` to it, and logs a warning."""
+
     def raised(value: Any, info: ValidationInfo) -> Any:
         try:
             number = float(value)
@@ -28,14 +30,16 @@ def at_least(minimum: float) -> Any:
 
 
 class AutomationKnobs(BaseSettings):
+    """The knobs of automation."""
+
     AUTOMATION_SEND_EVENT_CHUNK_SIZE: Annotated[int, at_least(1)] = Field(
         200, description="Maximum rows per fan-out statement, for every flow. Minimum 1."
     )
     AUTOMATION_SCHEDULER_WINDOW_MINUTES: Annotated[int, at_least(5)] = Field(
         20,
         le=7 * 24 * 60,
-        description="How late a slot of a schedule may be fired, and how long it waits for the running run. Minimum 5, "
-        "at most a week.",
+        description="How late a slot of a schedule may be fired, and how long it waits for the running run. Minimum "
+        "5, at most a week.",
     )
     AUTOMATION_SCHEDULER_CRON: str = Field(
         "*/1 * * * *", description="No effect, because schedules are checked every second, by one replica at a time."
@@ -58,8 +62,8 @@ class AutomationKnobs(BaseSettings):
     )
     AUTOMATION_TRANSCRIPTION_POLL_INTERVAL_SECONDS: Annotated[float, at_least(0.1)] = Field(
         30,
-        description="Longest interval between two polls of the transcription stage; no progress for three "
-        "intervals is a stall.",
+        description="Longest interval between two polls of the transcription stage; no progress for three intervals "
+        "is a stall.",
     )
     AUTOMATION_AUDIT_MAX_WAIT_MS: Annotated[int, at_least(1_000)] = Field(
         30 * 60_000, le=WEEK_MS, description="Time limit of the audit stage. Minimum 1000."
@@ -84,6 +88,8 @@ class AutomationKnobs(BaseSettings):
 
 
 class TranscriptionKnobs(BaseSettings):
+    """The knobs of transcription."""
+
     INNGEST_SERVER_REPLICAS: Annotated[int, at_least(1)] | None = Field(
         None, description="Number of replicas, for the defaults of concurrency knobs. Unset: `SERVER_REPLICAS`."
     )
@@ -96,14 +102,12 @@ class TranscriptionKnobs(BaseSettings):
     TRANSCRIPTION_FICHE_CONCURRENCY: Annotated[int, at_least(1)] | None = Field(
         None,
         description="Fiches fetched from the CRM at once by transcriptions, over all replicas. Unset: number of "
-        "replicas "
-        "times `INNGEST_PARALLELISM_PER_SERVER`. Minimum 1.",
+        "replicas times `INNGEST_PARALLELISM_PER_SERVER`. Minimum 1.",
     )
     TRANSCRIPTION_RECORDING_WORKER_CONCURRENCY: Annotated[int, at_least(1)] | None = Field(
         None,
         description="Recordings in flight at speech to text at once, over all replicas. Unset: number of replicas "
-        "times "
-        "`INNGEST_PARALLELISM_PER_SERVER`. Minimum 1.",
+        "times `INNGEST_PARALLELISM_PER_SERVER`. Minimum 1.",
     )
     TRANSCRIPTION_RECORDING_PER_FICHE_CONCURRENCY: Annotated[int, at_least(1)] | None = Field(
         None,
@@ -119,7 +123,9 @@ class TranscriptionKnobs(BaseSettings):
         2, description="Backoff before the first retry; it doubles with each further retry. Minimum 0."
     )
     TRANSCRIPTION_ELEVENLABS_BACKOFF_MAX_SECONDS: Annotated[float, at_least(0)] = Field(
-        60, description="Maximum backoff; a longer `Retry-After` of the vendor wins. Minimum 0."
+        60,
+        description="Maximum backoff. A `Retry-After` of the vendor, up to 15 minutes, replaces the backoff. "
+        "Minimum 0.",
     )
     TRANSCRIPTION_PROGRESS_WEBHOOK_FREQUENCY: Annotated[int, at_least(1)] = Field(
         3, description="Publish `transcription.progress` every this many recordings, and at the end. Minimum 1."
@@ -129,8 +135,8 @@ class TranscriptionKnobs(BaseSettings):
     )
     TRANSCRIPTION_STALL_MINUTES: Annotated[float, at_least(0.1)] = Field(
         10,
-        description="If no recording of a run is claimed for this long although its lane is open, a warning is logged; "
-        "after twice that time the recordings are given up. Minimum 0.1.",
+        description="If no recording of a run is claimed for this long although its lane is open, a warning is "
+        "logged; after twice that time the recordings are given up. Minimum 0.1.",
     )
     RATE_LIMITS_TRANSCRIPTION: Annotated[int, at_least(1)] = Field(
         50, description="Requests per fiche and minute; further ones are answered 429. Minimum 1."
@@ -142,9 +148,8 @@ class TranscriptionKnobs(BaseSettings):
     )
     TRANSCRIPTION_LOCK_TTL_MS: Annotated[int, at_least(1)] | None = Field(
         None,
-        description="No effect, because the lock of a fiche is held by its run, for as long as the run is open. Unset: "
-        "the "
-        "larger of 30 minutes and 10 minutes more than `TRANSCRIPTION_MAX_WAIT_SECONDS`.",
+        description="No effect, because the lock of a fiche is held by its run, for as long as the run is open. "
+        "Unset: the larger of 30 minutes and 10 minutes more than `TRANSCRIPTION_MAX_WAIT_SECONDS`.",
     )
     TRANSCRIPTION_RUN_STATE_TTL_SECONDS: Annotated[int, at_least(1)] = Field(
         7200, description="No effect, because the state of runs is in the database and does not expire."
@@ -154,8 +159,8 @@ class TranscriptionKnobs(BaseSettings):
     )
     TRANSCRIPTION_FINALIZER_CONCURRENCY: Annotated[int, at_least(1)] | None = Field(
         None,
-        description="No effect, because the commit of the last recording ends the run. Unset: number of replicas times "
-        "`INNGEST_PARALLELISM_PER_SERVER`.",
+        description="No effect, because the commit of the last recording ends the run. Unset: number of replicas "
+        "times `INNGEST_PARALLELISM_PER_SERVER`.",
     )
     REDIS_URL: str | None = Field(None, description="No effect, because locks and state are in PostgreSQL.")
 
@@ -173,4 +178,5 @@ class TranscriptionKnobs(BaseSettings):
 
     @property
     def default_global_concurrency(self) -> int:
+        """The default of the knobs that limit concurrency over all replicas."""
         return (self.INNGEST_SERVER_REPLICAS or self.SERVER_REPLICAS) * self.INNGEST_PARALLELISM_PER_SERVER

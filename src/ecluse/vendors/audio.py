@@ -21,6 +21,9 @@ LARGEST = 200_000_000  # bytes; the whole file is held in memory
 
 
 class AudioSource:
+    """Downloader of recordings. A file of more than `largest` bytes is refused; `deadline`, in seconds, is that of the
+    HTTP client unless given; `now` is the clock for Retry-After dates."""
+
     def __init__(
         self,
         guarded: GuardedHttp,
@@ -35,6 +38,7 @@ class AudioSource:
         self._now = now
 
     async def download(self, url: str) -> Audio:
+        """Download the recording at this URL. Raises a `VendorError` if it cannot be had."""
         reply = await self._guarded.get(url, largest=self._largest, deadline=self._deadline)
         if not 200 <= reply.status < 300:
             raise refusal(reply.subject, reply.status, reply.headers, b"", self._now())
@@ -43,6 +47,7 @@ class AudioSource:
 
 
 def file_name(url: str) -> str:
+    """Return a name for the file at this URL: the last part of its path, reduced to safe characters."""
     name = PurePosixPath(unquote(urlsplit(url).path, errors="replace")).name
     plain = "".join(character for character in name if character.isalnum() or character in "._-")
     return plain[-100:] or "recording"

@@ -46,6 +46,7 @@ def instant(value: Any) -> datetime | None:
 
 
 def seconds(value: Any) -> float | None:
+    """Return a duration as a float; None if it is not a number, negative or longer than LONGEST_CALL."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if number and 0 <= value <= LONGEST_CALL else None
 
@@ -63,11 +64,15 @@ class SalesFiche(BaseModel):
 
 
 class Sales(BaseModel):
+    """The sales list of a day."""
+
     fiches: list[SalesFiche]
     skipped: list[str]  # one line per unusable row, with the reason
 
 
 class Recording(BaseModel):
+    """A recording of a fiche. `recording_url` is empty if the CRM has none."""
+
     call_id: Id
     recording_url: Annotated[str, BeforeValidator(url_text)] = ""
     start_time: Annotated[datetime | None, BeforeValidator(instant)] = None
@@ -75,6 +80,8 @@ class Recording(BaseModel):
 
 
 class FicheDetails(BaseModel):
+    """A fiche in full, with its usable recordings."""
+
     message: str
     groupe: Name = None
     attribution_user_id: Name = None
@@ -84,10 +91,14 @@ class FicheDetails(BaseModel):
 
 
 class SalesAnswer(BaseModel):
+    """The CRM's answer to a request for a sales list; its rows are not validated yet."""
+
     fiches: list[Any]
 
 
 class FicheAnswer(BaseModel):
+    """The CRM's answer to a request for a fiche; its recordings are not validated yet."""
+
     success: bool
     message: str | None = None
     information: dict[str, Any] | None = None
@@ -95,12 +106,14 @@ class FicheAnswer(BaseModel):
 
     @property
     def is_gone(self) -> bool:
+        """True if the CRM says that it does not know the fiche."""
         return not self.success and NOT_FOUND in (self.message or "").upper()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrmAccess:
-    """Settings of the CRM client. Without a URL or a key each call raises NOT_CONFIGURED."""
+    """Settings of the CRM client: deadline in seconds, `connections` at most at once. Without a URL or a key each call
+    raises NOT_CONFIGURED."""
 
     crm_url: str | None = None
     crm_key: str | None = field(default=None, repr=False)
@@ -110,6 +123,8 @@ class CrmAccess:
 
 @asynccontextmanager
 async def connected_crm(access: CrmAccess, now: Callable[[], datetime]) -> AsyncIterator[Crm]:
+    """Open the CRM client with these settings for the duration of the context; `now` is the clock for Retry-After
+    dates."""
     if not access.crm_url:
         yield Crm(None, access.crm_key)
         return
@@ -119,14 +134,15 @@ async def connected_crm(access: CrmAccess, now: Callable[[], datetime]) -> Async
 
 
 class Crm:
-    """`http` is None if CRM_BASE_URL is not set: then each call raises NOT_CONFIGURED. A key given per call (that of a
-    schedule) takes precedence over the general one."""
+    """Client of the CRM. `http` is None if CRM_BASE_URL is not set: then each call raises NOT_CONFIGURED. A key given
+    per call (that of a schedule) takes precedence over the general one."""
 
     def __init__(self, http: VendorHttp | None, api_key: str | None) -> None:
         self._http = http
         self._api_key = api_key
 
     async def sales(self, day: date, *, api_key: str | None = None) -> Sales:
+        """Return the fiches sold on a day, each once."""
         http, headers = self._ready(api_key)
         answer = await http.call(
             "GET",
@@ -144,7 +160,7 @@ class Crm:
         return Sales(fiches=list(by_id.values()), skipped=skipped)
 
     async def fiche(self, fiche_id: str, *, api_key: str | None = None) -> FicheDetails:
-        """Return one fiche. Raises `PermanentError` NOT_FOUND if the CRM does not know it."""
+        """Return one fiche with its recordings. Raises `PermanentError` NOT_FOUND if the CRM does not know it."""
         http, headers = self._ready(api_key)
         if not fiche_id.strip("."):
             raise PermanentError(f"crm: {fiche_id!r} cannot be the id of a fiche", code=NOT_FOUND)
@@ -181,6 +197,7 @@ class Crm:
             raise TransientError(f"{subject}: information: {first_problem(exc)}", code="BAD_ANSWER") from exc
 
     def _ready(self, own_key: str | None) -> tuple[VendorHttp, dict[str, str]]:
+        """Return the HTTP client and the headers of a call; raise NOT_CONFIGURED if URL or key is missing."""
         key = own_key or self._api_key
         if self._http is None or not key:
             raise PermanentError("The CRM is not configured: set CRM_BASE_URL and CRM_API_KEY.", code="NOT_CONFIGURED")
@@ -188,6 +205,8 @@ class Crm:
 
 
 def explain(error: VendorError, answer: bytes, *, own_key: bool, listing: bool) -> VendorError:
+    """Add to the error of a refused call what the operator should check. `own_key`: the call used a schedule's key;
+    `listing`: it asked for a sales list."""
     if error.status in (401, 403):
         which = "the API key of this schedule" if own_key else "CRM_API_KEY"
         hint = f"the CRM does not accept {which}, or it has too few rights: set another one"
@@ -200,6 +219,7 @@ def explain(error: VendorError, answer: bytes, *, own_key: bool, listing: bool) 
 
 
 def says_gone(answer: bytes) -> bool:
+    """Return True if this body is the CRM's own answer that it does not know the fiche."""
     try:
         return FicheAnswer.model_validate_json(answer, strict=True).is_gone
     except ValidationError:
@@ -210,6 +230,8 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def usable(model: type[R], what: str, rows: Iterable[Any]) -> tuple[list[R], list[str]]:
+    """Return the rows that are valid for `model`, and one line for each other row; `what` names a row in these
+    lines."""
     good, skipped = [], []
     for position, row in enumerate(rows, 1):
         try:

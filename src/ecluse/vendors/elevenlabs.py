@@ -25,6 +25,8 @@ QUOTA = "quota_exceeded"
 
 
 class Word(BaseModel):
+    """A word, space or sound of a transcript, with its times in seconds."""
+
     text: str
     start: float | None = None
     end: float | None = None
@@ -33,6 +35,8 @@ class Word(BaseModel):
 
 
 class Transcript(BaseModel):
+    """A recording as text and word by word."""
+
     language_code: str
     text: str
     words: list[Word]
@@ -54,7 +58,8 @@ class SpeechAnswer(RootModel[Transcript | Channels]):
 
 @dataclass(frozen=True)
 class Speech:
-    """Request options. A result depends on these and on its recording."""
+    """Request options: model, language code (None: detected) and whether speakers are distinguished. A result depends
+    on these and on its recording."""
 
     model: str = "scribe_v1"
     language: str | None = None
@@ -62,13 +67,15 @@ class Speech:
 
 
 class ElevenLabs:
+    """Client of the provider. Without a key each call raises NOT_CONFIGURED."""
+
     def __init__(self, http: VendorHttp, api_key: str | None, wanted: Speech) -> None:
         self.wanted = wanted
         self._http = http
         self._api_key = api_key
 
     async def transcribe(self, *, source_url: str | None = None, file: Audio | None = None) -> Transcript:
-        """Transcribe either a recording that the vendor downloads (`source_url`) or an uploaded file."""
+        """Transcribe either a recording that the vendor downloads (`source_url`) or an uploaded `file`."""
         if not (self._api_key or "").strip():
             message = "Speech to text is not configured: set ELEVENLABS_API_KEY."
             raise PermanentError(message, code="NOT_CONFIGURED")
@@ -113,10 +120,10 @@ def joined(channels: Channels) -> Transcript:
             space = Word(text=" ", start=before.end, end=before.end, type="spacing", speaker_id=before.speaker_id)
             words.append(space)
         words.append(word)
-    said = "".join(word.text for word in words) or "\n".join(one.text for one in channels.transcripts)
+    text = "".join(word.text for word in words) or "\n".join(one.text for one in channels.transcripts)
     return Transcript(
         language_code=channels.transcripts[0].language_code if channels.transcripts else "",
-        text=said,
+        text=text,
         words=words,
         transcription_id=channels.transcription_id,
         audio_duration_secs=channels.audio_duration_secs,
@@ -124,8 +131,10 @@ def joined(channels: Channels) -> Transcript:
 
 
 def explain(error: VendorError, answer: bytes, *, source_url: str) -> VendorError:
-    code, said = detail(answer)
-    message = f"elevenlabs: {error.status} {code}: {said}" if said else error.message
+    """Replace code and message of a refusal by what the provider's answer means; the query of `source_url`, which is
+    signed, is removed."""
+    code, text = detail(answer)
+    message = f"elevenlabs: {error.status} {code}: {text}" if text else error.message
     query = urlsplit(source_url).query
     # If the vendor could not download the recording, its answer may repeat the URL with its signature.
     message = storable(message.replace(query, "…") if query else message)
@@ -139,7 +148,7 @@ def explain(error: VendorError, answer: bytes, *, source_url: str) -> VendorErro
 
 
 def detail(answer: bytes) -> tuple[str, str]:
-    """Return code and text of a refusal, which has one of three shapes."""
+    """Return code and text of a refusal, which has one of three shapes; empty where it has none."""
     try:
         given: Any = json.loads(answer)["detail"]
     except (ValueError, KeyError, TypeError):

@@ -41,12 +41,13 @@ ELSEWHERE = AddressTable(
 
 
 class ForbiddenUrl(Exception):
-    """A URL that is refused; the text tells the user why."""
+    """A URL that is refused; the text is the reason, for the user who entered the URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Any answer, including refusals. Of a refusal, and of any answer to a POST, only the beginning is read."""
+    """Any answer, including refusals. `subject` names the request in messages. Of a refusal, and of any answer to a
+    POST, only the beginning is read."""
 
     subject: str
     status: int
@@ -63,7 +64,8 @@ class Reply:
 
 class GuardedHttp:
     """Guarded HTTP client. May be created outside an event loop; bound to the loop of its first call. Each call is one
-    request (and its redirects), without retry."""
+    request (and its redirects), without retry. `allowed_networks` are private networks that may be reached; deadlines
+    are in seconds, for a whole call and for connecting."""
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class GuardedHttp:
         return await self._request("POST", url, LARGEST_REFUSAL, 0, deadline, content=body, headers=headers)
 
     async def close(self) -> None:
+        """Close all connections; a later call is a bug."""
         for client in self._clients.values():
             await client.aclose()
         if self._lookups is not None:
@@ -111,6 +114,8 @@ class GuardedHttp:
     async def _request(
         self, method: str, url: str, largest: int, redirects: int, deadline: float | None, **what: Any
     ) -> Reply:
+        """Send one request, follow at most `redirects` redirects, and return the answer, of which at most `largest`
+        bytes are read."""
         deadline = self._deadline if deadline is None else deadline
         subject, sent = f"{method} {origin(url)}", False
 
@@ -161,6 +166,7 @@ class GuardedHttp:
         return policy
 
     def _client(self, policy: Policy) -> AsyncClient:
+        """Return the client with this policy, created at its first use."""
         any_port = policy is self._own
         client = self._clients.get(any_port)
         if client is None:
@@ -189,6 +195,8 @@ class GuardedHttp:
 
 
 async def read(subject: str, response: httpx.Response, largest: int, *, cut: bool) -> Reply:
+    """Read the body of a response, at most `largest` bytes: `cut` drops the rest, otherwise a larger body raises
+    ANSWER_TOO_LARGE."""
     cut = cut or not response.is_success
     largest = min(largest, LARGEST_REFUSAL) if cut else largest
     body = bytearray()
@@ -202,7 +210,7 @@ async def read(subject: str, response: httpx.Response, largest: int, *, cut: boo
 
 
 def origin(url: str) -> str:
-    """Return the part of a URL that may appear in messages."""
+    """Return the part of a URL that may appear in messages: scheme, host and port."""
     try:
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
@@ -212,6 +220,7 @@ def origin(url: str) -> str:
 
 
 def reason(exc: SSRFGuardError) -> str:
+    """Return why the guard refused, as a message for the user."""
     address = exc if isinstance(exc, BlockedAddressError) else exc.__cause__
     if isinstance(address, BlockedAddressError):
         return f"it leads to an address that is not reached from here: {address.reason}; {HINT}"
@@ -220,6 +229,8 @@ def reason(exc: SSRFGuardError) -> str:
 
 
 def failure(subject: str, exc: httpx.HTTPError | TimeoutError, sent: bool, deadline: float) -> TransientError:
+    """Return the error for a missing answer. `sent`: the request may have reached the server; `deadline`: that of the
+    call."""
     timed_out = isinstance(exc, TimeoutError | httpx.TimeoutException)
     what = type(exc).__name__
     if not sent:

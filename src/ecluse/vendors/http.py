@@ -72,6 +72,7 @@ class Sending:
 
     @property
     def sent(self) -> bool:
+        """True once the request may have reached the vendor."""
         # aiohttp creates the response object in the same loop step in which it starts to write the request.
         return self._request is not None and self._request.response is not None
 
@@ -85,7 +86,9 @@ class Sending:
 
 
 class VendorHttp:
-    """HTTP client of one vendor. May be created outside an event loop; bound to the loop of its first call."""
+    """HTTP client of one vendor, named `name` in messages. May be created outside an event loop; bound to the loop of
+    its first call. Deadlines are in seconds, for a whole call and for connecting; a body of more than `largest_body`
+    bytes is refused; `now` is the clock for Retry-After dates."""
 
     def __init__(
         self,
@@ -185,6 +188,7 @@ class VendorHttp:
             await self._session.close()
 
     def _open(self) -> ClientSession:
+        """Open the session, on the running loop."""
         self._session = ClientSession(
             connector=aiohttp.TCPConnector(limit=self._connections),
             # `call` enforces the total deadline, which includes waiting for a free connection; the connect deadline
@@ -201,6 +205,8 @@ class VendorHttp:
 def refusal(
     subject: str, status: int, headers: Mapping[str, str], answer: bytes | bytearray, now: datetime
 ) -> VendorError:
+    """Return the error that an answer with this status (not 2xx) means; `now` is used if Retry-After is a date and the
+    answer has no Date header."""
     error = _refusal(subject, status, headers, answer, now)
     error.status = status
     return error
@@ -231,6 +237,7 @@ def asked_to_wait(headers: Mapping[str, str], now: datetime) -> float | None:
 
 
 def multipart(form: Mapping[str, str | FilePart]) -> FormData:
+    """Return the form as the body of a multipart request."""
     data = FormData(default_to_multipart=True)
     for name, value in form.items():
         if isinstance(value, str):
@@ -241,8 +248,8 @@ def multipart(form: Mapping[str, str | FilePart]) -> FormData:
 
 
 def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline: float) -> TransientError:
-    """Return the error for a missing or incomplete answer. aiohttp's error texts are left out: they may quote the URL,
-    and secrets in it."""
+    """Return the error for a missing or incomplete answer. `sent`: the request may have reached the vendor. aiohttp's
+    error texts are left out: they may quote the URL, and secrets in it."""
     timed_out, origin = isinstance(exc, TimeoutError), exc.__cause__ or exc
     what = "time-out" if timed_out else getattr(origin, "strerror", None) or type(origin).__name__
     if sent and not timed_out and isinstance(exc, aiohttp.ClientResponseError):
@@ -251,7 +258,8 @@ def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline:
 
 
 def no_answer(subject: str, what: str, *, sent: bool, deadline: float | None) -> TransientError:
-    """Return the error for a missing answer. `deadline`: the one that has passed; None if the connection failed."""
+    """Return the error for a missing answer; `what` names the cause. `deadline`: the one that has passed; None if the
+    connection failed."""
     if not sent:
         return NotSentError(storable(f"{subject}: not sent: {what}"))
     if deadline is not None:
@@ -260,6 +268,7 @@ def no_answer(subject: str, what: str, *, sent: bool, deadline: float | None) ->
 
 
 def unreadable(subject: str, exc: ValidationError, answer: bytearray) -> TransientError:
+    """Return the error for an answer that is not of the model."""
     why = first_problem(exc, "the answer")
     return TransientError(storable(f"{subject}: {why}: {excerpt(answer)}"), code="BAD_ANSWER")
 
@@ -271,11 +280,13 @@ def first_problem(exc: ValidationError, whole: str = "it") -> str:
 
 
 def excerpt(answer: bytes | bytearray) -> str:
+    """Return the beginning of an answer as text, for messages."""
     # A character has at most four bytes: cutting first avoids decoding megabytes.
     return storable(answer[: 4 * EXCERPT].decode("utf-8", "replace"), EXCERPT)
 
 
 def vendor_clock(date: str | None) -> datetime | None:
+    """Parse a Date header; None if there is none or it is unreadable."""
     try:
         at = parsedate_to_datetime(date) if date else None
     except (ValueError, OverflowError):

@@ -54,18 +54,21 @@ class ChatAnswer(BaseModel):
 
 
 class Prices(NamedTuple):
-    """Prices per million tokens. None: not configured."""
+    """Prices per million tokens of input and of output. None: not configured."""
 
     input: Decimal | None = None
     output: Decimal | None = None
 
     def cost(self, input_tokens: int, output_tokens: int) -> Decimal | None:
+        """Return the price of a call; None if a price is not configured."""
         if self.input is None or self.output is None:
             return None
         return (input_tokens * self.input + output_tokens * self.output) / 1_000_000
 
 
 class Completion(NamedTuple, Generic[R]):
+    """A usable answer of the model, with what it cost; `cost` is None if prices or usage are unknown."""
+
     answer: R
     model: str  # the one that answered, as the vendor names it
     input_tokens: int
@@ -74,6 +77,8 @@ class Completion(NamedTuple, Generic[R]):
 
 
 class Llm:
+    """Client of the model. Without a key or a model each call raises NOT_CONFIGURED."""
+
     def __init__(
         self, http: VendorHttp, api_key: str | None, *, model: str | None = None, prices: Prices | None = None
     ) -> None:
@@ -92,8 +97,9 @@ class Llm:
         name: str,
         model: str | None = None,
     ) -> Completion[R]:
-        """Ask the model. `read` converts the parsed JSON, and raises ValueError if it is not of the schema. `name` is
-        sent as the request id by which the vendor's support can find this call."""
+        """Ask the model, with a `system` and a `user` message, for an answer of the JSON `schema`. `read` converts the
+        parsed JSON, and raises ValueError if it is not of the schema. `name` is sent as the request id by which the
+        vendor's support can find this call. `model` replaces the general one."""
         key, chosen = (self._api_key or "").strip(), model or self._model
         if not key or not chosen:
             missing = " and ".join(knob for knob, value in (("LLM_API_KEY", key), ("LLM_MODEL", chosen)) if not value)
@@ -116,28 +122,30 @@ class Llm:
         return Completion(found, answer.model, usage.prompt_tokens, usage.completion_tokens, cost)
 
     def _content(self, answer: ChatAnswer, read: Callable[[Any], R]) -> R:
-        said = f"{self._http.name}: {answer.model}"
+        """Return the content of the answer, converted by `read`; raise a `VendorError` for an unusable one."""
+        subject = f"{self._http.name}: {answer.model}"
         if not answer.choices:
-            raise TransientError(f"{said} gave no answer", code="EMPTY_ANSWER")
+            raise TransientError(f"{subject} gave no answer", code="EMPTY_ANSWER")
         message, why = answer.choices[0].message, answer.choices[0].finish_reason
         if message.refusal:
-            raise PermanentError(storable(f"{said} refused: {message.refusal}"), code="REFUSED")
+            raise PermanentError(storable(f"{subject} refused: {message.refusal}"), code="REFUSED")
         if why == "content_filter":
-            raise PermanentError(f"{said}: the answer was withheld by the vendor's filter", code="CONTENT_FILTERED")
+            raise PermanentError(f"{subject}: the answer was withheld by the vendor's filter", code="CONTENT_FILTERED")
         if why == "length":
-            raise TransientError(f"{said}: the answer was cut off at the model's longest", code="TRUNCATED")
+            raise TransientError(f"{subject}: the answer was cut off at the model's longest", code="TRUNCATED")
         if not (message.content or "").strip():
-            raise TransientError(f"{said} gave an empty answer", code="EMPTY_ANSWER")
+            raise TransientError(f"{subject} gave an empty answer", code="EMPTY_ANSWER")
         try:
             return read(json.loads(message.content or ""))
         except ValueError as error:  # not JSON, or rejected by `read`
-            broken = storable(f"{said}: the answer is not of the schema: {error}: {message.content}", 1_000)
+            broken = storable(f"{subject}: the answer is not of the schema: {error}: {message.content}", 1_000)
             raise TransientError(broken, code="SCHEMA_BROKEN") from error
 
 
 def explain(error: VendorError, answer: bytes) -> VendorError:
-    code, kind, said = detail(answer)
-    message = storable(f"llm: {error.status} {code or kind}: {said}" if said else error.message)
+    """Replace the error of a refusal by one that says what the vendor's code means and what to do."""
+    code, kind, text = detail(answer)
+    message = storable(f"llm: {error.status} {code or kind}: {text}" if text else error.message)
     known = CODES.get(code) or CODES.get(kind)
     if known is not None:
         ours, advice = known

@@ -15,6 +15,8 @@ from ecluse.vendors.http import VendorHttp
 
 
 class Article(BaseModel):
+    """An article with its price; `version` grows with each change."""
+
     sku: str
     name: str
     price: Decimal
@@ -35,13 +37,17 @@ class ArticlePage(BaseModel):
 
 
 class PriceList:
+    """Client of the price list."""
+
     def __init__(self, http: VendorHttp) -> None:
         self._http = http
 
     async def articles(self, offset: int, limit: int) -> ArticlePage:
+        """Return a page of the list of articles."""
         return await self._http.call("GET", "/articles", ArticlePage, query={"offset": offset, "limit": limit})
 
     async def article(self, sku: str) -> Article:
+        """Return one article with its price."""
         return await self._http.call("GET", f"/articles/{quote(sku, safe='')}", Article)
 
     async def set_price(self, sku: str, price: Decimal, *, version: int, idempotency_key: str) -> Article:
@@ -52,6 +58,8 @@ class PriceList:
         return await self._http.call("PUT", path, Article, json={"price": as_text(price)}, headers=headers)
 
     async def create(self, name: str, price: Decimal, idempotency_key: str) -> Article:
+        """Create an article and return it. Under the same key the vendor creates one article only, and answers with it
+        again."""
         wanted = {"name": name, "price": as_text(price)}
         headers = {"Idempotency-Key": idempotency_key}
         try:

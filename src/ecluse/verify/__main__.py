@@ -11,6 +11,7 @@ from ecluse.verify.snapshot import CannotCheck, audit
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line, run the audit and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m ecluse.verify", description="Audit a database of Ecluse.")
     parser.add_argument("--database-url", required=True, metavar="DSN", help="database to audit; it is not changed")
     parser.add_argument("--ledger", metavar="URL", help="URL of a sandbox, whose ledger lists what the vendors applied")
@@ -22,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(
     dsn: str, ledger_url: str | None, *, as_json: bool, more: Sequence[tuple[str, str, tuple[str, ...]]] = ()
 ) -> int:
+    """Audit a database, print the report (with `as_json` also as JSON) and return the exit code. `more`: as in
+    `audit`."""
     try:
         report = audit(dsn, ledger_url, more)
     except CannotCheck as error:

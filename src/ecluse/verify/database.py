@@ -18,6 +18,8 @@ from ecluse.verify.retention import remains
 
 
 class Check(NamedTuple):
+    """The statements that find violations of one invariant, and one that counts what they examine."""
+
     invariant: str
     counted: str  # SQL that counts the rows checked
     statements: tuple[str, ...]
@@ -131,7 +133,7 @@ I_04_NO_FALSE_SUCCESS = Check(
 )
 
 # A failed outcome must warn if, when the run ended, one of its writes had been applied or was in doubt, which
-# `settled_at` tells. For a write settled while the run was being ended (slow with many targets), a warning is optional.
+# `settled_at` shows. For a write settled while the run was being ended (slow with many targets), a warning is optional.
 # A write that turned out not to have been sent goes back to planned, and the instant of that is not recorded.
 I_05_NO_FALSE_FAILURE = Check(
     "I-05",
@@ -234,6 +236,7 @@ FROM run_log WHERE event_id IS NULL AND message ~ '^[^:>]{1,40} -> [^:>]{1,40}$'
 
 
 def check(connection: psycopg.Connection[dict[str, Any]], report: Report) -> None:
+    """Run all checks of this module, and add violations and counts to the report."""
     for table in ("runs", "items", "effects"):
         report.checked[table] = count(connection, f"SELECT count(*) AS n FROM {table}")  # noqa: S608 - three lines up
     for one in CHECKS:
@@ -242,6 +245,7 @@ def check(connection: psycopg.Connection[dict[str, Any]], report: Report) -> Non
 
 
 def run(connection: psycopg.Connection[dict[str, Any]], one: Check, report: Report) -> None:
+    """Run one check, and add violations and count to the report."""
     report.checked[one.invariant] = count(connection, one.counted)
     for statement in one.statements:
         for row in connection.execute(statement):
@@ -250,10 +254,12 @@ def run(connection: psycopg.Connection[dict[str, Any]], one: Check, report: Repo
 
 
 def count(connection: psycopg.Connection[dict[str, Any]], statement: str) -> int:
+    """Return the number that a counting statement gives."""
     return sum(row["n"] for row in connection.execute(statement))
 
 
 def _statuses_and_moves(connection: psycopg.Connection[dict[str, Any]], report: Report) -> None:
+    """Check the statuses of runs against their states (I-02) and their recorded moves (I-11)."""
     moves = connection.execute(MOVES).fetchall()
     chains = {
         run_id: [(move["from_status"], move["to_status"]) for move in chain]
@@ -272,6 +278,8 @@ def _statuses_and_moves(connection: psycopg.Connection[dict[str, Any]], report: 
 
 
 def i_02_status(row: dict[str, Any], report: Report, *, plain: bool) -> None:
+    """Check that a status stands for the run's state; `plain`: the flow has the default statuses, else nothing is
+    known."""
     if plain and row["state"] == "cancelled":
         wrong = row["status"] != ("partial" if row["successful"] else "failed")
     else:
@@ -282,8 +290,8 @@ def i_02_status(row: dict[str, Any], report: Report, *, plain: bool) -> None:
 
 
 def i_11_transitions(row: dict[str, Any], chain: list[tuple[str, str]], report: Report, *, plain: bool) -> None:
-    """Check that the recorded moves form a chain without a gap up to the present status. Which moves are allowed is
-    known only for the default statuses."""
+    """Check that the recorded moves (`chain`) form a chain without a gap up to the present status. Which moves are
+    allowed is known only for the default statuses (`plain`)."""
     at = INITIAL if plain else chain[0][0] if chain else row["status"]
     wrong = []
     for before, after in chain:

@@ -41,7 +41,8 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One entry of the ledger; a key that is a UUID is normalised to one spelling."""
+    """One entry of the ledger, as docs/sandbox.md describes it; instants are seconds since the epoch. A key that is a
+    UUID is normalised to one spelling."""
 
     seq: int
     at: float
@@ -60,6 +61,8 @@ class Line:
 
 
 class Ledger:
+    """The entries of a ledger, indexed by key and by record; `applied` are those of kind `effect`."""
+
     def __init__(self, lines: Iterable[Line]) -> None:
         self.lines = list(lines)
         self.applied = [line for line in self.lines if line.kind == "effect"]
@@ -71,6 +74,7 @@ class Ledger:
             self.by_ref[line.ref][line.vendor].append(line)
 
     def applied_with(self, key: str) -> list[Line]:
+        """Return the effects that were applied under this key."""
         return [line for line in self.by_key.get(key, ()) if line.kind == "effect"]
 
     def about(self, keys: Iterable[str | None], refs: Iterable[str | None], seqs: Collection[int]) -> list[Line]:
@@ -82,7 +86,7 @@ class Ledger:
         return list({line.seq: line for line in with_key + of_ref + these}.values())
 
     def held(self, ref: str, until: float, since: float) -> list[Any]:
-        """Return every value that the record had from `since` to `until`, as far as the ledger knows."""
+        """Return every value that the record `ref` had from `since` to `until`, as far as the ledger knows."""
         values = []
         for history in self.by_ref.get(ref, {}).values():
             before = [line.value for line in history if line.at <= since]
@@ -91,11 +95,13 @@ class Ledger:
         return values
 
     def overwritten(self, line: Line, until: float) -> bool:
+        """Return True if another write changed the record after this one, up to `until`."""
         history = self.by_ref[line.ref][line.vendor]
         return any(other.seq > line.seq and other.key != line.key and other.at <= until for other in history)
 
 
 def read(url: str) -> Ledger:
+    """Read the whole ledger of the sandbox at this URL. Raises Unreadable."""
     lines: list[Line] = []
     while True:
         query = urlencode({"after": lines[-1].seq if lines else 0, "limit": PAGE})
@@ -116,6 +122,7 @@ def _line(entry: dict[str, Any]) -> Line:
 
 
 def as_effect_id(key: str | None) -> str | None:
+    """Return the key as a UUID in one spelling, as effects have it; None if it is none."""
     try:
         return None if key is None else str(UUID(key))
     except ValueError:
@@ -141,7 +148,9 @@ def check(
     moved: bool,
     since: float = float("-inf"),
 ) -> None:
-    """Check I-03 to I-06. `since`: before that instant, intents may have been deleted by retention."""
+    """Check I-03 to I-06. `ledger` None: only what the tables show. `cut`: the instant of the snapshot, later entries
+    are left out; `moved`: the database's clock was moved, so that instants cannot be compared; `since`: before that
+    instant, intents may have been deleted by retention."""
     report.checked["ledger_effects"] = len(ledger.applied) if ledger is not None else 0
     if ledger is None:
         report.notes.append("no ledger given: I-03, I-06 and I-14 were not checked, I-04 and I-05 only by the tables")
@@ -160,6 +169,7 @@ def check(
 
 
 def _violation(invariant: str, effect: dict[str, Any], message: str) -> Violation:
+    """Return a violation about an effect."""
     about = About(effect["run_id"], effect["target"], effect["item_id"], str(effect["id"]), effect["key"])
     return Violation(invariant, f"effect {effect['id']} ({effect['class']} {effect['key']})", message, about=about)
 
@@ -182,6 +192,7 @@ def i_03_no_effect_twice(effect: dict[str, Any], ledger: Ledger, report: Report)
 
 
 def i_04_no_false_success(effect: dict[str, Any], ledger: Ledger, report: Report, *, moved: bool) -> None:
+    """Check that an effect recorded as applied was applied, or that its record had the wanted value at that time."""
     if effect["state"] != "applied":
         return
     own, wanted = ledger.applied_with(str(effect["id"])), effect["wanted"]
@@ -217,6 +228,8 @@ def i_05_no_false_failure(effect: dict[str, Any], ledger: Ledger, report: Report
 def i_06_no_orphan_effect(
     effects: list[dict[str, Any]], ledger: Ledger, report: Report, *, moved: bool, since: float
 ) -> None:
+    """Check that every write in the ledger has an intent that was recorded before it, and that no write was received
+    more often than it was sent."""
     by_id = {str(effect["id"]): effect for effect in effects}
     for line in ledger.applied:
         deleted = line.at < since and line.key not in by_id
@@ -238,6 +251,7 @@ def i_06_no_orphan_effect(
 
 
 def _orphan(line: Line, by_id: dict[str, dict[str, Any]], *, moved: bool) -> str | None:
+    """Return what is wrong with an applied write that has no proper intent; None if it has one or is not ours."""
     if line.key is None:
         return "applied without a key" if line.method in WRITES and line.client is None else None
     if as_effect_id(line.key) is None:

@@ -32,6 +32,7 @@ SHOWN = 8
 
 
 def check(lanes: list[dict[str, Any]], ended: list[dict[str, Any]], ledger: Ledger, report: Report) -> None:
+    """Check the rates of `lanes` against the calls in the ledger; `ended` are the instants at which replicas ended."""
     to_vendor = defaultdict(list)
     for lane in lanes:
         to_vendor[lane["name"].split(":")[0].replace("-", "_")].append(lane)
@@ -54,7 +55,8 @@ def _ours(line: Line) -> bool:
 
 
 def i_14_rate(vendor: str, calls: Sequence[Line], rate: float, burst: int) -> Iterable[Violation]:
-    """Check the rate by a leaky bucket at the lane's rate: it overflows exactly if some window holds too many calls."""
+    """Check the rate by a leaky bucket at the lane's rate: it overflows exactly if some window holds too many calls.
+    Returns the first violation."""
     level, first = 0.0, 0  # index of the first call of the window
     for n, line in enumerate(calls):
         level = max(0.0, level - (line.at - calls[n - 1].at) * rate) if n else 0.0
@@ -71,6 +73,8 @@ def i_14_rate(vendor: str, calls: Sequence[Line], rate: float, burst: int) -> It
 
 
 def i_14_patience(vendor: str, calls: Sequence[Line], ends: Sequence[float]) -> Iterable[Violation]:
+    """Check that no call arrived during a `Retry-After`, except right after it, or when a replica may have died before
+    it stored the answer (`ends`)."""
     found, instants = [], [line.at for line in calls]
     for asked in calls:
         if asked.done_at is None or not asked.retry_after or asked.retry_after > LONGEST_RETRY_AFTER:

@@ -25,6 +25,8 @@ class About(NamedTuple):
 
 @dataclass
 class Violation:
+    """One finding: which invariant, of what, and how it is violated; `story` are lines that show how it came about."""
+
     invariant: str
     subject: str
     message: str
@@ -46,14 +48,17 @@ class Report:
 
     @property
     def by_invariant(self) -> dict[str, list[Violation]]:
+        """The violations by invariant, in the order of their numbers."""
         names = sorted({violation.invariant for violation in self.violations})
         return {name: [violation for violation in self.violations if violation.invariant == name] for name in names}
 
     @property
     def shown(self) -> list[Violation]:
+        """The violations that are listed: the first of each invariant."""
         return [violation for found in self.by_invariant.values() for violation in found[:SHOWN]]
 
     def text(self) -> str:
+        """Return the report for people, with the verdict in the last line."""
         lines: list[str] = []
         for name, found in self.by_invariant.items():
             for violation in found[:SHOWN]:
@@ -74,10 +79,11 @@ class Report:
         return "\n".join(one_line(line) for line in [*lines, f"{verdict}: {whole} ({each})"])
 
     def json(self) -> str:
+        """Return the report as one JSON object."""
         found = [{"invariant": v.invariant, "subject": v.subject, "message": v.message} for v in self.violations]
         return json.dumps({"verify": found or "clean", "checked": self.checked})
 
 
 def one_line(text: str) -> str:
-    """Escape control characters: keys and records may hold anything, terminal commands included."""
+    """Escape control characters of a line: keys and records may hold anything, terminal commands included."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

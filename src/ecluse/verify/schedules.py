@@ -1,7 +1,7 @@
 """I-08, due times: every fired slot has one run, under the event key computed from the slot, and every such run has a
 fired slot.
 
-The tables alone do not tell at which instants a schedule is due (the tests ask an oracle), but they do tell what was
+The tables alone do not show at which instants a schedule is due (the tests ask an oracle), but they do show what was
 decided for each slot.
 """
 

@@ -31,8 +31,9 @@ MIGRATE = "Migrate it with `ecluse migrate`"
 
 
 def audit(dsn: str, ledger_url: str | None, more: Sequence[tuple[str, str, tuple[str, ...]]] = ()) -> Report:
-    """Audit the database. `more`: invariants of packages, each a name, a statement that counts what is checked, and
-    statements that return violations."""
+    """Audit the database and, if a URL is given, compare it with the ledger there. `more`: invariants of packages, each
+    a name, a statement that counts what is checked, and statements that return violations. Raises CannotCheck if the
+    audit is not possible."""
     try:
         with psycopg.connect(
             dsn, connect_timeout=5, application_name="ecluse verify", row_factory=dict_row
@@ -61,6 +62,7 @@ def audit(dsn: str, ledger_url: str | None, more: Sequence[tuple[str, str, tuple
 def _look(
     connection: psycopg.Connection[dict[str, Any]], ledger_url: str | None, more: Sequence[database.Check]
 ) -> Report:
+    """Run all checks in one snapshot of the database and return the report."""
     report = Report()
     # The start of the transaction is earlier than its snapshot, so that everything committed before `cut` is in it.
     clock = connection.execute("SELECT now() AS cut, \"offset\" <> '0' AS moved FROM clock_offset").fetchone()

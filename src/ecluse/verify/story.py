@@ -87,6 +87,7 @@ WHERE id = %(effect_id)s::uuid OR run_id = %(run_id)s AND (item_id = %(item_id)s
 
 
 def explain(connection: psycopg.Connection[dict[str, Any]], about: About, ledger: Ledger | None) -> list[str]:
+    """Return the lines of the story of a violation; `about` has the keys of its rows."""
     whole_run = about._replace(aggregate=None, lease=None) == About(run_id=about.run_id)
     which = SCHEDULE if about.schedule_id is not None else RUN if whole_run else TARGET
     rows = [row for what in (which, OUTBOX, LEASES) for row in connection.execute(what, about._asdict())]
@@ -106,6 +107,7 @@ def explain(connection: psycopg.Connection[dict[str, Any]], about: About, ledger
 
 
 def _ledger_line(line: Line) -> str:
+    """Return an entry of the ledger as text."""
     who = line.key or line.client or "no key"
     if line.kind == "call":
         return f"ledger {line.seq}: {line.method} {line.path} ({who}) answered {line.status or 'by a reset'}"

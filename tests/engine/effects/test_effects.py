@@ -21,10 +21,10 @@ from ecluse.engine.runs.finalize import RunEnd, end_runs
 from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.verdict import ItemResult
 from tests.support.engine_flows import (
+    ANOTHER_CLIENTS,
     BEFORE,
     PATIENCE,
     QUIET,
-    SOMEBODY_ELSES,
     TAKE_OVER,
     WANTED,
     Board,
@@ -108,8 +108,8 @@ ABSOLUTE = {
     "refused later": (["500", "refused"], "rejected", 2, 2, 0, 2, "REFUSED"),
     "throttled": (["throttled"], "applied", 2, 2, 1, 2, None),
     "not sent": (["not sent", "not sent"], "applied", 3, 3, 1, 3, None),
-    "somebody else": (["somebody else, 500"], "conflict", 1, 1, 0, 2, "CONFLICT"),
-    "somebody else, while we waited": (["somebody else, throttled", "500"], "applied", 3, 3, 1, 3, None),
+    "another client": (["another client, 500"], "conflict", 1, 1, 0, 2, "CONFLICT"),
+    "another client, while we waited": (["another client, throttled", "500"], "applied", 3, 3, 1, 3, None),
     "bug after it was applied": (["applied, bug"], "applied", 1, 1, 1, 2, None),
     "bug before": (["bug"], "applied", 2, 2, 1, 2, None),
     "too slow": (["applied, hangs"], "applied", 1, 1, 1, 2, None),
@@ -126,16 +126,16 @@ async def test_an_absolute_write_is_read_back_until_it_is_certain(start_kit, tab
     kit = await start_kit(f := flow(shop.absolute(**SHORT)))
     await run_to_end(kit, f, list(ABSOLUTE))
     # After a conflict nobody can tell whether ours was there before theirs.
-    assert table(shop) == {name: (*expected, name == "somebody else") for name, (_, *expected) in ABSOLUTE.items()}
-    assert shop.prices["somebody else"] == SOMEBODY_ELSES, "not overwritten"
+    assert table(shop) == {name: (*expected, name == "another client") for name, (_, *expected) in ABSOLUTE.items()}
+    assert shop.prices["another client"] == ANOTHER_CLIENTS, "not overwritten"
     assert set(query("SELECT before ->> 'price', key ~ '^as|while' FROM effects")) == {
         (BEFORE, False),
         (WANTED, True),
-        (SOMEBODY_ELSES, True),
+        (ANOTHER_CLIENTS, True),
     }, "as it was read before the last send"
     assert query("SELECT key FROM effects WHERE state = 'applied' AND sends > 0 AND last_send_at IS NULL") == []
     assert query("SELECT DISTINCT result FROM items WHERE status = 'succeeded'") == [({"price": "2.00"},)]
-    assert SOMEBODY_ELSES in one("SELECT reason FROM outcomes WHERE error_code = 'CONFLICT'")
+    assert ANOTHER_CLIENTS in one("SELECT reason FROM outcomes WHERE error_code = 'CONFLICT'")
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -208,14 +208,14 @@ async def test_whoever_takes_over_waits_for_the_quiet_period_since_the_last_send
 
 
 async def test_a_conditional_write_that_met_somebody_is_a_conflict_unless_it_met_itself(start_kit, table):
-    shop = Shop({"met": ["somebody else"], "itself": ["500", "the one before arrives"]}, conditional=True)
+    shop = Shop({"met": ["another client"], "itself": ["500", "the one before arrives"]}, conditional=True)
     kit = await start_kit(f := flow(shop.absolute()))
     await run_to_end(kit, f, ["met", "itself"])
     assert table(shop) == {
         "met": ("conflict", 1, 1, 0, 2, "CONFLICT", True),
         "itself": ("applied", 2, 2, 1, 3, None, False),
     }
-    assert shop.prices["met"] == SOMEBODY_ELSES
+    assert shop.prices["met"] == ANOTHER_CLIENTS
 
 
 # ── Rounds and results ─────────────────────────────────────────────────────────────────────────────────────────────

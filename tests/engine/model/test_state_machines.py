@@ -92,7 +92,7 @@ async def test_whatever_the_engine_does_is_a_move_of_the_tables(start_kit, moves
     read = stage(every_way, rounds=1, poll=timedelta(milliseconds=50), max_wait=timedelta(seconds=8))
     shop = Shop(
         {"well": ["well"], "lost": ["applied, 500"], "again": ["500"], "throttled": ["throttled"], "no": ["refused"]}
-        | {"else": ["somebody else, 500"], "same": ["well"]}
+        | {"else": ["another client, 500"], "same": ["well"]}
     )
     write = shop.absolute(name="write")
     shop.prices["same"] = "2.00"

@@ -14,7 +14,7 @@ from ecluse.engine import pause_lane, resume_lane
 from ecluse.engine.model.retry import backoff
 from ecluse.flows.audits import configs, prompts
 from ecluse.flows.audits.flow import Audit, Config
-from ecluse.flows.audits.transcripts import SAID as READ
+from ecluse.flows.audits.transcripts import TRANSCRIPTS as READ
 from ecluse.flows.audits.transcripts import Recording
 from ecluse.vendors.llm import Prices
 from tests.support.audit_world import SAID, STEPS, by_hand
@@ -52,7 +52,7 @@ async def test_one_call_answers_all_steps_of_a_config_for_a_fiche(auditing, one)
 
 
 @pytest.mark.req("G-91")
-async def test_every_quote_is_looked_for_and_one_that_nobody_said_is_marked(auditing, query):
+async def test_every_quote_is_searched_for_and_one_that_is_not_found_is_marked(auditing, query):
     w = await auditing()
     first, second = SAID, ("La cotisation serait de trente euros par mois.", "C'est entendu, envoyez le dossier.")
     texts = {f"{n}-{k}": " ".join(said) for n in range(20) for k, said in ((1, first), (2, second))}
@@ -217,7 +217,7 @@ async def test_many_of_one_fiche_and_config_at_once_leave_one_latest(auditing, q
     assert query("SELECT count(*), count(*) FILTER (WHERE is_latest) FROM audits") == [(30, 1)]
 
 
-async def test_whoever_looks_on_hears_of_each_end_and_finds_it(auditing, sandbox, one):
+async def test_subscribers_get_each_end_and_find_it_in_the_table(auditing, sandbox, one):
     w = await auditing()
     await w.fiche("1000", SAID)
     config = await w.config()
@@ -226,7 +226,7 @@ async def test_whoever_looks_on_hears_of_each_end_and_finds_it(auditing, sandbox
     bad = await w.audit("1000", config)
     await until(lambda: len(w.lives) == 2)
     about = {"fiche_id": "1000", "audit_config_id": str(config.id)}
-    (completed,), (failed,) = w.told("completed"), w.told("failed")
+    (completed,), (failed,) = w.emitted("completed"), w.emitted("failed")
     score = float(one("SELECT score FROM audits WHERE run_id = %s", good["id"]))
     ids = {run: one("SELECT id::text FROM audits WHERE run_id = %s", run) for run in (good["id"], bad["id"])}
     assert completed == {**about, "audit_id": ids[good["id"]], "run_id": str(good["id"]), "score": score}
@@ -254,8 +254,8 @@ async def test_a_config_may_name_its_own_model_and_an_audit_keeps_the_version_it
             await configs.update(connection, "default", config.id, {"steps": STEPS[:1], "model": None})
         await resume_lane(connection, "llm", reason="a test", by="test")
     await w.ended(run_id)
-    told = one("SELECT config_version, model, jsonb_array_length(result -> 'steps') FROM audits")
-    assert told == (1, "mini", 2)
+    stored = one("SELECT config_version, model, jsonb_array_length(result -> 'steps') FROM audits")
+    assert stored == (1, "mini", 2)
     second = await w.audit("1000", config)
     assert one(
         "SELECT config_version, model, jsonb_array_length(result -> 'steps') FROM audits WHERE run_id = %s",

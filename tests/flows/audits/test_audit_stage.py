@@ -131,7 +131,7 @@ async def test_a_result_that_is_there_is_not_paid_for_again_nor_written_over(aud
 
 
 class Counted:
-    """A pool that counts how often somebody comes."""
+    """A pool that counts how often a connection is taken."""
 
     def __init__(self, pool):
         self.pool, self.times = pool, 0

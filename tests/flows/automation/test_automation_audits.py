@@ -86,14 +86,14 @@ async def test_a_config_that_fails_fails_the_fiche_with_its_error(automate, quer
         (second, "failed"),
     ]
     assert "Audit progress: 6/6 (completed=3, failed=3)" in world.logs(1)
-    # The last stage stops nobody.
+    # A failure in the last stage stops no other fiche.
     failed = await world.run_over("9100", "9102", continue_on_error=False)
     assert (failed["status"], failed["successful_fiches"], failed["failed_fiches"]) == ("failed", 0, 2)
     assert {status for status, _ in world.results(failed["id"]).values()} == {"failed"}
 
 
 @pytest.mark.req("AUT-02", "AUT-116", "AUT-165", "G-82")
-async def test_whoever_only_audits_has_transcripts_made_first_if_there_is_anything_to_audit_with(automate, query):
+async def test_a_schedule_that_only_audits_has_transcripts_made_first_if_it_has_audit_configs(automate, query):
     world = await automate()
     none = await world.run_over("1000", "1001", run_transcription=False)
     assert world.results(none["id"]) == dict.fromkeys(("1000", "1001"), ("failed", "No audit configs resolved"))

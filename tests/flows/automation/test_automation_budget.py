@@ -1,5 +1,5 @@
-"""Ten recordings a minute for fifteen minutes, as the knobs have it by default: more than 150 do not fit, and everybody
-is told so. The clock is moved by what a call may take, again and again."""
+"""Ten recordings a minute for fifteen minutes, as the knobs have it by default: more than 150 do not fit, and the run,
+its log and the API warn of it. The clock is moved by what a call may take, again and again."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_what_does_not_fit_into_the_time_fails_and_the_rest_succeeds(start
     await until(lambda: query(open_, run_id) == [(0,)])
     assert query("SELECT DISTINCT status FROM runs WHERE parent_run_id = %s", run_id) == [("completed",)]
     assert (world.run(run_id), world.results(run_id)) == (run, results)
-    # Told beforehand, and what became of it.
+    # The warning beforehand, and how it ended.
     warning = run["config_snapshot"]["budget_warning"]
     assert "168 recordings" in warning
     assert "17 min at 10 a minute" in warning

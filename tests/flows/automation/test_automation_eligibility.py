@@ -15,8 +15,8 @@ STOPPED = ("ignored", "Skipped: earlier stage failed (continueOnError=false)")
 async def in_full(world, *fiche_ids, calls=1):
     """As an earlier fetch has left them."""
     async with world.kit.pool.connection() as connection:
-        told = details(*(call(f"old-{n}") for n in range(calls)), groupe="Old")
-        await save(connection, *((fiche_id, told) for fiche_id in fiche_ids))
+        answer = details(*(call(f"old-{n}") for n in range(calls)), groupe="Old")
+        await save(connection, *((fiche_id, answer) for fiche_id in fiche_ids))
 
 
 IGNORED = """
@@ -37,11 +37,11 @@ async def test_every_candidate_is_fetched_anew_and_judged_by_what_came(automate,
     await in_full(world, "1000")
     await known(world, MONDAY, f1001="Lyon")
     # 9300 says so with 404, 9301 with 200; 9400 has twelve recordings, 9100 none.
-    everybody = ["1000", "1001", "1002", "9100", "9300", "9301", "9400"]
-    run_id = await world.trigger(await world.schedule(*everybody, **ONLY_DETAILS))
+    fiche_ids = ["1000", "1001", "1002", "9100", "9300", "9301", "9400"]
+    run_id = await world.trigger(await world.schedule(*fiche_ids, **ONLY_DETAILS))
     run = await world.ended(run_id)
-    assert sorted(asked(world, "crm")) == everybody
-    assert {key for (key,) in query("SELECT key FROM items WHERE stage = 'fetch'")} == set(everybody)
+    assert sorted(asked(world, "crm")) == fiche_ids
+    assert {key for (key,) in query("SELECT key FROM items WHERE stage = 'fetch'")} == set(fiche_ids)
     assert query(GROUPES) == [("Paris",), ("Lyon",), ("Marseille",)]
     gone = ("ignored", "Fiche not found (404)")
     assert world.results(run_id) == {
@@ -68,7 +68,7 @@ async def test_every_candidate_is_fetched_anew_and_judged_by_what_came(automate,
         "Fiche detail fetch complete (distributed)",
     ]
     assert progress[-1] == "Fiche details progress: 7/7"
-    ids = [f"automation-{run_id}-fetch-{fiche}" for fiche in everybody[:3]]
+    ids = [f"automation-{run_id}-fetch-{fiche}" for fiche in fiche_ids[:3]]
     assert log_rows(world, run_id, "Dispatched fiche/fetch fan-out events") == [
         ("info", {"fiches": 7, "event_ids": ids})
     ]
@@ -123,8 +123,8 @@ async def test_details_that_cannot_be_had_fail_a_fiche_unless_they_are_known_alr
         "failed": {"DETAILS_NOT_FETCHED": 3},
     }
     message = "2 fiches go on with the details known before: they could not be fetched anew"
-    ((level, told),) = log_rows(world, run_id, message)
-    assert (level, sorted(told["sample"])) == ("warning", ["1000", "1004"])
+    ((level, data),) = log_rows(world, run_id, message)
+    assert (level, sorted(data["sample"])) == ("warning", ["1000", "1004"])
     assert {ref: asked(world, "crm").count(ref) for ref in fiches} == dict.fromkeys(fiches, 3)
     why = query("SELECT message, level FROM automation_logs WHERE run_id = %s AND event_id = %s",
                 run_id, f"automation-{run_id}-fetch-1001")  # fmt: skip

@@ -16,7 +16,7 @@ from ecluse.flows.automation import schedules
 from ecluse.notify import endpoints
 from ecluse.notify.dispatch import dispatch
 from ecluse.notify.flow import working
-from ecluse.notify.signature import new_secret
+from ecluse.notify.webhook_signature import new_secret
 from ecluse.realtime.channels import channels_of
 from ecluse.settings import Settings
 from tests.support.automation_scenes import (
@@ -52,8 +52,8 @@ def job(channels):
 
 
 @pytest.fixture
-async def told(automate, monkeypatch, tmp_path):
-    """A run through all stages, and all that it told: of 1000, 1001 and 9300, which is gone."""
+async def traced(automate, monkeypatch, tmp_path):
+    """A run through all stages, over 1000, 1001 and 9300, which is gone, with everything that it logged and emitted."""
     monkeypatch.setenv("ECLUSE_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("AUTOMATION_DEBUG_LOG_TO_FILE", "1")
     monkeypatch.setattr(trace, "listeners", [*trace_files(Settings(), Clock())])
@@ -72,8 +72,8 @@ async def told(automate, monkeypatch, tmp_path):
 @pytest.mark.req("AUT-07", "AUT-18", "AUT-23", "AUT-26", "AUT-27", "AUT-28", "AUT-29", "AUT-30", "AUT-32", "AUT-125")
 @pytest.mark.req("AUT-180", "AUT-181", "AUT-182", "AUT-183", "AUT-184", "AUT-185", "AUT-191", "G-44", "G-88")
 @pytest.mark.req("AUT-186", "AUT-187", "AUT-188", "AUT-189", "AUT-190", "AUT-50", "AUT-193", "AUT-194", "AUT-57")
-async def test_a_run_is_told_in_events_lines_rows_and_a_file(told):
-    world, schedule, run, lines, folder = told
+async def test_a_run_leaves_events_log_lines_rows_and_a_file(traced):
+    world, schedule, run, lines, folder = traced
     run_id = run["id"]
     _events(world, schedule, run)
     _logs(world, run_id)
@@ -101,19 +101,19 @@ def _events(world, schedule, run):
         "automation.run.completed",
     ]
     assert all(ours.items() <= payload.items() for _, payload in events)
-    told = dict(events)
+    payloads = dict(events)
     asked = {"override_fiche_selection": {"fiche_ids": ["1000", "1001", "9300"]}, "due_at": None}
-    assert asked.items() <= told["automation/run"].items()
+    assert asked.items() <= payloads["automation/run"].items()
     channel = f"private-job-automation-run-{run_id}"
     for name in ("started", "selection", "completed"):
-        assert told[f"automation.run.{name}"]["job_id"] == f"automation-run-{run_id}"
-        assert job(channels_of(told[f"automation.run.{name}"], private=True)) == [channel]
-    created = told["automation.schedule.run_created"]
+        assert payloads[f"automation.run.{name}"]["job_id"] == f"automation-run-{run_id}"
+        assert job(channels_of(payloads[f"automation.run.{name}"], private=True)) == [channel]
+    created = payloads["automation.schedule.run_created"]
     assert job(channels_of(created, private=True)) == [f"private-job-automation-schedule-{schedule}"]
-    completed = told["automation.run.completed"]
+    completed = payloads["automation.run.completed"]
     assert {"status": "completed", **COUNTERS}.items() <= completed.items()
     counts = {"status": "completed", "selected": 3, "successful": 2, "failed": 0, "ignored": 1}
-    assert counts.items() <= told["automation/completed"].items()
+    assert counts.items() <= payloads["automation/completed"].items()
     assert {**run["result_summary"], **ours, "job_id": f"automation-run-{run_id}"} == completed
 
     progress = [live.payload for live in world.lives if live.event == "automation.run.progress"]
@@ -142,10 +142,10 @@ def _logs(world, run_id):
         "Audit progress: 2/2 (completed=2, failed=0)",
         "Automation run completed",
     ]
-    ((level, told),) = log_rows(world, run_id, "Automation run completed")
+    ((level, data),) = log_rows(world, run_id, "Automation run completed")
     assert level == "info"
-    assert {"status": "completed", **COUNTERS}.items() <= told.items()
-    assert told["duration_ms"] > 0
+    assert {"status": "completed", **COUNTERS}.items() <= data.items()
+    assert data["duration_ms"] > 0
     for message, stage in (("fiche/fetch", "fetch"), ("fiche/transcribe", "transcribe"), ("audit/run", "audit")):
         ((_, dispatched),) = log_rows(world, run_id, f"Dispatched {message} fan-out events")
         assert dispatched["event_ids"][0].startswith(f"automation-{run_id}-{stage}-1000")
@@ -194,7 +194,7 @@ async def test_each_gate_that_waits_says_what_it_waits_for(automate):
 
 
 @pytest.mark.req("AUT-25", "AUT-176", "AUT-127", "AUT-193")
-async def test_nobody_who_listens_can_hold_up_a_run(automate, query, tmp_path, monkeypatch):
+async def test_no_listener_can_hold_up_a_run(automate, query, tmp_path, monkeypatch):
     """Nor is there a file where none is wanted."""
     monkeypatch.setenv("ECLUSE_DATA_DIR", str(tmp_path))
     assert trace_files(Settings(), Clock()) == []
@@ -224,7 +224,7 @@ async def notifying(automate, dsn):
     return make
 
 
-# What became of it, what was asked for (on completion, on error), and what is told.
+# How the run ended, the schedule's switches (on completion, on error), and the event that is delivered.
 MATRIX = [
     ("completed", True, True, "automation/completed"),
     ("completed", False, True, None),
@@ -239,13 +239,13 @@ FICHES = {"completed": ["1000"], "partial": ["1000", "1001"], "failed": ["1001"]
 
 
 @pytest.mark.req("AUT-127", "AUT-126", "G-43")
-async def test_who_is_to_be_told_is_told_once_by_each_channel(notifying, query):
+async def test_each_recipient_is_notified_once_by_each_channel(notifying, query):
     async with receiving() as receiver, mail_server() as mailbox:
         world = await notifying(receiver, mailbox)
         world.sandbox.set_faults([{"kind": "unauthorized", "vendor": "crm", "ids": ["1001"]}])
         runs, expected = {}, {}
         async with held_up(world, "crm"):
-            for n, (outcome, on_complete, on_error, told) in enumerate(MATRIX):
+            for n, (outcome, on_complete, on_error, event) in enumerate(MATRIX):
                 schedule = await world.schedule(
                     *FICHES[outcome],
                     secrets=SECRETS,
@@ -256,8 +256,8 @@ async def test_who_is_to_be_told_is_told_once_by_each_channel(notifying, query):
                     **ONLY_DETAILS,
                 )
                 runs[n] = await world.trigger(schedule)
-                if told:
-                    expected[str(runs[n])] = told
+                if event:
+                    expected[str(runs[n])] = event
             for run_id in runs.values():
                 await until(lambda run_id=run_id: any("progress: 0/" in line for line in world.logs(run_id)))
             broken = [run_id for n, run_id in runs.items() if MATRIX[n][0] == "broken"]
@@ -269,8 +269,8 @@ async def test_who_is_to_be_told_is_told_once_by_each_channel(notifying, query):
     assert {body["data"]["run_id"]: body["type"] for body in bodies} == expected
     for body in bodies:
         run = ended[body["data"]["run_id"]]
-        told = {name: run[name] for name in ("status", "total_fiches", "successful_fiches", "failed_fiches")}
-        assert told.items() <= body["data"].items()
+        counts = {name: run[name] for name in ("status", "total_fiches", "successful_fiches", "failed_fiches")}
+        assert counts.items() <= body["data"].items()
     mails = {mail["To"]: str(mail.get_body(("plain",)).get_content()) for mail in mailbox.taken}
     assert sorted(mails) == [f"ops{n}@example.com" for n in (0, 2, 3, 4, 5, 6)]
     for n, run_id in runs.items():
@@ -280,7 +280,7 @@ async def test_who_is_to_be_told_is_told_once_by_each_channel(notifying, query):
             assert {f"  {name}: {fact}" for name, fact in facts.items()} < set(text.splitlines())
 
 
-# Whether something was selected although a day was refused, what was asked for, and what is told.
+# Whether something was selected although a day was refused, the schedule's switches, and the event that is delivered.
 REFUSED_DAYS = [
     (True, False, True, "automation/completed"),
     (True, False, False, None),
@@ -290,14 +290,14 @@ REFUSED_DAYS = [
 
 
 @pytest.mark.req("AUT-127", "AUT-171", "G-43")
-async def test_a_selection_that_lacks_days_is_told_to_who_wants_to_hear_of_errors(notifying):
+async def test_a_selection_that_lacks_days_notifies_recipients_of_errors(notifying):
     async with receiving() as receiver, mail_server() as mailbox:
         world = await notifying(receiver, mailbox)
         tuesday = MONDAY + timedelta(days=1)
         world.sandbox.set_faults(out_of_order(MONDAY, tuesday))
         await known(world, MONDAY, f1000="Paris")
         expected = {}
-        for some, on_complete, on_error, told in REFUSED_DAYS:
+        for some, on_complete, on_error, event in REFUSED_DAYS:
             run = await world.run_over(
                 fiche_selection=over(MONDAY if some else tuesday),
                 secrets=SECRETS,
@@ -308,8 +308,8 @@ async def test_a_selection_that_lacks_days_is_told_to_who_wants_to_hear_of_error
                 **ONLY_DETAILS,
             )
             assert run["status"] == ("completed" if some else "failed")
-            if told:
-                expected[str(run["id"])] = told
+            if event:
+                expected[str(run["id"])] = event
         await until(lambda: min(len(receiver.got), len(mailbox.taken)) >= len(expected))
     bodies = [json.loads(one.body) for one in receiver.got]
     assert {body["data"]["run_id"]: body["type"] for body in bodies} == expected
@@ -331,8 +331,8 @@ WHERE event_type IN ('transcription/failed', 'transcription.failed', 'fiche/tran
 async def test_a_run_that_an_operator_ends_alerts_once_as_cancelled_and_its_schedule_stays_silent(automate, dsn, query):
     """It has children, and its endpoints want to hear of every end."""
     async with receiving() as receiver, mail_server() as mailbox:
-        told = working(setup_of(dsn, SECRETS, smtp=smtp_of(mailbox)))
-        world = await automate(told, kit={"sinks": [lambda events: dispatch(world.kit.pool, events)]})
+        notifications = working(setup_of(dsn, SECRETS, smtp=smtp_of(mailbox)))
+        world = await automate(notifications, kit={"sinks": [lambda events: dispatch(world.kit.pool, events)]})
         async with world.kit.pool.connection() as connection, connection.transaction():
             hook = {"url": receiver.url, "events": ["*"]}
             number = (await endpoints.create(connection, "default", "webhook", **hook))["id"]
@@ -366,7 +366,7 @@ async def test_a_run_that_an_operator_ends_alerts_once_as_cancelled_and_its_sche
 
 
 @pytest.mark.req("AUT-127", "G-43")
-async def test_who_cannot_be_told_changes_nothing_about_the_run(notifying, query):
+async def test_a_recipient_that_cannot_be_notified_changes_nothing_about_the_run(notifying, query):
     async with receiving(500) as receiver, mail_server(at_rcpt=["550 unknown here"]) as mailbox:
         world = await notifying(receiver, mailbox)
         run = await world.run_over(
@@ -388,7 +388,7 @@ async def test_who_cannot_be_told_changes_nothing_about_the_run(notifying, query
 
 @pytest.mark.req("AUT-127")
 async def test_a_webhook_of_a_schedule_is_signed_with_the_secret_of_that_schedule(notifying, query):
-    told = {"notify_on_complete": True, **ONLY_DETAILS}
+    options = {"notify_on_complete": True, **ONLY_DETAILS}
     async with receiving() as receiver, mail_server() as mailbox:
         world = await notifying(receiver, mailbox)
 
@@ -398,7 +398,7 @@ async def test_a_webhook_of_a_schedule_is_signed_with_the_secret_of_that_schedul
             await until(lambda: len(receiver.got) > before)
             return receiver.got[-1]
 
-        schedule = await world.schedule("1000", secrets=SECRETS, webhook_url=receiver.url, **told)
+        schedule = await world.schedule("1000", secrets=SECRETS, webhook_url=receiver.url, **options)
         async with world.kit.pool.connection() as connection:
             first = await SECRETS.get(connection, "default", f"schedule:{schedule}:webhook")
         one = await delivered(schedule)

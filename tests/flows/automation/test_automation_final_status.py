@@ -89,7 +89,7 @@ async def test_a_schedule_stays_running_while_one_of_its_runs_does(automate):
 
 
 @pytest.mark.req("AUT-24", "AUT-31", "AUT-45", "AUT-126", "AUT-125", "AUT-23", "G-44")
-async def test_what_breaks_a_run_is_told_as_a_failure_and_nothing_else(automate, query):
+async def test_a_broken_run_is_announced_as_failed_and_nothing_else(automate, query):
     world = await automate()
     world.sandbox.set_faults(out_of_order(MONDAY))
     await known(world, MONDAY, f1000="Paris", f1001="Lyon")
@@ -107,12 +107,12 @@ async def test_what_breaks_a_run_is_told_as_a_failure_and_nothing_else(automate,
     assert (details["cause"], details["code"], details["phase"]) == ("stopped by an error", "BUG", "fetching")
     assert details["apiErrors"][0]["status"] == 503
     assert world.results(run_id) == dict.fromkeys(("1000", "1001"), ("failed", "Run stopped by an error: 'selection'"))
-    told = dict(world.events(run_id))
-    assert {"automation/failed", "automation.run.failed"} <= set(told)
-    assert not {"automation/completed", "automation.run.completed"} & set(told)
+    payloads = dict(world.events(run_id))
+    assert {"automation/failed", "automation.run.failed"} <= set(payloads)
+    assert not {"automation/completed", "automation.run.completed"} & set(payloads)
     about = {"run_id": str(run_id), "schedule_id": str(schedule), "error": "'selection'"}
-    assert about.items() <= told["automation/failed"].items()
-    assert {**about, "job_id": f"automation-run-{run_id}"}.items() <= told["automation.run.failed"].items()
+    assert about.items() <= payloads["automation/failed"].items()
+    assert {**about, "job_id": f"automation-run-{run_id}"}.items() <= payloads["automation.run.failed"].items()
     ((level, metadata),) = log_rows(world, run_id, "Automation run failed")
     assert (level, metadata["end_cause"]) == ("error", "stopped by an error")
     assert log_rows(world, run_id, "Automation run completed") == []

@@ -1,5 +1,5 @@
-"""Ends of automation that are not normal: by an operator, of a run that nobody leads, of one that hangs. Whoever comes
-back afterwards finds nothing to do."""
+"""Ends of automation that are not normal: by an operator, of a run that no replica leads, of one that hangs. A worker
+that comes back afterwards finds nothing to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT = Config().longest
 BEGUN = """
 UPDATE runs SET status = 'running', state = 'running', started_at = ecluse_now() - %s::interval WHERE id = %s
 """
-# It is said once: forgotten, it is said again by whoever looks next, which shows that somebody did.
+# It is logged once: after the line is deleted, the next check writes it again, which shows that there was one.
 AGED = """
 WITH aged AS (UPDATE runs SET started_at = ecluse_now() - %s::interval WHERE id = %s RETURNING id)
 DELETE FROM run_log l USING aged WHERE l.run_id = aged.id AND l.message = 'overdue: still being led'
@@ -44,7 +44,7 @@ def troubled(start_kit, sandbox, query):
     return maker(start_kit, sandbox, query)
 
 
-def told(query, run_id):
+def delivered_events(query, run_id):
     return [event for (event,) in query("SELECT event_type FROM deliveries WHERE about_run = %s", run_id)]
 
 
@@ -83,7 +83,7 @@ async def test_a_run_that_an_operator_ends_says_so_and_keeps_what_was_known(trou
     assert [name for name, _ in events] == ["automation/failed", "automation.run.failed"]
     assert events[0][1].items() >= {"end_cause": "operator", "cancelled": 1, "ended_by": "laptop"}.items()
     assert events[1][1].items() >= {"error": "wrong day", "end_cause": "operator", "cancelled_fiches": 1}.items()
-    assert told(query, run_id) == [], "an end on request is no error"
+    assert delivered_events(query, run_id) == [], "an end on request is no error"
     assert query("SELECT status FROM audits WHERE fiche_id = '1016'") == [("failed",)]
     assert "Automation run cancelled" in world.logs(run_id)
     # It was paid for: the audit is kept, and nothing else.
@@ -151,7 +151,7 @@ def test_how_long_a_run_may_take_follows_from_the_knobs(monkeypatch):
 
 
 @pytest.mark.req("AUT-137", "AUT-138", "AUT-205", "AUT-136", "G-26", "G-89", "ENG-93")
-async def test_a_run_that_nobody_leads_is_ended_as_stale_and_its_schedule_is_free(troubled, connection, query):
+async def test_a_run_that_no_replica_leads_is_ended_as_stale_and_its_schedule_is_free(troubled, connection, query):
     face = await troubled(kit={"roles": frozenset({"api"})})
     old = await face.schedule("1000", secrets=new_secrets(), webhook_url=WEBHOOK)
     young = await face.schedule("1000")
@@ -173,7 +173,7 @@ async def test_a_run_that_nobody_leads_is_ended_as_stale_and_its_schedule_is_fre
     stated = world.stated(old)
     assert (stated["last_run_status"], stated["failed_runs"]) == ("failed", 1)
     assert [name for name, _ in world.events(stale, *ENDS)] == ["automation/failed", "automation.run.failed"]
-    assert told(query, stale) == ["automation/failed"]
+    assert delivered_events(query, stale) == ["automation/failed"]
     assert world.run(fresh)["completed_at"] is None
     # Free: the next run of it holds it.
     again = await world.trigger(old)
@@ -200,7 +200,7 @@ async def test_a_run_that_is_led_is_overdue_first_and_gets_twice_the_time(troubl
 
 
 @pytest.mark.req("AUT-139")
-async def test_one_that_cannot_be_reconciled_keeps_nobody_else(troubled, connection, query):
+async def test_a_run_that_cannot_be_reconciled_does_not_hold_up_the_others(troubled, connection, query):
     face = await troubled(kit={"roles": frozenset({"api"})})
     schedules = [await face.schedule("1000"), await face.schedule("1000")]
     runs = [await face.trigger(schedule) for schedule in schedules]

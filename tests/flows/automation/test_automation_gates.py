@@ -16,7 +16,7 @@ from tests.support.transcription_world import until
 AGAIN = {"retry_failed": True, "max_retries": 2}
 ONLY_FETCHED = {"run_transcription": False, "run_audits": False}
 ONLY_TRANSCRIBED = {"run_audits": False}
-PATIENT = timedelta(seconds=30)  # a gate that looks so rarely has to be told
+PATIENT = timedelta(seconds=30)  # a gate that polls so rarely has to be woken
 STAGES = "SELECT stage, round, end_cause FROM stages WHERE run_id = %s ORDER BY stage"
 
 
@@ -47,8 +47,8 @@ async def test_fetches_that_failed_are_sent_again_when_nothing_moves_any_more(tr
     assert stages(world, run_id) == {"fetch": (1, "done")}
     assert world.calls("crm").count("1000") == 1, "what is there is not fetched again"
     assert "Fiche details stalled; retrying incomplete fetches" in world.logs(run_id)
-    told = world.query("SELECT data FROM run_log WHERE run_id = %s AND message LIKE '%%(round 1)'", run_id)
-    assert told == [({"items": 1, "event_ids": [second]},)]
+    lines = world.query("SELECT data FROM run_log WHERE run_id = %s AND message LIKE '%%(round 1)'", run_id)
+    assert lines == [({"items": 1, "event_ids": [second]},)]
 
 
 @pytest.mark.req("AUT-100", "AUT-106", "AUT-172", "G-30", "G-83")
@@ -106,7 +106,7 @@ async def test_details_that_come_too_late_are_kept_and_change_no_outcome(trouble
 
 
 @pytest.mark.req("AUT-97", "AUT-172", "G-30")
-async def test_a_fiche_that_nobody_got_to_says_what_held_it_back(troubled, query):
+async def test_a_fiche_that_no_worker_reached_has_the_reason_it_waited_for(troubled, query):
     world = await troubled(details_poll=PATIENT)
     query("UPDATE lanes SET paused_at = now(), paused_by = 'ann', paused_reason = 'maintenance' WHERE name = 'crm'")
     run_id = await world.trigger(await world.schedule("1001", **AGAIN))
@@ -179,14 +179,14 @@ async def test_a_transcript_that_comes_too_late_is_kept_and_changes_no_outcome(t
 
 
 @pytest.mark.req("AUT-109", "AUT-110", "AUT-112", "G-82")
-async def test_what_somebody_else_had_begun_and_did_not_finish_is_done_by_the_run_itself(troubled, connection, query):
+async def test_what_another_run_began_and_did_not_finish_is_done_by_the_run_itself(troubled, connection, query):
     speech = Deaf("transcribe")
     world = await troubled(deaf_speech=speech)
     await save(connection, ("1001", details(call("1001-1", f"{world.sandbox.url}/audio/recordings/1001-1.mp3"))))
     flow = world.kit.flow("transcription")
     (click,) = await start(connection, flow, "default", ["1001"], event_ids=["click"], refresh=False)
     await speech.asked.wait()
-    # The CRM knows of two recordings; whoever clicked has planned for one.
+    # The CRM knows of two recordings; the run of the click has planned for one.
     run_id = await world.trigger(await world.schedule("1001", **ONLY_TRANSCRIBED))
     linked = "SELECT transcription_run_id FROM automation_run_fiches WHERE run_id = %s"
     await until(lambda: query(linked, run_id) == [(click.run_id,)])

@@ -34,7 +34,7 @@ WAYS = ("503", "refused", "hangs")
 
 @dataclass
 class Door:
-    """A way to the sandbox that can be shut: whoever comes then is refused, whoever is inside is thrown out."""
+    """A proxy to the sandbox that can be shut: then new connections are refused and open ones are closed."""
 
     sandbox: SandboxProcess
     port: int = 0

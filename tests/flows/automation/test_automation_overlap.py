@@ -60,7 +60,7 @@ async def test_a_run_by_hand_beside_a_due_one_frees_nothing_and_uses_up_nothing(
     assert stands() == (None, None, 0)
     assert await ticked(world, at("08:00")) == ["fired"]
     due = run_of(world, schedule)
-    assert stands() == ("running", due, 0), "from the moment it is fired, whoever has taken it up"
+    assert stands() == ("running", due, 0), "from the moment it is fired, before a worker takes it"
     assert world.run(due)["event_id"] == f"automation-schedule-{schedule}-{int(at('08:00').timestamp()) // 60 * 60_000}"
     await fiches.asked.wait()
     # One by hand comes and goes.
@@ -113,7 +113,7 @@ async def test_a_slot_that_waits_for_a_stale_run_is_fired_once_that_is_reconcile
     schedule = await face.schedule("1000", **HOURLY, **ONLY_FETCHED)
     assert await ticked(face, at("08:00")) == ["fired"]
     lost = run_of(face, schedule)
-    # As if somebody had begun it, and been lost without a trace.
+    # As if a worker had begun it, and been lost without a trace.
     query("DELETE FROM dbos.workflow_status")
     query("UPDATE runs SET status = 'running', state = 'running', started_at = ecluse_now() WHERE id = %s", lost)
     assert await ticked(face, at("09:00")) == ["waiting"]

@@ -52,9 +52,9 @@ def test_where_there_is_nothing_to_redrive_it_is_said_why(there, code, says):
     assert says in refused.value.message
 
 
-def test_which_of_them_cannot_succeed_is_told_by_cause():
-    told = preview(7, SOME, include_cancelled=False)
-    assert told == {
+def test_fiches_that_cannot_succeed_are_listed_by_cause():
+    shown = preview(7, SOME, include_cancelled=False)
+    assert shown == {
         "run_id": "7",
         "failed": 3,
         "cancelled": 2,
@@ -154,9 +154,9 @@ async def test_what_cannot_succeed_is_known_before_it_is_tried_again(automate, c
     world.sandbox.set_faults([{"kind": "server_error", "vendor": "llm", "ids": down}])
     run = await world.run_over("1000", "1008", "9100", "9200")
     assert (run["successful_fiches"], run["failed_fiches"]) == (1, 3)
-    told = await preview_redrive(connection, "default", run["id"])
-    causes = {one["error_code"]: (one["count"], one["fiche_id"]) for one in told.pop("causes")}
-    assert told == {"run_id": str(run["id"]), "failed": 3, "cancelled": 0, "takes": 3, "cannot_succeed": 2}
+    previewed = await preview_redrive(connection, "default", run["id"])
+    causes = {one["error_code"]: (one["count"], one["fiche_id"]) for one in previewed.pop("causes")}
+    assert previewed == {"run_id": str(run["id"]), "failed": 3, "cancelled": 0, "takes": 3, "cannot_succeed": 2}
     assert causes == {"NO_URL": (1, "9200"), "NO_TRANSCRIPT": (1, "9100")}
     world.sandbox.set_faults([])
     again = await redrive(connection, world.flow, "default", run["id"], leave_out_hopeless=True)

@@ -87,15 +87,15 @@ async def test_every_day_is_asked_for_again_and_then_read_from_the_cache_at_once
     ]
     dropped = {"max_fiches": len(listed) - 3}
     assert run["config_snapshot"]["selection_summary"]["selection"] == {"picked": 3, "dropped": dropped}
-    ((_, told),) = world.events(run_id, "automation.run.selection")
-    assert (told["job_id"], told["total_fiches"]) == (f"automation-run-{run_id}", 3)
-    assert told["fiche_ids"] == [fiche for (fiche,) in picked]
-    assert (told["selection"]["start_date"], told["selection"]["max_fiches"]) == ("2026-03-02", 3)
+    ((_, payload),) = world.events(run_id, "automation.run.selection")
+    assert (payload["job_id"], payload["total_fiches"]) == (f"automation-run-{run_id}", 3)
+    assert payload["fiche_ids"] == [fiche for (fiche,) in picked]
+    assert (payload["selection"]["start_date"], payload["selection"]["max_fiches"]) == ("2026-03-02", 3)
     assert one("SELECT count(*) FROM fiche_cache WHERE fiche_id = '8888'") == 1
 
 
 @pytest.mark.req("AUT-64", "AUT-65", "AUT-66", "AUT-45", "AUT-162", "G-83")
-async def test_days_that_the_crm_does_not_tell_are_taken_from_the_cache_and_named(automate):
+async def test_days_that_the_crm_does_not_list_are_taken_from_the_cache_and_named(automate):
     world = await automate()
     refused, broken, cut = DAYS[1:4]
     world.sandbox.set_faults(
@@ -175,8 +175,8 @@ async def test_a_list_made_by_hand_is_split_cleaned_and_cut_and_may_be_another_o
         "Using 3 manually selected fiches",
         "Final: 3 fiches to process",
     ]
-    ((_, told),) = world.events(first, "automation.run.selection")
-    assert (told["total_fiches"], told["fiche_ids"]) == (3, ["1003", "1001", "1002"])
+    ((_, payload),) = world.events(first, "automation.run.selection")
+    assert (payload["total_fiches"], payload["fiche_ids"]) == (3, ["1003", "1001", "1002"])
     assert "sales" not in str([entry["path"] for entry in world.sandbox.ledger(vendor="crm")])
 
     second = await world.trigger(schedule, fiche_ids=["1004", "9100"], max_fiches=None, only_with_recordings=True)
@@ -194,17 +194,17 @@ async def test_a_list_made_by_hand_is_split_cleaned_and_cut_and_may_be_another_o
 @pytest.mark.req("AUT-29")
 @pytest.mark.parametrize("count", [200, 201])
 async def test_of_a_long_list_events_name_the_first_and_count_them_all(automate, connection, query, count):
-    """Nobody works here: a list made by hand is told at once, without anybody being asked for anything."""
+    """Without a worker: a manual list is announced at once, and no vendor is called."""
     world = await automate(kit={"roles": frozenset({"api"})})
     ids = [str(1000 + n) for n in range(count, 0, -1)]
     run = await load_run(connection, await world.trigger(await world.schedule("7"), fiche_ids=ids))
     await events.begun(connection, run)
     await snapshot.make(connection, run)
     assert await select.select(connection, run) == count
-    ((_, told),) = world.events(run.id, "automation.run.selection")
-    assert (told["job_id"], told["total_fiches"]) == (f"automation-run-{run.id}", count)
-    assert (told["fiche_ids"], told.get("truncated", False)) == (ids[:200], count > 200)
-    assert (told["selection"]["mode"], "fiche_ids" in told["selection"]) == ("manual", False)
+    ((_, payload),) = world.events(run.id, "automation.run.selection")
+    assert (payload["job_id"], payload["total_fiches"]) == (f"automation-run-{run.id}", count)
+    assert (payload["fiche_ids"], payload.get("truncated", False)) == (ids[:200], count > 200)
+    assert (payload["selection"]["mode"], "fiche_ids" in payload["selection"]) == ("manual", False)
     ((_, asked_for),) = world.events(run.id, "automation/run")
     given = asked_for["override_fiche_selection"]
     assert (given["fiche_ids"], given.get("fiche_ids_given", count)) == (ids[:200], count)
@@ -239,8 +239,8 @@ async def test_a_run_goes_by_its_schedule_as_it_was_and_by_the_days_of_its_due_i
     assert (snapshot["schedule_name"], snapshot["schedule_type"]) == ("Yesterday's calls", "CRON")
     assert (snapshot["run_audits"], snapshot["timezone"]) == (False, "America/New_York")
     assert datetime.fromisoformat(snapshot["due_at"]) == due
-    told = dict(world.events(run.run.id))["automation/run"]
-    assert (told["schedule_id"], datetime.fromisoformat(told["due_at"])) == (str(schedule), due)
+    payload = dict(world.events(run.run.id))["automation/run"]
+    assert (payload["schedule_id"], datetime.fromisoformat(payload["due_at"])) == (str(schedule), due)
 
 
 @pytest.mark.req("AUT-59", "AUT-122", "AUT-125", "G-42", "AUT-56")
@@ -286,7 +286,7 @@ async def test_a_run_for_which_days_were_refused_and_nothing_was_selected_has_fa
     assert (names.count("automation.run.failed"), names.count("automation.run.completed")) == (1, 0)
     assert log_rows(world, run_id, run["error_message"])[0][0] == "error"
     assert query("SELECT selected, successful, failed, ignored FROM runs WHERE id = %s", run_id) == [(0, 0, 0, 0)]
-    assert "reason" not in run["result_summary"], "no_fiches would be said of what nobody knows"
+    assert "reason" not in run["result_summary"], "no_fiches would be untrue: the day was not listed"
     assert run["result_summary"]["missing_days"] == ["2026-03-03"]
 
 

@@ -50,15 +50,15 @@ async def test_a_run_and_the_event_that_says_so_are_there_together(connection, o
 
 
 @pytest.mark.req("AUT-07")
-async def test_whoever_looks_at_the_schedule_hears_of_its_new_run_at_once(connection, query):
+async def test_subscribers_of_a_schedule_get_its_new_run_at_once(connection, query):
     schedule = (await new_schedule(connection))["id"]
     run = (await start(connection, FLOW, "default", schedule, None)).run
     await events.begun(connection, run)
     ((payload,),) = query("SELECT payload FROM events_outbox WHERE event_type = 'automation.schedule.run_created'")
     assert payload["run_id"] == str(run.id)
     assert f"private-job-automation-schedule-{schedule}" in channels_of(payload, private=True)
-    told = query("SELECT count(*) FROM events_outbox WHERE event_type = 'automation/run'")
-    assert told == [(1,)], "the run itself tells it under the same key"
+    written = query("SELECT count(*) FROM events_outbox WHERE event_type = 'automation/run'")
+    assert written == [(1,)], "the run itself writes it under the same key"
 
 
 @pytest.mark.req("AUT-17", "G-41")
@@ -97,8 +97,8 @@ async def test_the_fiches_that_failed_are_run_again_as_they_were_asked_for(conne
     assert (once_more.deduplicated, once_more.run.id != again.run.id) == (False, True)
     deeper = await redrive(connection, FLOW, "default", again.run.id)
     assert dict(deeper.run.input)["override_fiche_selection"]["fiche_ids"] == ["5"]
-    told = query("SELECT count(*) FROM events_outbox WHERE event_type = 'automation/run'")
-    assert told == [(4,)]
+    written = query("SELECT count(*) FROM events_outbox WHERE event_type = 'automation/run'")
+    assert written == [(4,)]
 
 
 async def test_two_redrives_at_once_are_one_run(dsn, connection, one):
@@ -139,7 +139,7 @@ async def test_what_cannot_be_redriven_is_refused(connection, one, how, code):
 
 @pytest.mark.req("AUT-85", "AUT-86", "AUT-124", "AUT-40", "AUT-59")
 async def test_a_schedule_says_how_its_last_run_ended_and_how_often_it_ran(automate, query):
-    """Without any fiche there is nothing to ask anybody for."""
+    """Without any fiche no vendor is called."""
     world = await automate()
     schedule = await world.schedule()
     stands = "SELECT last_run_status, total_runs, successful_runs, partial_runs, failed_runs FROM automation_schedules"

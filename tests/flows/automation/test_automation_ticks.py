@@ -65,7 +65,7 @@ async def test_only_what_is_active_and_not_by_hand_is_considered(automated):
 
 @pytest.mark.req("AUT-132", "AUT-133", "G-27", "AUT-195")
 @pytest.mark.parametrize("catch_up", ["latest", "skip"])
-async def test_a_downtime_is_told_and_made_up_for_once_if_that_is_wanted(automated, one, catch_up):
+async def test_a_downtime_is_recorded_and_caught_up_on_once_if_that_is_wanted(automated, one, catch_up):
     schedule = await make(automated, catch_up=catch_up)
     (line,) = await automated.tick(hour(11) - timedelta(minutes=1))
     shown = await automated.do(queries.show_schedule_in_full, "default", schedule, LONGEST)
@@ -102,7 +102,7 @@ DELETE FROM dbos.workflow_status w USING r WHERE w.workflow_uuid = r.name
 
 @pytest.mark.req("AUT-85", "AUT-136", "AUT-137", "AUT-138", "AUT-205")
 async def test_a_schedule_whose_run_is_stuck_is_freed_and_fires_again(automated, start_kit, query, one):
-    """Nobody leads its run any more; it was due again at 09:00, and at 09:11 the seventy minutes are over."""
+    """No replica leads its run any more; it was due again at 09:00, and at 09:11 the seventy minutes are over."""
     schedule = await make(automated)
     (stuck,) = await automated.tick(hour(8))
     query(LOSE, stuck.run_id)
@@ -113,8 +113,8 @@ async def test_a_schedule_whose_run_is_stuck_is_freed_and_fires_again(automated,
     assert one("SELECT status, end_cause, error_code FROM automation_runs WHERE id = %s", stuck.run_id) == (
         "failed", "stale", "STALE",
     )  # fmt: skip
-    told = query("SELECT message FROM automation_logs WHERE run_id = %s AND level = 'error'", stuck.run_id)
-    assert told, "an error in the log of the run"
+    lines = query("SELECT message FROM automation_logs WHERE run_id = %s AND level = 'error'", stuck.run_id)
+    assert lines, "an error in the log of the run"
     assert one("SELECT event_id, status FROM automation_runs WHERE id <> %s", stuck.run_id) == (
         f"automation-schedule-{schedule}-{int(hour(9).timestamp()) * 1000}", "completed",
     )  # fmt: skip

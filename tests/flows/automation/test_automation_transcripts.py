@@ -45,9 +45,9 @@ async def test_fiches_with_recordings_are_dispatched_once_and_all_are_waited_for
     ]
     events = query("SELECT event_key, payload FROM events_outbox WHERE event_type = 'fiche/transcribe' ORDER BY id")
     assert [name for name, _ in events] == names
-    told = {"fiche_id": "1000", "priority": "high", "wait_for_completion": False}
-    assert told.items() <= events[0][1].items()
-    # 1000 has one recording, 1001 two, 1002 three. Nobody fetches a fiche that was just fetched.
+    request = {"fiche_id": "1000", "priority": "high", "wait_for_completion": False}
+    assert request.items() <= events[0][1].items()
+    # 1000 has one recording, 1001 two, 1002 three. A fiche that was just fetched is not fetched again.
     assert sorted(asked(world, PROVIDER)) == ["1000-1", "1001-1", "1001-2", "1002-1", "1002-2", "1002-3"]
     assert sorted(asked(world, "crm")) == ["1000", "1001", "1002", "9100", "9300"]
     assert (run["status"], run["transcriptions_run"], run["audits_run"]) == ("completed", 6, 0)
@@ -59,8 +59,8 @@ async def test_fiches_with_recordings_are_dispatched_once_and_all_are_waited_for
     query("UPDATE recordings SET has_transcription = false WHERE call_id = '1002-2'")
     query("DELETE FROM speech_results")
     again = await world.run_over("1000", "1001", "1002", **NO_AUDITS)
-    ((_, told),) = log_rows(world, again["id"], DISPATCHED)
-    assert (told["fiches"], told["skipped"]) == (1, 2)
+    ((_, data),) = log_rows(world, again["id"], DISPATCHED)
+    assert (data["fiches"], data["skipped"]) == (1, 2)
     assert "Transcription progress: 6/6" in world.logs(again["id"])
     assert asked(world, PROVIDER)[6:] == ["1002-2"]
     assert again["transcriptions_run"] == 1
@@ -85,7 +85,7 @@ async def test_no_more_runs_are_started_together_than_the_chunk_size_says(automa
 
 @pytest.mark.req("AUT-111", "AUT-175", "AUT-177", "AUT-107", "G-31")
 async def test_a_fiche_whose_recordings_cannot_all_be_had_fails_and_names_them(automate):
-    """Nobody waits for what is known to have failed: the gate has a quarter of an hour."""
+    """The gate, which has a quarter of an hour, does not wait for what is known to have failed."""
     world = await automate()
     await world.config()
     world.sandbox.set_faults(
@@ -117,7 +117,7 @@ async def test_a_fiche_whose_recordings_cannot_all_be_had_fails_and_names_them(a
 
 
 @pytest.mark.req("AUT-03", "AUT-54", "AUT-75", "AUT-111", "G-45", "G-82")
-async def test_a_fiche_that_somebody_is_at_is_waited_for_and_whoever_transcribes_it(automate, query):
+async def test_a_fiche_in_another_transcription_run_is_waited_for(automate, query):
     world = await automate()
     by_hand = world.kit.flow("transcription")
     async with held_up(world, PROVIDER):
@@ -128,7 +128,7 @@ async def test_a_fiche_that_somebody_is_at_is_waited_for_and_whoever_transcribes
         await waits(world, run_id)
         assert linked(world, run_id)["9000"] == manual.run_id
         assert [fiche for fiche, *_ in query(CHILDREN, run_id)] == ["1000"]
-        # Of the other one the table says that it is done, whoever has done it.
+        # The table says that the other one is done, which is enough, whichever run did it.
         query(WRITTEN_DOWN, "1000")
         assert world.run(run_id)["phase"] == "transcribing"
         await until(lambda: "Transcription progress: 1/6" in world.logs(run_id))
@@ -193,7 +193,7 @@ async def test_transcripts_of_every_round_are_counted(automate, query):
 
 
 @pytest.mark.req("AUT-111", "AUT-110")
-async def test_nobody_waits_for_a_recording_that_nobody_is_at(automate, query):
+async def test_the_gate_does_not_wait_for_a_recording_that_no_run_transcribes(automate, query):
     """It came while the run waited for others: what was there when the stage began counts."""
     world = await automate()
     await world.run_over("1000", **NO_AUDITS)

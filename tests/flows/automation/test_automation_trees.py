@@ -1,4 +1,4 @@
-"""Ending a run ends the runs that only it waits for: nothing more of its tree is sent, whoever else waits is served."""
+"""Ending a run ends the runs that only it waits for: no further call of its tree is sent, other waiters are served."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ async def test_no_call_of_the_tree_starts_later_than_two_seconds_after_the_end(
     assert in_flight <= paid
     kept = {call for (call,) in query("SELECT call_id FROM recordings WHERE has_transcription")}
     assert {ref.rpartition("/")[2] for ref in paid} == kept
-    told = {row[1:] for row in query(CHILDREN, run_id) if row[2] != "normal"}
-    assert told == {("cancelled", "parent", f"run:{run_id}", f"run {run_id}, which waited for it, ended: {REASON}")}
+    ends = {row[1:] for row in query(CHILDREN, run_id) if row[2] != "normal"}
+    assert ends == {("cancelled", "parent", f"run:{run_id}", f"run {run_id}, which waited for it, ended: {REASON}")}
     assert query("SELECT ends_waited_for FROM runs WHERE id = %s", run_id) == [(False,)]
 
 
 @pytest.mark.req("G-89", "G-82")
 @pytest.mark.parametrize("who", ["a person", "another run"])
-async def test_a_child_that_somebody_else_waits_for_goes_on(troubled, query, who):
+async def test_a_child_that_another_waiter_needs_goes_on(troubled, query, who):
     speech = Deaf("transcribe")
     world = await troubled(deaf_speech=speech, transcription_poll=timedelta(seconds=0.2))
     run_id = await at_transcripts(world, SHARED, "1008")

@@ -1,5 +1,5 @@
-"""Why an automation run waits, told of the run itself while it is its transcriptions that wait: by the API, the command
-line and the run's page, whatever the cause, and soon."""
+"""Why an automation run waits, shown for the run itself while it is its transcriptions that wait: by the API, the
+command line and the run's page, whatever the cause, and soon."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def lock(world: World) -> None:
 
 
 async def leave(world: World) -> None:
-    """The lane is open again when nobody is there any more."""
+    """Stop the only replica, then resume the lane."""
     await world.kit.stop()
     async with await psycopg.AsyncConnection.connect(world.kit.dsn, autocommit=True) as connection:
         await resume_lane(connection, LANE, reason="paid", by="cli:ann")
@@ -199,7 +199,7 @@ async def test_the_run_names_the_cause_while_its_transcriptions_wait(
         if case.begins is not None:
             await case.begins(world)
         await until(lambda: query(case.is_there))
-        told = asyncio.create_task(
+        on_page = asyncio.create_task(
             asyncio.to_thread(shown_within, page, f">{case.cause}</span>", case.says.replace("'", "&#39;"))
         )
         await until(lambda: query(CALLS) == [(case.in_flight,)])
@@ -221,7 +221,7 @@ async def test_the_run_names_the_cause_while_its_transcriptions_wait(
         assert f"  {case.cause}: " in said.out
         shown = await asyncio.to_thread(ecluse, "automation", "show", str(run_id))
         assert "why it waits " in shown.out
-        seconds = {"page": await told, "API": answered - asked, "command": printed - typed}
+        seconds = {"page": await on_page, "API": answered - asked, "command": printed - typed}
         print(name, {face: f"{taken:.1f} s" for face, taken in seconds.items()})
         assert max(seconds.values()) <= SOON
     finally:

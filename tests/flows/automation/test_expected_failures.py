@@ -1,5 +1,5 @@
-"""What is known to fail is told when it is known, while the rest of the run still waits; and told in the same words at
-its end."""
+"""A fiche that is known to fail is reported as soon as that is known, while the rest of the run still waits, and in the
+same words at the end of the run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def troubled(start_kit, sandbox, query):
     return maker(start_kit, sandbox, query)
 
 
-async def told(world, run_id, fiche_id):
-    """What the run says of a fiche, and of all of them."""
+async def reported(world, run_id, fiche_id):
+    """Return what the run reports about a fiche, how many will fail, and the first outcome of its list."""
     async with world.kit.pool.connection() as connection, connection.transaction():
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")  # the run goes on meanwhile
         fiches = await queries.list_fiches(connection, "default", run_id, limit=50, offset=0)
@@ -39,12 +39,12 @@ async def told(world, run_id, fiche_id):
 
 
 @pytest.mark.req("G-30", "AUT-175", "AUT-177")
-async def test_a_recording_without_a_url_is_told_while_the_provider_is_paused(automate, query):
+async def test_a_recording_without_a_url_is_reported_while_the_provider_is_paused(automate, query):
     world = await automate()
     async with held_up(world, PROVIDER):
         run_id = await world.trigger(await world.schedule("1000", "9200", **NO_AUDITS))
         await until(lambda: query("SELECT selected FROM runs WHERE id = %s AND selected > 0", run_id))
-        while not (seen := await told(world, run_id, "9200"))[0]["will_fail"]:
+        while not (seen := await reported(world, run_id, "9200"))[0]["will_fail"]:
             await asyncio.sleep(0.1)
         assert query("SELECT ecluse_now() - finished_at < interval '3 seconds' FROM items WHERE key = '9200-2'") == [
             (True,)
@@ -53,17 +53,17 @@ async def test_a_recording_without_a_url_is_told_while_the_provider_is_paused(au
         assert (fiche["status"], fiche["will_fail"]) == ("open", {"code": "NO_URL", "reason": NO_URL})
         assert counted == {"count": 1, "codes": {"NO_URL": 1}}
         assert (first["target"], first["outcome"], first["will_fail"]) == ("9200", None, fiche["will_fail"])
-        other, *_ = await told(world, run_id, "1000")
+        other, *_ = await reported(world, run_id, "1000")
         assert (other["status"], other["will_fail"]) == ("open", None)
     await world.ended(run_id)
     rows = query("SELECT outcome, error_code, reason FROM outcomes WHERE run_id = %s AND target = '9200'", run_id)
     assert rows == [("failed", "NO_URL", NO_URL)], "the same words as before"
-    fiche, counted, _ = await told(world, run_id, "9200")
+    fiche, counted, _ = await reported(world, run_id, "9200")
     assert (fiche["will_fail"], counted) == (None, {"count": 0, "codes": {}})
 
 
 @pytest.mark.req("G-30", "AUT-175")
-async def test_a_definite_refusal_is_told_while_other_recordings_wait(troubled, sandbox, query):
+async def test_a_definite_refusal_is_reported_while_other_recordings_wait(troubled, sandbox, query):
     sandbox.set_faults(
         [{"kind": "refused", "status": 422, "code": "invalid_audio", "vendor": PROVIDER, "ids": ["1001-2"]}]
     )
@@ -71,7 +71,7 @@ async def test_a_definite_refusal_is_told_while_other_recordings_wait(troubled, 
     world = await troubled(deaf_speech=slow)
     run_id = await world.trigger(await world.schedule("1000", "1001", **NO_AUDITS))
     await until(lambda: query(KNOWN, "1001-2"))
-    fiche, counted, _ = await told(world, run_id, "1001")
+    fiche, counted, _ = await reported(world, run_id, "1001")
     assert fiche["status"] == "open"
     code, reason = fiche["will_fail"]["code"], fiche["will_fail"]["reason"]
     assert counted == {"count": 1, "codes": {code: 1}}
@@ -99,7 +99,7 @@ async def test_what_may_heal_in_a_further_round_is_not_said_to_fail(troubled, sa
     assert query(of_run, again) == []
     # In the last round there it is final, though an error of this kind may pass.
     await until(lambda: query(failed) == [(2,)])
-    fiche, *_ = await told(world, again, "1001")
+    fiche, *_ = await reported(world, again, "1001")
     assert fiche["will_fail"]["reason"].startswith("1 of 2 recordings: ")
     slow.let.set()
     await world.ended(again)
@@ -108,7 +108,7 @@ async def test_what_may_heal_in_a_further_round_is_not_said_to_fail(troubled, sa
 
 @pytest.mark.req("AUT-111")
 async def test_what_is_repaired_in_time_is_not_said_to_fail_any_more(automate, query):
-    """Somebody has it transcribed while the run waits: what the recordings say counts."""
+    """Another run transcribes it while this run waits: the recordings decide."""
     world = await automate()
     async with held_up(world, PROVIDER):
         run_id = await world.trigger(await world.schedule("9200", "1000", **NO_AUDITS))
@@ -148,7 +148,7 @@ async def test_a_fiche_that_the_crm_refuses_will_fail_unless_its_details_are_kno
     await save(connection, ("1002", details(call("1002-1"))))
     run_id = await world.trigger(await world.schedule("1000", "1001", "1002", **NO_AUDITS))
     await until(lambda: query("SELECT count(*) FROM items WHERE stage = 'fetch' AND status = 'failed'") == [(2,)])
-    fiche, counted, _ = await told(world, run_id, "1001")
+    fiche, counted, _ = await reported(world, run_id, "1001")
     assert counted == {"count": 1, "codes": {"DETAILS_NOT_FETCHED": 1}}
     assert "401" in fiche["will_fail"]["reason"]
     slow.let.set()

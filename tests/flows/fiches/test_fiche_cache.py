@@ -28,13 +28,13 @@ DETAILS = {
     "gone in small letters, among others": ((False, "crm: not_found (404)", False, None), False, True),
     "gone, once known": ((False, "Not_Found", True, None), True, True),
     "a success that names it": ((True, "NOT_FOUND", True, None), True, False),
-    "nobody said whether": ((None, "NOT_FOUND", False, None), False, False),
+    "success unknown": ((None, "NOT_FOUND", False, None), False, False),
     "failed for another reason": ((False, "internal error", False, None), False, False),
     "another spelling": ((False, "NOT FOUND", False, None), False, False),
     "failed without a word": ((False, None, False, None), False, False),
 }
 # recordings_count, has_recordings, raw_data: how many, any
-TOLD = {
+COUNTED = {
     "by both": ((3, True, None), (3, True)),
     "none": ((0, False, FULL), (0, False)),
     "by number": ((3, None, None), (3, True)),
@@ -81,16 +81,16 @@ def test_readiness_follows_from_the_row(many, row, full, gone):
 
 
 @pytest.mark.req("AUT-53")
-@pytest.mark.parametrize(("row", "told"), TOLD.values(), ids=TOLD)
-def test_the_number_of_recordings_follows_from_the_row(many, row, told):
+@pytest.mark.parametrize(("row", "counted"), COUNTED.values(), ids=COUNTED)
+def test_the_number_of_recordings_follows_from_the_row(many, row, counted):
     count, has, raw = row
     number = insert(many, count=count, has=has, raw=raw)
     asked = f"{cache.RECORDINGS_COUNT}, {cache.HAS_RECORDINGS} FROM fiche_cache f WHERE f.id = %s"
-    assert many.execute("SELECT " + asked, (number,)).fetchone() == told
+    assert many.execute("SELECT " + asked, (number,)).fetchone() == counted
 
 
 @pytest.mark.req("AUT-54", "AUT-96", "ENG-95", "G-82")
-async def test_gates_are_told_of_many_fiches_at_once(connection, query):
+async def test_the_states_of_many_fiches_are_read_at_once(connection, query):
     await cache_sales(connection, "default", {DAY: [{"id": "3", "groupe": "S", "data": {}}]}, NOW)
     await save(connection, ("1", details(call("a"), call("b"), call("c"))), ("2", None))
     await save(connection, ("1", details(call("a"), call("b"))))
@@ -123,8 +123,8 @@ async def test_a_later_sales_list_renews_a_fiche_and_takes_nothing_away(connecti
     await save(connection, ("1", details(call("a"))))
     later, next_day = NOW + timedelta(days=1), DAY + timedelta(days=1)
     await cache_sales(connection, "default", {next_day: [{"id": "1", "groupe": None, "data": {"v": 2}}]}, later)
-    told = one("SELECT groupe, sales_date, last_revalidated_at, raw_data, recordings_count FROM fiche_cache")
-    assert told == ("S", next_day, later, {"v": 2}, 1)
+    stored = one("SELECT groupe, sales_date, last_revalidated_at, raw_data, recordings_count FROM fiche_cache")
+    assert stored == ("S", next_day, later, {"v": 2}, 1)
     query("UPDATE fiche_cache SET raw_data = %s", json.dumps(FULL))
     query("DELETE FROM fiche_cache_information")
     await cache_sales(connection, "default", {DAY: [{"id": "1", "groupe": "T", "data": {"v": 3}}]}, NOW)

@@ -1,4 +1,4 @@
-"""From the CRM's answer on the wire to the tables: what is found, what is gone, and what nobody should send."""
+"""From the CRM's answer on the wire to the tables: what is found, what is gone, and what no CRM should send."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ GONE = {"success": False, "message": "NOT_FOUND"}
 
 
 @asynccontextmanager
-async def crm_that_answers(*told, status=200):
+async def crm_that_answers(*bodies, status=200):
     """A CRM that gives these answers, in this order, and the requests that it got."""
-    said = [response(json.dumps(one).encode(), status=status) for one in told]
-    async with raw_server(answers(*said)) as server, client_of(server.port, deadline=30) as http:
+    responses = [response(json.dumps(one).encode(), status=status) for one in bodies]
+    async with raw_server(answers(*responses)) as server, client_of(server.port, deadline=30) as http:
         yield Crm(http, "general-key"), server.requests
 
 
 @pytest.mark.req("AUT-20", "ENG-11", "G-90")
-async def test_a_fiche_is_asked_for_every_time_and_stored_as_it_was_told(connection, query, one):
+async def test_a_fiche_is_fetched_every_time_and_stored_as_the_crm_sent_it(connection, query, one):
     renewed = {**FICHE, "information": {**INFORMATION, "groupe": "B"}}
     async with crm_that_answers(FICHE, renewed) as (crm, requests):
         fetched = await fetch_fiche(crm, "171")
@@ -107,8 +107,8 @@ async def test_a_sales_list_goes_into_the_cache_as_the_crm_sent_it(connection, q
     ]
     async with crm_that_answers({"fiches": rows}) as (crm, requests):
         sales = await crm.sales(date(2026, 3, 2))
-    told = [fiche.model_dump(mode="json") for fiche in sales.fiches]
-    await cache_sales(connection, "default", {date(2026, 3, 2): told}, datetime(2026, 3, 3, tzinfo=UTC))
+    listed = [fiche.model_dump(mode="json") for fiche in sales.fiches]
+    await cache_sales(connection, "default", {date(2026, 3, 2): listed}, datetime(2026, 3, 3, tzinfo=UTC))
     assert query("SELECT fiche_id, groupe, raw_data ->> 'ville', sales_date FROM fiche_cache ORDER BY 1") == [
         ("1", "A", "Lyon\ufffd", date(2026, 3, 2)),
         ("2", None, None, date(2026, 3, 2)),

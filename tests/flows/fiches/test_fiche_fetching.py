@@ -24,10 +24,10 @@ FROM recordings ORDER BY id
 
 @pytest.mark.req("AUT-51", "TRX-41", "TRX-42", "G-90")
 async def test_a_fetched_fiche_is_stored_with_its_information_and_recordings(connection, query, one):
-    told = details(
+    answer = details(
         call("c1", start_time="2026-03-02T09:30:00+01:00", duration_s=61.5), call("c2", ""), groupe="B", ville="Lyon"
     )
-    (number,) = await save(connection, ("171", told))
+    (number,) = await save(connection, ("171", answer))
     assert one("SELECT id, fiche_id, details_success, recordings_count, has_recordings FROM fiche_cache") == (
         number, "171", True, 2, True
     )  # fmt: skip
@@ -35,7 +35,7 @@ async def test_a_fetched_fiche_is_stored_with_its_information_and_recordings(con
     assert one("SELECT groupe, attribution_user_id, data FROM fiche_cache_information") == (
         "B",
         "7",
-        told["information"],
+        answer["information"],
     )
     rows = query("SELECT call_id, recording_url, start_time::text, duration_s FROM recordings ORDER BY call_id")
     assert rows == [("c1", "https://calls.test/a.mp3", "2026-03-02 08:30:00+00", 61.5), ("c2", "", None, None)]
@@ -72,11 +72,11 @@ async def test_whatever_is_fetched_what_was_transcribed_stays(connection, query)
         before = {row[:2]: row for row in query(TRANSCRIBED)}
         batch = []
         for fiche in chance.sample(["1", "2", "3"], 2):
-            told = [
+            listed = [
                 call(name, chance.choice(["", "https://x.test/1", "https://x.test/2"]))
                 for name in chance.choices(calls, k=4)
             ]
-            batch.append((fiche, chance.choice([None, details(*told), details(*told)])))
+            batch.append((fiche, chance.choice([None, details(*listed), details(*listed)])))
         await save(connection, *batch)
         after = {row[:2]: row for row in query(TRANSCRIBED)}
         assert {key: after[key] for key in before} == before
@@ -96,7 +96,7 @@ async def test_a_fiche_that_is_gone_is_marked_and_keeps_what_was_known(connectio
     assert one("SELECT groupe FROM fiche_cache_information") == "C"
 
 
-async def test_what_is_told_twice_is_stored_once(connection, query):
+async def test_a_recording_that_is_listed_twice_is_stored_once(connection, query):
     twice = details(call("a", ""), call("a", "https://x.test/1"), call("b", "https://x.test/2"))
     first, second, gone = await save(connection, ("1", details(call("old"))), ("1", twice), ("2", None))
     assert first == second != gone
@@ -142,10 +142,10 @@ async def test_nothing_fetched_is_nothing_saved(connection):
 
 
 async def test_what_the_crm_repeats_is_not_written_again(connection, query):
-    told = details(call("a", start_time="2026-03-02T09:30:00Z", duration_s=2.5), call("b"))
-    await save(connection, ("1", told))
+    answer = details(call("a", start_time="2026-03-02T09:30:00Z", duration_s=2.5), call("b"))
+    await save(connection, ("1", answer))
     before = query("SELECT ctid, updated_at FROM recordings ORDER BY id")
-    await save(connection, ("1", told))
+    await save(connection, ("1", answer))
     assert query("SELECT ctid, updated_at FROM recordings ORDER BY id") == before
 
 

@@ -14,7 +14,7 @@ from tests.support.fiche_rows import caller, details, save
 
 DAY, NOW = date(2026, 3, 2), datetime(2026, 3, 3, tzinfo=UTC)
 LEGACY = {"information": {"groupe": "A", "attribution_user_id": 7}}
-EVERYBODY = {
+CALLERS = {
     "all": caller(),
     "group A": caller("GROUP", groupes=["A"]),
     "groups B and C": caller("GROUP", groupes=["B", "C"]),
@@ -44,15 +44,15 @@ async def fiches(connection, query):
         {"id": fiche, "groupe": groupe, "data": {}} for fiche, (groupe, _, _) in FICHES.items() if groupe is not None
     ]
     await cache_sales(connection, "default", {DAY: listed}, NOW)
-    await save(connection, *((fiche, told) for fiche, (_, told, _) in FICHES.items() if isinstance(told, dict)))
+    await save(connection, *((fiche, answer) for fiche, (_, answer, _) in FICHES.items() if isinstance(answer, dict)))
     query("UPDATE fiche_cache SET raw_data = %s WHERE fiche_id = '9'", json.dumps(LEGACY))
 
 
 @pytest.mark.req("TRX-21", "G-33")
-@pytest.mark.parametrize("who", EVERYBODY)
+@pytest.mark.parametrize("who", CALLERS)
 async def test_a_caller_sees_what_its_scope_says(connection, fiches, who):
     seen = {fiche for fiche, (_, _, by) in FICHES.items() if who == "all" or who in by}
-    hidden = await check_visible(connection, EVERYBODY[who], list(FICHES))
+    hidden = await check_visible(connection, CALLERS[who], list(FICHES))
     assert hidden == [fiche for fiche in FICHES if fiche not in seen]
 
 
@@ -69,14 +69,14 @@ async def test_the_same_fiche_of_another_tenant_lends_no_visibility(connection, 
 @pytest.mark.req("TRX-21", "TRX-20")
 async def test_who_is_refused_does_not_learn_whether_a_fiche_exists(connection, fiches):
     who = caller("GROUP", groupes=["A"])
-    told = []
+    messages = []
     for fiche in ("3", "4711"):
         with pytest.raises(Refused) as refused:
             await require_visible(connection, who, ["1", fiche])
         assert (refused.value.status, refused.value.code) == (403, "SCOPE")
-        told.append(refused.value.message.replace(fiche, "…"))
-    assert told[0] == told[1]
-    assert "the groupes A, which does not include fiche …, as far as is known here" in told[0]
+        messages.append(refused.value.message.replace(fiche, "…"))
+    assert messages[0] == messages[1]
+    assert "the groupes A, which does not include fiche …, as far as is known here" in messages[0]
     await require_visible(connection, who, ["1", "2", "5"])
     await require_visible(connection, caller(), ["4711"])
 

@@ -106,12 +106,12 @@ async def test_a_last_look_before_the_call_finds_what_has_changed_since_the_plan
     run = await w.ended(started)
     assert (run["status"], run["successful"], run["failed"]) == ("partial", 2, 2)
     assert w.calls() == ["1003-4"]
-    await until(lambda: len(w.told("recording_failed")) == 2)
-    assert {told["call_id"]: told["error_code"] for told in w.told("recording_failed")} == {
+    await until(lambda: len(w.emitted("recording_failed")) == 2)
+    assert {event["call_id"]: event["error_code"] for event in w.emitted("recording_failed")} == {
         "1003-1": "RECORDING_MISSING",
         "1003-3": "NO_URL",
     }
-    assert {told["call_id"]: told["cached"] for told in w.told("recording_completed")} == {
+    assert {event["call_id"]: event["cached"] for event in w.emitted("recording_completed")} == {
         "1003-2": True,
         "1003-4": False,
     }
@@ -144,10 +144,13 @@ async def test_a_run_that_is_ended_by_hand_says_what_was_not_tried_and_keeps_wha
     (started,) = await w.start("1001")
     await asyncio.wait_for(gate.asked.wait(), 60)
     assert await end_run(w.kit, started.run_id, "wrong fiche")
-    told = dict(w.events(started.run_id))
-    assert "transcription.completed" not in told
-    assert "wrong fiche" in told["transcription.failed"]["reason"]
-    assert (told["fiche/transcribed"]["status"], told["fiche/transcribed"]["counts"]["processed"]) == ("failed", 0)
+    payloads = dict(w.events(started.run_id))
+    assert "transcription.completed" not in payloads
+    assert "wrong fiche" in payloads["transcription.failed"]["reason"]
+    assert (payloads["fiche/transcribed"]["status"], payloads["fiche/transcribed"]["counts"]["processed"]) == (
+        "failed",
+        0,
+    )
     gate.let.set()
     # The call that was under way is paid for: its result is kept, the run's outcomes are not touched.
     await until(lambda: query("SELECT 1 FROM recordings WHERE has_transcription"))
@@ -201,7 +204,7 @@ async def test_the_status_alone_is_enough_to_follow_a_run_to_its_end(world, quer
 
 @pytest.fixture
 async def alone(sandbox, start_kit, query):
-    """A flow whose runs nobody works on: an engine that is only a face."""
+    """A flow whose runs no worker takes: an engine with the role api only."""
     made = transcription(sandbox)
     kit = await start_kit(made.flow, roles=frozenset({"api"}))
     query(
@@ -219,7 +222,7 @@ STALLED = "SELECT count(*) FROM events_outbox WHERE event_type = 'transcription.
 
 
 @pytest.mark.req("TRX-79", "G-25", "TRX-78")
-async def test_what_nobody_takes_up_is_warned_of_and_then_given_up(alone, connection, query, one):
+async def test_items_that_no_worker_claims_are_warned_of_and_then_given_up(alone, connection, query, one):
     made, kit = alone
     await save(connection, ("77", details(call("a"), call("b"))))
     (started,) = await start(connection, made.flow, "default", ["77"], event_ids=["e"], refresh=False)
@@ -231,8 +234,8 @@ async def test_what_nobody_takes_up_is_warned_of_and_then_given_up(alone, connec
     await made.flow.watch(connection)
     await made.flow.watch(connection)
     assert one(STALLED) == 1
-    told = one("SELECT payload FROM events_outbox WHERE event_type = 'transcription.stalled'")
-    assert (told["fiche_id"], told["run_id"], told["waiting"]) == ("77", str(started.run_id), 2)
+    payload = one("SELECT payload FROM events_outbox WHERE event_type = 'transcription.stalled'")
+    assert (payload["fiche_id"], payload["run_id"], payload["waiting"]) == ("77", str(started.run_id), 2)
     assert one("SELECT count(*) FROM items WHERE status = 'failed'") == 0
     move(query, STALL + timedelta(seconds=1))
     await made.flow.watch(connection)
@@ -245,7 +248,7 @@ async def test_what_nobody_takes_up_is_warned_of_and_then_given_up(alone, connec
 
 
 @pytest.mark.req("TRX-79", "TRX-71")
-async def test_only_what_is_due_is_given_up_and_each_recording_is_told_of_once(alone, connection, query):
+async def test_only_due_items_are_given_up_with_one_event_per_recording(alone, connection, query):
     made, _ = alone
     await save(connection, ("77", details(call("a"), call("b"))))
     (started,) = await start(connection, made.flow, "default", ["77"], event_ids=["e"], refresh=False)
@@ -260,9 +263,11 @@ async def test_only_what_is_due_is_given_up_and_each_recording_is_told_of_once(a
         move(query, STALL + timedelta(seconds=1))
         await made.flow.watch(connection)
     assert query("SELECT DISTINCT status FROM items") == [("failed",)]
-    told = query("SELECT payload FROM events_outbox WHERE event_type = 'transcription.recording_failed' ORDER BY id")
+    payloads = query(
+        "SELECT payload FROM events_outbox WHERE event_type = 'transcription.recording_failed' ORDER BY id"
+    )
     facts = ("fiche_id", "run_id", "call_id", "ok", "error_code")
-    assert [tuple(payload[name] for name in facts) for (payload,) in told] == [
+    assert [tuple(payload[name] for name in facts) for (payload,) in payloads] == [
         ("77", str(started.run_id), call_id, False, "STALLED") for call_id in ("a", "b")
     ]
 
@@ -277,7 +282,7 @@ async def test_who_looks_for_stalls_and_who_ends_runs_do_not_wait_for_each_other
     await start(connection, made.flow, "default", ["77"], event_ids=["e"], refresh=False)
     move(query, STALL + timedelta(seconds=1))
     await made.flow.watch(connection)
-    # One to give up, one to warn of; and somebody who ends both.
+    # One to give up, one to warn of; and a transaction that ends both.
     await start(connection, made.flow, "default", ["78"], event_ids=["f"], refresh=False)
     move(query, STALL + timedelta(seconds=1))
     async with await psycopg.AsyncConnection.connect(dsn) as other:
@@ -391,7 +396,7 @@ async def test_calls_in_flight_of_a_run_that_was_ended_are_waited_for_by_the_nex
     w = await world(gate=gate)
     (first,) = await w.start(FIVE)
     await gate.asked.wait()
-    await until(lambda: len(w.told("recording_started")) == 5)
+    await until(lambda: len(w.emitted("recording_started")) == 5)
     assert await end_run(w.kit, first.run_id, "wrong")
     # This process has them in hand from now on: who comes next must wait.
     held = "SELECT count(*) FROM leases WHERE ended_at IS NULL AND run_id IS NULL AND key LIKE '%%recording%%'"
@@ -430,7 +435,7 @@ async def test_a_run_that_ends_before_the_last_look_holds_nothing_and_pays_for_n
 
     made.flow = replace(made.flow, vendors=late)
     kit = await start_kit(made.flow, live=lives.extend)
-    kit.worker.drop = lambda _: None  # nobody hears of the end in time
+    kit.worker.drop = lambda _: None  # no call is dropped at the end of the run
     w = World(kit, made, sandbox, query, lives)
     (first,) = await w.start(FIVE)
     await asked.wait()

@@ -28,7 +28,7 @@ STORY = [
 
 @pytest.mark.req("TRX-01", "TRX-04", "TRX-22", "TRX-25", "TRX-52", "TRX-53", "TRX-54", "TRX-65", "TRX-75", "TRX-84")
 @pytest.mark.req("TRX-02", "TRX-23", "G-92", "TRX-45", "TRX-44", "TRX-41", "TRX-42", "ENG-11", "G-82", "G-93")
-async def test_a_fiche_is_fetched_its_recordings_are_written_down_and_all_of_it_is_told(world, query, one):
+async def test_a_fiche_is_fetched_its_recordings_are_transcribed_and_events_are_emitted(world, query, one):
     w = await world()
     (started,) = await w.start(FIVE, priority="high")
     run = await w.ended(started)
@@ -45,37 +45,37 @@ async def test_a_fiche_is_fetched_its_recordings_are_written_down_and_all_of_it_
     )
     assert rows == [(call, True, True, True, None, True, True, FIVE, True) for call in calls]
     assert names(w.events(started.run_id)) == STORY
-    told = dict(w.events(started.run_id))
-    assert told["fiche/transcribe"] == {
+    payloads = dict(w.events(started.run_id))
+    assert payloads["fiche/transcribe"] == {
         "fiche_id": FIVE,
         "run_id": str(started.run_id),
         "priority": "high",
         "wait_for_completion": False,
         "attached": False,
     }
-    assert told["transcription.started"]["target_total"] == 5
-    completed = told["transcription.completed"]
+    assert payloads["transcription.started"]["target_total"] == 5
+    completed = payloads["transcription.completed"]
     assert (completed["processed"], completed["cached"], completed["failed"], completed["noop"]) == (5, 0, 0, False)
-    assert told["fiche/transcribed"]["status"] == "completed"
+    assert payloads["fiche/transcribed"]["status"] == "completed"
     assert one("SELECT count(*) FROM leases WHERE ended_at IS NULL") == 0
     assert one("SELECT count(*) FROM effects") == 0, "reads and paid calls: nothing is written at a vendor"
     assert [stage.paid for stage in w.made.flow.stages] == [False, False, True]
 
 
 @pytest.mark.req("TRX-66", "TRX-24", "TRX-74", "TRX-39", "ENG-77", "TRX-19", "TRX-72", "TRX-73")
-async def test_whoever_looks_on_hears_of_each_recording_and_of_the_progress(world):
+async def test_subscribers_get_events_of_each_recording_and_of_the_progress(world):
     w = await world(recording_concurrency=1)
     run = await w.transcribe(TWELVE)
     calls = sorted(f"{TWELVE}-{n}" for n in range(1, 13))
-    await until(lambda: len(w.told("recording_completed")) == 12)
-    assert sorted(told["call_id"] for told in w.told("recording_started")) == calls
-    assert sorted(told["call_id"] for told in w.told("recording_completed")) == calls
+    await until(lambda: len(w.emitted("recording_completed")) == 12)
+    assert sorted(event["call_id"] for event in w.emitted("recording_started")) == calls
+    assert sorted(event["call_id"] for event in w.emitted("recording_completed")) == calls
     for live in w.lives:
         assert (live.payload["fiche_id"], live.payload["run_id"]) == (TWELVE, str(run["id"]))
     order = [(live.event.rpartition(".")[2], live.payload.get("call_id")) for live in w.lives]
     for call in calls:
         assert order.index(("recording_started", call)) < order.index(("recording_completed", call))
-    counted = [told["processed"] for told in w.told("progress")]
+    counted = [event["processed"] for event in w.emitted("progress")]
     assert counted == sorted(set(counted))
     assert {count // 3 for count in counted} >= {1, 2, 3, 4}
     assert counted[-1] == 12
@@ -111,24 +111,27 @@ async def test_where_nothing_is_to_be_done_the_run_says_so_and_ends(world, fiche
     assert (await w.ended(started))["status"] == "completed"
     assert w.paid() == paid
     assert names(w.events(started.run_id)) == STORY
-    told = dict(w.events(started.run_id))
-    assert told["transcription.status_check"]["is_complete"] is True
-    assert told["transcription.completed"]["noop"] is True
-    assert told["transcription.completed"]["target_total"] == 0
+    payloads = dict(w.events(started.run_id))
+    assert payloads["transcription.status_check"]["is_complete"] is True
+    assert payloads["transcription.completed"]["noop"] is True
+    assert payloads["transcription.completed"]["target_total"] == 0
 
 
 @pytest.mark.req("TRX-61", "G-21", "ENG-95", "TRX-86", "G-23")
 @pytest.mark.parametrize("fiche_id", [UNKNOWN, str(int(UNKNOWN) + 1)], ids=["404", "200 that says so"])
-async def test_a_fiche_that_is_gone_fails_its_run_and_nobody_waits_for_it(world, query, fiche_id):
+async def test_a_fiche_that_is_gone_fails_its_run_at_once(world, query, fiche_id):
     w = await world()
     (started,) = await w.start(fiche_id)
     run = await w.ended(started)
     assert (run["status"], run["error_code"], run["selected"]) == ("failed", "NOT_FOUND", 0)
     assert w.calls("crm") == [fiche_id], "asked once: it is an answer"
     assert names(w.events(started.run_id)) == ["fiche/transcribe", "transcription.failed", "fiche/transcribed"]
-    told = dict(w.events(started.run_id))
-    assert "404" in told["transcription.failed"]["reason"]
-    assert (told["fiche/transcribed"]["status"], told["fiche/transcribed"]["counts"]["target_total"]) == ("failed", 0)
+    payloads = dict(w.events(started.run_id))
+    assert "404" in payloads["transcription.failed"]["reason"]
+    assert (payloads["fiche/transcribed"]["status"], payloads["fiche/transcribed"]["counts"]["target_total"]) == (
+        "failed",
+        0,
+    )
     assert query("SELECT details_success, details_message FROM fiche_cache WHERE fiche_id = %s", fiche_id) == [
         (False, "NOT_FOUND")
     ]
@@ -138,7 +141,7 @@ async def test_a_fiche_that_is_gone_fails_its_run_and_nobody_waits_for_it(world,
 
 @pytest.mark.req("G-82", "G-23")
 async def test_a_fiche_that_was_never_fetched_is_fetched_even_where_that_is_not_asked_for(world):
-    """Otherwise a run would complete without anybody knowing which recordings there are."""
+    """Otherwise a run would complete although the recordings of its fiche are unknown."""
     w = await world()
     (unknown, gone) = await w.start(FIVE, UNKNOWN, refresh=False)
     assert ((await w.ended(unknown))["successful"], w.calls("crm").count(FIVE)) == (5, 1)
@@ -177,8 +180,8 @@ async def test_a_recording_without_a_url_fails_without_a_call_and_the_others_do_
     run = await w.ended(started)
     assert (run["status"], run["successful"], run["failed"]) == ("partial", 2, 1)
     assert w.calls() == w.paid() == [f"{fiche_id}-1", f"{fiche_id}-3"]
-    await until(lambda: w.told("recording_failed"))
-    (failed,) = w.told("recording_failed")
+    await until(lambda: w.emitted("recording_failed"))
+    (failed,) = w.emitted("recording_failed")
     assert (failed["call_id"], failed["error_code"]) == (f"{fiche_id}-2", "NO_URL")
     assert dict(w.events(started.run_id))["transcription.completed"]["failed"] == 1
     status = await w.status(fiche_id)
@@ -217,8 +220,8 @@ async def test_what_the_provider_refuses_is_tried_once(world, sandbox):
     assert (run["status"], run["failed"]) == ("failed", 4)
     assert sorted(w.calls()) == [f"1003-{n}" for n in range(1, 5)]
     # Each was tried, and each failed: that is a completion.
-    told = dict(w.events(started.run_id))
-    assert (told["transcription.completed"]["failed"], told["fiche/transcribed"]["status"]) == (4, "failed")
+    payloads = dict(w.events(started.run_id))
+    assert (payloads["transcription.completed"]["failed"], payloads["fiche/transcribed"]["status"]) == (4, "failed")
 
 
 @pytest.mark.req("TRX-67")
@@ -260,8 +263,8 @@ async def test_what_was_paid_for_is_not_paid_for_again_though_its_recording_was_
     completed = dict(w.events(started.run_id))["transcription.completed"]
     assert (completed["processed"], completed["cached"], completed["transcribed"]) == (2, 2, 0)
     assert query("SELECT count(*) > 2 FROM recording_transcription_chunks") == [(True,)]
-    await until(lambda: len(w.told("recording_completed")) == 4)
-    assert [told["cached"] for told in w.told("recording_completed")] == [False, False, True, True]
+    await until(lambda: len(w.emitted("recording_completed")) == 4)
+    assert [event["cached"] for event in w.emitted("recording_completed")] == [False, False, True, True]
 
 
 async def test_where_we_fetch_recordings_ourselves_the_provider_gets_the_file(world, sandbox):
@@ -292,22 +295,22 @@ async def test_what_is_wrong_where_recordings_are_kept_is_not_the_provider_s_fau
 
 
 @pytest.mark.req("ENG-74", "TRX-87")
-async def test_every_fact_of_an_event_can_be_read_again_by_whoever_missed_it(world):
+async def test_every_fact_of_an_event_can_be_read_again_later(world):
     w = await world()
     (started,) = await w.start("9200")  # one of three recordings has no URL
     await w.ended(started)
     status = await w.status("9200")
     run, recordings = status["run"], {one["call_id"]: one for one in status["recordings"]}
-    told = {name: payload for name, payload in w.events(started.run_id) if "." in name}
-    assert set(told) == {"transcription.status_check", "transcription.started", "transcription.completed"}
-    for payload in told.values():
+    payloads = {name: payload for name, payload in w.events(started.run_id) if "." in name}
+    assert set(payloads) == {"transcription.status_check", "transcription.started", "transcription.completed"}
+    for payload in payloads.values():
         assert (payload["run_id"], payload["fiche_id"]) == (str(run["id"]), status["fiche_id"])
         for fact in ("total_recordings", "already_transcribed", "target_total"):
             assert payload.get(fact, run[fact]) == run[fact]
     for fact in ("processed", "cached", "failed", "status"):
-        assert told["transcription.completed"][fact] == run[fact]
+        assert payloads["transcription.completed"][fact] == run[fact]
     for name, state in (("recording_completed", "transcribed"), ("recording_failed", "failed")):
-        for payload in w.told(name):
+        for payload in w.emitted(name):
             assert recordings[payload["call_id"]]["state"] == state
             assert (payload.get("error") or "") in (recordings[payload["call_id"]]["reason"] or "")
-    assert {len(w.told(name)) for name in ("recording_completed", "recording_failed")} == {2, 1}
+    assert {len(w.emitted(name)) for name in ("recording_completed", "recording_failed")} == {2, 1}

@@ -1,4 +1,4 @@
-"""Who gets a run and who is told of one: clicks, batches, parents, tenants, and those who wait."""
+"""Which request starts a run and which is attached to one: clicks, batches, parents, tenants, and callers that wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ async def test_who_asks_while_a_run_is_at_work_is_attached_to_it(world, query):
     assert second.event_id != first.event_id
     assert query("SELECT count(*) FROM runs") == [(1,)]
     (check,) = [
-        told for name, told in w.events(first.run_id) if name == "transcription.status_check" and told.get("attached")
+        payload
+        for name, payload in w.events(first.run_id)
+        if name == "transcription.status_check" and payload.get("attached")
     ]
     assert (check["is_complete"], check["total_recordings"], check["run_id"]) == (False, 5, str(first.run_id))
     assert [name for name, _ in w.events(first.run_id)].count("transcription.started") == 1
@@ -59,7 +61,7 @@ async def test_a_day_s_event_is_repeated_under_its_next_name_once_its_run_has_en
 
 
 @pytest.mark.req("ENG-20")
-async def test_an_event_that_is_told_again_is_its_own_run_whoever_has_the_fiche_now(world, query):
+async def test_a_repeated_event_gets_its_own_run_whichever_run_holds_the_fiche_now(world, query):
     w = await world()
     (first,) = await w.start("1000", event_ids=["first"])
     await w.ended(first)
@@ -123,8 +125,8 @@ async def test_a_fiche_that_its_parent_has_fetched_is_not_fetched_again(world, c
     assert [(await w.ended(one))["status"] for one in started] == ["completed", "completed"]
     assert w.calls("crm") == ["1000"]
     assert query("SELECT DISTINCT parent_run_id FROM runs WHERE parent_run_id IS NOT NULL") == [(parent["id"],)]
-    told = dict(w.events(started[1].run_id))
-    assert (told["transcription.completed"]["noop"], told["transcription.started"]["target_total"]) == (True, 0)
+    payloads = dict(w.events(started[1].run_id))
+    assert (payloads["transcription.completed"]["noop"], payloads["transcription.started"]["target_total"]) == (True, 0)
 
 
 @pytest.mark.req("TRX-53", "G-82")
@@ -135,8 +137,8 @@ async def test_only_what_is_there_and_has_no_transcript_is_a_target(world, query
     query("UPDATE recordings SET removed_at = ecluse_now() WHERE call_id IN ('9000-3', '9000-4')")
     (started,) = await w.start(FIVE, refresh=False)
     await w.ended(started)
-    told = dict(w.events(started.run_id))["transcription.started"]
-    assert (told["total_recordings"], told["already_transcribed"], told["target_total"]) == (3, 2, 1)
+    payloads = dict(w.events(started.run_id))["transcription.started"]
+    assert (payloads["total_recordings"], payloads["already_transcribed"], payloads["target_total"]) == (3, 2, 1)
     assert query("SELECT key FROM items WHERE run_id = %s", started.run_id) == [("9000-2",)]
 
 
@@ -175,7 +177,7 @@ async def test_who_waits_has_the_transcripts_when_the_wait_is_over(world):
 
 
 @pytest.mark.req("TRX-56", "TRX-57", "G-74", "TRX-28")
-async def test_who_is_attached_waits_for_that_run_and_is_told_when_the_time_is_up(world, query):
+async def test_an_attached_caller_waits_for_that_run_and_learns_when_the_time_is_up(world, query):
     w = await world()
     await w.pause()
     (first,) = await w.start(FIVE)
@@ -195,7 +197,7 @@ async def test_who_is_attached_waits_for_that_run_and_is_told_when_the_time_is_u
 
 
 @pytest.mark.req("TRX-55", "G-21")
-async def test_who_waits_for_a_fiche_that_is_gone_is_told_so(world):
+async def test_a_caller_that_waits_for_a_fiche_that_is_gone_gets_that_as_the_reason(world):
     w = await world()
     done = await transcribe(w.kit, "default", FicheTranscribe(fiche_id=UNKNOWN), max_wait=timedelta(seconds=60))
     assert (done.status, done.timed_out, done.total) == ("failed", False, 0)

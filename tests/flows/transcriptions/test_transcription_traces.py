@@ -23,11 +23,11 @@ def said(lines, area, ids):
 
 
 @pytest.mark.req("TRX-88", "TRX-89", "TRX-90", "TRX-91", "G-87")
-async def test_each_function_tells_what_it_does_under_the_ids_of_fiche_and_call(world):
+async def test_each_function_logs_what_it_does_under_the_ids_of_fiche_and_call(world):
     w = await world()
     with capture_logs() as lines:
         await w.transcribe("1001")
-        await until(lambda: len(w.told("recording_completed")) == 2)
+        await until(lambda: len(w.emitted("recording_completed")) == 2)
     fiche = said(lines, "TRANSCRIPTION", "1001")
     assert fiche == [
         "START: transcribe-fiche",
@@ -65,7 +65,7 @@ async def test_while_more_is_to_come_the_finalizer_says_how_much(world):
     w = await world(recording_concurrency=1)
     with capture_logs() as lines:
         await w.transcribe("1002")
-        await until(lambda: len(w.told("recording_completed")) == 3)
+        await until(lambda: len(w.emitted("recording_completed")) == 3)
     waiting = [one for one in lines if one.get("area") == "TX-FINALIZER" and one["verb"] == "END:"]
     first = waiting[0]
     assert (first["event"], first["remaining"], first["processed"]) == ("waiting", 2, 1)

@@ -1,1 +1,2 @@
-"""Audits: a model answers the steps of a config from a fiche's transcripts; its quotes are looked up in them."""
+"""Audits: a model answers the steps of a config from a fiche's transcripts, and each of its quotes is searched for in
+them."""

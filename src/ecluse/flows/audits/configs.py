@@ -53,8 +53,8 @@ class Resolved(NamedTuple):
 async def resolve_configs(
     connection: Connection, tenant: str, specific_ids: Sequence[int], use_automatic: bool
 ) -> Resolved:
-    """Return the active configs among `specific_ids` and, if wanted, all that run automatically: without duplicates, by
-    id."""
+    """Return the active configs among `specific_ids` and, with `use_automatic`, all that run automatically: without
+    duplicates, by id."""
     given = {"tenant": tenant, "specific": list(specific_ids), "automatic": use_automatic}
     rows = await fetch_rows(connection, RESOLVE, given)
     active = [ConfigVersion(*row[:3]) for row in rows if row[3]]
@@ -68,7 +68,7 @@ async def resolve_configs(
 
 
 async def create(connection: Connection, tenant: str, given: Mapping[str, Any]) -> Row:
-    """Insert a config and its first version, in the caller's transaction."""
+    """Insert a config and its first version, in the caller's transaction; return its row."""
     names = [name for name in (*ASKED, *SWITCHES) if name in given]
     sql = (
         f"INSERT INTO audit_configs (tenant_id, {', '.join(names)}, created_at, updated_at)"  # noqa: S608 - our names
@@ -80,8 +80,8 @@ async def create(connection: Connection, tenant: str, given: Mapping[str, Any]) 
 
 
 async def update(connection: Connection, tenant: str, config_id: int, given: Mapping[str, Any]) -> Row:
-    """Update a config. It gets a new version if what it asks has changed; switching it on or off, or unchanged values,
-    make none."""
+    """Update a config and return its row. It gets a new version if what it asks has changed; switching it on or off, or
+    unchanged values, make none. Raises NotFound."""
     known = await show(connection, tenant, config_id, lock=True)
     changed = {name: value for name, value in given.items() if value != known[name]}
     if not changed:
@@ -99,7 +99,8 @@ async def update(connection: Connection, tenant: str, config_id: int, given: Map
 
 
 async def delete(connection: Connection, tenant: str, config_id: int) -> None:
-    """Mark a config as deleted: it is not used any more. Audits that were made with it still refer to their version."""
+    """Mark a config as deleted: it is not used any more. Audits that were made with it still refer to their version.
+    Raises NotFound."""
     cursor = await connection.execute(
         "UPDATE audit_configs SET deleted_at = ecluse_now(), updated_at = ecluse_now()"
         " WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL",
@@ -110,6 +111,7 @@ async def delete(connection: Connection, tenant: str, config_id: int) -> None:
 
 
 async def show(connection: Connection, tenant: str, config_id: int, *, lock: bool = False) -> Row:
+    """Return the row of a config, locked until the end of the transaction with `lock`. Raises NotFound."""
     sql = f"SELECT {COLUMNS} FROM audit_configs WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL"  # noqa: S608
     row = await fetch_one(connection, dict, sql + (" FOR NO KEY UPDATE" if lock else ""), [tenant, config_id])
     if row is None:
@@ -120,19 +122,23 @@ async def show(connection: Connection, tenant: str, config_id: int, *, lock: boo
 async def listed(
     connection: Connection, tenant: str | None, *, active: bool | None = None, limit: int, offset: int
 ) -> list[Row]:
-    """List configs by id. `tenant` None means all tenants, which only the command line may ask for."""
+    """Return configs by id; `active` None: enabled and disabled ones. `tenant` None means all tenants, which only the
+    command line may ask for."""
     given = {"tenant": tenant, "active": active, "limit": limit, "offset": offset}
     sql = f"SELECT {COLUMNS} FROM audit_configs WHERE {where(FILTERS, given, 'deleted_at IS NULL')}"  # noqa: S608
     return await fetch_all(connection, dict, f"{sql} ORDER BY id LIMIT %(limit)s OFFSET %(offset)s", given)
 
 
 class Snapshot(NamedTuple):
+    """The content of one version of a config."""
+
     audit_config_id: int
     version: int
     snapshot: Row
 
 
 async def snapshots(connection: Connection, wanted: Sequence[tuple[int, int]]) -> list[Snapshot]:
+    """Return the content of these versions, given as (config id, version)."""
     return await fetch_all(
         connection,
         Snapshot,
@@ -143,6 +149,7 @@ async def snapshots(connection: Connection, wanted: Sequence[tuple[int, int]]) -
 
 
 def _stored(value: Any) -> Any:
+    """Return a value as a parameter of its column."""
     return Jsonb(value) if isinstance(value, list) else value
 
 

@@ -60,7 +60,8 @@ def audit_stage(
     incomplete: str = "Audit not finished in time (timeout/stall)",
 ) -> Stage:
     """Build the stage for items of `plan_audits`. `auditor` gets the flow's `Auditor` from its vendors (see
-    `connected_auditor`). The flow must call `record_failures` when its runs end."""
+    `connected_auditor`); `max_wait`, `poll` and `rounds` are those of the stage's gate; `incomplete` is the error of
+    audits that are not finished in time. The flow must call `record_failures` when its runs end."""
     return Stage(
         STAGE,
         Lane(
@@ -93,21 +94,27 @@ class AuditRun(BaseModel):
 
 
 class Vendors(NamedTuple):
+    """The `vendors` of the audit flow."""
+
     auditor: Auditor
 
 
 @asynccontextmanager
 async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
+    """Open the vendors of the audit flow for the duration of the context."""
     async with connected_auditor(access, clock) as auditor:
         yield Vendors(auditor)
 
 
 class Audit:
+    """The flow `audit`, built from its settings; each of its runs is one audit, requested by hand."""
+
     def __init__(self, config: Config, vendors: Callable[[Clock], AbstractAsyncContextManager[Any]]) -> None:
         self.stage = audit_stage(config)
         self.flow = Flow(FLOW, (self.stage,), None, AuditRun, vendors=vendors, begin=self._begin, ended=_ended)
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
+        """Plan the audit of each new run. Raises NotFound or Refused if its fiche or config cannot be audited."""
         by_id = {run.id: run for run in runs}
         columns = [(run.id, run.tenant_id, run.input["fiche_id"], int(run.input["audit_config_id"])) for run in runs]
         found = await fetch_rows(connection, LOOK_UP, [list(column) for column in zip(*columns, strict=True)])
@@ -122,6 +129,7 @@ class Audit:
 
 
 def _require(run: Run, fiche: int | None, config: int | None, active: bool | None) -> None:
+    """Raise if the fiche or the config of a run does not exist, or the config is disabled."""
     if fiche is None:
         raise NotFound(f"there is no fiche {run.input['fiche_id']}: it has to be fetched and transcribed first")
     if config is None:
@@ -132,5 +140,6 @@ def _require(run: Run, fiche: int | None, config: int | None, active: bool | Non
 
 
 async def _ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
+    """Mark the audits of ended runs that have failed."""
     await store.record_failures(connection, [run.id for run in runs])
     return ()

@@ -35,6 +35,9 @@ WHERE run_id = ANY(%s) ORDER BY run_id, fiche_cache_id, audit_config_id
 
 @dataclass(frozen=True, slots=True)
 class NewAudit:
+    """An audit to plan, by tenant, run, fiche id and config version; `rlm` is passed on as it is, `source` says who
+    asked for it."""
+
     tenant: str
     run: int
     fiche: str
@@ -67,7 +70,7 @@ async def plan_audits(
 
 
 async def plan(connection: Connection, wanted: Sequence[NewAudit]) -> dict[int, list[NewItem]]:
-    """Insert the audits of many runs. Returns the items of each run by its id."""
+    """Insert the audits of many runs, each once. Returns the items of each run by its id."""
     async with connection.transaction():
         for start in range(0, len(wanted), CHUNK):
             await connection.execute(PLAN, (as_json(wanted[start : start + CHUNK]),))
@@ -79,10 +82,12 @@ async def plan(connection: Connection, wanted: Sequence[NewAudit]) -> dict[int, 
 
 
 def item_key(fiche_id: str, config_id: int) -> str:
+    """Return the key of an audit's item, unique in its run."""
     return f"{fiche_id}-{config_id}"
 
 
 def _item(row: Row) -> NewItem:
+    """Return the item of a planned audit."""
     payload = {
         "audit_id": str(row["id"]),
         "fiche_cache_id": str(row["fiche_cache_id"]),

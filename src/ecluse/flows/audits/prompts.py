@@ -18,6 +18,7 @@ its speaker; none, if nothing was said about it.
 
 
 def system(asked: Asked) -> str:
+    """Return the system message: the rules of an audit, and the config's texts and steps."""
     steps = [
         f"## {key_of(n)}: {step.name} (0 to {step.max_score})\n{step.criteria}" for n, step in enumerate(asked.steps, 1)
     ]
@@ -26,10 +27,12 @@ def system(asked: Asked) -> str:
 
 
 def transcript(recordings: Sequence[Recording]) -> str:
-    return "\n\n".join(_said(recording) for recording in recordings)
+    """Return the user message: the recordings, turn by turn."""
+    return "\n\n".join(_turns(recording) for recording in recordings)
 
 
-def _said(recording: Recording) -> str:
+def _turns(recording: Recording) -> str:
+    """Return one recording as text: a heading, then each turn with its speaker."""
     at = f", {recording.start_time:%Y-%m-%d %H:%M}" if recording.start_time else ""
     turns = zip(recording.speakers, recording.texts, strict=True)
     return "\n".join(

@@ -15,12 +15,14 @@ NEAR = 1_000  # characters
 
 
 class Found(NamedTuple):
+    """Where a quote was found."""
+
     call_id: str
     position: int  # of its first character, in the recording's text
 
 
 class Spoken:
-    """Text of one recording."""
+    """The text of one recording, to search quotes in."""
 
     def __init__(self, call_id: str, text: str) -> None:
         self.call_id, self.text = call_id, text
@@ -49,7 +51,7 @@ class Spoken:
 
 
 def find(quote: str, recordings: Sequence[Spoken]) -> Found | None:
-    """Find a quote in the first recording that has it."""
+    """Find a quote in the first recording that has it; None if none has."""
     quote = quote.strip()
     wanted = plain(quote).strip('"')
     if not wanted:

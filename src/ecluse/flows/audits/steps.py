@@ -36,6 +36,8 @@ class Step(BaseModel):
 
 
 class Answered(NamedTuple):
+    """The model's answer to one step."""
+
     score: float
     comment: str
     quotes: list[str]
@@ -53,6 +55,8 @@ _GIVEN = TypeAdapter(dict[str, _Given])
 
 
 def checked(steps: list[Step]) -> list[Step]:
+    """Return the steps if they can be scored: names differ, and at least one has a weight. Raises ValueError
+    otherwise."""
     names = [step.name for step in steps]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"each step has a name of its own; twice: {', '.join(twice)}")
@@ -65,7 +69,7 @@ Steps = Annotated[list[Step], Field(min_length=1, max_length=MOST_STEPS), AfterV
 
 
 def key_of(position: int) -> str:
-    """Name a step in an answer, counted from 1: the steps' own names may be anything."""
+    """Return the name of a step in an answer, counted from 1: the steps' own names may be anything."""
     return f"step_{position}"
 
 
@@ -109,7 +113,7 @@ def read(steps: Sequence[Step], content: Any) -> list[Answered]:
 
 
 def score(steps: Sequence[Step], scores: Sequence[float]) -> float:
-    """Return the score from 0 to 100: each step's share of its maximum, by weight."""
+    """Return the score of an audit from 0 to 100: each step's share of its maximum, by weight."""
     weights = sum(step.weight for step in steps)
     shares = sum(step.weight * got / step.max_score for step, got in zip(steps, scores, strict=True))
     return round(100 * shares / weights, 2)

@@ -36,22 +36,22 @@ SELECT 1 FROM fiche_cache WHERE id = ANY(%s) ORDER BY tenant_id, fiche_id FOR NO
 """
 # Whether the end `t` changes the row `a`.
 CHANGES = "a.status <> 'completed' AND (t.status = 'completed' OR a.status <> 'failed')"
-TOLD = """
-told AS MATERIALIZED (
+ENDS = """
+ends AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS t(id bigint, status text, score numeric, result jsonb, model text,
         input_tokens integer, output_tokens integer, cost numeric, error_code text, error text))"""
 # Runs before FINISH: a unique index checks each row at once.
 UNSET = f"""
-WITH {TOLD}
-UPDATE audits former SET is_latest = false FROM told t JOIN audits a ON a.id = t.id
+WITH {ENDS}
+UPDATE audits former SET is_latest = false FROM ends t JOIN audits a ON a.id = t.id
 WHERE {CHANGES} AND former.is_latest AND former.id <> a.id
   AND former.fiche_cache_id = a.fiche_cache_id AND former.audit_config_id = a.audit_config_id
 """  # noqa: S608 - our own names
 FINISH = f"""
-WITH {TOLD},
+WITH {ENDS},
 mine AS MATERIALIZED (
     SELECT t.*, a.id = max(a.id) OVER (PARTITION BY a.fiche_cache_id, a.audit_config_id) AS is_latest
-    FROM told t JOIN audits a ON a.id = t.id WHERE {CHANGES})
+    FROM ends t JOIN audits a ON a.id = t.id WHERE {CHANGES})
 UPDATE audits a SET status = m.status, is_latest = m.is_latest, score = m.score, result = m.result, model = m.model,
     input_tokens = m.input_tokens, output_tokens = m.output_tokens, cost = m.cost, error_code = m.error_code,
     error = m.error, finished_at = now
@@ -70,7 +70,8 @@ WHERE a.run_id = ANY(%(runs)s) AND a.status IN ('pending', 'running')
 
 
 async def save_audits(connection: Connection, saved: Sequence[Saved]) -> None:
-    rows = [_told(one.item.payload, "completed", **one.kept) for one in saved if one.kept is not None]
+    """Write completed audits, in the commit that finishes their items: the stage's `save`."""
+    rows = [_end(one.item.payload, "completed", **one.kept) for one in saved if one.kept is not None]
     await _finish(connection, rows)
 
 
@@ -78,7 +79,7 @@ async def record_failures(connection: Connection, run_ids: Collection[int]) -> N
     """Mark as failed the audits of these runs whose items have failed or, in an ended run, were never dispatched. For
     `Flow.ended` of every flow with an audit stage; a gate may call it before it counts. Idempotent."""
     found = [
-        _told({"audit_id": audit, "fiche_cache_id": fiche}, "failed", error_code=code, error=error)
+        _end({"audit_id": audit, "fiche_cache_id": fiche}, "failed", error_code=code, error=error)
         for audit, fiche, code, error in await fetch_rows(connection, FAILED, {"runs": list(run_ids), "stage": STAGE})
     ]
     if found:
@@ -87,8 +88,9 @@ async def record_failures(connection: Connection, run_ids: Collection[int]) -> N
 
 
 async def news(connection: Connection, over: Sequence[FinishedItem]) -> list[EphemeralEvent]:
+    """Write failed audits, and return the events about all that are over: the stage's `news`."""
     failed = [
-        _told(one.item.payload, "failed", error_code=one.error_code or "FAILED", error=storable(one.error or ""))
+        _end(one.item.payload, "failed", error_code=one.error_code or "FAILED", error=storable(one.error or ""))
         for one in over
         if one.status != "succeeded"
     ]
@@ -108,11 +110,13 @@ async def _finish(connection: Connection, rows: Sequence[Row]) -> None:
     await connection.execute(FINISH, (given,), prepare=True)
 
 
-def _told(payload: Row, status: str, **facts: Any) -> Row:
+def _end(payload: Row, status: str, **facts: Any) -> Row:
+    """Return the end of an audit as a row for the statements of this module."""
     return {"id": payload["audit_id"], "fiche_cache_id": payload["fiche_cache_id"], "status": status, **facts}
 
 
 def _live(one: FinishedItem) -> EphemeralEvent:
+    """Return the realtime event about an audit that is over."""
     item = one.item
     about = {
         "fiche_id": item.target,

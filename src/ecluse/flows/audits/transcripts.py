@@ -30,7 +30,7 @@ FROM mine WHERE a.id = mine.id
 DONE = "SELECT id, score FROM audits WHERE id = ANY(%s) AND status = 'completed'"
 
 # Recordings removed upstream are not counted. If a recording has chunks, they are its text, and name the speakers.
-SAID = """
+TRANSCRIPTS = """
 SELECT r.fiche_cache_id, r.call_id, r.start_time, coalesce(c.speakers, ARRAY[NULL]::text[]),
        coalesce(c.texts, ARRAY[r.transcription_text])
 FROM recordings r
@@ -53,6 +53,8 @@ class Asked(NamedTuple):
 
 
 class Recording(NamedTuple):
+    """A recording with a transcript: the texts of its turns, and their speakers where they are known."""
+
     call_id: str
     start_time: datetime | None
     speakers: Sequence[str | None]
@@ -65,27 +67,32 @@ class Recording(NamedTuple):
 
 
 class Standing(NamedTuple):
+    """What the work of an audit item starts from."""
+
     asked: Asked
     recordings: Sequence[Recording]
     done: Decimal | None  # the score of an audit that is completed, and so paid for, already
 
 
 class Transcripts(BatchedQuery[Standing]):
+    """Batched reads for audit items: gives each item its `Standing`."""
+
     def __init__(self) -> None:
         super().__init__(self._look)
         self._versions: OrderedDict[tuple[int, int], Asked] = OrderedDict()
 
     async def _look(self, connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
+        """Mark the audits of these items as running, and return what each starts from, by item id."""
         await self._learn(connection, {_version(item) for item in items})
         audits = [_audit(item) for item in items]
         await connection.execute(BEGIN, (audits,))
         done: dict[int, Decimal] = dict(await fetch_rows(connection, DONE, (audits,)))
         fiches = sorted({_fiche(item) for item in items if _audit(item) not in done})
-        said: dict[int, list[Recording]] = {}
-        for fiche, *recording in await fetch_rows(connection, SAID, (fiches,)):
-            said.setdefault(fiche, []).append(Recording(*recording))
+        recordings: dict[int, list[Recording]] = {}
+        for fiche, *recording in await fetch_rows(connection, TRANSCRIPTS, (fiches,)):
+            recordings.setdefault(fiche, []).append(Recording(*recording))
         return {
-            item.id: Standing(self._versions[_version(item)], said.get(_fiche(item), ()), done.get(_audit(item)))
+            item.id: Standing(self._versions[_version(item)], recordings.get(_fiche(item), ()), done.get(_audit(item)))
             for item in items
         }
 
@@ -99,6 +106,7 @@ class Transcripts(BatchedQuery[Standing]):
 
 
 def asked(snapshot: dict[str, Any]) -> Asked:
+    """Return the content of a config version from its stored snapshot."""
     steps = [Step.model_validate(step) for step in snapshot["steps"]]
     return Asked(snapshot["name"], snapshot["description"], snapshot["system_prompt"], snapshot["model"], steps)
 

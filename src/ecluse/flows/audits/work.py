@@ -44,6 +44,7 @@ class Auditor(NamedTuple):
 
 @asynccontextmanager
 async def connected_auditor(access: Access, clock: Clock) -> AsyncIterator[Auditor]:
+    """Open the client of the model for the duration of the context."""
     async with VendorHttp(
         "llm",
         access.url,
@@ -56,15 +57,17 @@ async def connected_auditor(access: Access, clock: Clock) -> AsyncIterator[Audit
 
 
 async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], context: WorkContext, item: Item) -> Result:
+    """Audit a fiche with one config: the work of an audit item. Fails without a call if there is no transcript or one
+    of more than `max_input_chars`; an audit that is completed already is not paid for again."""
     auditor = auditor_of(context.vendors)
     standing = await auditor.looks.look(context, item)
-    said = [recording for recording in standing.recordings if recording.text.strip()]
-    text = prompts.transcript(said)
+    recordings = [recording for recording in standing.recordings if recording.text.strip()]
+    text = prompts.transcript(recordings)
     if standing.done is None and 0 < len(text) <= max_input_chars:
         await context.pay(item)
-    told = {"audit_id": item.payload["audit_id"]}
+    result = {"audit_id": item.payload["audit_id"]}
     if standing.done is not None:
-        return Done({**told, "score": float(standing.done)})
+        return Done({**result, "score": float(standing.done)})
     if not text:
         why = f"Fiche {item.target} has no transcript: it has no recordings, or they are not transcribed yet."
         raise PermanentError(why, code="NO_TRANSCRIPT")
@@ -86,18 +89,18 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
     score = steps.score(asked.steps, [one.score for one in answer.answer])
     kept = {
         "score": score,
-        "result": {"steps": judged(asked.steps, answer.answer, said)},
+        "result": {"steps": judged(asked.steps, answer.answer, recordings)},
         "model": answer.model,
         "input_tokens": answer.input_tokens,
         "output_tokens": answer.output_tokens,
         "cost": _plain(answer.cost),
     }
-    return Done({**told, "score": score}, kept=kept)
+    return Done({**result, "score": score}, kept=kept)
 
 
-def judged(asked: list[Step], answers: list[Answered], said: list[Recording]) -> list[dict[str, Any]]:
+def judged(asked: list[Step], answers: list[Answered], recordings: list[Recording]) -> list[dict[str, Any]]:
     """Return each step with its answer and, for each quote, where it was found or that it was not."""
-    spoken = [Spoken(recording.call_id, recording.text) for recording in said]
+    spoken = [Spoken(recording.call_id, recording.text) for recording in recordings]
     return [
         {
             "name": step.name,
@@ -112,6 +115,7 @@ def judged(asked: list[Step], answers: list[Answered], said: list[Recording]) ->
 
 
 def _evidence(quote: str, spoken: list[Spoken]) -> dict[str, Any]:
+    """Return a quote with the recording and position where it was found, or marked as not verified."""
     found = quotes.find(quote, spoken)
     if found is None:
         return {"quote": quote, "call_id": None, "position": None, "verified": False}
@@ -119,4 +123,5 @@ def _evidence(quote: str, spoken: list[Spoken]) -> dict[str, Any]:
 
 
 def _plain(cost: Decimal | None) -> str | None:
+    """Return the cost as text without an exponent."""
     return None if cost is None else f"{cost:f}"

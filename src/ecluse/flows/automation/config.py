@@ -8,6 +8,9 @@ from datetime import timedelta
 
 @dataclass(frozen=True)
 class Config:
+    """Settings of the automation flow, with their defaults. `…_wait` is how long a stage may take, `…_poll` the longest
+    interval between two polls of its gate; `grace` is added to the waits before a run is stale."""
+
     details_wait: timedelta = timedelta(minutes=10)
     details_poll: timedelta = timedelta(seconds=20)
     transcription_wait: timedelta = timedelta(minutes=15)

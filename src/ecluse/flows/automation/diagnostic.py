@@ -66,7 +66,8 @@ def budgets(config: Config) -> Row:
 
 
 async def look(connection: Connection, setup: Setup, tenant: str, lanes: Collection[str]) -> Row:
-    """Return the diagnostic for a tenant. `lanes` names the lanes that automation uses."""
+    """Return the diagnostic for a tenant: settings, budgets, lanes, replicas, schedules in trouble, and what to do.
+    `lanes` names the lanes that automation uses."""
     replicas = await fetch_all(connection, dict, REPLICAS)
     given = {"tenant": tenant, "longest": setup.config.longest, "limit": WORST}
     troubled = await fetch_all(connection, dict, SCHEDULES, given)

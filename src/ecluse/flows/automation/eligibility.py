@@ -34,14 +34,16 @@ ON CONFLICT DO NOTHING
 
 
 def recordings_of(state: FicheState) -> int:
+    """Return how many recordings a fiche has: by the CRM's answer or, before it was fetched, by our rows."""
     return state.recordings_count if state.recordings_count is not None else state.total_recordings
 
 
 def judge(
     fiche_id: str, state: FicheState | None, selection: Selection, limit: int | None, why: str | None
 ) -> Settled | None:
-    """Return the outcome of a fiche; None: it goes on. The first rule that matches names the reason; `why` is the error
-    of its fetch."""
+    """Return the outcome that ends the run for this fiche; None if it continues to transcription and audits. The first
+    rule that matches names the reason. `state` is None for a fiche that is not cached; `limit` is the maximum of
+    recordings per fiche, None for no limit; `why` is the error of its fetch, if that failed."""
     if state is None:
         return _failed(fiche_id, "Fiche not found in cache", why)
     if not state.ready:
@@ -66,6 +68,8 @@ def _failed(fiche_id: str, text: str, why: str | None) -> Settled:
 
 
 async def decide(connection: Connection, run: Run, default_limit: int | None) -> tuple[int, int]:
+    """Judge all open fiches of the run, settle those that do not continue, and log the counts; a step of the story.
+    `default_limit` applies where the selection sets no maximum of recordings. Returns what `left` returns."""
     async with connection.transaction():
         wanted = await snapshot.load(connection, run)
         limit = wanted.selection.max_recordings_per_fiche or default_limit
@@ -83,14 +87,15 @@ async def decide(connection: Connection, run: Run, default_limit: int | None) ->
         stale = [one for one in why if (state := known.get(one)) is not None and state.ready]
         if stale:
             message = f"{len(stale)} fiches go on with the details known before: they could not be fetched anew"
-            await events.say(connection, run, message, "warning", sample=stale[:5])
+            await events.log_line(connection, run, message, "warning", sample=stale[:5])
         await snapshot.add_summary(connection, run, filters={"picked": gone_on, **counted})
         message = "Fiche detail fetch complete (distributed)"
-        await events.say(connection, run, message, picked=gone_on, **counted)
+        await events.log_line(connection, run, message, picked=gone_on, **counted)
     return await left(connection, run)
 
 
 async def _keep(connection: Connection, run: Run, known: Sequence[FicheState]) -> None:
+    """Store the run's fiches with their number of recordings."""
     rows = [
         {"fiche_id": one.fiche_id, "fiche_cache_id": one.fiche_cache_id, "recordings_count": recordings_of(one)}
         for one in known
@@ -105,19 +110,19 @@ async def open_fiches(connection: Connection, run: Run) -> list[str]:
 
 
 async def left(connection: Connection, run: Run) -> tuple[int, int]:
-    """Count the fiches without an outcome, and those that have failed."""
+    """Return how many fiches have no outcome yet, and how many have failed."""
     ((still_open, failed),) = await fetch_rows(connection, COUNT, (run.id,))
     return still_open, failed
 
 
 async def settle_open(connection: Connection, run: Run, how: Settled) -> None:
-    """Settle all open fiches with the same outcome."""
+    """Settle all open fiches with the same outcome, `how`, whose target is ignored."""
     fiche_ids = await open_fiches(connection, run)
     await settle_targets(connection, run, [how._replace(target=fiche_id) for fiche_id in fiche_ids])
 
 
 async def stop(connection: Connection, run: Run) -> None:
-    """Ignore the open fiches: neither success nor failure would be true of fiches that were not processed to the
-    end."""
+    """Settle the open fiches as ignored, because a fiche has failed and the schedule does not continue on errors:
+    neither success nor failure would be true of fiches that were not processed to the end."""
     await settle_open(connection, run, Settled("", "ignored", "STOPPED", STOPPED))
-    await events.say(connection, run, "Stopped: a fiche has failed, and continueOnError is false", "warning")
+    await events.log_line(connection, run, "Stopped: a fiche has failed, and continueOnError is false", "warning")

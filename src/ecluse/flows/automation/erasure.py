@@ -99,7 +99,8 @@ WHERE tenant_id = %s AND (key = %s OR starts_with(key, %s)) AND ended_at IS NULL
 
 @dataclass(frozen=True)
 class Found:
-    """A fiche and the runs it was part of: `runs` were about it alone, `shared` about others as well."""
+    """A fiche and the runs it was part of: `runs` were about it alone, `shared` about others as well, `deliveries` sent
+    messages about it; `calls` are the ids of its recordings."""
 
     tenant: str
     fiche_id: str
@@ -110,15 +111,18 @@ class Found:
 
     @property
     def every_run(self) -> set[int]:
+        """The ids of all these runs."""
         return {*self.runs, *self.shared, *self.deliveries}
 
     @property
     def given(self) -> dict[str, Any]:
+        """The parameters of the statements that erase the fiche."""
         whole = erasure.parameters(self.tenant, "fiche", self.fiche_id, [*self.runs, *self.deliveries], self.shared)
         return {**whole, "deliveries": self.deliveries, "calls": self.calls}
 
 
 async def find(connection: Connection, tenant: str, fiche_id: str) -> Found:
+    """Find the runs of a fiche. Raises NotFound if there is neither the fiche nor a run of it."""
     given = {"tenant": tenant, "target": fiche_id}
     runs = await _ids(connection, OWN_RUNS, given)
     shared = await _ids(connection, SHARED_RUNS, given)
@@ -133,11 +137,12 @@ async def find(connection: Connection, tenant: str, fiche_id: str) -> Found:
 
 
 async def foresee(connection: Connection, found: Found) -> Counter[str]:
-    """Count what `erase` would remove."""
+    """Return by kind of row how many rows `erase` would delete or change."""
     return await erasure.count(connection, (*erasure.OF_RUNS, *OF_THE_FICHE), found.given)
 
 
 async def refuse_open_runs(connection: Connection, found: Found) -> None:
+    """Raise Refused (409) if one of the fiche's runs is open."""
     if open_runs := await fetch_column(connection, OPEN, (sorted(found.every_run),)):
         named = first_few([str(run) for run in open_runs])
         message = (
@@ -147,8 +152,8 @@ async def refuse_open_runs(connection: Connection, found: Found) -> None:
 
 
 async def erase(connection: Connection, found: Found) -> Counter[str]:
-    """Erase the fiche in the caller's transaction. Refuses while one of its runs is open, or a call about it is in
-    flight. Runs are locked before the fiche, as everywhere."""
+    """Erase the fiche in the caller's transaction, and return by kind how many rows were deleted or changed. Refuses
+    while one of its runs is open, or a call about it is in flight. Runs are locked before the fiche, as everywhere."""
     tenant, fiche_id = found.tenant, found.fiche_id
     await lock_runs(connection, found.every_run)
     await connection.execute(LOCK_FICHE, (tenant, fiche_id))

@@ -17,10 +17,10 @@ from ecluse.flows.audits.store import record_failures
 from ecluse.flows.automation import statistics
 from ecluse.flows.transcriptions.plan import event_of
 from ecluse.notify.dispatch import Recipient, notify
-from ecluse.notify.signature import schedule_secret_name
+from ecluse.notify.webhook_signature import schedule_secret_name
 
 Level = Literal["info", "warning", "error"]
-TOLD = 200  # fiches named in an event, at most
+MOST_NAMED_FICHES = 200  # in an event
 
 BEGIN = """
 UPDATE automation_settings SET last_run_at = ecluse_now() WHERE id = %s
@@ -68,22 +68,24 @@ FROM automation_settings WHERE id = %(schedule)s
 """
 
 
-async def say(connection: Connection, run: Run, message: str, level: Level = "info", /, **metadata: Any) -> None:
-    """Write a line to the log of the run. A step that is repeated after a crash writes it once."""
+async def log_line(connection: Connection, run: Run, message: str, level: Level = "info", /, **metadata: Any) -> None:
+    """Write a line to the log of the run, with `metadata`. A step that is repeated after a crash writes it once."""
     await write_log(connection, run.id, message, level=level, once=f"{message} {as_json(metadata)}", **metadata)
 
 
 def job_id(run: Run) -> str:
+    """Return the id by which realtime clients subscribe to the run."""
     return f"automation-run-{run.id}"
 
 
 def about(run: Run, job: str | None = None) -> Row:
-    """Fields that every payload carries."""
+    """Return the fields that every payload has; `job` replaces the run's own job id."""
     schedule = None if run.schedule_id is None else str(run.schedule_id)
     return {"job_id": job or job_id(run), "run_id": str(run.id), "schedule_id": schedule}
 
 
 def event(run: Run, name: str, payload: Mapping[str, Any], *, suffix: str = "", job: str | None = None) -> Event:
+    """Return an event of the run. Its key deduplicates by run, name and suffix; `job` as in `about`."""
     return event_of(run, name, {**about(run, job), **payload}, suffix)
 
 
@@ -95,10 +97,15 @@ async def begun(connection: Connection, run: Run) -> None:
 
 
 def asked_for(run: Run) -> list[Event]:
-    """Build the events that a run was created. Of a longer list of fiches they have the first `TOLD`."""
+    """Return the events that announce that a run was created. Of a longer list of fiches they have the first
+    MOST_NAMED_FICHES."""
     given = run.input.get("override_fiche_selection")
-    if given is not None and len(given.get("fiche_ids") or ()) > TOLD:
-        given = {**given, "fiche_ids": given["fiche_ids"][:TOLD], "fiche_ids_given": len(given["fiche_ids"])}
+    if given is not None and len(given.get("fiche_ids") or ()) > MOST_NAMED_FICHES:
+        given = {
+            **given,
+            "fiche_ids": given["fiche_ids"][:MOST_NAMED_FICHES],
+            "fiche_ids_given": len(given["fiche_ids"]),
+        }
     due = {"due_at": run.input.get("due_at")}
     return [
         event(run, "automation/run", {**due, "override_fiche_selection": given}),
@@ -109,17 +116,22 @@ def asked_for(run: Run) -> list[Event]:
 async def selected(
     connection: Connection, run: Run, fiche_ids: Sequence[str], controls: Mapping[str, Any], missing_days: Sequence[str]
 ) -> None:
-    told = {"total_fiches": len(fiche_ids), "selection": dict(controls), "fiche_ids": list(fiche_ids[:TOLD])}
-    told["missing_days"] = list(missing_days)
-    if len(fiche_ids) > TOLD:
-        told["truncated"] = True
-    await write_events(connection, [event(run, "automation.run.selection", told)])
+    """Write the event about the selected fiches; `controls` is the selection without its ids."""
+    payload = {
+        "total_fiches": len(fiche_ids),
+        "selection": dict(controls),
+        "fiche_ids": list(fiche_ids[:MOST_NAMED_FICHES]),
+        "missing_days": list(missing_days),
+    }
+    if len(fiche_ids) > MOST_NAMED_FICHES:
+        payload["truncated"] = True
+    await write_events(connection, [event(run, "automation.run.selection", payload)])
 
 
 def progress(run: Run, phase: str, done: int, total: int, failed: int) -> EphemeralEvent:
-    """Build the progress event for realtime subscribers."""
-    told = {"phase": phase, "done": done, "total": total, "failed": failed}
-    return EphemeralEvent(run.tenant_id, "automation.run.progress", {**about(run), **told})
+    """Return the progress event for realtime subscribers."""
+    counts = {"phase": phase, "done": done, "total": total, "failed": failed}
+    return EphemeralEvent(run.tenant_id, "automation.run.progress", {**about(run), **counts})
 
 
 async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
@@ -139,23 +151,24 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
     await connection.execute(FORGET_KEYS, ([run.schedule_id for run in runs],))
     events = []
     for row in rows:
-        run, told = by_id[row["id"]], summaries[row["id"]]
+        run, payload = by_id[row["id"]], summaries[row["id"]]
         normal, cancelled = row["end_cause"] == "normal", row["state"] == "cancelled"
         level: Level = "info" if normal or cancelled else "error"
         how = "completed" if normal else "cancelled" if cancelled else "failed"
-        said = {**told, "end_cause": cause_in_words(row["end_cause"])} if not normal else told
-        await say(connection, run, f"Automation run {how}", level, **said)
-        events.append(event(run, f"automation.run.{'completed' if normal else 'failed'}", told))
+        details = {**payload, "end_cause": cause_in_words(row["end_cause"])} if not normal else payload
+        await log_line(connection, run, f"Automation run {how}", level, **details)
+        events.append(event(run, f"automation.run.{'completed' if normal else 'failed'}", payload))
         if not normal:
             cause = cause_in_words(row["end_cause"])
             await note_errors(connection, run, {"cause": cause, "code": row["error_code"]})
-        await _notify(connection, run, row, told)
+        await _notify(connection, run, row, payload)
     return events
 
 
 def summary(row: Row) -> Row:
-    """Build the summary of an ended run. It is small: the outcome of each fiche is in its own row."""
-    told = {
+    """Return the summary of an ended run from its row of SUM_UP. It is small: the outcome of each fiche is in its own
+    row."""
+    result = {
         "status": row["status"],
         "total_fiches": row["successful"] + row["failed"],
         "successful_fiches": row["successful"],
@@ -168,18 +181,18 @@ def summary(row: Row) -> Row:
     }
     if incomplete(row):
         details = row["error_details"]
-        told |= {"missing_days": details["missing_days"], "selection_incomplete": details["selection_incomplete"]}
+        result |= {"missing_days": details["missing_days"], "selection_incomplete": details["selection_incomplete"]}
     if row["end_cause"] != "normal":
         error = {"error_code": row["error_code"], "error": row["error_message"]}
         cancelled = {"ended_by": row["ended_by"], "cancelled_fiches": row["cancelled"]}
-        return {**told, "end_cause": row["end_cause"], **error, **(cancelled if row["ended_by"] else {})}
+        return {**result, "end_cause": row["end_cause"], **error, **(cancelled if row["ended_by"] else {})}
     if row["successful"] + row["failed"] == 0:
         known = (row["result_summary"] or {}).get("reason")
-        return {**told, "reason": "all_ignored" if row["ignored"] else known or "no_fiches"}
-    return told
+        return {**result, "reason": "all_ignored" if row["ignored"] else known or "no_fiches"}
+    return result
 
 
-async def _notify(connection: Connection, run: Run, row: Row, told: Row) -> None:
+async def _notify(connection: Connection, run: Run, row: Row, payload: Row) -> None:
     """Notify the schedule's recipients. Best effort: a notification that cannot be stored changes nothing about the
     run. An end on request is neither an error nor a completion: the person who requested it knows."""
     if run.schedule_id is None:
@@ -198,20 +211,20 @@ async def _notify(connection: Connection, run: Run, row: Row, told: Row) -> None
     name = "automation/completed" if normal else "automation/failed"
     try:
         async with connection.transaction():
-            await notify(connection, recipients, event(run, name, told, suffix=":notified"))
+            await notify(connection, recipients, event(run, name, payload, suffix=":notified"))
     except (psycopg.Error, EcluseError) as error:
         if is_unavailable(error):
             raise
-        await say(connection, run, f"Notifications could not be stored: {one_line(error)}", "error")
+        await log_line(connection, run, f"Notifications could not be stored: {one_line(error)}", "error")
         run.trace.warn("notifications could not be stored", error=one_line(error))
 
 
 def incomplete(row: Row) -> bool:
-    """Return whether days of the selection are missing."""
+    """Return True if days of the run's selection are missing."""
     return bool((row["error_details"] or {}).get("missing_days"))
 
 
 def wanted(normal: bool, status: str, incomplete: bool, on_complete: bool, on_error: bool) -> bool:
-    """Return whether recipients are notified of an end: with `on_complete` of every normal end, with `on_error` of
-    every end that did not go well, which includes a selection that lacks days, however the run ended."""
+    """Return True if recipients are notified of an end: with `on_complete` of every normal end, with `on_error` of
+    every end that did not go well, which includes a selection that lacks days (`incomplete`), however the run ended."""
     return (normal and on_complete) or (on_error and (not normal or incomplete or status in ("partial", "failed")))

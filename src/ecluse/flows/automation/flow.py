@@ -69,6 +69,9 @@ class AutomationRun(BaseModel):
 
 
 class Automation:
+    """The flow `automation`, built from its settings and those of audits; `transcription` is the flow whose runs make
+    the transcripts."""
+
     def __init__(
         self,
         config: Config,
@@ -139,6 +142,7 @@ class Automation:
         )
 
     async def _story(self, story: Story) -> None:
+        """Lead a run from its selection to its end."""
         wanted = _Wanted(**await story.step("load-schedule", _begin))
         await story.phase("selection")
         if wanted.dated:
@@ -151,6 +155,7 @@ class Automation:
             await story.step("settle-fiches", eligibility.settle_open, Settled("", "successful"))
 
     async def _take_through(self, story: Story, wanted: _Wanted) -> None:
+        """Lead the selected fiches through details, transcripts and audits, as far as the schedule wants them."""
         await story.phase("fetching")
         fetch = replace(self.fetch, rounds=wanted.rounds)
         await story.fan_out(fetch, _fetches)
@@ -166,6 +171,8 @@ class Automation:
             await self._audit(story, wanted)
 
     async def _goes_on(self, story: Story, wanted: _Wanted, left: tuple[int, int]) -> bool:
+        """Return True if fiches are left to continue with. With failures, and unless the schedule continues on errors,
+        settle those that are left and return False."""
         still_there, failed = left
         if still_there and failed and not wanted.continue_on_error:
             await story.step("stop", eligibility.stop)
@@ -173,6 +180,8 @@ class Automation:
         return still_there > 0
 
     async def _transcribe(self, story: Story, stage: Stage) -> tuple[int, int]:
+        """Have transcripts made and wait for them; settle the fiches that lack some. Returns what `eligibility.left`
+        returns."""
         transcripts = Transcripts(self.transcription, self.config, stage.rounds)
         await story.open(stage)
         await story.step("dispatch-transcriptions", transcripts.dispatch, stage.max_wait)
@@ -181,6 +190,8 @@ class Automation:
         return await story.once("left-after-transcriptions", eligibility.left)
 
     async def _audit(self, story: Story, wanted: _Wanted) -> None:
+        """Have the fiches audited and wait for the audits; without a transcription stage, transcripts are made
+        first."""
         if not await story.step("resolve-audit-configs", _resolve):
             return
         stage = replace(self.audit, rounds=wanted.rounds)
@@ -195,7 +206,7 @@ class Automation:
         await story.fan_out(stage, _audits)
         cause = await story.gate(stage, seen=partial(_seen, story.emit, "auditing", "Audit"))
         if cause == "timeout":
-            await story.once("say-audits-late", _say_audits_late)
+            await story.once("say-audits-late", _log_late_audits)
 
 
 class _Wanted(BaseModel):
@@ -209,6 +220,7 @@ class _Wanted(BaseModel):
 
 
 async def _begin(connection: Connection, run: Run) -> dict[str, Any]:
+    """Store the run's settings and announce its start, once; return what the story branches on."""
     async with connection.transaction():
         await keep_open(connection, run)
         if await snapshot.make(connection, run):
@@ -224,6 +236,7 @@ async def _begin(connection: Connection, run: Run) -> dict[str, Any]:
 
 
 def _about(run: Run) -> dict[str, Any]:
+    """Return the fields that show what a run was started for, for its log."""
     has_override = run.input.get("override_fiche_selection") is not None
     return {"schedule_id": run.schedule_id, "due_at": run.input.get("due_at"), "has_override": has_override}
 
@@ -234,7 +247,7 @@ async def _fetches(connection: Connection, run: Run) -> list[NewItem]:
     wanted = await snapshot.load(connection, run)
     open_ = await eligibility.open_fiches(connection, run)
     sample = [f"{run.flow}-{run.id}-{FETCH}-{fiche_id}" for fiche_id in open_[:3]]
-    await events.say(connection, run, "Dispatched fiche/fetch fan-out events", fiches=len(open_), event_ids=sample)
+    await events.log_line(connection, run, "Dispatched fiche/fetch fan-out events", fiches=len(open_), event_ids=sample)
     return [NewItem(fiche_id, target="", payload=wanted.own_key) for fiche_id in open_]
 
 
@@ -246,16 +259,17 @@ async def _resolve(connection: Connection, run: Run) -> int:
     )
     if found.unknown or found.inactive:
         message = "Some audit configs are not there, or not active: left out"
-        await events.say(connection, run, message, "warning", unknown=found.unknown, inactive=found.inactive)
+        await events.log_line(connection, run, message, "warning", unknown=found.unknown, inactive=found.inactive)
     named = [{"id": str(one.id), "version": one.version, "name": one.name} for one in found.configs]
     await snapshot.add(connection, run, audit_configs=named)
     if not found.configs:
-        await events.say(connection, run, NO_CONFIGS, "error")
+        await events.log_line(connection, run, NO_CONFIGS, "error")
         await eligibility.settle_open(connection, run, Settled("", "failed", "NO_AUDIT_CONFIGS", NO_CONFIGS))
     return len(found.configs)
 
 
 async def _audits(connection: Connection, run: Run) -> list[NewItem]:
+    """Plan the audits of the open fiches and return their items."""
     wanted = await snapshot.load(connection, run)
     resolved = await snapshot.configs_of(connection, run)
     async with connection.transaction():
@@ -270,9 +284,9 @@ async def _audits(connection: Connection, run: Run) -> list[NewItem]:
         )
     fiches = len({item.target for item in items})
     counted = f"{len(resolved)} configs × {fiches} fiches = {len(items)} total audits"  # noqa: RUF001 - as it is known
-    await events.say(connection, run, f"Running {counted}")
+    await events.log_line(connection, run, f"Running {counted}")
     sample = [f"{run.flow}-{run.id}-audit-{item.key}" for item in items[:3]]
-    await events.say(connection, run, "Dispatched audit/run fan-out events", audits=len(items), event_ids=sample)
+    await events.log_line(connection, run, "Dispatched audit/run fan-out events", audits=len(items), event_ids=sample)
     return items
 
 
@@ -282,31 +296,34 @@ SELECT greatest(extract(epoch FROM deadline_at - ecluse_now()), 1)::float8 FROM 
 
 
 async def _time_left(connection: Connection, run: Run) -> float:
+    """Return how many seconds of the audit stage's time are left after the transcripts."""
     return float(await fetch_value(connection, TIME_LEFT, (run.id, TRANSCRIBE)))
 
 
 async def _seen(
     emit: EmitLive, phase: str, what: str, connection: Connection, run: Run, look: StageProgress, decision: Any
 ) -> None:
-    """Log and emit the progress of a gate at each poll, and log when missing items are sent again."""
+    """Log and emit the progress of a gate at each poll, and log when missing items are sent again. `phase` is that of
+    the run, `what` names the stage in the log."""
     done = look.succeeded + look.ignored
     if phase == "auditing":
-        told = f"{look.finished}/{look.expected} (completed={look.succeeded}, failed={look.failed})"
+        counted = f"{look.finished}/{look.expected} (completed={look.succeeded}, failed={look.failed})"
     else:
-        told = f"{done}/{look.expected}"
-    await events.say(connection, run, f"{what} progress: {told}")
+        counted = f"{done}/{look.expected}"
+    await events.log_line(connection, run, f"{what} progress: {counted}")
     emit([events.progress(run, phase, done, look.expected, look.failed)])
     if isinstance(decision, Redispatch) and phase == "fetching":
         message = "Fiche details stalled; retrying incomplete fetches"
-        await events.say(connection, run, message, "warning", round=decision.round)
+        await events.log_line(connection, run, message, "warning", round=decision.round)
     if isinstance(decision, Redispatch) and phase == "auditing":
         message = f"Audits stalled; sending the missing ones again (round {decision.round})"
-        await events.say(connection, run, message, "warning", missing=look.expected - done)
+        await events.log_line(connection, run, message, "warning", missing=look.expected - done)
 
 
 async def _seen_transcribing(
     emit: EmitLive, transcripts: Transcripts, connection: Connection, run: Run, look: StageProgress, decision: Any
 ) -> None:
+    """Do the same for the gate of transcripts, and take over fiches whose transcription by another run has ended."""
     await _seen(emit, "transcribing", "Transcription", connection, run, look, decision)
     if isinstance(decision, Wait):
         await transcripts.take_over(connection, run, look.round)
@@ -318,7 +335,8 @@ FROM audits WHERE automation_run_id = %s
 """
 
 
-async def _say_audits_late(connection: Connection, run: Run) -> None:
+async def _log_late_audits(connection: Connection, run: Run) -> None:
+    """Log how many audits are missing at the end of the stage's time."""
     ((completed, failed, total),) = await fetch_rows(connection, LATE_AUDITS, (run.id,))
     message = f"Audit timeout/stall - finished {completed + failed}/{total} (completed={completed}, failed={failed})"
-    await events.say(connection, run, message, "warning")
+    await events.log_line(connection, run, message, "warning")

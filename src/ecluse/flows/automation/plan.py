@@ -30,6 +30,7 @@ LARGEST_ID = 2**63 - 1
 
 
 def _sendable(key: SecretStr | None) -> SecretStr | None:
+    """Check that an API key can be sent in a header; return it unchanged."""
     if key is not None and not re.fullmatch("[!-~]([ -~]*[!-~])?", key.get_secret_value()):
         raise ValueError("an API key is printable ASCII, without blanks around it")
     return key
@@ -158,7 +159,7 @@ class Changes(Partial):
 
 
 def changed(plan: Plan, changes: Changes) -> dict[str, Any]:
-    """Return the fields of the changed plan, for `Plan` to validate."""
+    """Return the fields of the plan after these changes, for `Plan` to validate."""
     known = {name: getattr(plan, name) for name in Plan.model_fields}
     given = {name: getattr(changes, name) for name in changes.model_fields_set}
     if "fiche_selection" in given:

@@ -47,8 +47,8 @@ WHERE o.run_id = %(run)s AND o.outcome = 'failed' ORDER BY o.target
 
 
 class Failed(NamedTuple):
-    """A fiche that failed or was cancelled. `cause` and `why` are set if another try is hopeless, and say what makes it
-    so."""
+    """A fiche that failed or was cancelled in a run. `cause` and `why` are code and text of the error that makes
+    another try hopeless; None if it may succeed."""
 
     fiche_id: str
     error_code: str | None
@@ -57,16 +57,19 @@ class Failed(NamedTuple):
 
     @property
     def cancelled(self) -> bool:
+        """True if the fiche was not finished because its run was cancelled."""
         return self.error_code == CANCELLED
 
 
 async def failed_in(connection: Connection, run_id: int) -> list[Failed]:
+    """Return the fiches that failed or were cancelled in a run."""
     found = await fetch_all(connection, Failed, FAILED, {"run": run_id, "may_heal": list(MAY_HEAL)})
     return [one for one in found if is_fiche_id(one.fiche_id)]
 
 
 def chosen(run_id: int, failed: Sequence[Failed], *, include_cancelled: bool, leave_out_hopeless: bool) -> list[str]:
-    """Return the fiches to redrive; refuse and say why if there are none."""
+    """Return the fiches to redrive: the failed ones, with `include_cancelled` the cancelled ones, without those that
+    cannot succeed if `leave_out_hopeless`. Raises Refused (409), with the reason, if there are none."""
     wanted = [one for one in failed if include_cancelled or not one.cancelled]
     taken = [one.fiche_id for one in wanted if not (leave_out_hopeless and one.cause)]
     if taken:
@@ -82,24 +85,25 @@ def chosen(run_id: int, failed: Sequence[Failed], *, include_cancelled: bool, le
 
 
 def _causes(failed: Sequence[Failed]) -> str:
+    """Return the causes as text, each with its count."""
     return ", ".join(f"{one['count']} {one['error_code']}" for one in hopeless(failed))
 
 
 def hopeless(failed: Sequence[Failed]) -> list[dict[str, Any]]:
-    """Group the hopeless fiches by cause, the most frequent first."""
+    """Return the fiches that cannot succeed, grouped by cause, the most frequent first, each with an example."""
     by_cause: dict[str, list[Failed]] = {}
     for one in failed:
         if one.cause:
             by_cause.setdefault(one.cause, []).append(one)
-    told = [
+    grouped = [
         {"error_code": cause, "count": len(several), "fiche_id": several[0].fiche_id, "error": several[0].why}
         for cause, several in by_cause.items()
     ]
-    return sorted(told, key=lambda one: (-one["count"], one["error_code"]))
+    return sorted(grouped, key=lambda one: (-one["count"], one["error_code"]))
 
 
 def preview(run_id: int, failed: Sequence[Failed], *, include_cancelled: bool) -> dict[str, Any]:
-    """Count the fiches that a redrive would take, and those among them that cannot succeed."""
+    """Return how many fiches a redrive would take, and how many of them cannot succeed."""
     wanted = [one for one in failed if include_cancelled or not one.cancelled]
     cancelled, causes = sum(one.cancelled for one in failed), hopeless(wanted)
     return {

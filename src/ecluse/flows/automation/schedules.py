@@ -16,7 +16,7 @@ from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
 from ecluse.flows.automation.selection_model import Selection
 from ecluse.notify.rules import why_refused
-from ecluse.notify.signature import new_secret, old_name, schedule_secret_name
+from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name
 from ecluse.retention.kinds import Aged
 
 if TYPE_CHECKING:
@@ -60,12 +60,16 @@ SIGNED = "SELECT FROM secrets WHERE tenant_id = %s AND name = %s"
 
 
 def secret_name(schedule_id: int) -> str:
+    """Return the name under which a schedule's own CRM key is sealed."""
     return f"schedule:{schedule_id}"
 
 
 async def create(
     connection: Connection, flow: Flow, tenant: str, plan: Plan, *, secrets: Secrets | None, guard: GuardedHttp
 ) -> Row:
+    """Create a schedule and return its row, with the new secret that signs its webhook as `webhook_secret` (None
+    without a webhook). `secrets` seals its API key and secret; `guard` judges its URL. Raises InvalidInput or
+    Refused."""
     async with connection.transaction():
         await _check(connection, tenant, plan, guard)
         schedule_id = await create_schedule(connection, _timed(flow, tenant, plan))
@@ -89,6 +93,8 @@ async def update(
     secrets: Secrets | None,
     guard: GuardedHttp,
 ) -> Row:
+    """Change a schedule and return its row, as `create` does; `webhook_secret` is set only if the schedule gets its
+    first."""
     async with connection.transaction():
         await load_schedule(connection, tenant, schedule_id, lock=True)
         row = await load(connection, tenant, schedule_id)
@@ -112,7 +118,8 @@ async def update(
 
 
 async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *, secrets: Secrets | None) -> Row:
-    """Create a new secret to sign the webhook with, or its first; for a day the old one signs as well."""
+    """Replace the secret that signs the schedule's webhook, or create its first, and return the row with it; for a day
+    the old one signs as well. Raises Refused if the schedule has no webhook."""
     from ecluse.access.envelope import Refused
 
     async with connection.transaction():
@@ -127,7 +134,8 @@ async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *
 
 
 async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
-    """Delete a schedule. Its runs and slots stay, its name is free again; an open run is not stopped."""
+    """Delete a schedule. Its runs and slots stay, its name is free again; an open run is not stopped. Raises
+    NotFound."""
     async with connection.transaction():
         await load(connection, tenant, schedule_id)
         await delete_schedule(connection, tenant, schedule_id)
@@ -136,7 +144,7 @@ async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
 
 
 async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
-    """Return all columns of `automation_schedules`; a deleted schedule is not found."""
+    """Return the row of `automation_schedules`. Raises NotFound, also for a deleted schedule."""
     row = await fetch_one(connection, dict, LOAD, (schedule_id, tenant))
     if row is None:
         raise NotFound(f"there is no automation schedule {schedule_id}")
@@ -144,7 +152,7 @@ async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
 
 
 async def find(connection: Connection, tenant: str, wanted: str) -> int:
-    """Return a schedule's id, given as id or by name."""
+    """Return the id of a schedule, given as id or by name. Raises NotFound for an unknown name."""
     if wanted.isascii() and wanted.isdecimal() and len(wanted) < 19:
         return int(wanted)
     found = await fetch_value(connection, NAMED, (tenant, wanted.strip()))
@@ -154,6 +162,7 @@ async def find(connection: Connection, tenant: str, wanted: str) -> int:
 
 
 def selection_of(row: Row) -> Selection:
+    """Return the selection of a stored schedule."""
     return Selection.model_validate({name: row[SELECTION + name] for name in Selection.model_fields})
 
 
@@ -164,6 +173,7 @@ def plan_of(row: Row) -> Plan:
 
 
 def _timed(flow: Flow, tenant: str, plan: Plan) -> NewSchedule:
+    """Return the part of the plan that the engine stores: when the schedule is due."""
     times = (plan.cron_expression, plan.time_of_day, plan.day_of_week, plan.day_of_month)
     return NewSchedule(
         flow,
@@ -177,6 +187,7 @@ def _timed(flow: Flow, tenant: str, plan: Plan) -> NewSchedule:
 
 
 def _columns(plan: Plan) -> Row:
+    """Return the part of the plan that is stored in `automation_settings`."""
     chosen = plan.fiche_selection.model_dump()
     return plan.model_dump(exclude=set(APART)) | {SELECTION + name: value for name, value in chosen.items()}
 
@@ -184,7 +195,8 @@ def _columns(plan: Plan) -> Row:
 async def _check(
     connection: Connection, tenant: str, plan: Plan, guard: GuardedHttp, *, known: Plan | None = None
 ) -> None:
-    """Check what a plan cannot validate by itself. Values that have not changed are not checked again."""
+    """Check what a plan cannot validate by itself: webhook and audit configs. Values that are equal in `known` are not
+    checked again."""
     url = None if known is not None and plan.webhook_url == known.webhook_url else plan.webhook_url
     if url is not None and (why := why_refused(url, guard)) is not None:
         raise InvalidInput(f"webhook_url: {why}")
@@ -195,6 +207,7 @@ async def _check(
 
 
 async def _has_secret(connection: Connection, tenant: str, schedule_id: int) -> bool:
+    """Return True if the schedule has a secret that signs its webhook."""
     return await fetch_row(connection, SIGNED, (tenant, schedule_secret_name(schedule_id))) is not None
 
 
@@ -208,15 +221,17 @@ async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: 
 
 
 def _no_key(why: str) -> EcluseError:
+    """Return the refusal for want of a key to seal with."""
     from ecluse.access.envelope import Refused
 
-    told = f"{why}, and there is no key here to seal with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
-    return Refused(409, "NO_SECRET_KEY", told)
+    message = f"{why}, and there is no key here to seal with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
+    return Refused(409, "NO_SECRET_KEY", message)
 
 
 async def _seal(
     connection: Connection, tenant: str, schedule_id: int, key: SecretStr | None, secrets: Secrets | None
 ) -> None:
+    """Store the schedule's own CRM key sealed, or delete it if `key` is None."""
     from ecluse.access import secrets as sealed
 
     if key is None:

@@ -43,16 +43,22 @@ SET result_summary = coalesce(result_summary, '{}') || jsonb_build_object('reaso
 
 
 class CrmUnavailable(NonRetriableError):
+    """The CRM did not list the days that the run is about, and no fiche of them is cached."""
+
     code = "CRM_UNAVAILABLE"
 
 
 class Listed(NamedTuple):
+    """A cached fiche of a sales list; `audited`: it has an audit."""
+
     fiche_id: str
     groupe: str | None
     audited: bool
 
 
 class Picked(NamedTuple):
+    """The selected fiches, and how many were dropped, by reason."""
+
     fiche_ids: list[str]
     dropped: dict[str, int]
 
@@ -84,15 +90,17 @@ def why_none(selection: Selection, dates: Sequence[date]) -> str:
 
 
 def incomplete(days: Sequence[str], asked: int, why: str, any_picked: bool) -> str:
-    """Describe the days that the CRM refused or did not list in time; `why` is the error of the first of them."""
+    """Return a message about the days that the CRM refused or did not list in time, of `asked` days; `why` is the error
+    of the first of them."""
     named = ", ".join(days[:NAMED]) + (f" and {len(days) - NAMED} more" if len(days) > NAMED else "")
-    told = f"the CRM did not list {len(days)} of {asked} day{'s' if asked > 1 else ''} ({named}): {why}"
+    missing = f"the CRM did not list {len(days)} of {asked} day{'s' if asked > 1 else ''} ({named}): {why}"
     if any_picked:
-        return f"The selection is incomplete, of these days it has only fiches known before: {told}"
-    return f"No fiche was selected: {told}"
+        return f"The selection is incomplete, of these days it has only fiches known before: {missing}"
+    return f"No fiche was selected: {missing}"
 
 
 def days_of(wanted: Snapshot) -> list[date]:
+    """Return the days that a run's selection is about; none for a manual list."""
     return dates_to_query(wanted.selection, wanted.due, wanted.timezone)
 
 
@@ -100,15 +108,17 @@ async def days(connection: Connection, run: Run) -> list[NewItem]:
     """Return an item for each day to request from the CRM. None of them is a target, and none has to succeed."""
     wanted = await snapshot.load(connection, run)
     dates = days_of(wanted)
-    await events.say(connection, run, f"Calculated {len(dates)} dates to query", dates=[crm_date(d) for d in dates])
+    await events.log_line(
+        connection, run, f"Calculated {len(dates)} dates to query", dates=[crm_date(d) for d in dates]
+    )
     message = f"Revalidating fiche cache for {len(dates)} date(s) before automation"
-    await events.say(connection, run, message)
+    await events.log_line(connection, run, message)
     return [NewItem(day.isoformat(), target="", payload=wanted.own_key, group=f"run-{run.id}") for day in dates]
 
 
 async def select(connection: Connection, run: Run) -> int:
-    """Select the run's targets once: a replay keeps the first answer. If nothing was found and the CRM did not list all
-    days, that is no answer: the run fails."""
+    """Select the run's targets once and return their number: a replay keeps the first answer. Raises CrmUnavailable if
+    nothing was found and the CRM did not list all days: that is no answer."""
     async with connection.transaction():
         await keep_open(connection, run)  # lock the run first, as the transaction that ends it does
         if await fetch_row(connection, SELECTED, (run.id,)) is None:
@@ -120,12 +130,13 @@ async def select(connection: Connection, run: Run) -> int:
 
 
 async def _select(connection: Connection, run: Run) -> None:
+    """Select the targets, store the counts and write the event."""
     wanted = await snapshot.load(connection, run)
     manual = wanted.selection.mode == "manual"
     picked = await (_named if manual else _sold)(connection, run, wanted)
     ids, asked = picked.fiche_ids, days_of(wanted)
     refused = await _refused(connection, run, len(asked), bool(ids))
-    await events.say(connection, run, f"Final: {len(ids)} fiches to process", dropped=picked.dropped)
+    await events.log_line(connection, run, f"Final: {len(ids)} fiches to process", dropped=picked.dropped)
     await snapshot.add_summary(connection, run, selection={"picked": len(ids), "dropped": picked.dropped})
     if not ids and not refused:
         await connection.execute(WHY_NONE, (why_none(wanted.selection, asked), run.id))
@@ -135,18 +146,20 @@ async def _select(connection: Connection, run: Run) -> None:
 
 
 async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
-    await events.say(connection, run, "Processing manual fiche selection")
+    """Return the fiches that the selection names."""
+    await events.log_line(connection, run, "Processing manual fiche selection")
     picked = pick((Listed(one, None, False) for one in wanted.selection.fiche_ids), wanted.selection)
-    await events.say(connection, run, f"Using {len(picked.fiche_ids)} manually selected fiches")
+    await events.log_line(connection, run, f"Using {len(picked.fiche_ids)} manually selected fiches")
     return picked
 
 
 async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
+    """Return the fiches sold on the selection's days, as far as they are cached."""
     dates = days_of(wanted)
     found: Sequence[Listed] = ()
     if dates:
         found = await fetch_all(connection, Listed, LISTED, (run.tenant_id, min(dates), max(dates), dates))
-    await events.say(connection, run, f"Loaded {len(found)} fiches from DB")
+    await events.log_line(connection, run, f"Loaded {len(found)} fiches from DB")
     return pick(found, wanted.selection)
 
 
@@ -161,6 +174,6 @@ async def _refused(connection: Connection, run: Run, asked: int, any_picked: boo
         for day, code, error, status in rows
     ]
     message = incomplete(days, asked, failed[0]["error"] or "not in time", any_picked)
-    await events.say(connection, run, message, "warning" if any_picked else "error", apiErrors=failed)
+    await events.log_line(connection, run, message, "warning" if any_picked else "error", apiErrors=failed)
     await note_errors(connection, run, {"apiErrors": failed, "missing_days": days, "selection_incomplete": message})
     return days

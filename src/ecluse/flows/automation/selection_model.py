@@ -70,6 +70,7 @@ def _ids(given: Any) -> Any:
 
 
 def _groupes(given: Any) -> Any:
+    """Parse a list of groupes; without duplicates, in the order given."""
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
         raise ValueError("a list of groupes, each as text")
     found = [one.strip() for one in given]
@@ -79,6 +80,7 @@ def _groupes(given: Any) -> Any:
 
 
 def _day(given: Any) -> Any:
+    """Parse a day given as YYYY-MM-DD."""
     if isinstance(given, str) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", given):
         return date.fromisoformat(given)
     if given is None or type(given) is date:
@@ -138,7 +140,7 @@ class Partial(EitherSpelling):
     nullable: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _no_null_without_meaning(self) -> Self:
         empty = {name for name in self.model_fields_set if getattr(self, name) is None} - set(self.nullable)
         if empty:
             raise ValueError(f"null says nothing about {', '.join(sorted(empty))}: leave it out")
@@ -152,6 +154,7 @@ class Override(Partial):
     nullable = ("date_range", *DATES, "max_fiches", "max_recordings_per_fiche")
 
     def given(self) -> dict[str, Any]:
+        """Return only the fields that were given."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -207,20 +210,23 @@ def crm_date(day: date) -> str:
 
 
 def nothing_warning(selection: Selection) -> str | None:
+    """Return a warning if the selection is an empty manual list; None otherwise."""
     if selection.mode != "manual" or selection.fiche_ids:
         return None
     return "No fiche is given: the run will complete, and do nothing."
 
 
 def missing_warning(unset: Sequence[str], transcribes: bool, audits: bool) -> str | None:
-    """Name the unset knobs without which such a run cannot succeed."""
+    """Return a warning that names those of the `unset` knobs without which such a run cannot succeed; None if there are
+    none."""
     wanted = {"CRM_": True, "ELEVENLABS_": transcribes or audits, "LLM_": audits}
     missing = [name for name in unset if any(on and name.startswith(vendor) for vendor, on in wanted.items())]
     return f"Not set on this server: {', '.join(missing)}. The run will fail for want of it." if missing else None
 
 
 def truncation_warning(selection: Selection) -> str | None:
-    """Warn that `max_fiches` cuts the list, which is known beforehand for a manual list only."""
+    """Return a warning if `max_fiches` cuts the list, which is known beforehand for a manual list only; None
+    otherwise."""
     given, most = len(selection.fiche_ids), selection.max_fiches
     if most is None or given <= most:
         return None
@@ -228,7 +234,8 @@ def truncation_warning(selection: Selection) -> str | None:
 
 
 def budget_warning(recordings: int, per_minute: float, max_wait: timedelta, knob: str = WAIT) -> str | None:
-    """Warn if so many transcripts cannot be made within `max_wait`, even before any backoff."""
+    """Return a warning if so many transcripts cannot be made within `max_wait`, which the `knob` sets, even before any
+    backoff; None if they can."""
     minutes, budget = ceil(recordings / per_minute), max_wait / timedelta(minutes=1)
     if minutes <= budget:
         return None

@@ -39,12 +39,15 @@ ADD = "UPDATE automation_run_facts SET config_snapshot = config_snapshot || %s::
 
 
 class NoSchedule(NonRetriableError):
+    """The run has no schedule, or it was deleted or switched off before the run began."""
+
     code = "NO_SCHEDULE"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The settings of a run. The fiche ids of `selection` are stored in a column of their own."""
+    """The settings of a run; `due` is its due time or, by hand, its start. The fiche ids of `selection` are stored in a
+    column of their own."""
 
     schedule_id: int
     timezone: str
@@ -63,6 +66,7 @@ class Snapshot:
 
     @property
     def rounds(self) -> int:
+        """How often failed items are tried again."""
         return self.max_retries if self.retry_failed else 0
 
     @property
@@ -72,8 +76,8 @@ class Snapshot:
 
 
 async def make(connection: Connection, run: Run) -> bool:
-    """Store the snapshot unless the run has one, which stays, whatever becomes of the schedule. Return whether it was
-    stored."""
+    """Store the snapshot unless the run has one, which stays, whatever becomes of the schedule. Return True if it was
+    stored. Raises NoSchedule."""
     if await fetch_row(connection, LOAD, (run.id,)) is not None:
         return False
     if run.schedule_id is None:
@@ -104,6 +108,7 @@ async def make(connection: Connection, run: Run) -> bool:
 
 
 async def load(connection: Connection, run: Run) -> Snapshot:
+    """Return the stored snapshot of a run."""
     ((kept, ids),) = await fetch_rows(connection, LOAD, (run.id,))  # stored by the first step of the run
     selection = {name: value for name, value in kept["selection"].items() if name != "fiche_ids_given"}
     return Snapshot(

@@ -59,6 +59,7 @@ async def start(
     *,
     correlation_id: str | None = None,
 ) -> Started:
+    """Start a run of a schedule by hand; `override` replaces parts of its selection. Raises NotFound or Refused."""
     async with connection.transaction():
         await _startable(connection, tenant, schedule_id, override)
         return await _fire(
@@ -76,8 +77,9 @@ async def redrive(
     leave_out_hopeless: bool = False,
     correlation_id: str | None = None,
 ) -> Started:
-    """Start a run like `run_id` over the fiches that failed in it. While the redrive is open, a second request returns
-    it."""
+    """Start a run like `run_id` over the fiches that failed in it; `include_cancelled` and `leave_out_hopeless` as in
+    `redrive.chosen`. While the redrive is open, a second request returns it. Raises Refused if there is nothing to
+    redrive."""
     async with connection.transaction():
         schedule_id, given, there = await _ended(connection, tenant, run_id)
         failed = chosen(
@@ -99,6 +101,7 @@ async def redrive(
 async def preview_redrive(
     connection: Connection, tenant: str, run_id: int, *, include_cancelled: bool = False
 ) -> dict[str, Any]:
+    """Return what a redrive of the run would take, as `redrive.preview` does."""
     await _ended(connection, tenant, run_id)
     return preview(run_id, await failed_in(connection, run_id), include_cancelled=include_cancelled)
 
@@ -141,7 +144,7 @@ async def warnings(
 
 
 async def _startable(connection: Connection, tenant: str, schedule_id: int, override: Override | None) -> None:
-    """Check that the schedule may start a run. Lock it, so that it is not switched off before the run is inserted."""
+    """Raise if the schedule may not start a run. Lock it, so that it is not switched off before the run is inserted."""
     await load_schedule(connection, tenant, schedule_id, lock=True)
     row = await load(connection, tenant, schedule_id)
     if not row["is_active"]:
@@ -152,6 +155,8 @@ async def _startable(connection: Connection, tenant: str, schedule_id: int, over
 async def _fire(
     connection: Connection, flow: Flow, tenant: str, schedule_id: int, override: Override | None, how: Start
 ) -> Started:
+    """Insert the run and the events that announce it. `how` has its event key, correlation id and the run it
+    redrives."""
     given: dict[str, Any] | None = None
     if override is not None:
         given = override.model_dump(mode="json", exclude_unset=True)

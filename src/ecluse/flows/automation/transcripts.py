@@ -76,8 +76,8 @@ FROM unnest(%s::text[], %s::bigint[]) AS t(fiche_id, run) WHERE f.run_id = %s AN
 
 
 class Late(NamedTuple):
-    """A fiche that lacks transcripts after the gate; `code` and `error` are its first cause, if one of its recordings
-    has failed."""
+    """A fiche that lacks transcripts after the gate; `missing` is their number, `waited` what some of them waited for;
+    `code` and `error` are its first cause, if one of its recordings has failed."""
 
     fiche_id: str
     missing: int
@@ -94,6 +94,7 @@ class Late(NamedTuple):
         return 0 if self.failed is None else max(0, self.missing - self.failed)
 
     def settled(self) -> Settled:
+        """Return the outcome of the fiche."""
         if self.code is None:
             named = "; ".join(f"recording {why}" for why in self.waited)
             more = f" (and {self.missing - len(self.waited)} more)" if 0 < len(self.waited) < self.missing else ""
@@ -105,7 +106,8 @@ class Late(NamedTuple):
 
 @dataclass(frozen=True)
 class Transcripts:
-    """Units of the transcription gate: recordings of all fiches without an outcome, whichever run transcribes them."""
+    """The units of the transcription gate: recordings of all fiches without an outcome, whichever run transcribes them.
+    `flow` is that of transcription runs; `rounds` how often fiches are tried again."""
 
     flow: Flow
     config: Config
@@ -121,11 +123,12 @@ class Transcripts:
         await self._start(connection, run, fiche_ids, wanted.transcription_priority, 0)
         sample = [_event_id(run, fiche_id, 0) for fiche_id in fiche_ids[:SAMPLE]]
         counts = {"fiches": len(fiche_ids), "skipped": len(rows) - len(fiche_ids)}
-        await events.say(connection, run, "Dispatched fiche/transcribe fan-out events", **counts, event_ids=sample)
+        await events.log_line(connection, run, "Dispatched fiche/transcribe fan-out events", **counts, event_ids=sample)
         run.trace.fan_out("fiche/transcribe", len(fiche_ids), sample, **counts)
         return len(fiche_ids)
 
     async def count(self, connection: Connection, run: Run) -> Counted:
+        """Return the counts of the gate's units."""
         (row,) = await fetch_rows(connection, COUNT, {"run": run.id})
         return Counted(*row)
 
@@ -144,7 +147,7 @@ class Transcripts:
         await self._start(connection, run, fiche_ids, wanted.transcription_priority, round_)
         sample = [_event_id(run, fiche_id, round_) for fiche_id in fiche_ids[:SAMPLE]]
         message = f"Retrying transcriptions ({round_}/{self.rounds})"
-        await events.say(connection, run, message, "warning", fiches=len(fiche_ids), event_ids=sample)
+        await events.log_line(connection, run, message, "warning", fiches=len(fiche_ids), event_ids=sample)
         run.trace.fan_out("fiche/transcribe", len(fiche_ids), sample, round=round_)
 
     async def settle(self, connection: Connection, run: Run) -> None:
@@ -158,15 +161,17 @@ class Transcripts:
             if codes := Counter(one.code for one in late if one.code is not None):
                 causes = ", ".join(f"{count} × {code}" for code, count in codes.most_common())  # noqa: RUF001
                 message = f"Transcription failed: {causes} - {done}"
-                await events.say(connection, run, message, "warning", fiches=codes.total(), sample=_known(late))
+                await events.log_line(connection, run, message, "warning", fiches=codes.total(), sample=_known(late))
             if timed_out := [one.fiche_id for one in late if one.late]:
                 message = f"Transcription timeout/stall - {done}"
                 sample = timed_out[:SAMPLE]
-                await events.say(connection, run, message, "warning", fiches=len(timed_out), sample=sample)
+                await events.log_line(connection, run, message, "warning", fiches=len(timed_out), sample=sample)
 
     async def _start(
         self, connection: Connection, run: Run, fiche_ids: Sequence[str], priority: Any, round_: int
     ) -> None:
+        """Start transcription runs for these fiches, or attach to existing ones, in chunks, and link them to the
+        run."""
         for first in range(0, len(fiche_ids), self.config.chunk):
             some = fiche_ids[first : first + self.config.chunk]
             async with connection.transaction():
@@ -187,16 +192,19 @@ class Transcripts:
             crashpoint("in dispatch")
 
     async def _warn(self, connection: Connection, run: Run, recordings: int, max_wait: timedelta) -> None:
+        """Warn, in log and snapshot, if so many recordings do not fit into `max_wait`."""
         knob = WAIT if max_wait == self.config.transcription_wait else AUDIT_WAIT
         if warning := budget_warning(recordings, self.config.per_minute, max_wait, knob):
-            await events.say(connection, run, f"The budget does not fit: {warning}", "warning")
+            await events.log_line(connection, run, f"The budget does not fit: {warning}", "warning")
             await snapshot.add(connection, run, budget_warning=warning)
             run.trace.warn(warning)
 
 
 def _event_id(run: Run, fiche_id: str, round_: int) -> str:
+    """Return the event id of a fiche's transcription in a round."""
     return item_event_id(run.flow, run.id, TRANSCRIBE, in_names(fiche_id), round_)
 
 
 def _known(late: Sequence[Late]) -> list[str]:
+    """Return examples of fiches with a known cause, for the log."""
     return [f"{one.fiche_id}: {one.error}" for one in late if one.code is not None][:SAMPLE]

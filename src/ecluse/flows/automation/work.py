@@ -59,6 +59,7 @@ class Keys:
         return value
 
     async def _ask(self, context: WorkContext, tenant: str, schedule: int) -> str:
+        """Decrypt the CRM key of a schedule."""
         if self._read is None:
             message = "The schedule's API key is sealed, and there is no ECLUSE_SECRET_KEY here."
             raise PermanentError(message, code="SEALED")
@@ -71,6 +72,8 @@ class Keys:
 
 
 class Vendors(NamedTuple):
+    """The `vendors` of the automation flow."""
+
     crm: Crm
     keys: Keys
     auditor: Auditor
@@ -78,6 +81,7 @@ class Vendors(NamedTuple):
 
 @asynccontextmanager
 async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
+    """Open the vendors for the duration of the context."""
     async with connected_crm(access, clock.now) as crm, connected_auditor(access.audits, clock) as auditor:
         yield Vendors(crm, Keys(access.read_secret), auditor)
 
@@ -86,8 +90,8 @@ R = TypeVar("R")
 
 
 async def _ask(context: WorkContext, item: Item, call: Callable[[str | None], Awaitable[R]]) -> R:
-    """Call the CRM with the schedule's own key. A refused key may have just been changed: it is read again, and the
-    call repeated once if it differs."""
+    """Make a call to the CRM with the key of the item's schedule, if it has one. A refused key may have just been
+    changed: it is read again, and the call repeated once if it differs."""
     keys: Keys = context.vendors.keys
     key = await keys.of(context, item)
     try:
@@ -104,6 +108,7 @@ async def _ask(context: WorkContext, item: Item, call: Callable[[str | None], Aw
 
 
 async def revalidate(context: WorkContext, item: Item) -> Result:
+    """Read the sales list of a day from the CRM: the work of the stage `revalidate`."""
     crm: Crm = context.vendors.crm
     sales = await _ask(context, item, lambda key: crm.sales(date.fromisoformat(item.key), api_key=key))
     rows = [fiche.model_dump(mode="json") for fiche in sales.fiches]
@@ -111,6 +116,7 @@ async def revalidate(context: WorkContext, item: Item) -> Result:
 
 
 async def save_sales(connection: Connection, saved: Sequence[Saved]) -> None:
+    """Store sales lists in the cache: the `save` of the stage `revalidate`."""
     for tenant in sorted({one.item.tenant_id for one in saved}):
         mine = [one for one in saved if one.item.tenant_id == tenant]
         lists = {date.fromisoformat(one.item.key): one.kept["rows"] for one in mine}
@@ -118,12 +124,13 @@ async def save_sales(connection: Connection, saved: Sequence[Saved]) -> None:
 
 
 async def fetch(context: WorkContext, item: Item) -> Result:
-    """Fetch a fiche from the CRM, even if it is cached. That the CRM does not know the fiche is an answer, and is
-    stored as one."""
+    """Fetch a fiche from the CRM, even if it is cached: the work of the stage `fetch`. That the CRM does not know the
+    fiche is an answer, and is stored as one."""
     crm: Crm = context.vendors.crm
     answer = await _ask(context, item, lambda key: fetch_fiche(crm, item.key, api_key=key))
     return Done({"found": answer["found"]}, kept=answer.get("details"))
 
 
 async def save_fetched(connection: Connection, saved: Sequence[Saved]) -> None:
+    """Store fetched fiches in the cache: the `save` of the stage `fetch`."""
     await save_details(connection, [Fetched(one.item.tenant_id, one.item.key, one.kept) for one in saved])

@@ -88,6 +88,7 @@ class FicheState(NamedTuple):
 
     @property
     def ready(self) -> bool:
+        """True unless the fiche's details are missing: they were fetched, or the CRM does not know the fiche."""
         return self.details != "missing"
 
 

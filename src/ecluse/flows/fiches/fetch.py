@@ -54,15 +54,15 @@ SELECT 1 FROM recordings WHERE fiche_cache_id = ANY(%s) ORDER BY fiche_cache_id,
 # UPDATE and INSERT never touch the same row. Unchanged rows are not written.
 SAVE_RECORDINGS = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
-told AS MATERIALIZED (
+listed AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(fiche_cache_id bigint, call_id text, recording_url text,
         start_time timestamptz, duration_s double precision)),
 removed AS (
     UPDATE recordings r SET removed_at = now, updated_at = now FROM clock
     WHERE r.fiche_cache_id = ANY(%(fiches)s) AND r.removed_at IS NULL AND NOT EXISTS (
-        SELECT 1 FROM told t WHERE t.fiche_cache_id = r.fiche_cache_id AND t.call_id = r.call_id))
+        SELECT 1 FROM listed t WHERE t.fiche_cache_id = r.fiche_cache_id AND t.call_id = r.call_id))
 INSERT INTO recordings AS r (fiche_cache_id, call_id, recording_url, start_time, duration_s, created_at, updated_at)
-SELECT fiche_cache_id, call_id, recording_url, start_time, duration_s, now, now FROM told, clock
+SELECT fiche_cache_id, call_id, recording_url, start_time, duration_s, now, now FROM listed, clock
 ORDER BY fiche_cache_id, call_id
 ON CONFLICT ON CONSTRAINT recordings_call DO UPDATE SET recording_url = excluded.recording_url,
     start_time = excluded.start_time, duration_s = excluded.duration_s, removed_at = NULL,
@@ -99,7 +99,7 @@ async def save_details(connection: Connection, fetched: Sequence[Fetched]) -> di
     if not latest:
         return {}
     found = {key: details for key, details in latest.items() if details is not None}
-    calls = {key: {told["call_id"]: told for told in details["recordings"]} for key, details in found.items()}
+    calls = {key: {one["call_id"]: one for one in details["recordings"]} for key, details in found.items()}
     known = {
         key: {"success": True, "message": details["message"], "recordings": len(calls[key])}
         for key, details in found.items()
@@ -109,12 +109,12 @@ async def save_details(connection: Connection, fetched: Sequence[Fetched]) -> di
     saved = await fetch_rows(connection, SAVE_FICHES, (as_json(rows),))
     ids = {(tenant, fiche_id): number for tenant, fiche_id, number in saved}
     if found:
-        facts = [{"fiche_cache_id": ids[key]} | {name: told[name] for name in FACTS} for key, told in found.items()]
+        facts = [
+            {"fiche_cache_id": ids[key]} | {name: details[name] for name in FACTS} for key, details in found.items()
+        ]
         await connection.execute(SAVE_INFORMATION, (as_json(facts),))
         numbers = [ids[key] for key in found]
-        recordings = [
-            {"fiche_cache_id": ids[key], **told} for key, several in calls.items() for told in several.values()
-        ]
+        recordings = [{"fiche_cache_id": ids[key], **one} for key, several in calls.items() for one in several.values()]
         await connection.execute(LOCK_RECORDINGS, (numbers,))
         await connection.execute(SAVE_RECORDINGS, {"rows": as_json(recordings), "fiches": numbers})
     return ids

@@ -15,6 +15,7 @@ RETRY = "-retry-"  # the suffix that `retry_id` appends to an event id
 
 
 def is_fiche_id(text: str) -> bool:
+    """Return True if the text is a valid fiche id."""
     return 1 <= len(text) <= LONGEST_FOREIGN_ID and text == text.strip() and text == storable(text)
 
 

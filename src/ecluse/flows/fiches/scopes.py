@@ -29,6 +29,7 @@ R = TypeVar("R")
 
 
 def visible(caller: Caller) -> Visible:
+    """Return the SQL condition, with its parameters, on the fiches that this caller may see."""
     match caller.scope:
         case "ALL":
             return EVERYTHING
@@ -50,7 +51,7 @@ def visible_rows(caller: Caller) -> listing.Visible:
 
 
 async def check_visible(connection: Connection, caller: Caller, fiche_ids: Sequence[str]) -> list[str]:
-    """Return the ids that this caller may not see, in the order given."""
+    """Return the ids among `fiche_ids` that this caller may not see, in the order given."""
     if caller.scope == "ALL":
         return []
     condition, parameters = visible(caller)
@@ -64,6 +65,7 @@ async def check_visible(connection: Connection, caller: Caller, fiche_ids: Seque
 
 
 async def require_visible(connection: Connection, caller: Caller, fiche_ids: Sequence[str]) -> None:
+    """Raise Refused (403) if this caller may not see one of the fiches."""
     refused = await check_visible(connection, caller, fiche_ids)
     if refused:
         outside = f"which does not include fiche {first_few(refused)}, as far as is known here."
@@ -71,6 +73,7 @@ async def require_visible(connection: Connection, caller: Caller, fiche_ids: Seq
 
 
 def _limits(caller: Caller) -> str:
+    """Return in words which fiches the caller may see."""
     if caller.scope == "GROUP":
         return f"the groupes {', '.join(caller.groupes)}" if caller.groupes else "groupes, of which it has none"
     return (

@@ -15,6 +15,8 @@ SENTENCE = re.compile(r"(?<=[.!?…])\s+")
 
 
 class Chunk(NamedTuple):
+    """A part of a transcript: its position, counted from 0, its speaker and times if they are known, and its text."""
+
     position: int
     speaker: str | None
     start_s: float | None
@@ -47,6 +49,7 @@ def derive(text: str, words: Sequence[Word]) -> list[Chunk] | None:
 
 
 def _in_order(piece: Chunk) -> bool:
+    """Return True if the times of a chunk are finite and in order."""
     start, end = piece.start_s, piece.end_s
     return all(time is None or isfinite(time) for time in (start, end)) and not (
         start is not None and end is not None and end < start
@@ -71,12 +74,15 @@ def _pieces(words: Sequence[Word]) -> Iterator[tuple[str | None, float | None, f
 
 
 def _breaks(before: Word, word: Word, length: int) -> bool:
+    """Return True if a new chunk begins with this word; `before` is the last word that is not blank, `length` that of
+    the chunk so far."""
     if before.speaker_id != word.speaker_id or length + len(word.text) > LONGEST:
         return True
     return before.end is not None and word.start is not None and word.start - before.end > PAUSE
 
 
 def _piece(words: Sequence[Word]) -> tuple[str | None, float | None, float | None, str]:
+    """Return speaker, start, end and text of a chunk."""
     spoken = [word for word in words if word.text.strip()]
     return spoken[0].speaker_id, spoken[0].start, spoken[-1].end, _joined(words)
 
@@ -103,6 +109,7 @@ def _of_text(text: str) -> Iterator[str]:
 
 
 def _cut(sentence: str) -> Iterator[str]:
+    """Yield the sentence in parts that are not too long, cut between words."""
     while len(sentence) > LONGEST:
         at = sentence.rfind(" ", 1, LONGEST + 1)
         at = at if at > 0 else sentence.find(" ", LONGEST)

@@ -44,26 +44,30 @@ RETURNING t.*, r.status, r.end_cause, r.error_code, coalesce(r.error_message, r.
 
 
 class Progress:
-    """Per-process memory of how many recordings each run had processed at its last progress event. A replica that
-    misses one step emits the next; the replica that commits the last recording emits the final progress."""
+    """Per-process memory of how many recordings each run had processed at its last progress event; `every` is the
+    number of recordings between two. A replica that misses one step emits the next; the replica that commits the last
+    recording emits the final progress."""
 
     def __init__(self, every: int) -> None:
         self._every = every
-        self._told: dict[int, int] = {}
+        self._processed: dict[int, int] = {}
 
     def due(self, run_id: int, counts: Counts) -> bool:
-        if not rules.progress_due(self._told.get(run_id, 0), counts, self._every):
+        """Return True if a progress event of the run is due now, and remember that it is emitted."""
+        if not rules.progress_due(self._processed.get(run_id, 0), counts, self._every):
             return False
-        self._told.pop(run_id, None)
-        self._told[run_id] = counts.processed
-        while len(self._told) > REMEMBERED:
-            del self._told[next(iter(self._told))]
+        self._processed.pop(run_id, None)
+        self._processed[run_id] = counts.processed
+        while len(self._processed) > REMEMBERED:
+            del self._processed[next(iter(self._processed))]
         return True
 
 
 async def news(progress: Progress, connection: Connection, over: Sequence[FinishedItem]) -> list[EphemeralEvent]:
+    """Return the realtime events about recordings that are over, and progress where it is due: the `news` of both
+    stages."""
     began = time.monotonic()
-    said = [_recording(one) for one in over]
+    events = [_recording(one) for one in over]
     for run_id, (fiche_id, counts) in (await counts_of(connection, {one.item.run_id for one in over})).items():
         one = next(one for one in reversed(over) if one.item.run_id == run_id)
         if counts.remaining:
@@ -72,21 +76,22 @@ async def news(progress: Progress, connection: Connection, over: Sequence[Finish
         else:
             traces.finalizer(one.item).step("All recordings processed! Finalizing run...", processed=counts.processed)
         if progress.due(run_id, counts):
-            told = rules.progress(fiche_id, run_id, counts)
-            said.append(EphemeralEvent(one.item.tenant_id, "transcription.progress", told))
-    return said
+            payload = rules.progress(fiche_id, run_id, counts)
+            events.append(EphemeralEvent(one.item.tenant_id, "transcription.progress", payload))
+    return events
 
 
 def _recording(one: FinishedItem) -> EphemeralEvent:
+    """Return the realtime event about a recording that is over."""
     item, code = one.item, None if one.status == "succeeded" else one.error_code or one.status
     cached = bool(one.result and one.result.get("cached"))
-    told = rules.recording_over(
+    payload = rules.recording_over(
         item.payload["fiche_id"], item.run_id, item.key, cached=cached, code=code, error=one.error
     )
-    outcome = {name: told.get(name) for name in ("ok", "cached", "error")}
+    outcome = {name: payload.get(name) for name in ("ok", "cached", "error")}
     traces.finalizer(item).start("finalize-recording", **outcome)
     name = "recording_completed" if code is None else "recording_failed"
-    return EphemeralEvent(item.tenant_id, f"transcription.{name}", told)
+    return EphemeralEvent(item.tenant_id, f"transcription.{name}", payload)
 
 
 async def counts_of(connection: Connection, runs: set[int]) -> dict[int, tuple[str, Counts]]:
@@ -108,16 +113,17 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> list[Event]:
 
 
 def _end(run: Run, row: Row) -> list[Event]:
+    """Return the end events of a run."""
     counts = Counts(**{name: row[name] or 0 for name in Counts.__dataclass_fields__})
     planned = row["target_total"] is not None
     end = End(row["status"], row["end_cause"], planned, row["error_code"], row["reason"])
     fiche_id, tracer = row["fiche_id"], traces.orchestrator(run, row["fiche_id"])
-    say = rules.completed if rules.tried(end) else rules.failed
+    payload_of = rules.completed if rules.tried(end) else rules.failed
     name = "transcription.completed" if rules.tried(end) else "transcription.failed"
     if not rules.tried(end):
         tracer.error("transcription failed", reason=rules.why_ended(end))
     tracer.end("completed" if rules.tried(end) else "failed", row["seconds"], status=end.status, **counts.as_dict())
     return [
-        event_of(run, name, say(fiche_id, run.id, counts, end)),
+        event_of(run, name, payload_of(fiche_id, run.id, counts, end)),
         event_of(run, "fiche/transcribed", rules.transcribed(fiche_id, run.id, counts, end)),
     ]

@@ -62,7 +62,7 @@ SELECT t.run_id FROM transcription_runs t LEFT JOIN LATERAL (
 
 
 class Taken(Refused):
-    """Another run holds this fiche. `start` retries, and then attaches to that run."""
+    """Another run holds the lease on this fiche. `start` retries, and then attaches to that run."""
 
     def __init__(self, fiche_id: str, run_id: int | None) -> None:
         message = f"Fiche {fiche_id} is being transcribed (run {run_id}): wait for that one."
@@ -155,16 +155,18 @@ class Transcription:
         # Writing thousands of log lines takes a while: do it after the leases are held, and not between statements that
         # may wait for locks.
         for run in runs:
-            told = {name: run.input[name] for name in ("priority", "wait_for_completion")}
-            traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **told)
+            options = {name: run.input[name] for name in ("priority", "wait_for_completion")}
+            traces.orchestrator(run, run.input["fiche_id"]).start("transcribe-fiche", **options)
         if at_once:
             known = [run for run in runs if run.id in at_once]
             await plan.plan(connection, known, self.known, self.recordings, self.config)
 
     def _refreshes(self, run: Run) -> bool:
+        """Return True if the run begins with a fetch of its fiche."""
         return run.input["refresh"] or not self.config.configured
 
     async def _plan(self, connection: Connection, saved: Sequence[Saved]) -> None:
+        """Store the fetched fiches and plan their runs: the `save` of the stage `refresh`."""
         await save_details(connection, [Fetched(one.item.tenant_id, one.item.key, one.kept) for one in saved])
         runs = [
             Run(item.run_id, item.tenant_id, item.flow, item.event_key, item.payload, item.correlation_id)

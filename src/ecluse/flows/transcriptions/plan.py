@@ -42,12 +42,16 @@ WHERE t.run_id = p.run_id
 
 
 class Target(NamedTuple):
+    """A recording without a transcript."""
+
     call_id: str
     url: str
     key: bytes  # of its paid result, see `rules.speech_key`
 
 
 class Plan(NamedTuple):
+    """What a run has to do, and its counts."""
+
     run: Run
     fiche_id: str
     fiche_cache_id: int | None
@@ -81,6 +85,8 @@ class Plan(NamedTuple):
 async def plan(
     connection: Connection, runs: Sequence[Run], known: Stage, recordings: Stage, config: Config
 ) -> list[Plan]:
+    """Plan these runs, in the caller's transaction: store counts, take the leases on recordings, select the targets,
+    open the stages `known` and `recordings`, and write the events."""
     plans = await _facts(connection, runs, config)
     paid = await _paid_for(connection, plans)
     rows = [{"run_id": one.run.id, "fiche_cache_id": one.fiche_cache_id, **one.counts.as_dict()} for one in plans]
@@ -99,13 +105,14 @@ async def plan(
         here = [(one.run, items) for one in some if (items := one.items(paid, True))]
         await open_stage(connection, known, here, priority=priority)
         await open_stage(connection, recordings, [(one.run, one.items(paid, False)) for one in some], priority=priority)
-    await write_events(connection, [event for one in plans for event in _told(one)])
+    await write_events(connection, [event for one in plans for event in _events_of(one)])
     for one in plans:
         _trace(one, config)
     return plans
 
 
 def _trace(one: Plan, config: Config) -> None:
+    """Log the plan of a run."""
     tracer = traces.orchestrator(one.run, one.fiche_id)
     tracer.fan_out(
         "transcription/recording.transcribe",
@@ -120,6 +127,7 @@ def _trace(one: Plan, config: Config) -> None:
 
 
 async def _facts(connection: Connection, runs: Sequence[Run], config: Config) -> list[Plan]:
+    """Read the plans of these runs from the database."""
     by_id = {run.id: run for run in runs}
     rows = await fetch_rows(connection, FACTS, (list(by_id),))
     return [
@@ -139,6 +147,7 @@ async def _facts(connection: Connection, runs: Sequence[Run], config: Config) ->
 
 
 async def _paid_for(connection: Connection, plans: Sequence[Plan]) -> set[tuple[str, bytes]]:
+    """Return the keys, with their tenants, of the targets that have a paid result already."""
     keys = [(one.run.tenant_id, target.key) for one in plans for target in one.targets if target.url.strip()]
     if not keys:
         return set()
@@ -146,7 +155,8 @@ async def _paid_for(connection: Connection, plans: Sequence[Plan]) -> set[tuple[
     return {(tenant, bytes(key)) for tenant, key in rows}
 
 
-def _told(one: Plan) -> list[Event]:
+def _events_of(one: Plan) -> list[Event]:
+    """Return the events about a plan: the status check and the start."""
     run, fiche_id = one.run, one.fiche_id
     payloads = {
         "transcription.status_check": rules.status_check(fiche_id, run.id, one.counts),

@@ -20,6 +20,8 @@ LEFT JOIN leases l ON l.tenant_id = k.tenant_id AND l.key = k.key AND l.ended_at
 
 
 class Standing(NamedTuple):
+    """The state of an item's recording just before the call."""
+
     exists: bool
     transcribed: bool
     url: str  # from the latest fetch: an older signed URL may have expired
@@ -45,11 +47,13 @@ async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Stand
 
 
 async def _look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
+    """Read the state of each item's recording, and which run holds its lock."""
     cursor = await connection.execute(LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
     return {row[0]: Standing(*row[1:]) for row in await cursor.fetchall()}
 
 
 def _lock(item: Item) -> str:
+    """Return the key of the lease on the item's recording."""
     return rules.recording_lock(item.payload["fiche_id"], item.key)
 
 

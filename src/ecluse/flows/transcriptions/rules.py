@@ -32,15 +32,18 @@ HELD_BACK = frozenset({"paused", "held", "retry", "in flight", "per key", "throt
 
 
 def fiche_lock(fiche_id: str) -> str:
+    """Return the key of the lease on a fiche: one run at a time transcribes it."""
     return f"lock:transcription:fiche:{in_names(fiche_id)}"
 
 
 def recording_lock(fiche_id: str, call_id: str) -> str:
+    """Return the key of the lease on a recording: one call at a time is paid for."""
     return f"lock:transcription:recording:{in_names(fiche_id)}:{call_id}"
 
 
 def click_id(fiche_id: str, milliseconds: int) -> str:
-    """Return the event id of one request for a single fiche: each click is an event of its own."""
+    """Return the event id of one request for a single fiche, made at this instant: each click is an event of its
+    own."""
     return f"transcribe-{in_names(fiche_id)}-{milliseconds}"
 
 
@@ -51,11 +54,11 @@ def day_id(fiche_id: str, day: date) -> str:
 
 
 def speech_key(call_id: str, url: str, wanted: Speech) -> bytes:
-    """Return the key of a paid result. The URL's query is left out: its signature changes with every fetch, the
-    recording does not."""
+    """Return the key of a paid result, from the recording and the request options. The URL's query is left out: its
+    signature changes with every fetch, the recording does not."""
     parts = urlsplit(url.strip())
-    said = [call_id, parts.scheme, parts.netloc, parts.path, vars(wanted)]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
+    parameters = [call_id, parts.scheme, parts.netloc, parts.path, vars(wanted)]
+    return hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).digest()
 
 
 def without_query(url: str) -> str:
@@ -87,6 +90,7 @@ class Counts:
 
     @property
     def remaining(self) -> int:
+        """Targets that are not processed yet."""
         return max(0, self.target_total - self.processed)
 
     def as_dict(self) -> dict[str, int]:
@@ -110,6 +114,7 @@ def status_check(fiche_id: str, run_id: int, counts: Counts | None) -> dict[str,
 
 
 def started(fiche_id: str, run_id: int, counts: Counts, priority: str) -> dict[str, Any]:
+    """Return the payload of `transcription.started`."""
     return {**status_check(fiche_id, run_id, counts), "target_total": counts.target_total, "priority": priority}
 
 
@@ -118,11 +123,12 @@ def recording_over(
 ) -> dict[str, Any]:
     """Return the payload for a finished recording, succeeded or failed: that of
     `transcription/recording.transcribed`."""
-    said = {**about(fiche_id, run_id), "call_id": call_id, "ok": code is None, "cached": cached}
-    return said if code is None else {**said, "error": error or code, "error_code": code}
+    payload = {**about(fiche_id, run_id), "call_id": call_id, "ok": code is None, "cached": cached}
+    return payload if code is None else {**payload, "error": error or code, "error_code": code}
 
 
 def progress(fiche_id: str, run_id: int, counts: Counts) -> dict[str, Any]:
+    """Return the payload of `transcription.progress`."""
     return {**about(fiche_id, run_id), **counts.as_dict(), "remaining": counts.remaining}
 
 
@@ -137,17 +143,19 @@ class End(NamedTuple):
 
 
 def tried(end: End) -> bool:
-    """True if all targets were tried: then the run counts as completed, even if every target failed."""
+    """Return True if all targets were tried: then the run counts as completed, even if every target failed."""
     return end.cause == "normal" and end.planned
 
 
 def why_ended(end: End) -> str | None:
+    """Return code and reason of an end as text; None if it has neither."""
     if end.code and end.reason:
         return f"{end.code}: {end.reason}"
     return end.code or end.reason
 
 
 def completed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[str, Any]:
+    """Return the payload of `transcription.completed`."""
     return {
         **progress(fiche_id, run_id, counts),
         "status": end.status,
@@ -158,6 +166,7 @@ def completed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[str,
 
 
 def failed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[str, Any]:
+    """Return the payload of `transcription.failed`."""
     return {
         **progress(fiche_id, run_id, counts),
         "status": end.status,
@@ -177,16 +186,16 @@ def transcribed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[st
     }
 
 
-def progress_due(told: int, counts: Counts, every: int) -> bool:
-    """True if a progress event is due: a multiple of `every` was passed since the last one, or all are processed.
-    `told` is the processed count of the last progress event."""
-    if counts.processed <= told:
+def progress_due(emitted: int, counts: Counts, every: int) -> bool:
+    """Return True if a progress event is due: a multiple of `every` was passed since the last one, or all are
+    processed. `emitted` is the processed count of the last progress event."""
+    if counts.processed <= emitted:
         return False
-    return counts.processed // every > told // every or counts.processed >= counts.target_total
+    return counts.processed // every > emitted // every or counts.processed >= counts.target_total
 
 
 class Attempt(NamedTuple):
-    """The item of a recording in the last planned run."""
+    """The item of a recording in the last planned run; `in_hand`: a worker has claimed it."""
 
     status: str
     in_hand: bool
@@ -213,5 +222,5 @@ def state_of(has_transcription: bool, attempt: Attempt | None, waiting: tuple[st
 
 
 def minutes_needed(recordings: int, per_minute: float) -> int:
-    """Return the minimum number of minutes at the provider's rate cap."""
+    """Return the minimum number of minutes that so many recordings take at the provider's rate cap."""
     return -int(-recordings // per_minute)

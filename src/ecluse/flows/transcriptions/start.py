@@ -60,6 +60,8 @@ RETURNING fiche_id, last_ms, requests, extract(epoch FROM minute + interval '1 m
 
 
 class StartedFiche(NamedTuple):
+    """The run of a fiche, new or existing, and the event id of the request for it."""
+
     fiche_id: str
     event_id: str
     run_id: int
@@ -121,6 +123,7 @@ async def start(
 
 
 async def _start(connection: Connection, tenant: str, wanted: Sequence[Start]) -> list[StartedFiche]:
+    """Start or attach to the runs of these starts, in one attempt; raise Taken if a lease changed hands meanwhile."""
     locks = {_fiche(one): rules.fiche_lock(_fiche(one)) for one in wanted}
     held = await holders(connection, tenant, list(locks.values()))
     busy = {fiche_id: holder for fiche_id, lock in locks.items() if (holder := held.get(lock)) is not None}
@@ -169,9 +172,9 @@ async def _attach(
         event_id = run.event_key if one.again else one.event_key
         state = known.get(fiche_id)
         counts = Counts(state.total_recordings, state.transcribed) if state and run.id in planned else None
-        told = {**rules.status_check(fiche_id, run.id, counts), "attached": True}
+        payload = {**rules.status_check(fiche_id, run.id, counts), "attached": True}
         asked = one.correlation_id or uuid.uuid4().hex
-        events.append(event_of(run, "transcription.status_check", told, suffix=f":{event_id}:{asked}"))
+        events.append(event_of(run, "transcription.status_check", payload, suffix=f":{event_id}:{asked}"))
         if not one.again:
             events.append(_asked(one, event_id, run, True))
         lines.append({"run_id": run.id, "event_id": event_id, "message": f"asked for again ({event_id}): attached"})
@@ -185,11 +188,12 @@ async def _attach(
 
 
 def _fiche(one: Start) -> str:
+    """Return the fiche id of a start."""
     return str((one.input or {})["fiche_id"])
 
 
 def _asked(one: Start, event_id: str, run: Run, attached: bool) -> Event:
-    """Return the event `fiche/transcribe`."""
+    """Return the event `fiche/transcribe` of a start."""
     asked: dict[str, Any] = {
         **rules.about(_fiche(one), run.id),
         **{name: (one.input or {})[name] for name in ("priority", "wait_for_completion")},

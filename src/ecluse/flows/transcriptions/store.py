@@ -18,26 +18,26 @@ KEPT = Aged("paid results", "speech_results", "t.created_at", order="created_at"
 # Recordings are locked by (fiche_cache_id, call_id), the order that every writer of recordings uses. A row with a `key`
 # comes from a call that was just paid for.
 STORE = """
-WITH told AS MATERIALIZED (
+WITH given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS t(tenant_id text, key text, model text, fiche_cache_id bigint,
         call_id text, transcription_id text, text text, data jsonb, chunks jsonb)),
 clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 mine AS MATERIALIZED (
     SELECT r.id, r.call_id, r.fiche_cache_id, r.has_transcription FROM recordings r
-    JOIN told t ON t.fiche_cache_id = r.fiche_cache_id AND t.call_id = r.call_id
+    JOIN given t ON t.fiche_cache_id = r.fiche_cache_id AND t.call_id = r.call_id
     ORDER BY r.fiche_cache_id, r.call_id FOR NO KEY UPDATE OF r),
 cleared AS (
-    DELETE FROM recording_transcription_chunks c USING mine m JOIN told t USING (fiche_cache_id, call_id)
+    DELETE FROM recording_transcription_chunks c USING mine m JOIN given t USING (fiche_cache_id, call_id)
     WHERE c.recording_id = m.id AND t.chunks IS NOT NULL AND NOT m.has_transcription RETURNING 1),
 stored AS (
     UPDATE recordings r SET has_transcription = true, transcription_id = t.transcription_id,
         transcription_text = t.text, transcription_data = t.data, transcribed_at = now, updated_at = now
-    FROM clock, mine m JOIN told t USING (fiche_cache_id, call_id) WHERE r.id = m.id AND NOT r.has_transcription
+    FROM clock, mine m JOIN given t USING (fiche_cache_id, call_id) WHERE r.id = m.id AND NOT r.has_transcription
     RETURNING r.id, t.chunks),
 remembered AS (
     INSERT INTO speech_results (tenant_id, key, call_id, model, transcription_id, text, chunks, created_at)
     SELECT tenant_id, decode(key, 'hex'), call_id, model, transcription_id, text, chunks, now
-    FROM told, clock WHERE key IS NOT NULL ORDER BY tenant_id, key
+    FROM given, clock WHERE key IS NOT NULL ORDER BY tenant_id, key
     ON CONFLICT DO NOTHING)
 INSERT INTO recording_transcription_chunks (recording_id, position, speaker, start_s, end_s, text)
 SELECT s.id, c.* FROM (SELECT count(*) FROM cleared) AS first, stored s, jsonb_to_recordset(s.chunks)
@@ -52,6 +52,7 @@ JOIN speech_results s ON s.tenant_id = k.tenant_id AND s.key = decode(k.key, 'he
 
 
 async def save_recordings(connection: Connection, saved: Sequence[Saved]) -> None:
+    """Store the transcripts of finished calls: the `save` of the stage `recordings`."""
     fresh = [one for one in saved if one.kept is not None]
     if not fresh:
         return
@@ -62,7 +63,8 @@ async def save_recordings(connection: Connection, saved: Sequence[Saved]) -> Non
 
 
 async def save_known(connection: Connection, saved: Sequence[Saved]) -> None:
-    """Copy transcripts that were paid for earlier (`speech_results`) to their recordings."""
+    """Copy transcripts that were paid for earlier (`speech_results`) to their recordings: the `save` of the stage
+    `known`."""
     keys = [(one.item.tenant_id, one.item.payload["paid"]) for one in saved]
     rows = await fetch_rows(connection, RECALL, [list(column) for column in zip(*keys, strict=True)])
     paid = {(tenant, key): rest for tenant, key, *rest in rows}
@@ -70,9 +72,9 @@ async def save_known(connection: Connection, saved: Sequence[Saved]) -> None:
     for one, key in zip(saved, keys, strict=True):
         if key in paid:
             transcription_id, text, chunks = paid[key]
-            told = {"transcription_id": transcription_id, "text": text, "data": None}
+            result = {"transcription_id": transcription_id, "text": text, "data": None}
             chunks = [chunk._asdict() for chunk in derive(text, ()) or ()] if chunks is None else chunks
-            stored.append({**_named(one), **told, "chunks": chunks})
+            stored.append({**_named(one), **result, "chunks": chunks})
     await _store(connection, stored)
 
 
@@ -82,5 +84,6 @@ async def _store(connection: Connection, rows: Sequence[Row]) -> None:
 
 
 def _named(one: Saved) -> Row:
+    """Return the columns that identify the recording of an item."""
     item = one.item
     return {"tenant_id": item.tenant_id, "fiche_cache_id": item.payload["fiche_cache_id"], "call_id": item.key}

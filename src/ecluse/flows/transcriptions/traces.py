@@ -24,14 +24,17 @@ def _tracer(area: str, function: str, run: Run | Item, fiche_id: str, ids: str) 
 
 
 def orchestrator(run: Run | Item, fiche_id: str) -> Tracer:
+    """Return the tracer for the run of a fiche as a whole."""
     return _tracer("TRANSCRIPTION", rules.ORCHESTRATOR, run, fiche_id, fiche_id)
 
 
 def worker(item: Item) -> Tracer:
+    """Return the tracer for the work on a recording."""
     fiche_id = item.payload["fiche_id"]
     return _tracer("TX-WORKER", rules.WORKER, item, fiche_id, f"{fiche_id}/{item.key}")
 
 
 def finalizer(item: Item) -> Tracer:
+    """Return the tracer for what follows the end of a recording."""
     fiche_id = item.payload["fiche_id"]
     return _tracer("TX-FINALIZER", rules.FINALIZER, item, fiche_id, f"{fiche_id}/{item.key}")

@@ -33,6 +33,8 @@ class Access(CrmAccess):
 
 
 class Vendors(NamedTuple):
+    """The `vendors` of the transcription flow; `looks` batches the checks before a paid call."""
+
     crm: Crm
     speech: ElevenLabs
     audio: AudioSource | None  # None: the provider fetches recordings itself
@@ -41,6 +43,7 @@ class Vendors(NamedTuple):
 
 @asynccontextmanager
 async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
+    """Open the clients for the duration of the context."""
     async with AsyncExitStack() as open_:
         crm = await open_.enter_async_context(connected_crm(access, clock.now))
         speech = VendorHttp(

@@ -48,9 +48,9 @@ async def transcribe(
     event_id: str | None = None,
     parent_run_id: int | None = None,
 ) -> Transcribed:
-    """Start or attach, and wait if `wanted` says so. The wait is on the run's row, not on its event, which may be
-    published just before the wait begins. A wait that times out sets `timed_out` and raises nothing: the caller
-    decides."""
+    """Start a run or attach to the existing one, and wait for its end, at most `max_wait`, if `wanted` says so. The
+    wait is on the run's row, not on its event, which may be published just before the wait begins. A wait that times
+    out sets `timed_out` and raises nothing: the caller decides."""
     async with kit.pool.connection() as connection:
         (started,) = await start(
             connection,
@@ -82,6 +82,7 @@ async def transcribe(
 
 
 async def _standing(connection: Connection, tenant: str, fiche_id: str, run_id: int) -> tuple[int, int, dict[str, int]]:
+    """Return how many recordings the fiche has, how many are transcribed, and the counts of the run."""
     known = (await states(connection, tenant, [fiche_id])).get(fiche_id)
     _, counts = (await counts_of(connection, {run_id})).get(run_id, (fiche_id, Counts()))
     return known.total_recordings if known else 0, known.transcribed if known else 0, counts.as_dict()

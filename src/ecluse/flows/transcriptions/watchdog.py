@@ -66,13 +66,15 @@ class Stuck(NamedTuple):
 
 
 async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> None:
-    facts: dict[str, Any] = {"stall": stall, "lanes": lanes, "flow": rules.FLOW}
+    """Warn of stalled runs, and give up the due items of those that were warned of a stall period ago; clear the mark
+    of runs that move again. Called at intervals by every replica. `lanes` names the flow's lanes."""
+    given: dict[str, Any] = {"stall": stall, "lanes": lanes, "flow": rules.FLOW}
     async with connection.transaction():
-        candidates = await fetch_column(connection, CANDIDATES, facts)
+        candidates = await fetch_column(connection, CANDIDATES, given)
         locked = [run_id for run_id, run in (await lock_runs(connection, candidates)).items() if run.is_open]
         if not locked:
             return
-        cursor = await connection.execute(STUCK, {**facts, "runs": locked})
+        cursor = await connection.execute(STUCK, {**given, "runs": locked})
         stuck: dict[int, list[Stuck]] = {}
         for one in await cursor.fetchall():
             stuck.setdefault(one[0], []).append(Stuck(*one))
@@ -84,10 +86,10 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
         for *columns, fiche_id, at in warned:
             run = Run(*columns)
             waiting = sorted(one.key for one in stuck[run.id])
-            told: dict[str, Any] = {"waiting": len(waiting), "minutes": stall.total_seconds() / 60}
-            said = {**rules.about(fiche_id, run.id), **told}
-            events.append(event_of(run, "transcription.stalled", said, suffix=f":{at.isoformat()}"))
-            traces.orchestrator(run, fiche_id).warn("stalled: nothing was taken up", **told, call_ids=waiting[:20])
+            facts: dict[str, Any] = {"waiting": len(waiting), "minutes": stall.total_seconds() / 60}
+            payload = {**rules.about(fiche_id, run.id), **facts}
+            events.append(event_of(run, "transcription.stalled", payload, suffix=f":{at.isoformat()}"))
+            traces.orchestrator(run, fiche_id).warn("stalled: nothing was taken up", **facts, call_ids=waiting[:20])
         if lost:
             events += await _give_up(connection, {run_id: stuck[run_id] for run_id in lost}, 2 * stall)
         await write_events(connection, events)
@@ -96,8 +98,8 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
 
 
 async def _give_up(connection: Connection, lost: dict[int, list[Stuck]], patience: timedelta) -> list[Event]:
-    """Fail the due items of these runs and return their events; retries that are not due yet keep waiting. No worker
-    commits these items, so their `recording_failed` events are written here."""
+    """Fail the due items of these runs and return their events; `patience` is how long they have waited. Retries that
+    are not due yet keep waiting. No worker commits these items, so their `recording_failed` events are written here."""
     why = f"No worker claimed it for {patience.total_seconds() / 60:g} minutes, though nothing held it back."
     late = {one.stage: one.since for several in lost.values() for one in several}
     for stage, since in sorted(late.items()):
@@ -106,6 +108,6 @@ async def _give_up(connection: Connection, lost: dict[int, list[Stuck]], patienc
     events = []
     for run_id, call_id in await (await connection.execute(GIVEN_UP, (sorted(lost),))).fetchall():
         run = runs[run_id]
-        told = rules.recording_over(run.input["fiche_id"], run_id, call_id, code=rules.STALLED, error=why)
-        events.append(event_of(run, "transcription.recording_failed", told, suffix=f":{call_id}"))
+        payload = rules.recording_over(run.input["fiche_id"], run_id, call_id, code=rules.STALLED, error=why)
+        events.append(event_of(run, "transcription.recording_failed", payload, suffix=f":{call_id}"))
     return events

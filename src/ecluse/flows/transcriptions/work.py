@@ -22,6 +22,7 @@ UNCONFIGURED_SECONDS = 60.0
 
 
 async def refresh(config: Config, context: WorkContext, item: Item) -> Result:
+    """Fetch a fiche again from the CRM: the work of the stage `refresh`."""
     if not config.configured:
         raise NonRetriableError(
             "There is no key for speech-to-text: set ELEVENLABS_API_KEY and start again.", code=rules.NOT_CONFIGURED
@@ -36,13 +37,15 @@ async def refresh(config: Config, context: WorkContext, item: Item) -> Result:
 
 
 async def known(_: WorkContext, item: Item) -> Result:
-    """Settle a recording without a call: it was paid for earlier, or it has no URL."""
+    """Settle a recording without a call: it was paid for earlier, or it has no URL. The work of the stage `known`."""
     if item.payload["paid"] is None:
         raise PermanentError("The CRM has no URL for this recording.", code=rules.NO_URL)
     return Done({"cached": True})
 
 
 async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
+    """Have the provider transcribe a recording: the work of the stage `recordings`. Returns without a call if it has a
+    transcript by now, or another run holds its lock."""
     if not config.configured:
         # The key is missing in this process only; another replica may have it.
         why = "there is no key for speech-to-text here: set ELEVENLABS_API_KEY"
@@ -70,8 +73,8 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
         return Postponed(until, f"{holder} has this recording in hand", "lease")
     if not standing.url.strip():
         raise PermanentError("The CRM has no URL for this recording any more.", code=rules.NO_URL)
-    told = {**rules.about(fiche_id, item.run_id), "call_id": item.key, "execution": item.executions + 1}
-    context.emit([EphemeralEvent(item.tenant_id, "transcription.recording_started", told)])
+    payload = {**rules.about(fiche_id, item.run_id), "call_id": item.key, "execution": item.executions + 1}
+    context.emit([EphemeralEvent(item.tenant_id, "transcription.recording_started", payload)])
     began = time.monotonic()
     tracer.step("speech-to-text")
     speech = await _have_written(context.vendors, standing.url)
@@ -91,6 +94,7 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
 
 
 async def _have_written(vendors: Vendors, url: str) -> Transcript:
+    """Return the transcript of the recording at this URL; it is downloaded and uploaded if the vendors say so."""
     if vendors.audio is None:
         return await vendors.speech.transcribe(source_url=url)
     try:

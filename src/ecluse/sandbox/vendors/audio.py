@@ -16,6 +16,7 @@ SIZE = 20_000  # bytes
 
 
 def signature(seed: int, call_id: str) -> str:
+    """Return the signature of a recording's URL."""
     return blake2b(f"{seed}/recording/{call_id}".encode(), digest_size=20).hexdigest()
 
 
@@ -25,6 +26,8 @@ def recording_path(seed: int, call_id: str) -> str:
 
 
 class Audio:
+    """The simulated storage."""
+
     def __init__(self, seed: int) -> None:
         self._seed = seed
 

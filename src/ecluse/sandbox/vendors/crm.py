@@ -44,10 +44,13 @@ PRODUCTS = ("Mutuelle santé", "Prévoyance", "Assurance habitation", "Compléme
 
 
 def pick(*of: object) -> int:
+    """Return a number that depends on the arguments only."""
     return int.from_bytes(blake2b("/".join(map(str, of)).encode(), digest_size=8).digest())
 
 
 class Crm:
+    """The simulated CRM."""
+
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
@@ -76,6 +79,7 @@ class Crm:
         return self.error(404, "not_found", f"{call.path} does not exist")
 
     def _sales(self, text: str) -> Answer:
+        """Return the sales list of a day, given as DD/MM/YYYY."""
         try:
             day = datetime.strptime(text, "%d/%m/%Y").date()  # noqa: DTZ007
         except ValueError:
@@ -95,6 +99,8 @@ class Crm:
         return json_answer({"fiches": rows})
 
     def _fiche(self, number: int, host: str) -> Answer:
+        """Return a fiche, or the answer that there is none; `host` is that of the sandbox, for the URLs of
+        recordings."""
         recordings = self._recordings(number, host)
         if recordings is None:
             answer = self.error(404, "not_found", f"there is no fiche {number}")
@@ -132,6 +138,7 @@ class Crm:
         return recordings
 
     def _recording(self, number: int, k: int, host: str) -> dict[str, object]:
+        """Return recording `k` of a fiche."""
         call_id = f"{number}-{k}"
         start = FIRST_CALL + timedelta(days=number % 300, hours=k, minutes=pick(call_id) % 60)
         return {

@@ -46,6 +46,8 @@ NAMES = ("madame Lefèvre", "monsieur Béranger", "madame Dupré", "monsieur No�
 
 
 class ElevenLabs:
+    """The simulated provider."""
+
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
@@ -80,25 +82,29 @@ class ElevenLabs:
         drawn = int.from_bytes(blake2b(f"{self._seed}/{ref}".encode(), digest_size=8).digest())
         worded = text(form, "timestamps_granularity") != "none"
         language, diarized = text(form, "language_code") or "fra", text(form, "diarize") == "true"
-        said = transcript(drawn % 70, drawn // 16 % 5, language, diarized=diarized, worded=worded)
-        call.paid(ref, {"model": model, "by": "url" if url else "file", "seconds": said.seconds})
+        made = transcript(drawn % 70, drawn // 16 % 5, language, diarized=diarized, worded=worded)
+        call.paid(ref, {"model": model, "by": "url" if url else "file", "seconds": made.seconds})
         serial = blake2b(f"{self._seed}/{ref}/{call.entry.seq}".encode(), digest_size=10).hexdigest()
-        return Answer(200, said.body.removesuffix(b"}") + f',"transcription_id":"{serial}"}}'.encode())
+        return Answer(200, made.body.removesuffix(b"}") + f',"transcription_id":"{serial}"}}'.encode())
 
 
-class Said(NamedTuple):
+class Speech(NamedTuple):
+    """A transcript ready to be sent."""
+
     body: bytes  # the answer without its id
     seconds: float
 
 
 # Cached: there are few different transcripts, and serializing hundreds of words is expensive.
 @lru_cache(1_000)
-def transcript(drawn: int, longer: int, language: str, *, diarized: bool, worded: bool) -> Said:
+def transcript(drawn: int, longer: int, language: str, *, diarized: bool, worded: bool) -> Speech:
+    """Return the transcript of a conversation chosen by `drawn`, with `longer` more turns than the shortest; `diarized`
+    with speakers, `worded` word by word."""
     turns = [*OPENING, *(TURNS[(drawn + n) % len(TURNS)] for n in range(6 + longer))]
-    said = [turn.format(name=NAMES[drawn % len(NAMES)], euros=20 + drawn) for turn in turns]
+    sentences = [turn.format(name=NAMES[drawn % len(NAMES)], euros=20 + drawn) for turn in turns]
     words: list[dict[str, object]] = []
     at = 0.2
-    for turn, sentence in enumerate(said):
+    for turn, sentence in enumerate(sentences):
         speaker = f"speaker_{turn % 2}" if diarized else None
         for spoken in sentence.split(" "):
             end = at + 0.08 * len(spoken)
@@ -111,14 +117,14 @@ def transcript(drawn: int, longer: int, language: str, *, diarized: bool, worded
     answer = {
         "language_code": language,
         "language_probability": 0.98,
-        "text": " ".join(said),
+        "text": " ".join(sentences),
         "words": words if worded else [],
         "audio_duration_secs": round(at, 2),
         "additional_formats": None,
         "entities": None,
         "channel_index": None,
     }
-    return Said(json_answer(answer).body, round(at, 2))
+    return Speech(json_answer(answer).body, round(at, 2))
 
 
 def form_of(call: Call) -> dict[str, bytes]:
@@ -141,6 +147,7 @@ def text(form: dict[str, bytes], name: str) -> str:
 
 
 def recording(form: dict[str, bytes]) -> str | None:
+    """Return the name of the recording that a request is about; None if it names none."""
     url = text(form, "source_url") or text(form, "cloud_storage_url")
     path = re.split(r"[?#]", url)[0] if url else text(form, "filename")
     name = unquote(path).rpartition("/")[2]

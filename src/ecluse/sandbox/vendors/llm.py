@@ -38,6 +38,8 @@ COMMENTS = (
 
 
 class Llm:
+    """The simulated model."""
+
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
@@ -108,11 +110,13 @@ class Drawn:
             yield state >> 33
 
     def below(self, most: int) -> int:
+        """Return the next number from 0 to `most` - 1."""
         return next(self._numbers) % most
 
 
-def made(schema: dict[str, Any], known: dict[str, Any], drawn: Drawn, said: str, name: str) -> Any:
-    """Return a value of this schema."""
+def made(schema: dict[str, Any], known: dict[str, Any], drawn: Drawn, spoken: str, name: str) -> Any:
+    """Return a value of this schema. `known` are the schema's definitions, `drawn` gives the numbers, `spoken` is the
+    text to quote from, `name` the property that the value is for."""
     if "$ref" in schema:
         schema = known[schema["$ref"].rpartition("/")[2]]
     if "anyOf" in schema:
@@ -121,10 +125,10 @@ def made(schema: dict[str, Any], known: dict[str, Any], drawn: Drawn, said: str,
         return schema["enum"][0]
     match schema.get("type"):
         case "object":
-            return {key: made(one, known, drawn, said, key) for key, one in schema.get("properties", {}).items()}
+            return {key: made(one, known, drawn, spoken, key) for key, one in schema.get("properties", {}).items()}
         case "array":
             count = max(schema.get("minItems", 0), min(1 + drawn.below(2), schema.get("maxItems", 2)))
-            return [made(schema["items"], known, drawn, said, name) for _ in range(count)]
+            return [made(schema["items"], known, drawn, spoken, name) for _ in range(count)]
         case "number" | "integer":
             low, high = int(schema.get("minimum", 0)), int(schema.get("maximum", 100))
             return low + drawn.below(high - low + 1)
@@ -132,16 +136,16 @@ def made(schema: dict[str, Any], known: dict[str, Any], drawn: Drawn, said: str,
             return drawn.below(2) == 0
         case "null":
             return None
-    return quote(said, drawn) if name in ("quote", "quotes") else COMMENTS[drawn.below(len(COMMENTS))]
+    return quote(spoken, drawn) if name in ("quote", "quotes") else COMMENTS[drawn.below(len(COMMENTS))]
 
 
-def quote(said: str, drawn: Drawn) -> str:
-    """Return up to twelve consecutive words of some line; one time in eight, words that are in no line."""
+def quote(spoken: str, drawn: Drawn) -> str:
+    """Return up to twelve consecutive words of some line of `spoken`; one time in eight, words that are in no line."""
     if drawn.below(8) == 0:
         return INVENTED
     for _ in range(8):
-        at = drawn.below(max(1, len(said)))
-        line = said[said.rfind("\n", 0, at) + 1 : (said.find("\n", at) + 1 or len(said) + 1) - 1]
+        at = drawn.below(max(1, len(spoken)))
+        line = spoken[spoken.rfind("\n", 0, at) + 1 : (spoken.find("\n", at) + 1 or len(spoken) + 1) - 1]
         words = "" if line.startswith("#") else (line.partition(": ")[2] or line)
         if words.strip():
             parts = words.split(" ")

@@ -28,6 +28,8 @@ MATERIALS = ("acier", "inox", "laiton", "zingué", "fonte grise", "aluminium", "
 
 @dataclass(slots=True)
 class Article:
+    """An article; its price is text with two decimals."""
+
     sku: str
     name: str
     price: str
@@ -53,6 +55,8 @@ class Creation:
 
 
 class PriceList:
+    """The simulated price list."""
+
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._kept: dict[str, Article] = {}
@@ -84,6 +88,7 @@ class PriceList:
                 return error_answer(404, "not_found", f"{call.path} does not exist")
 
     def _article(self, sku: str) -> Article:
+        """Return an article as it is now: changed, created, or computed from the seed."""
         kept = self._kept.get(sku)
         if kept is not None:
             return kept
@@ -102,6 +107,7 @@ class PriceList:
         return json_answer({"articles": articles, "total": total, "offset": int(offset), "limit": int(limit)})
 
     def _sku_at(self, index: int) -> str:
+        """Return the SKU at this place of the list."""
         return f"SKU-{index + 1:05d}" if index < CATALOGUE_SIZE else self._created[index - CATALOGUE_SIZE]
 
     def _set_price(self, call: Call, sku: str) -> Answer:
@@ -136,6 +142,7 @@ class PriceList:
         return first.answer
 
     def _new_article(self, call: Call, name: str, price: str) -> Answer:
+        """Create an article, record the effect and return the answer."""
         sku = f"SKU-{FIRST_CREATED + len(self._created)}"
         article = Article(sku, name, price)
         self._kept[sku] = article
@@ -145,10 +152,12 @@ class PriceList:
 
 
 def is_price(value: object) -> bool:
+    """Return True for a text with two decimals, such as "12.50"."""
     return isinstance(value, str) and PRICE.fullmatch(value) is not None
 
 
 def json_object(body: bytes) -> dict[str, object] | None:
+    """Parse a body; None if it is no JSON object."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -11,27 +11,33 @@ CLOCKS_APART_SECONDS = 600
 
 
 def signed(secret: str, text: str) -> str:
+    """Return the HMAC-SHA256 of a text, in hexadecimal."""
     return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def channel_auth(key: str, secret: str, socket_id: str, channel: str) -> str:
+    """Return the signature with which this socket may subscribe to this channel."""
     return f"{key}:{signed(secret, f'{socket_id}:{channel}')}"
 
 
 def may_join(key: str, secret: str, socket_id: str, channel: str, auth: str) -> bool:
+    """Return True if `auth` is the signature with which this socket may subscribe to this channel."""
     return hmac.compare_digest(channel_auth(key, secret, socket_id, channel).encode(), auth.encode())
 
 
 def body_md5(body: bytes) -> str:
+    """Return the MD5 of a request's body, which is part of what is signed."""
     return hashlib.md5(body, usedforsecurity=False).hexdigest()
 
 
 def _to_sign(method: str, path: str, query: Iterable[tuple[str, str]]) -> str:
+    """Return the text that the signature of a request covers."""
     pairs = sorted((name.lower(), value) for name, value in query if name != "auth_signature")
     return "\n".join([method, path, "&".join(f"{name}={value}" for name, value in pairs)])
 
 
 def signed_query(key: str, secret: str, method: str, path: str, body: bytes, now: float) -> dict[str, str]:
+    """Return the query parameters that sign a request; `now` is the instant, in seconds since the epoch."""
     query = {"auth_key": key, "auth_timestamp": f"{now:.0f}", "auth_version": "1.0", "body_md5": body_md5(body)}
     return {**query, "auth_signature": signed(secret, _to_sign(method, path, query.items()))}
 
@@ -39,7 +45,8 @@ def signed_query(key: str, secret: str, method: str, path: str, body: bytes, now
 def wrong_with(
     key: str, secret: str, method: str, path: str, query: Iterable[tuple[str, str]], body: bytes, now: float
 ) -> str | None:
-    """Return why the signature of a request is invalid; None if it is valid."""
+    """Return why the signature of a request is invalid; None if it is valid. `now` is the server's clock, in seconds
+    since the epoch."""
     pairs = list(query)
     given: Mapping[str, str] = dict(pairs)
     if len(given) != len(pairs):

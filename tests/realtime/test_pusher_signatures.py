@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecluse.realtime.signatures import body_md5, channel_auth, may_join, signed_query, wrong_with
+from ecluse.realtime.pusher_signatures import body_md5, channel_auth, may_join, signed_query, wrong_with
 
 KEY, SECRET, NOW = "278d425bdf160c739803", "7ad3773142a6692b25b8", 1353088179.0
 BODY = b'{"name":"foo","channels":["project-3"],"data":"{\\"some\\":\\"data\\"}"}'

@@ -15,10 +15,12 @@ OLD_SECRET_SIGNS = timedelta(days=1)
 
 
 def new_secret() -> str:
+    """Return a random signing secret, in the form of the specification."""
     return f"whsec_{base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
 
 
 def schedule_secret_name(schedule_id: int) -> str:
+    """Return the name under which the signing secret of a schedule's own webhook is sealed."""
     return f"schedule:{schedule_id}:webhook"
 
 
@@ -28,8 +30,8 @@ def old_name(secret_name: str) -> str:
 
 
 def signed(keys: Sequence[str], name: str, at: datetime, body: str) -> dict[str, str]:
-    """Return the headers of a webhook. Two keys sign while a secret is being rotated; without a key it is not
-    signed."""
+    """Return the headers of a webhook with the message id `name` and this body, sent at `at`. Two keys sign while a
+    secret is being rotated; without a key it is not signed."""
     headers = {"webhook-id": name, "webhook-timestamp": str(int(at.timestamp()))}
     if keys:
         headers["webhook-signature"] = " ".join(Webhook(key).sign(name, at, body) for key in keys)
