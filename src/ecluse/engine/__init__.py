@@ -40,7 +40,6 @@ from ecluse.engine.model.roles import ROLES, RUNS_AT_ONCE, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, StatusMap, cause_in_words, terminal_state
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox.events import write as write_events
-from ecluse.engine.runs.finalize import CANCELLED
 from ecluse.engine.runs.leases import (
     Held,
     Lease,
@@ -54,10 +53,11 @@ from ecluse.engine.runs.leases import (
 from ecluse.engine.runs.leases import acquire as acquire_lease
 from ecluse.engine.runs.leases import release as release_lease
 from ecluse.engine.runs.lifecycle import keep_open, load_run, load_runs, lock_open, lock_runs, note_errors
+from ecluse.engine.runs.outcomes import CANCELLED, Settled, settle_targets
 from ecluse.engine.runs.run_log import write as write_log
 from ecluse.engine.runs.stages import Priority, give_up, open_stage, wake_workers
 from ecluse.engine.runs.start import TENANT, Start, Started, start_run, start_runs
-from ecluse.engine.runs.targets import Settled, open_targets, settle_targets
+from ecluse.engine.runs.targets import open_targets
 from ecluse.engine.runs.targets import select as select_targets
 from ecluse.engine.runs.units import Counted
 from ecluse.engine.runs.waiters import Waiter, put_waiters

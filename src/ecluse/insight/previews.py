@@ -8,7 +8,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all
 from ecluse.engine.model.flow import Flow, Run
 
-# A target is finished if `finalize.SETTLE` will find it so: it has its outcome, an item of it has failed or is ignored,
+# A target is finished if `outcomes.SETTLE` will find it so: it has its outcome, an item of it has failed or is ignored,
 # or it has been through a last stage. A target that another run works on is in flight if that run has calls in flight.
 PREVIEW = """
 WITH children AS MATERIALIZED (

@@ -8,7 +8,7 @@ from typing import Any
 
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all, fetch_rows
-from ecluse.engine.runs.finalize import CANCELLED
+from ecluse.engine.runs.outcomes import CANCELLED
 
 CHAIN = """
 WITH RECURSIVE chain AS (

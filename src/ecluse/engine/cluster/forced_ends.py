@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping
 
 from ecluse.db.connect import Connection, Pool
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.model.states import EndCause
+from ecluse.engine.model.states import EndCause, RunEnd
 from ecluse.engine.runs import finalize, lifecycle, run_log
-from ecluse.engine.runs.finalize import RunEnd
 from ecluse.engine.runs.waiters import ABANDONED
 from ecluse.engine.work import completion
 
@@ -82,9 +81,9 @@ async def _end_those_left(
     still: dict[int, bool] = dict(await (await connection.execute(STILL, (list(some),))).fetchall())
     await connection.execute(GO_ON, ([one for one, abandoned in still.items() if not abandoned],))
     left = await lifecycle.load_runs(connection, [one for one, abandoned in still.items() if abandoned])
-    cause = RunEnd("parent", None, f"run {run_id}, which waited for it, ended: {why}", f"run:{run_id}")
+    end = RunEnd("parent", None, f"run {run_id}, which waited for it, ended: {why}", f"run:{run_id}")
     for name in sorted({run.flow for run in left}):
-        await completion.end_together(connection, flows[name], [run for run in left if run.flow == name], cause)
+        await completion.end_together(connection, flows[name], [run for run in left if run.flow == name], end)
 
 
 async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:

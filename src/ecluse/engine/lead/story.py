@@ -13,6 +13,7 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import until_back
 from ecluse.engine.lead import durable, gate
 from ecluse.engine.model.flow import EmitLive, Flow, Run, Source, Stage
+from ecluse.engine.model.states import NORMAL, RunEnd
 from ecluse.engine.runs import finalize, lifecycle, stages, targets
 
 P = ParamSpec("P")
@@ -134,7 +135,7 @@ async def lead(story: Story) -> None:
         crashpoint("after begin")
         if flow.story is not None:
             await flow.story(story)
-        await story.once("finalize", _end, flow, finalize.NORMAL)
+        await story.once("finalize", _end, flow, NORMAL)
         crashpoint("after finalize")
     except lifecycle.RunEnded:
         run.trace.warn("the run was ended from outside")
@@ -144,8 +145,8 @@ async def lead(story: Story) -> None:
         run.trace.error("run failed", exc_info=True)
         code = error.code if isinstance(error, EcluseError) else "BUG"
         why = str(error) or type(error).__name__
-        await story.once("abort", _end, flow, finalize.RunEnd("catastrophic", code, why))
+        await story.once("abort", _end, flow, RunEnd("catastrophic", code, why))
 
 
-async def _end(connection: Connection, run: Run, flow: Flow, cause: finalize.RunEnd) -> int:
-    return await finalize.end_runs(connection, flow, [run], cause)
+async def _end(connection: Connection, run: Run, flow: Flow, end: RunEnd) -> int:
+    return await finalize.end_runs(connection, flow, [run], end)

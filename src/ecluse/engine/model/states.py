@@ -31,6 +31,20 @@ ENDED = frozenset(State) - OPEN
 
 
 @dataclass(frozen=True)
+class RunEnd:
+    """Why a run ends: the cause; error code and reason, where it ends by force; `by`, the operator who asked for it, or
+    the run whose end ends this one."""
+
+    cause: EndCause
+    code: str | None = None
+    reason: str | None = None
+    by: str | None = None
+
+
+NORMAL = RunEnd("normal")
+
+
+@dataclass(frozen=True)
 class StatusMap:
     """A flow's own status words: the neutral state that each means, and the allowed transitions between them."""
 

@@ -1,16 +1,15 @@
-"""The targets of runs: select them, list the open ones, and settle outcomes that are known before the run ends."""
+"""The targets that a run answers for: select them, and list those that the next stage works on. `outcomes.py` settles
+them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
 
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_column, fetch_value
 from ecluse.engine.model.flow import NewItem, Run
 from ecluse.engine.outbox import events
-from ecluse.engine.runs.lifecycle import lock_runs
 
 SELECT = """
 WITH t AS MATERIALIZED (
@@ -56,27 +55,3 @@ async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
         (run.id,),
     )
     return [NewItem(target) for target in found]
-
-
-class Settled(NamedTuple):
-    """The outcome of a target before its run has ended. `reason` says why it failed or is ignored."""
-
-    target: str
-    outcome: Literal["successful", "failed", "ignored"]
-    error_code: str | None = None
-    reason: str | None = None
-
-
-SETTLE_TARGETS = """
-UPDATE outcomes o SET outcome = t.outcome, error_code = t.error_code, reason = t.reason
-FROM jsonb_to_recordset(%s::jsonb) AS t(target text, outcome text, error_code text, reason text), runs r
-WHERE o.run_id = %s AND o.target = t.target AND o.outcome IS NULL AND r.id = o.run_id AND r.ended_at IS NULL
-"""
-
-
-async def settle_targets(connection: Connection, run: Run, settled: Sequence[Settled]) -> int:
-    """Settle targets for good: an outcome that is set is not changed. Return how many targets were settled here."""
-    rows = [one._replace(reason=storable(one.reason))._asdict() if one.reason else one._asdict() for one in settled]
-    async with connection.transaction():
-        await lock_runs(connection, [run.id])
-        return (await connection.execute(SETTLE_TARGETS, (as_json(rows), run.id))).rowcount

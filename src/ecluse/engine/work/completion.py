@@ -25,8 +25,8 @@ from ecluse.db.outage import ignoring_outage, is_unavailable
 from ecluse.db.query import fetch_column, fetch_rows
 from ecluse.engine.lead import durable, gate
 from ecluse.engine.model.flow import EmitLive, FinishedItem, Flow, Run, Stage
+from ecluse.engine.model.states import NORMAL, RunEnd
 from ecluse.engine.runs import finalize, items, lifecycle
-from ecluse.engine.runs.finalize import RunEnd
 from ecluse.engine.work.verdict import ItemResult
 
 log = structlog.get_logger(__name__)
@@ -82,15 +82,13 @@ async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_
         await _wake_parents(connection, mine)
 
 
-async def end_together(
-    connection: Connection, flow: Flow, over: Sequence[Run], cause: RunEnd = finalize.NORMAL
-) -> None:
+async def end_together(connection: Connection, flow: Flow, over: Sequence[Run], end: RunEnd = NORMAL) -> None:
     """End runs of one flow in batches; if a batch fails, one by one. A run that cannot be ended is logged: it does not
     keep other runs open, and the sweeps that find it again each time go on."""
     if len(over) > 1:
         try:
             for start in range(0, len(over), TOGETHER):
-                await finalize.end_runs(connection, flow, over[start : start + TOGETHER], cause)
+                await finalize.end_runs(connection, flow, over[start : start + TOGETHER], end)
         except Exception as error:  # the flow's `ended` may raise anything
             if is_unavailable(error):
                 raise
@@ -99,7 +97,7 @@ async def end_together(
             return
     for run in over:
         with log_error_of_run(run.id):
-            await finalize.end_runs(connection, flow, [run], cause)
+            await finalize.end_runs(connection, flow, [run], end)
 
 
 # Runs after the commit: of two replicas that end the last two children, at least one sees that none is open.
@@ -148,8 +146,8 @@ async def end_by_operator(
     if not reason.strip():
         raise InvalidInput("say why the run is ended: the reason stays with it")
     gates = await fetch_column(connection, WAITING, (run.id,))
-    cause = RunEnd("operator", reason=reason.strip(), by=by)
-    ended = await finalize.end_runs(connection, flow, [run], cause, record) == 1
+    end = RunEnd("operator", reason=reason.strip(), by=by)
+    ended = await finalize.end_runs(connection, flow, [run], end, record) == 1
     for stage in gates if ended and flow.story is not None else ():
         await _wake(connection, workflow_id(run.tenant_id, run.event_key), gate.topic(stage))
     return ended
