@@ -15,7 +15,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all, fetch_one, fetch_value
 from ecluse.engine.runs.items import COUNTS
 from ecluse.engine.runs.waiters import IN_FLIGHT
-from ecluse.insight.redrives import redrives_of, standing
+from ecluse.insight.redrive_chains import redrives_of, standing
 
 Row = dict[str, Any]
 WILL_FAIL = "will fail"  # standing of a target that has no outcome yet, but is known to fail
