@@ -18,12 +18,12 @@ from ecluse.db.outage import ignoring_outage
 from ecluse.engine.effects.protocol import Intent
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model.item import ClaimedItem
-from ecluse.engine.work import claim
-from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant
+from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant, claim_items
 from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.completion import CompletionLoop
 from ecluse.engine.work.execution import Executor
 from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
+from ecluse.engine.work.release import release_unknown
 from ecluse.engine.work.suspects import SuspectClaims
 from ecluse.engine.work.verdict import ItemResult, release
 from ecluse.engine.work.worker_slots import WorkerSlot, WorkerSlots
@@ -139,7 +139,7 @@ class Worker:
                 if unsure:
                     known = {claimed.claim_id for claimed in self.slots.claimed}
                     known |= {result.claim_id for result in self.committer.uncommitted}
-                    await claim.release_unknown(connection, replica=self._claimant.replica, known=list(known))
+                    await release_unknown(connection, replica=self._claimant.replica, known=list(known))
                 lanes = self._lanes.uncapped + self._lanes.capped
                 await self._suspects.query(connection, lanes, self._clock.monotonic())
                 claimed = await self._choose(connection, room)
@@ -176,9 +176,9 @@ class Worker:
         now_free = min(room, self.slots.count - self.slots.busy - len(self.slots.ready))
         capped_room = (now_free + 1) // 2 if free else now_free
         if self._lanes.capped and capped_room > 0:
-            claimed += await claim.claim_capped(connection, claimant, self._lanes.capped, capped_room)
+            claimed += await claim_items(connection, claimant, self._lanes.capped, capped_room, capped=True)
         if free and len(claimed) < room:
-            found = await claim.claim_uncapped(connection, claimant, free, room - len(claimed))
+            found = await claim_items(connection, claimant, free, room - len(claimed), capped=False)
             if ordinary and not found:
                 self._pace.found_empty(now)
             claimed += found
