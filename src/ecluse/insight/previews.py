@@ -43,7 +43,8 @@ FROM runs r WHERE r.id = %(run)s
 
 
 async def preview_end(connection: Connection, flow: Flow, run: Run) -> dict[str, Any]:
-    """Count the targets that keep their outcome (`finished`) and those that would be cancelled, in flight or waiting;
-    the runs that would end with this one and those that other runs or people wait for; the calls in flight."""
+    """Return what ending the run now would do, as numbers: of the targets that keep their outcome (`finished`) and of
+    those that would be cancelled, in flight or waiting; of the runs that would end with this one and of those that
+    other runs or people wait for; of the calls in flight."""
     (row,) = await fetch_all(connection, dict, PREVIEW, {"run": run.id, "last": flow.last_stages})
     return {"run_id": str(run.id), "flow": run.flow, **row}
