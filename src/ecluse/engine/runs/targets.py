@@ -29,8 +29,8 @@ SELECT id FROM chosen
 
 
 async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]]) -> None:
-    """Store the targets that runs answer for, each with an open outcome. Decided once: a replay keeps the first
-    selection."""
+    """Store the targets that runs answer for, those of the given items by run id, each with an open outcome. Decided
+    once per run: a replay keeps the first selection."""
     rows = [
         {"run": run_id, "target": storable(item.target or item.key, LONGEST_KEY)}
         for run_id, items in targets.items()
@@ -42,12 +42,13 @@ async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]
 
 
 async def how_many_selected(connection: Connection, run_id: int) -> int:
+    """Return how many targets the run answers for; 0 before they are selected."""
     return await fetch_value(connection, "SELECT selected FROM runs WHERE id = %s", (run_id,)) or 0
 
 
 async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
-    """Return the targets without an outcome and without a failed, ignored or unfinished item: what the next stage works
-    on."""
+    """Return an item for each of the run's targets that has no outcome and no failed, ignored or unfinished item: what
+    the next stage works on, by default."""
     found = await fetch_column(
         connection,
         "SELECT target FROM outcomes o WHERE run_id = %s AND outcome IS NULL AND NOT EXISTS (SELECT 1 FROM items i"
