@@ -21,6 +21,9 @@ R = TypeVar("R")
 
 
 class Story:
+    """One run on its way through its flow's story: the argument of `Flow.story`. `chunk`: rows per statement of a
+    fan-out."""
+
     def __init__(self, pool: Pool, flow: Flow, run: Run, *, chunk: int, emit: EmitLive = lambda _: None) -> None:
         self._pool = pool
         self._chunk = chunk
@@ -30,6 +33,7 @@ class Story:
 
     @property
     def input(self) -> Any:
+        """The input of the run, as an instance of the flow's model."""
         return self.flow.input.model_validate(self.run.input)
 
     async def step(
@@ -39,8 +43,8 @@ class Story:
         *args: P.args,
         **kw: P.kwargs,
     ) -> R:
-        """Run `function(connection, run, …)` once and log it; its small result is stored under this place in the
-        story."""
+        """Run `function(connection, run, …)` and log it. Its result, which must be small, is stored under this place in
+        the story; a replay returns it without running the function again."""
 
         async def logged(connection: Connection, run: Run) -> R:
             began = time.monotonic()
@@ -58,7 +62,7 @@ class Story:
         *args: P.args,
         **kw: P.kwargs,
     ) -> R:
-        """Run a step without logging it. It is retried while the database is unavailable."""
+        """Like `step`, without logging. The function is retried while the database is unavailable."""
 
         async def attempt() -> R:
             async with self._pool.connection() as connection:
@@ -72,15 +76,18 @@ class Story:
         return await durable.step(name, patiently)
 
     async def patched(self, change: str) -> bool:
-        """Return False for runs that began before this change to the story was deployed: they go on as they began."""
+        """Return whether the run takes a change to its story: True if it reaches this line for the first time, or took
+        the change before (a replay); False if it had passed this line when the change was deployed, and has to go on as
+        before."""
         return await durable.patched(change)
 
     async def phase(self, name: str) -> None:
+        """Store `name` as the run's phase, which is shown to people while the run is open."""
         await self.once(f"phase-{name}", lifecycle.set_phase, name)
 
     async def select(self, source: Source) -> int:
-        """Fix the targets that this run answers for; return how many. Payloads are not kept: `fan_out` gives items
-        theirs."""
+        """Fix the targets that this run answers for: those of the items that `source` returns. Return how many.
+        Payloads are not kept: `fan_out` gives items theirs."""
 
         async def chosen(connection: Connection, run: Run) -> int:
             await targets.select(connection, {run.id: await source(connection, run)})
@@ -93,7 +100,8 @@ class Story:
     async def fan_out(
         self, stage: Stage, source: Source = targets.open_targets, priority: stages.Priority = "normal"
     ) -> int:
-        """Dispatch the stage's items: those of `source`, or one without a payload for every open target."""
+        """Open the stage and dispatch its items: those that `source` returns, or one without a payload for every open
+        target. Return how many items the stage has."""
 
         async def dispatched(connection: Connection, run: Run) -> int:
             items = await source(connection, run)
@@ -108,8 +116,9 @@ class Story:
         await self.once(f"open-{stage.name}", stages.open_units, stage)
 
     async def gate(self, stage: Stage, *, seen: gate.Seen | None = None, units: gate.Units | None = None) -> str:
-        """Wait for the stage's items, or for its `units`. Return how the gate ended: done or timeout. `seen` is called
-        with the progress and the decision of every poll, before the decision is carried out."""
+        """Wait for the stage's items, or for its `units`, and repeat failed ones in further rounds. Return how the gate
+        ended: done or timeout. `seen` is called with the progress and the decision of every poll, before the decision
+        is carried out. Raises RunEnded if the run was ended from outside."""
         polls = 0
         while True:
             verdict, seconds = await self.once(f"poll-{stage.name}-{polls}", gate.poll, stage, polls == 0, seen, units)
@@ -124,7 +133,8 @@ class Story:
 
 
 async def lead(story: Story) -> None:
-    """Lead a run from its first step to its end, whatever error the story raises."""
+    """Lead a run from its first step to its end, whatever error the story raises. A signal of DBOS, or an outage of the
+    database under DBOS, is raised: the workflow goes on later."""
     flow, run = story.flow, story.run
     try:
         try:
