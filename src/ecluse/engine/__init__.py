@@ -1,8 +1,9 @@
 """The kit: runs, items, claims, group commit, gates, outcomes. It knows no flow, no vendor, no HTTP.
 
-These names are what flows, faces and the composition root use of it. Four more are imported from their modules, because
-they import DBOS, which takes longer than all the rest, and a command that only reads the database need not wait for it:
-`kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and `work.completion.end_by_operator`.
+These names are what flows, the API, the pages, the commands and the composition root use of it. Four more are imported
+from their modules, because they import DBOS, which takes longer than all the rest, and a command that only reads the
+database need not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and
+`work.completion.end_by_operator`.
 """
 
 from ecluse.engine.cluster.maintenance import Job
@@ -12,7 +13,6 @@ from ecluse.engine.lanes.pause import pause as pause_lane
 from ecluse.engine.lanes.pause import resume as resume_lane
 from ecluse.engine.lanes.registry import list_lanes
 from ecluse.engine.lead.gate import Redispatch, StageProgress, Wait
-from ecluse.engine.model import counters
 from ecluse.engine.model.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.model.flow import (
     AbsoluteWrite,
@@ -23,12 +23,10 @@ from ecluse.engine.model.flow import (
     KeyedWrite,
     Lane,
     NewItem,
-    News,
     Order,
     Run,
     Save,
     Saved,
-    Source,
     Stage,
     Work,
     WorkContext,
