@@ -136,7 +136,7 @@ async def test_each_cause_has_a_group_with_its_count_the_most_frequent_first(boa
     assert found.summary.endswith("; and 4 more causes")
     details = {group.cause: group.detail for group in found.groups}
     assert "BUSY: try later" in details["retry"]
-    assert details["lease"].startswith("run 7 has it; looked at again at ")
+    assert details["lease"].startswith("run 7 has it; checked again at ")
 
 
 async def test_what_is_held_back_by_a_rate_is_told_its_first_and_its_last_start(board, query):

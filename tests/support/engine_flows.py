@@ -39,7 +39,7 @@ from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
 from ecluse.engine.model.item import ClaimedItem
 from ecluse.engine.runs.stages import fan_out
-from ecluse.engine.work.claim import Claimant, claim_capped, claim_uncapped
+from ecluse.engine.work.claim import Claimant, claim_items
 from tests.support.runs import start_run, wait_for_run
 
 QUICK = RetryPolicy(executions=3, base=0.01)
@@ -163,9 +163,9 @@ class Board:
             await connection.execute(
                 "INSERT INTO replicas (id, host, pid) VALUES (%s, 'here', 1) ON CONFLICT DO NOTHING", (replica,)
             )
-            taken = await claim_capped(connection, who, list(lanes), room) if lanes else []
+            taken = await claim_items(connection, who, list(lanes), room, capped=True) if lanes else []
             if free and len(taken) < room:
-                taken += await claim_uncapped(connection, who, list(free), room - len(taken))
+                taken += await claim_items(connection, who, list(free), room - len(taken), capped=False)
         return taken
 
     async def finish(self, taken: Sequence[ClaimedItem]) -> None:

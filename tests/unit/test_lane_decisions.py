@@ -22,7 +22,7 @@ from ecluse.engine.model.breaker import (
     is_spared,
     tally,
 )
-from ecluse.insight.causes import Facts, cause_of, detail_in_line, expected, grouped, merged, summary
+from ecluse.insight.causes import Facts, cause_of, detail_with_position, expected, grouped, merged, summary
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -203,7 +203,7 @@ LATER = NOW + 30 * SECOND
 WHY = [
     ({}, "queued", "all 10 worker slots of 1 replicas are busy; 3 before it", None),
     ({"pace": 1.5}, "queued", "3 before it", NOW + 2 * SECOND),
-    ({"busy": 9, "position": 0}, "queued", "about to be taken up", NOW),
+    ({"busy": 9, "position": 0}, "queued", "about to be claimed", NOW),
     ({"pace": 1.5, "position": None}, "queued", "at least 9 before it", None),
     (PAUSED, "paused", "by cli:ann: invoice", None),
     (PAUSED | HELD | FAILED | {"due_at": LATER}, "paused", "invoice", None),
@@ -226,7 +226,7 @@ WHY = [
     ),
     ({"due_at": LATER, "position": None}, "window", "not before 2026-03-01 12:00:30Z", LATER),
     (FAILED | {"due_at": LATER, "workers": 0}, "no worker", "test/work", None),
-    (LEASED, "lease", "run 3 has it; looked at again at 2026-03-01 12:00:00Z", None),
+    (LEASED, "lease", "run 3 has it; checked again at 2026-03-01 12:00:00Z", None),
     (LEASED | RATED | {"due_at": LATER}, "lease", "run 3 has it", None),
     (LEASED | HELD, "held", "Retry-After", NOW + 60 * SECOND),
     (LEASED | {"postponed_cause": "postponed", "due_at": LATER, "position": None}, "postponed", "run 3 has it", LATER),
@@ -249,14 +249,17 @@ WHY = [
 def test_a_waiting_item_has_a_cause_and_an_instant_where_one_is_known(facts, cause, says, at):
     item = replace(PLAIN, **facts)
     assert cause_of(item) == cause
-    assert says in detail_in_line(item)
+    assert says in detail_with_position(item)
     assert expected(item) == at
 
 
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
-        (HELD | {"held_reason": "429 for account 4711"}, "is held until 2026-03-01 12:01:00Z: after the vendor's word"),
+        (
+            HELD | {"held_reason": "429 for account 4711"},
+            "is held until 2026-03-01 12:01:00Z: as the vendor asked (Retry-After)",
+        ),
         (HELD | {"held_reason": f"{TRIGGERED}: 4711"}, "is held until 2026-03-01 12:01:00Z: its breaker is open"),
         (BROKEN, "vendor down since 2026-03-01 11:59:51Z, next probe 2026-03-01 12:01:00Z"),
         (DOWN | {"probing": True}, "one call at a time probes it; 3 before it"),
@@ -264,8 +267,8 @@ def test_a_waiting_item_has_a_cause_and_an_instant_where_one_is_known(facts, cau
     ],
 )
 def test_a_tenant_does_not_see_who_paused_a_lane_nor_the_vendors_answers_to_others(facts, says):
-    assert detail_in_line(replace(PLAIN, **facts), shared=True).endswith(says)
-    assert "4711" in detail_in_line(replace(PLAIN, **facts))
+    assert detail_with_position(replace(PLAIN, **facts), shared=True).endswith(says)
+    assert "4711" in detail_with_position(replace(PLAIN, **facts))
 
 
 def test_what_waits_for_the_same_cause_is_one_group_with_its_first_and_last_start():

@@ -40,7 +40,7 @@ def prune(
         async with sweep.alone(connection) as mine:
             if not mine:
                 return None
-            done = await sweep.prune(connection, by_name, rules, tell=Progress())
+            done = await sweep.prune(connection, by_name, rules, report=Progress())
             total = sum(one.rows.total() for one in done)
             subject = ", ".join(f"{one.rule.kind.name} {one.rows.total()}" for one in done if one.rows.total())
             if total:

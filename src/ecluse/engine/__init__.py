@@ -1,8 +1,9 @@
 """The kit: runs, items, claims, group commit, gates, outcomes. It knows no flow, no vendor, no HTTP.
 
-These names are what flows, faces and the composition root use of it. Four more are imported from their modules, because
-they import DBOS, which takes longer than all the rest, and a command that only reads the database need not wait for it:
-`kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and `work.completion.end_by_operator`.
+These names are what flows, the API, the pages, the commands and the composition root use of it. Four more are imported
+from their modules, because they import DBOS, which takes longer than all the rest, and a command that only reads the
+database need not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and
+`work.completion.end_by_operator`.
 """
 
 from ecluse.engine.cluster.maintenance import Job
@@ -12,7 +13,6 @@ from ecluse.engine.lanes.pause import pause as pause_lane
 from ecluse.engine.lanes.pause import resume as resume_lane
 from ecluse.engine.lanes.registry import list_lanes
 from ecluse.engine.lead.gate import Redispatch, StageProgress, Wait
-from ecluse.engine.model import counters
 from ecluse.engine.model.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.model.flow import (
     AbsoluteWrite,
@@ -23,12 +23,10 @@ from ecluse.engine.model.flow import (
     KeyedWrite,
     Lane,
     NewItem,
-    News,
     Order,
     Run,
     Save,
     Saved,
-    Source,
     Stage,
     Work,
     WorkContext,
@@ -40,7 +38,6 @@ from ecluse.engine.model.roles import ROLES, RUNS_AT_ONCE, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, StatusMap, cause_in_words, terminal_state
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox.events import write as write_events
-from ecluse.engine.runs.finalize import CANCELLED
 from ecluse.engine.runs.leases import (
     Held,
     Lease,
@@ -54,10 +51,11 @@ from ecluse.engine.runs.leases import (
 from ecluse.engine.runs.leases import acquire as acquire_lease
 from ecluse.engine.runs.leases import release as release_lease
 from ecluse.engine.runs.lifecycle import keep_open, load_run, load_runs, lock_open, lock_runs, note_errors
+from ecluse.engine.runs.outcomes import CANCELLED, Settled, settle_targets
 from ecluse.engine.runs.run_log import write as write_log
 from ecluse.engine.runs.stages import Priority, give_up, open_stage, wake_workers
 from ecluse.engine.runs.start import TENANT, Start, Started, start_run, start_runs
-from ecluse.engine.runs.targets import Settled, open_targets, settle_targets
+from ecluse.engine.runs.targets import open_targets
 from ecluse.engine.runs.targets import select as select_targets
 from ecluse.engine.runs.units import Counted
 from ecluse.engine.runs.waiters import Waiter, put_waiters

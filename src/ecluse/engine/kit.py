@@ -35,7 +35,7 @@ from ecluse.engine.model.flow import EmitLive, Flow, WorkContext
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
-from ecluse.engine.runs import lifecycle
+from ecluse.engine.runs import lifecycle, stages
 from ecluse.engine.runs.items import WORK_CHANNEL
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL
 from ecluse.engine.schedule.slot_decisions import FiringLimits
@@ -54,27 +54,25 @@ COMMIT_SECONDS = 10  # limit of a commit or claim: after that, the locks of a fr
 # read by index, whatever the planner estimates about their sizes.
 PINNED_PLANS = {"enable_seqscan": "off", "enable_mergejoin": "off", "plan_cache_mode": "force_generic_plan"}
 
-PUT_BUDGETS = """
-UPDATE stages s SET budget = b.budget FROM runs r, unnest(%s::text[], %s::text[], %s::int[]) AS b(flow, stage, budget)
-WHERE r.id = s.run_id AND r.ended_at IS NULL AND b.flow = r.flow AND b.stage = s.stage AND s.budget < b.budget
-"""
-
 
 @dataclass
 class Kit:
+    """The engine of one process: `start` starts what its roles need, `stop` hands its work over to other replicas.
+    `broken` is set if one of its loops has failed; the process then has to exit."""
+
     dsn: str
     flows: Sequence[Flow]
     roles: frozenset[Role] = ROLES
-    hands: int = 200
-    chunk: int = 200
-    beat: float = 2.0
-    dead_after: float = 6.0
-    db_pool: int = SIZE
-    trace_rows: bool = False
-    sinks: Sequence[Sink] = ()
+    hands: int = 200  # worker slots
+    chunk: int = 200  # rows per statement of a fan-out
+    beat: float = 2.0  # seconds between two heartbeats
+    dead_after: float = 6.0  # seconds without a heartbeat after which a replica is declared dead
+    db_pool: int = SIZE  # connections of its own pool, and as many of DBOS
+    trace_rows: bool = False  # store traces as rows of `workflow_logs`
+    sinks: Sequence[Sink] = ()  # for the events that it publishes
     live: EmitLive = lambda _: None
     due: FiringLimits = field(default_factory=FiringLimits)
-    sweep_every: float = 5.0
+    sweep_every: float = 5.0  # seconds between two runs of most sweeps
     jobs: Sequence[Job] = ()  # of others, run beside the engine's own
     clock: Clock = field(default_factory=Clock)
     chance: random.Random = field(default_factory=random.Random)
@@ -97,13 +95,14 @@ class Kit:
         self._traces = TraceRows(self.clock)
 
     async def start(self) -> None:
+        """Open the pools and start the loops, periodic jobs and listeners that the roles of this process need."""
         # Items live for milliseconds and hold no cycles: the collector would traverse thousands of them for nothing.
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
         await self.pool.open(wait=True)
         await set_clock(self.pool, self.clock)
         loops: dict[str, Coroutine[Any, Any, None]] = {}
-        channels: dict[str, list[Hear]] = {ENDED_CHANNEL: [self._hear_end]}
+        channels: dict[str, list[Hear]] = {ENDED_CHANNEL: [self._on_run_ended]}
         own = jobs.of_every_replica(self.by_name, self.clock, self.due, self.sweep_every)
         if self.roles != {"api"}:
             work = [f"{flow.name}/{stage.name}" for flow in self.flows for stage in flow.stages]
@@ -123,7 +122,7 @@ class Kit:
                 loops[job.name] = repeat(job, self.pool, wake)
                 for channel in job.channels:
                     channels.setdefault(channel, []).append(partial(_wake, wake))
-        loops["listener"] = listen(self.dsn, {name: partial(_tell, heard) for name, heard in channels.items()})
+        loops["listener"] = listen(self.dsn, {name: partial(_call_all, called) for name, called in channels.items()})
         self._background = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         for task in self._background:
             task.add_done_callback(self._loop_ended)
@@ -169,7 +168,8 @@ class Kit:
             slot_ended=self._loop_ended,
         )
         await lanes.put()
-        await self._put_budgets()
+        async with self.pool.connection() as connection:
+            await stages.raise_budgets(connection, self.flows)
         durable.launch(self.dsn, self.replica, self._lead, self.db_pool)
         self._heart.start_reaping()
         channels[WORK_CHANNEL] = [lambda _: worker.wake()]
@@ -180,8 +180,9 @@ class Kit:
         return jobs.of_worker(self.by_name, worker, contexts, self.replica, self.sweep_every)
 
     async def stop(self, grace: float = 1.0) -> None:
-        """Stop and hand over: finish or release claimed items, leave the runs to the other replicas. A part that cannot
-        be stopped properly (its database is unavailable, say) does not keep the others from stopping."""
+        """Stop and hand over: calls in flight get `grace` seconds to finish, other claimed items are released, the runs
+        are left to other replicas. A part that cannot be stopped properly (its database is unavailable, say) does not
+        keep the others from stopping."""
         self.running = False
         await stopped(self._background)
         async with AsyncExitStack() as parts:
@@ -198,7 +199,7 @@ class Kit:
                 parts.push_async_callback(self._hand_over, self.worker, grace)
 
     async def _hand_over(self, worker: Worker, grace: float) -> None:
-        """Hand the workflows of this replica over to others, while the calls in flight finish."""
+        """Hand the workflows of this replica over to others, while the calls in flight finish, for `grace` seconds."""
         ending = asyncio.create_task(worker.drain(grace))
         try:
             await durable.stop()
@@ -230,26 +231,22 @@ class Kit:
                     await an_end.wait()
 
     def flow(self, name: str) -> Flow:
+        """Return the flow of this name; raise NotFound, which lists the known flows, if it is not loaded."""
         if name not in self.by_name:
             raise NotFound(f"there is no flow {name!r}; known: {', '.join(sorted(self.by_name)) or 'none'}")
         return self.by_name[name]
 
     async def _lead(self, run_id: int) -> None:
+        """Lead the run through the story of its flow: the body of every workflow. Raise NotHere if its flow is not
+        loaded in this process."""
         async with self.pool.connection() as connection:
             run = await lifecycle.load_run(connection, run_id)
         if run.flow not in self.by_name:
             raise durable.NotHere(f"flow {run.flow!r} is not loaded")
         await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, emit=self.live))
 
-    async def _put_budgets(self) -> None:
-        """Raise the retry budgets of open runs, which another version of this program may have dispatched."""
-        stages = [(flow.name, stage.name, stage.retry.executions) for flow in self.flows for stage in flow.stages]
-        async with self.pool.connection() as connection:
-            await connection.execute(
-                PUT_BUDGETS, [list(column) for column in zip(*stages, strict=True)] or [[], [], []]
-            )
-
-    def _hear_end(self, run_id: str) -> None:
+    def _on_run_ended(self, run_id: str) -> None:
+        """Drop the items of the run that has ended, and wake `wait_for_run`. The callback of ENDED_CHANNEL."""
         # Without an id, the listener has reconnected and may have missed ends; a sweep finds those.
         if run_id and self.worker is not None:
             self.worker.drop([int(run_id)])
@@ -261,6 +258,6 @@ def _wake(event: asyncio.Event, _: str) -> None:
     event.set()
 
 
-def _tell(callbacks: Sequence[Hear], payload: str) -> None:
-    for hear in callbacks:
-        hear(payload)
+def _call_all(callbacks: Sequence[Hear], payload: str) -> None:
+    for callback in callbacks:
+        callback(payload)

@@ -1,5 +1,5 @@
 """Why a waiting item has not started, and when it will; groups of items with the same cause, and a sentence for all of
-them. Pure decisions on the facts of one instant."""
+them. Pure decisions on the facts of one instant, which `waiting.py` reads."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ NAMED = 3  # causes in a summary
 
 @dataclass(frozen=True)
 class Example:
+    """A waiting item, named as an example of its group."""
+
     run_id: int
     key: str
     target: str
@@ -32,7 +34,9 @@ class Example:
 
 @dataclass(frozen=True)
 class Group:
-    """Items that wait for the same cause in one stage and lane; without a lane the run itself waits."""
+    """Items that wait for the same cause in one stage and lane; without a lane the run itself waits. `since`: when the
+    lane was paused, or the oldest call in flight began; `first_at`, `last_at`: when the first and the last item are
+    expected to start."""
 
     cause: Cause
     flow: str
@@ -128,15 +132,17 @@ def detail_of(item: Facts, *, shared: bool = False) -> str:
             failure = "" if shared else f": {item.last_failure}"
             return f"lane {item.lane}: vendor down since {instant(item.down_since)}, {probe}{failure}"
         case "held" | "breaker" if item.held_until is not None:
-            broken = (item.held_reason or "").startswith(TRIGGERED)
-            why = item.held_reason if not shared else "its breaker is open" if broken else "after the vendor's word"
+            why = item.held_reason
+            if shared:
+                broken = (item.held_reason or "").startswith(TRIGGERED)
+                why = "its breaker is open" if broken else "as the vendor asked (Retry-After)"
             return f"lane {item.lane} is held until {instant(item.held_until)}: {why}"
         case "breaker":
             return f"lane {item.lane} tries one call at a time after its breaker's pause"
         case "no worker":
             return f"no live worker can do {item.flow}/{item.stage}: start one whose flows have it"
         case "lease" | "postponed":
-            return f"{item.postponed_why}; looked at again at {instant(item.due_at)}"
+            return f"{item.postponed_why}; checked again at {instant(item.due_at)}"
         case "retry":
             return f"execution {item.executions + 1} at {instant(item.due_at)}, after {item.error_code}: {item.error}"
         case "window":
@@ -154,11 +160,12 @@ def detail_of(item: Facts, *, shared: bool = False) -> str:
         case _ if item.busy >= item.hands:
             return f"all {item.hands} worker slots of {item.workers} replicas are busy"
         case _:
-            return "about to be taken up"
+            return "about to be claimed"
 
 
-def detail_in_line(item: Facts, *, shared: bool = False) -> str:
-    """Return the detail and, where the item waits for its turn, how many items are before it."""
+def detail_with_position(item: Facts, *, shared: bool = False) -> str:
+    """Describe the cause for people, like `detail_of`, and add how many items of the lane are before this one, where it
+    waits for its turn."""
     detail = detail_of(item, shared=shared)
     if cause_of(item) not in ("in flight", "throttled", "queued") and not (item.probing and item.held_until is None):
         return detail
@@ -167,7 +174,7 @@ def detail_in_line(item: Facts, *, shared: bool = False) -> str:
 
 
 def expected(item: Facts) -> datetime | None:
-    """Predict when the item starts; None: it cannot be predicted."""
+    """Predict when the item will start; None: it cannot be predicted."""
     if cause_of(item) in ("paused", "no worker", "lease") or item.suspicion or item.probing:
         return None
     if item.position is None and item.due_at <= item.now:
@@ -182,8 +189,8 @@ def expected(item: Facts) -> datetime | None:
 
 
 def grouped(items: Sequence[Facts], count: int, *, shared: bool) -> Group:
-    """Build the group of `count` items with the same cause, of which `items` are known: the first, some, and the
-    last."""
+    """Return the group of `count` items with the same cause, of which `items` are known: the first, some, and the last.
+    `shared`: see `detail_of`."""
     first, last = items[0], items[-1]
     if last.position is None and first.position is not None:
         last = replace(last, position=first.position + count - 1)  # at least
@@ -207,7 +214,7 @@ def grouped(items: Sequence[Facts], count: int, *, shared: bool) -> Group:
 
 
 def merged(groups: Sequence[Group]) -> list[Group]:
-    """Merge the groups that have the same cause, flow, stage and lane, whatever else differs."""
+    """Merge the groups that have the same cause, flow, stage and lane, whatever else differs; the largest first."""
     found: dict[tuple[str | None, ...], Group] = {}
     for one in groups:
         key = (one.cause, one.flow, one.stage, one.lane)
@@ -228,16 +235,18 @@ def merged(groups: Sequence[Group]) -> list[Group]:
 
 
 def summary(groups: Sequence[Group], waiting: int, calls: int) -> str:
-    """Summarize all groups in one sentence."""
+    """Summarize why a run waits, in one sentence: the groups of its items, how many items wait in all, and how many
+    calls are in flight."""
     if not waiting:
         return f"nothing of it waits in a lane: {groups[0].detail}"
     if len(groups) == 1:
-        said = groups[0].detail
+        causes = groups[0].detail
     else:
-        said = "; ".join(f"{group.count:,} of them: {group.detail}" for group in groups[:NAMED])
+        causes = "; ".join(f"{group.count:,} of them: {group.detail}" for group in groups[:NAMED])
     more = f"; and {len(groups) - NAMED} more causes" if len(groups) > NAMED else ""
-    return f"{waiting:,} waiting, {calls:,} in flight: {said}{more}"
+    return f"{waiting:,} waiting, {calls:,} in flight: {causes}{more}"
 
 
 def instant(at: datetime) -> str:
+    """Return the instant as people read it, in UTC."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"

@@ -8,7 +8,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all
 from ecluse.engine.model.flow import Flow, Run
 
-# A target is finished if `finalize.SETTLE` will find it so: it has its outcome, an item of it has failed or is ignored,
+# A target is finished if `outcomes.SETTLE` will find it so: it has its outcome, an item of it has failed or is ignored,
 # or it has been through a last stage. A target that another run works on is in flight if that run has calls in flight.
 PREVIEW = """
 WITH children AS MATERIALIZED (
@@ -43,7 +43,8 @@ FROM runs r WHERE r.id = %(run)s
 
 
 async def preview_end(connection: Connection, flow: Flow, run: Run) -> dict[str, Any]:
-    """Count the targets that keep their outcome (`finished`) and those that would be cancelled, in flight or waiting;
-    the runs that would end with this one and those that other runs or people wait for; the calls in flight."""
+    """Return what ending the run now would do, as numbers: of the targets that keep their outcome (`finished`) and of
+    those that would be cancelled, in flight or waiting; of the runs that would end with this one and of those that
+    other runs or people wait for; of the calls in flight."""
     (row,) = await fetch_all(connection, dict, PREVIEW, {"run": run.id, "last": flow.last_stages})
     return {"run_id": str(run.id), "flow": run.flow, **row}

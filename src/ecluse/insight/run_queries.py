@@ -1,4 +1,4 @@
-"""The one read side: what API, pages, command line and metrics say about runs is computed here and nowhere else.
+"""The queries about runs for API, pages, command line and metrics: what they show of a run is computed here only.
 
 Counts of work come from the counters of `claims`, never from counting items. `tenant` None means runs of any tenant,
 which only the command line may read; otherwise a run of another tenant is not found.
@@ -15,7 +15,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all, fetch_one, fetch_value
 from ecluse.engine.runs.items import COUNTS
 from ecluse.engine.runs.waiters import IN_FLIGHT
-from ecluse.insight.redrives import redrives_of, standing
+from ecluse.insight.redrive_chains import redrives_of, standing
 
 Row = dict[str, Any]
 WILL_FAIL = "will fail"  # standing of a target that has no outcome yet, but is known to fail
@@ -168,9 +168,10 @@ async def list_runs(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """Return runs, the newest first. `state` is a neutral state or a flow's own status label, which does not find
-    cancelled runs; flows in `but` are left out unless `flow` names one. `top`: only runs started by people or
-    schedules, not by other runs; `folded`: without redrives, which belong to their run."""
+    """Return a page of runs, the newest first, that meet all the filters given. `state` is a neutral state or a flow's
+    own status label, which does not find cancelled runs; flows in `but` are left out unless `flow` names one. `top`:
+    only runs started by people or schedules, not by other runs; `folded`: without redrives, which belong to their run;
+    `parent`: runs that this run started."""
     filters: dict[str, tuple[Any, str]] = {
         "tenant": (tenant, "tenant_id = %(tenant)s"),
         "flow": (flow, "flow = %(flow)s"),
@@ -189,7 +190,7 @@ async def list_runs(
 
 
 async def show_run(connection: Connection, tenant: str | None, run_id: int) -> Row:
-    """Return `run_itself` and `will_fail`: how many of the run's open targets are known to fail."""
+    """Return what `run_itself` returns, and `will_fail`: how many of the run's open targets are known to fail."""
     run = await run_itself(connection, tenant, run_id)
     return {**run, "will_fail": await will_fail(connection, run_id)}
 
@@ -224,7 +225,8 @@ async def stages_of(connection: Connection, run_ids: Collection[int]) -> dict[in
 
 
 async def schedules_of(connection: Connection, tenant: str, ids: Collection[int]) -> dict[int, Row]:
-    """Return the names of schedules by id, deleted ones included."""
+    """Return those of these schedules that are the tenant's, deleted ones included, by id: their names, for lists of
+    runs."""
     rows = await fetch_all(connection, dict, SCHEDULES_OF_RUNS, {"tenant": tenant, "ids": list(ids)}) if ids else []
     return {row["id"]: row for row in rows}
 
@@ -239,6 +241,7 @@ async def list_items(
     limit: int,
     offset: int,
 ) -> list[Row]:
+    """Return a page of the run's items, by stage and key; of one stage, or with one status, if given."""
     await check_tenant(connection, tenant, run_id)
     given: dict[str, Any] = {"stage": stage, "status": status}
     where = "".join(f" AND i.{name} = %({name})s" for name, value in given.items() if value is not None)
@@ -253,20 +256,22 @@ async def list_items(
 async def list_log(
     connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
 ) -> list[Row]:
-    """Return the run's log (`run_log`)."""
+    """Return a page of the run's log (`run_log`), the oldest line first unless `newest_first`."""
     await check_tenant(connection, tenant, run_id)
     statement = LOG.format(order="DESC" if newest_first else "ASC")
     return await fetch_all(connection, dict, statement, {"run": run_id, "limit": limit, "offset": offset})
 
 
 async def count_log(connection: Connection, run_id: int) -> int:
+    """Return how many lines the run's log has. The caller has checked the tenant."""
     return int(await fetch_value(connection, "SELECT count(*) FROM run_log WHERE run_id = %s", (run_id,)))
 
 
 async def list_trace(
     connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
 ) -> list[Row]:
-    """Return the run's trace lines, which are stored if WORKFLOW_LOG_DB_ENABLED is set."""
+    """Return a page of the run's trace lines, which are stored if WORKFLOW_LOG_DB_ENABLED is set, the oldest first
+    unless `newest_first`."""
     await check_tenant(connection, tenant, run_id)
     statement = TRACE.format(order="DESC" if newest_first else "ASC")
     return await fetch_all(connection, dict, statement, {"run": run_id, "limit": limit, "offset": offset})
@@ -293,9 +298,10 @@ async def results(
     offset: int = 0,
 ) -> Row:
     """Return the results on a run's page: `reasons` (counts of its targets by outcome and reason, the most frequent
-    first), a page of `outcomes`, failed ones before all others, and how many targets `will_fail`. `outcome` may be
-    `open`, or `will fail` for open targets that are known to fail; `why` is a reason's code, or else its text.
-    `unsettled`: nothing is known of any target yet. The caller has checked the tenant."""
+    first, at most so many as the parameter says), a page of `outcomes`, failed ones before all others, and how many
+    targets `will_fail`. The page is filtered by `outcome`, which may be `open`, or `will fail` for open targets that
+    are known to fail, and by `why`, a reason's code, or else its text. `unsettled`: nothing is known of any target yet.
+    The caller has checked the tenant."""
     given = {"run": run_id, "outcome": outcome, "why": why, "reasons": reasons, "limit": limit, "offset": offset}
     (row,) = await fetch_all(connection, dict, RESULTS, given)
     return row
@@ -307,7 +313,7 @@ async def vitals(connection: Connection) -> list[Row]:
 
 
 async def check_tenant(connection: Connection, tenant: str | None, run_id: int) -> None:
-    """Raise NotFound unless there is such a run of the tenant."""
+    """Raise NotFound unless there is such a run of the tenant, or of any tenant (None)."""
     owner = await fetch_value(connection, "SELECT tenant_id FROM runs WHERE id = %s", (run_id,))
     if owner is None or tenant not in (None, owner):
         raise _unknown(run_id)

@@ -58,11 +58,13 @@ class Stall(NamedTuple):
 
 
 def is_quiet(progress_at: datetime, now: datetime) -> bool:
+    """Return whether a run whose last progress was then counts as one that makes no progress."""
     return now - progress_at >= QUIET
 
 
 async def stalls(connection: Connection, tenant: str, run_ids: Collection[int]) -> dict[int, Stall]:
-    """Return those of these runs that are open and make no progress, or of which a part makes none."""
+    """Return those of these runs of the tenant that are open and make no progress, or of which a part makes none, by
+    run id."""
     if not run_ids:
         return {}
     given = {"runs": list(run_ids), "tenant": tenant, "most": LOOKED_AT}

@@ -24,7 +24,7 @@ from ecluse.insight.causes import (
     Facts,
     Group,
     cause_of,
-    detail_in_line,
+    detail_with_position,
     expected,
     grouped,
     instant,
@@ -169,6 +169,9 @@ class Waiting:
 
 @dataclass(frozen=True)
 class RunWaits:
+    """Why a run, and the runs that it waits for, do not go on. `waiting` and `in_flight` count their items and
+    calls."""
+
     summary: str
     waiting: int
     in_flight: int
@@ -179,8 +182,9 @@ class RunWaits:
 
 
 async def why(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
-    """Return the waiting items of a run and of the runs it waits for, in queue order. `tenant` None: any tenant's run,
-    with all details of the lanes."""
+    """Return a page of the waiting items of a run and of the runs it waits for, in queue order, each with the cause.
+    `tenant` None: any tenant's run, with all details of the lanes; otherwise raise NotFound for another tenant's
+    run."""
     await check_tenant(connection, tenant, run_id)
     page = await fetch_column(connection, PAGE, {"run": run_id, "limit": limit, "offset": offset})
     facts = await _facts(connection, page)
@@ -193,7 +197,7 @@ async def why(connection: Connection, tenant: str | None, run_id: int, *, limit:
             one.stage,
             one.lane,
             cause_of(one),
-            detail_in_line(one, shared=tenant is not None),
+            detail_with_position(one, shared=tenant is not None),
             one.position,
             expected(one),
         )
@@ -202,7 +206,8 @@ async def why(connection: Connection, tenant: str | None, run_id: int, *, limit:
 
 
 async def why_run(connection: Connection, tenant: str | None, run_id: int) -> RunWaits:
-    """Explain why a run and the runs it waits for do not go on, by cause; the most frequent first."""
+    """Explain why a run and the runs it waits for do not go on, by cause; the most frequent first. `tenant`: see
+    `why`."""
     run = await _run(connection, tenant, run_id)
     if run["ended_at"] is not None:
         end = "cancelled" if run["state"] == "cancelled" else run["status"]
@@ -221,12 +226,13 @@ async def why_run(connection: Connection, tenant: str | None, run_id: int) -> Ru
     groups = merged(groups) or [await _itself(connection, run)]
     total = sum(group.count for group in groups if group.lane is not None)
     blocked = not run["calls"] and all(group.cause in BLOCKING for group in groups)
-    said = summary(groups, total, run["calls"])
-    return RunWaits(said, total, run["calls"], run["since"], progress_at, blocked, groups)
+    sentence = summary(groups, total, run["calls"])
+    return RunWaits(sentence, total, run["calls"], run["since"], progress_at, blocked, groups)
 
 
 async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
-    """Explain what a run waits for as a whole, if neither it nor any run that it waits for has a waiting item."""
+    """Explain what a run, a row of RUN, waits for as a whole, if neither it nor any run that it waits for has a waiting
+    item."""
 
     def waits(cause: Cause, detail: str) -> Group:
         return Group(cause, run["flow"], run["stage"], None, run["calls"], detail, run["since"])
@@ -262,6 +268,7 @@ async def _run(connection: Connection, tenant: str | None, run_id: int) -> dict[
 
 
 async def _facts(connection: Connection, ids: Collection[int]) -> list[Facts]:
+    """Return the facts about those of these items that still wait, in queue order."""
     if not ids:
         return []
     return await fetch_all(connection, Facts, FACTS, {"ids": list(ids), "most": MOST_COUNTED})

@@ -26,8 +26,8 @@ ERASED = "[erased]"
 
 @dataclass(frozen=True)
 class Erasure:
-    """Content of one table: a condition on its rows `t`, and how they are changed. Without `changes` the rows are
-    deleted."""
+    """Content to be erased from one table: `where` is a condition on its rows `t`, `changes` how they are changed;
+    without `changes` the rows are deleted. Parameters: see `parameters`."""
 
     what: str  # label of the content, in reports to people
     table: str
@@ -36,10 +36,12 @@ class Erasure:
 
     @property
     def count(self) -> str:
+        """The statement that counts the rows."""
         return f"SELECT count(*) FROM {self.table} t WHERE {self.where}"  # noqa: S608 - our own words
 
     @property
     def statement(self) -> str:
+        """The statement that erases the content."""
         if self.changes:
             return f"UPDATE {self.table} t SET {self.changes} WHERE {self.where}"  # noqa: S608 - our own words
         return f"DELETE FROM {self.table} t WHERE {self.where}"  # noqa: S608 - our own words
@@ -55,7 +57,7 @@ WORDS = """(SELECT coalesce(jsonb_object_agg(e.key, e.value), '{{}}') FROM jsonb
 # Examples in a log line of a shared run, as `<target>: <why>`; examples about other targets stay.
 SAMPLE = """jsonb_array_elements_text(
     CASE jsonb_typeof(t.data -> 'sample') WHEN 'array' THEN t.data -> 'sample' ELSE '[]' END)"""
-IN_SAMPLE = f"(starts_with(e.said, %(target)s || ': ') AND e.said <> %(target)s || ': {ERASED}')"
+IN_SAMPLE = f"(starts_with(e.example, %(target)s || ': ') AND e.example <> %(target)s || ': {ERASED}')"
 # Fields of an event that stay although they are strings or objects: they hold facts, not text.
 FACTS = (
     "run_id", "job_id", "schedule_id", "status", "end_cause", "error_code", "priority", "counts", "due_at",
@@ -112,10 +114,10 @@ OF_RUNS = (
     Erasure(
         "log lines of runs",
         "run_log",
-        f"t.run_id = ANY(%(shared)s) AND EXISTS (SELECT 1 FROM {SAMPLE} AS e(said) WHERE {IN_SAMPLE})",  # noqa: S608
+        f"t.run_id = ANY(%(shared)s) AND EXISTS (SELECT 1 FROM {SAMPLE} AS e(example) WHERE {IN_SAMPLE})",  # noqa: S608
         f"""data = t.data || jsonb_build_object('sample', (
-            SELECT jsonb_agg(CASE WHEN {IN_SAMPLE} THEN %(target)s || ': {ERASED}' ELSE e.said END ORDER BY e.n)
-            FROM {SAMPLE} WITH ORDINALITY AS e(said, n)))""",  # noqa: S608 - our own words
+            SELECT jsonb_agg(CASE WHEN {IN_SAMPLE} THEN %(target)s || ': {ERASED}' ELSE e.example END ORDER BY e.n)
+            FROM {SAMPLE} WITH ORDINALITY AS e(example, n)))""",  # noqa: S608 - our own words
     ),
     Erasure(
         "log lines of runs",
@@ -153,7 +155,8 @@ OF_RUNS = (
 
 
 def parameters(tenant: str, kind: str, target: str, runs: Sequence[int], shared: Sequence[int]) -> dict[str, Any]:
-    """Build the parameters of the statements. `kind` is the name of such a record in logs and events."""
+    """Return the parameters of the statements that erase the record `target` of a tenant. `kind` is the name of such a
+    record in logs and events (fiche); `runs` are about this record alone, of `shared` it is one target."""
     name = re.escape(target)
     return {
         "tenant": tenant,
@@ -171,7 +174,7 @@ def parameters(tenant: str, kind: str, target: str, runs: Sequence[int], shared:
 
 
 async def count(connection: Connection, erasures: Sequence[Erasure], given: Mapping[str, Any]) -> Counter[str]:
-    """Count the rows that have content to erase, by its label."""
+    """Count the rows that have content to erase, by its label; `given` are the `parameters`."""
     found: Counter[str] = Counter()
     for one in erasures:
         found[one.what] += await fetch_value(connection, one.count, given)
@@ -179,7 +182,7 @@ async def count(connection: Connection, erasures: Sequence[Erasure], given: Mapp
 
 
 async def erase(connection: Connection, erasures: Sequence[Erasure], given: Mapping[str, Any]) -> Counter[str]:
-    """Erase the content in the caller's transaction; return the number of rows by label."""
+    """Erase the content in the caller's transaction; return the number of rows by label. `given`: see `count`."""
     done: Counter[str] = Counter()
     await connection.execute("SET LOCAL ecluse.erasing = 'on'")  # see outcomes_guard()
     for one in erasures:
@@ -202,16 +205,19 @@ async def delete_tenant(
     flows: Mapping[str, Flow],
     tenant: str,
     tables: Sequence[Erasure],
-    tell: sweep.Tell,
+    report: sweep.Report,
     pace: Pace,
 ) -> Counter[str]:
-    """Delete all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches. After a crash the
-    next call continues."""
+    """Delete all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches; `report` gets the
+    progress. Return the number of rows by table. After a crash the next call continues. Raises Stuck if runs are open
+    or locked."""
     done: Counter[str] = Counter()
     own = sweep.own_tables(flows)
     while found := await fetch_rows(connection, RUNS_OF_TENANT, (tenant, 1_000)):
         runs = [run for run, _ in found]
-        rows = await sweep.delete(connection, runs, Limits({}), own, pace, lambda n: tell("runs", n), anyhow=True)
+        rows = await sweep.delete_in_batches(
+            connection, runs, Limits({}), own, pace, lambda n: report("runs", n), needed_too=True
+        )
         if not rows["runs"]:
             open_runs = [run for run, is_open in found if is_open]
             why = "open" if open_runs else "locked by another session"
@@ -225,5 +231,5 @@ async def delete_tenant(
                 given = {"tenant": tenant, "limit": limit}
                 deleted = (await connection.execute(statement, given)).rowcount  # type: ignore[arg-type, unused-ignore]
             done[one.table] += deleted
-            tell(one.what, deleted)
+            report(one.what, deleted)
     return done

@@ -68,7 +68,7 @@ LEFT JOIN {LIMITS} AS k(flow, before) ON k.flow = r.flow GROUP BY f.seed
 # The reason is evaluated again under the lock: a redrive or a waiter may have been added since the family was read.
 LOCK = f"""
 SELECT r.id FROM runs r LEFT JOIN {LIMITS} AS k(flow, before) ON k.flow = r.flow
-WHERE r.id = ANY(%(runs)s) AND r.ended_at IS NOT NULL AND (%(anyhow)s OR {REASON} IS NULL)
+WHERE r.id = ANY(%(runs)s) AND r.ended_at IS NOT NULL AND (%(needed_too)s OR {REASON} IS NULL)
 ORDER BY r.id FOR UPDATE OF r SKIP LOCKED
 """  # noqa: S608 - the fragments above
 # A statement after the lock sees every child: the lock keeps further ones from being inserted.
@@ -112,16 +112,20 @@ class Limits:
     before: Mapping[str, datetime]
 
     def given(self) -> dict[str, list[object]]:
+        """Return the parameters of LIMITS."""
         return {"flows": list(self.before), "befores": list(self.before.values())}
 
 
 class Family(NamedTuple):
+    """The runs of a family, and the reason why they are kept; None: they may be deleted."""
+
     runs: list[int]
-    kept: str | None  # the reason
+    kept: str | None
 
 
 async def families(connection: Connection, flows: Sequence[str], limits: Limits) -> AsyncIterator[list[Family]]:
-    """Yield the families of old root runs in pages, flow by flow, ordered by the end of their root run."""
+    """Yield pages of the families whose first run is of one of these flows and ended before its limit, flow by flow, in
+    the order of these ends; families that are kept included."""
     for flow in flows:
         place: dict[str, Any] = {"after": "-infinity", "id": 0}
         more = True
@@ -135,12 +139,12 @@ async def families(connection: Connection, flows: Sequence[str], limits: Limits)
 
 
 async def delete_runs(
-    connection: Connection, run_ids: Collection[int], limits: Limits, *, anyhow: bool = False
+    connection: Connection, run_ids: Collection[int], limits: Limits, *, needed_too: bool = False
 ) -> tuple[list[int], Counter[str]]:
-    """Delete, in one commit, those runs that still may be deleted; return them, and the rows deleted by table.
-    `anyhow`: every run that has ended, needed or not."""
+    """Delete, in one commit, those of these runs that still may be deleted; return them, and the rows deleted by table.
+    `needed_too`: every run that has ended, needed or not."""
     async with connection.transaction():
-        given = {"runs": list(run_ids), "anyhow": anyhow, **limits.given()}
+        given = {"runs": list(run_ids), "needed_too": needed_too, **limits.given()}
         locked = await fetch_column(connection, LOCK, given)
         going = sorted(set(locked).difference(await fetch_column(connection, PARENTS, {"runs": locked})))
         rows: Counter[str] = Counter()
@@ -156,18 +160,20 @@ async def delete_runs(
 
 
 async def noted(connection: Connection, limit: int) -> list[int]:
-    """Return deleted runs whose rows remain to be deleted."""
+    """Return at most `limit` deleted runs whose rows remain to be deleted."""
     return await fetch_column(connection, NOTED, (limit,))
 
 
 def left_behind(tables: Sequence[str]) -> list[tuple[str, str]]:
-    """Return tables and their run columns, in order of deletion; `tables` are those of the flows."""
+    """Return the tables that may have rows of a deleted run, each with the column of the run's id, in the order of
+    deletion; `tables` are those of the flows."""
     return [*((table, "run_id") for table in (*LEFT_BEHIND, *tables)), ("run_waiters", "waiter_run_id")]
 
 
 async def delete_left_behind(
     connection: Connection, run_ids: Sequence[int], table: str, column: str, limit: int
 ) -> int:
+    """Delete at most `limit` rows of deleted runs from one table, by one of `left_behind`; return how many."""
     cursor = await connection.execute(
         BATCH.format(table=table, column=column),  # type: ignore[arg-type, unused-ignore]
         {"runs": list(run_ids), "limit": limit},
@@ -176,4 +182,5 @@ async def delete_left_behind(
 
 
 async def done(connection: Connection, run_ids: Sequence[int]) -> None:
+    """Forget deleted runs of which no row is left."""
     await connection.execute(DONE, (list(run_ids),))

@@ -23,7 +23,7 @@ FIRST = {"bigint": "-1", "timestamptz": "-infinity"}
 
 
 class Page(NamedTuple):
-    """The result of one statement; `more`: further old rows may follow."""
+    """The result of one statement: the rows deleted; `more`: further old rows may follow, after the place `last`."""
 
     deleted: int
     more: bool
@@ -31,6 +31,8 @@ class Page(NamedTuple):
 
 
 class Old(NamedTuple):
+    """How many rows of a kind are old enough to be deleted, and the range of their ages."""
+
     rows: int
     oldest: datetime | None
     newest: datetime | None
@@ -38,10 +40,10 @@ class Old(NamedTuple):
 
 @dataclass(frozen=True)
 class Aged:
-    """A kind of rows. `at` is the instant that the age of a row `t` counts from, `order` an indexed column that grows
-    with it, `where` the predicate of that index, `also` a further condition on old rows. Where `at` changes, `order`
-    grows with `began`, which is never after `at`: rows that began too late end the search. `statement` replaces the
-    plain DELETE and has the same parameters and columns."""
+    """A kind of rows that are deleted by their age. `at` is the instant that the age of a row `t` counts from, `order`
+    an indexed column that grows with it, `where` the predicate of that index, `also` a further condition on old rows.
+    Where `at` changes, `order` grows with `began`, which is never after `at`: rows that began too late end the search.
+    `statement` replaces the plain DELETE and has the same parameters and columns."""
 
     name: str
     table: str
@@ -54,11 +56,14 @@ class Aged:
     statement: str = ""
 
     async def delete(self, connection: Connection, before: datetime, after: str | None, limit: int) -> Page:
+        """Delete the rows older than `before` of one page: the next `limit` rows after the place `after` (None: the
+        first ones)."""
         given = {"before": before, "after": after or FIRST[self.type], "limit": limit}
         ((deleted, more, last),) = await fetch_rows(connection, self._sql(self.statement or DELETE), given)
         return Page(deleted, bool(more), last)
 
     async def count(self, connection: Connection, before: datetime) -> Old:
+        """Count the rows that are older than `before`."""
         (row,) = await fetch_rows(connection, self._sql(COUNT), {"before": before})
         return Old(*row)
 

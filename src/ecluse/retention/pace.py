@@ -1,4 +1,5 @@
-"""The pace of deletions: the size of the batches follows from the time that they take, so that others do not notice."""
+"""The pace of deletions: the size of the batches follows from the time that they take, so that runs are not slowed
+down."""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ class Pace:
 
     @asynccontextmanager
     async def batch(self) -> AsyncIterator[int]:
+        """Yield how many rows the batch in the body may delete; then pause, and adapt the size of the next one. Raises
+        Busy after a batch that took too long."""
         began = self.clock()
         yield self.rows
         took = self.clock() - began
@@ -34,6 +37,7 @@ class Pace:
         await asyncio.sleep(took * self.rest)
 
     def paced(self, took: float) -> None:
+        """Adapt the size of the next batch to the seconds that the last one took; raise Busy if these were too many."""
         rows = self.rows
         if took > 1.5 * self.target:
             self.slower()
@@ -43,4 +47,5 @@ class Pace:
             raise Busy(f"a batch of {rows} rows took {took:.1f} s")
 
     def slower(self) -> None:
+        """Halve the size of the next batch."""
         self.rows = max(self.least, self.rows // 2)

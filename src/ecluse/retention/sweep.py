@@ -65,7 +65,7 @@ class Rule(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """Rows that were deleted, or would be, by table, and the range of their ages."""
+    """Rows that were deleted by a rule, or would be: how many by table, and the range of their ages."""
 
     rule: Rule
     rows: Counter[str]
@@ -74,13 +74,14 @@ class Pruned(NamedTuple):
     kept: Mapping[str, int] = {}  # old families of runs that stay, by reason
 
 
-Tell = Callable[[str, int], None]  # progress: kind, rows just deleted
+Report = Callable[[str, int], None]  # progress, after each batch: kind, rows just deleted
 
 
 def job(
     flows: Mapping[str, Flow], rules: Sequence[Rule], *, first: float = FIRST_SECONDS, every: float = EVERY_SECONDS
 ) -> Job:
-    """Return the job that prunes, on one scheduler at a time."""
+    """Return the periodic job that deletes old rows by these rules, on one scheduler at a time; `first` and `every` are
+    its intervals, in seconds."""
     pace = Pace()  # shared by all sweeps: a batch size that was too large is not tried again
 
     async def run(pool: Pool) -> None:
@@ -119,14 +120,16 @@ async def prune(
     rules: Sequence[Rule],
     *,
     pace: Pace | None = None,
-    tell: Tell = lambda _, __: None,
+    report: Report = lambda _, __: None,
 ) -> list[Pruned]:
-    """Delete all rows that are old enough. A kind that the database refuses to delete does not stop the others."""
+    """Delete all rows that are old enough by these rules; return what was deleted, by rule. A kind that the database
+    refuses to delete does not stop the others. The caller holds the lock (`alone`); `report` gets the progress. Raises
+    Busy if the database is busy."""
     pace = pace or Pace()
     now = await _now(connection)
     tables = own_tables(flows)
     with _apart("rows of deleted runs", pace):
-        await _finish(connection, tables, pace, lambda rows: tell("runs", rows))
+        await _finish(connection, tables, pace, lambda rows: report("runs", rows))
     done = []
     for rule in rules:
         if rule.keep is None:
@@ -134,9 +137,9 @@ async def prune(
         with _apart(rule.kind.name, pace):
             await connection.execute(MARK, (rule.kind.name, now - rule.keep))
             if isinstance(rule.kind, Aged):
-                rows = await _prune_aged(connection, rule.kind, now - rule.keep, pace, tell)
+                rows = await _prune_aged(connection, rule.kind, now - rule.keep, pace, report)
             else:
-                rows = await _prune_runs(connection, rule.kind, limits(flows, rules, now), tables, pace, tell)
+                rows = await _prune_runs(connection, rule.kind, limits(flows, rules, now), tables, pace, report)
             done.append(Pruned(rule, rows))
     return done
 
@@ -156,8 +159,9 @@ def _apart(kind: str, pace: Pace) -> Iterator[None]:
 
 
 def limits(flows: Mapping[str, Flow], rules: Iterable[Rule], now: datetime) -> Limits:
-    """Return the limits of the flows. Runs whose writes a vendor recognises by key are kept at least as long as the
-    vendor remembers the key: a deleted run frees its name, and a new run of that name would use the same keys."""
+    """Return the limits of the flows that the rules give at the instant `now`. Runs whose writes a vendor recognises by
+    key are kept at least as long as the vendor remembers the key: a deleted run frees its name, and a new run of that
+    name would use the same keys."""
     before = {}
     for kind, keep, _ in rules:
         if isinstance(kind, Aged) or keep is None:
@@ -170,67 +174,68 @@ def limits(flows: Mapping[str, Flow], rules: Iterable[Rule], now: datetime) -> L
 
 
 def own_tables(flows: Mapping[str, Flow]) -> list[str]:
+    """Return the flows' own tables that have rows of runs."""
     return sorted({table for flow in flows.values() for table in flow.tables})
 
 
-async def _prune_aged(connection: Connection, kind: Aged, before: datetime, pace: Pace, tell: Tell) -> Counter[str]:
+async def _prune_aged(connection: Connection, kind: Aged, before: datetime, pace: Pace, report: Report) -> Counter[str]:
     rows: Counter[str] = Counter()
     more, last = True, None
     while more:
         async with pace.batch() as limit:
             deleted, more, last = await kind.delete(connection, before, last, limit)
         rows[kind.table] += deleted
-        tell(kind.name, deleted)
+        report(kind.name, deleted)
     return rows
 
 
 async def _prune_runs(
-    connection: Connection, kind: OldRuns, limits: Limits, tables: Sequence[str], pace: Pace, tell: Tell
+    connection: Connection, kind: OldRuns, limits: Limits, tables: Sequence[str], pace: Pace, report: Report
 ) -> Counter[str]:
     rows: Counter[str] = Counter()
     async for found in families.families(connection, kind.flows, limits):
         going = {run for family in found if family.kept is None for run in family.runs}
-        rows += await delete(connection, going, limits, tables, pace, lambda n: tell(kind.name, n))
+        rows += await delete_in_batches(connection, going, limits, tables, pace, lambda n: report(kind.name, n))
     return rows
 
 
-async def delete(
+async def delete_in_batches(
     connection: Connection,
     runs: Collection[int],
     limits: Limits,
     tables: Sequence[str],
     pace: Pace,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
     *,
-    anyhow: bool = False,
+    needed_too: bool = False,
 ) -> Counter[str]:
-    """Delete these runs and their rows in chunks, the youngest runs first: children before their parents."""
+    """Delete those of these runs that may be deleted, and all their rows, in batches, the youngest runs first: children
+    before their parents. `limits`: how old a run must be; `tables`: those of the flows that have rows of runs; `report`
+    is called with the number of rows after each batch; `needed_too`: delete every run that has ended, whatever its age
+    and whatever still needs it. Return the number of deleted rows by table."""
     rows: Counter[str] = Counter()
     latest_first, place = sorted(runs, reverse=True), 0
     while place < len(latest_first):
         async with pace.batch() as limit:
             some = latest_first[place : place + max(1, min(RUNS_TOGETHER, limit // ROWS_OF_A_RUN))]
             place += len(some)
-            gone, counted = await families.delete_runs(connection, some, limits, anyhow=anyhow)
+            gone, counted = await families.delete_runs(connection, some, limits, needed_too=needed_too)
         rows += counted
-        tell(counted.total())
-        rows += await _delete_left_behind(connection, gone, tables, pace, tell)
+        report(counted.total())
+        rows += await _delete_left_behind(connection, gone, tables, pace, report)
     return rows
 
 
-async def _finish(
-    connection: Connection, tables: Sequence[str], pace: Pace, tell: Callable[[int], None]
-) -> Counter[str]:
+async def _finish(connection: Connection, tables: Sequence[str], pace: Pace, report: Callable[[int], None]) -> None:
     """Delete the rows of deleted runs that a crashed sweep left behind."""
-    rows: Counter[str] = Counter()
     while runs := await families.noted(connection, RUNS_TOGETHER):
-        rows += await _delete_left_behind(connection, runs, tables, pace, tell)
-    return rows
+        await _delete_left_behind(connection, runs, tables, pace, report)
 
 
 async def _delete_left_behind(
-    connection: Connection, runs: Sequence[int], tables: Sequence[str], pace: Pace, tell: Callable[[int], None]
+    connection: Connection, runs: Sequence[int], tables: Sequence[str], pace: Pace, report: Callable[[int], None]
 ) -> Counter[str]:
+    """Delete the rows of these deleted runs from all tables, in batches; return how many, by table."""
     rows: Counter[str] = Counter()
     if not runs:
         return rows
@@ -241,13 +246,13 @@ async def _delete_left_behind(
                 deleted = await families.delete_left_behind(connection, runs, table, column, limit)
             rows[table] += deleted
             more = deleted == limit
-            tell(deleted)
+            report(deleted)
     await families.done(connection, runs)
     return rows
 
 
 async def foresee(connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> list[Pruned]:
-    """Count the rows that `prune` would delete, without deleting any."""
+    """Count the rows that `prune` would delete by these rules, without deleting any; one result per rule."""
     now = await _now(connection)
     found = []
     for rule in rules:
@@ -262,6 +267,7 @@ async def foresee(connection: Connection, flows: Mapping[str, Flow], rules: Sequ
 
 
 async def _foresee_runs(connection: Connection, rule: Rule, limits: Limits, tables: Sequence[str]) -> Pruned:
+    """Count the runs, with their rows, that a rule for runs would delete, and the families that it keeps, by reason."""
     assert isinstance(rule.kind, OldRuns)  # noqa: S101 - the caller has checked it
     going: set[int] = set()
     kept: Counter[str] = Counter()

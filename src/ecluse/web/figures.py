@@ -8,7 +8,7 @@ from typing import Any
 
 from ecluse.db.connect import Connection
 from ecluse.insight import run_queries
-from ecluse.insight.redrives import redrives_of, standing
+from ecluse.insight.redrive_chains import redrives_of, standing
 from ecluse.insight.stalls import Stall, stalls
 
 Row = run_queries.Row

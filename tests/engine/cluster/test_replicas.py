@@ -19,7 +19,8 @@ from ecluse.engine.cluster.forced_ends import end_stale
 from ecluse.engine.cluster.heartbeat import RARELY
 from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
-from ecluse.engine.runs.finalize import RunEnd, end_runs
+from ecluse.engine.model.states import RunEnd
+from ecluse.engine.runs.finalize import end_runs
 from tests.support.engine_flows import (
     PATIENCE,
     QUIET,

@@ -17,7 +17,8 @@ from ecluse.base.ids import effect_id
 from ecluse.engine import Item, RetryPolicy, Start, load_run
 from ecluse.engine.effects.protocol import EffectEnd, Fenced, Intent, Standing, plain, settle
 from ecluse.engine.lead.gate import redispatch
-from ecluse.engine.runs.finalize import RunEnd, end_runs
+from ecluse.engine.model.states import RunEnd
+from ecluse.engine.runs.finalize import end_runs
 from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.verdict import ItemResult
 from tests.support.engine_flows import (

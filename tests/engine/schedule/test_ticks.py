@@ -85,7 +85,7 @@ async def test_a_slot_that_has_waited_too_long_is_skipped(world):
     await world.tick(hour(8))
     await world.tick(hour(9) + timedelta(seconds=1))
     (line,) = await world.tick(hour(9) + timedelta(minutes=21))
-    assert (line.status, line.reason) == ("skipped", "overlap: the run before it was still going")
+    assert (line.status, line.reason) == ("skipped", "overlap: the previous run was still open")
     world.end_runs()
     assert await world.tick(hour(9) + timedelta(minutes=22)) == []
     assert [line.status for line in await world.tick(hour(10))] == ["fired"]

@@ -18,7 +18,7 @@ PATIENT = {"details_wait": timedelta(hours=9)}  # so that what is held back is n
 NO_SCHEDULER = {"roles": frozenset({"api", "worker"})}
 BEGIN = datetime(2030, 5, 6, 7, 30, tzinfo=UTC)
 SLOTS = "SELECT due_at, state, reason, run_id FROM schedule_slots WHERE schedule_id = %s ORDER BY due_at"
-OVERLAP = "overlap: the run before it was still going"
+OVERLAP = "overlap: the previous run was still open"
 
 
 @pytest.fixture

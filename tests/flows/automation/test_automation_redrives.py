@@ -13,7 +13,7 @@ from ecluse.flows.automation.redrive import Failed, chosen, preview
 from ecluse.flows.automation.start import preview_redrive, redrive, start
 from ecluse.flows.automation.statistics import last_run_status
 from ecluse.insight import run_queries
-from ecluse.insight.redrives import redrives_of, standing
+from ecluse.insight.redrive_chains import redrives_of, standing
 from tests.support.automation_rows import FLOW, end_run, new_schedule
 
 STATED = "SELECT last_run_status, total_runs, successful_runs, partial_runs, failed_runs, cancelled_runs FROM"

@@ -15,7 +15,7 @@ import pytest
 from ecluse.base.clock import Clock
 from ecluse.engine import force_release
 from ecluse.engine.lanes.registry import Lanes
-from ecluse.engine.work.claim import Claimant, claim_capped
+from ecluse.engine.work.claim import Claimant, claim_items
 from ecluse.engine.work.completion import sweep
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.config import Config
@@ -357,7 +357,8 @@ async def test_no_minute_has_more_starts_than_the_cap_over_all_fiches_and_replic
     for second in range(0, 300, 2):
         await connection.execute(SET_CLOCK, (noon + timedelta(seconds=second),))
         for replica in replicas:
-            taken = await claim_capped(connection, Claimant(replica, ["transcription/recordings"], [1]), [lane], 10)
+            claimant = Claimant(replica, ["transcription/recordings"], [1])
+            taken = await claim_items(connection, claimant, [lane], 10, capped=True)
             starts += [one.start_at for one in taken]
             if taken:
                 await connection.execute(FINISH, ([one.claim_id for one in taken],))

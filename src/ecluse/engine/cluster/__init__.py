@@ -1,1 +1,2 @@
-"""What the replicas of a cluster do for each other: heartbeat, take-over, sweeps. Also trace rows."""
+"""What the replicas of a cluster do for each other: heartbeat, take-over, forced ends, periodic jobs. Also trace
+rows."""

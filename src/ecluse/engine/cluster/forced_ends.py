@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ecluse.db.connect import Connection, Pool
+from ecluse.db.query import fetch_column, fetch_row, fetch_rows
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.model.states import EndCause
+from ecluse.engine.model.states import EndCause, RunEnd
 from ecluse.engine.runs import finalize, lifecycle, run_log
-from ecluse.engine.runs.finalize import RunEnd
 from ecluse.engine.runs.waiters import ABANDONED
 from ecluse.engine.work import completion
 
@@ -56,7 +56,7 @@ async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
     async with pool.connection() as connection:
         while True:
             async with connection.transaction():
-                row = await (await connection.execute(FORCED, (place,))).fetchone()
+                row = await fetch_row(connection, FORCED, (place,))
                 if row is None:
                     return
                 run_id, why, is_ours = row
@@ -64,7 +64,7 @@ async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
                     place, tried = run_id, []
                     continue
                 facts = {"run": run_id, "flows": list(flows), "tried": tried}
-                some = [found for (found,) in await (await connection.execute(SOME, facts)).fetchall()]
+                some = await fetch_column(connection, SOME, facts)
                 if some:
                     await _end_those_left(connection, flows, run_id, why, some)
                     tried += some
@@ -76,15 +76,16 @@ async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
 async def _end_those_left(
     connection: Connection, flows: Mapping[str, Flow], run_id: int, why: str, some: Collection[int]
 ) -> None:
-    """End those of `some` that no run or person waits for, under their locks. A waiter that is added takes the lock of
-    its run first, so it is seen here, and that run goes on."""
+    """End those of the runs `some` that no run or person waits for, under their locks, because the run `run_id` was
+    ended for the reason `why`. A waiter that is added takes the lock of its run first, so it is seen here, and that run
+    goes on."""
     await lifecycle.lock_runs(connection, some)
-    still: dict[int, bool] = dict(await (await connection.execute(STILL, (list(some),))).fetchall())
+    still: dict[int, bool] = dict(await fetch_rows(connection, STILL, (list(some),)))
     await connection.execute(GO_ON, ([one for one, abandoned in still.items() if not abandoned],))
     left = await lifecycle.load_runs(connection, [one for one, abandoned in still.items() if abandoned])
-    cause = RunEnd("parent", None, f"run {run_id}, which waited for it, ended: {why}", f"run:{run_id}")
+    end = RunEnd("parent", None, f"run {run_id}, which waited for it, ended: {why}", f"run:{run_id}")
     for name in sorted({run.flow for run in left}):
-        await completion.end_together(connection, flows[name], [run for run in left if run.flow == name], cause)
+        await completion.end_together(connection, flows[name], [run for run in left if run.flow == name], end)
 
 
 async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
@@ -92,8 +93,8 @@ async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
     hangs, or no worker. A run that a live replica leads gets twice the time."""
     limits = [flow.stale_after for flow in flows.values()]
     async with pool.connection() as connection:
-        cursor = await connection.execute(STALE, {"flows": list(flows), "limits": limits})
-        for run_id, queued, age, limit, only_overdue in await cursor.fetchall():
+        stale = await fetch_rows(connection, STALE, {"flows": list(flows), "limits": limits})
+        for run_id, queued, age, limit, only_overdue in stale:
             how = "not taken up by any worker" if queued else "running"
             why = f"{how} for {age}, longer than the {limit} that its stages may take"
             if only_overdue:
@@ -106,7 +107,8 @@ async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
 async def end_one(
     connection: Connection, flows: Mapping[str, Flow], run_id: int, cause: EndCause, code: str, why: str
 ) -> None:
-    """End one run; an error is logged, so that the others are ended all the same."""
+    """End one run for this cause, with this error code and reason; an error is logged, so that the caller goes on with
+    others."""
     run = await lifecycle.load_run(connection, run_id)
     with completion.log_error_of_run(run_id):
         await finalize.end_runs(connection, flows[run.flow], [run], RunEnd(cause, code, why))

@@ -44,7 +44,8 @@ DELETE FROM replicas WHERE state <> 'live' AND ended_at < least(clock_timestamp(
 
 
 class Heartbeat:
-    """The heartbeat and the reaper of one process, each a thread with its own connection."""
+    """The heartbeat and the reaper of one process, each a thread with its own connection: a beat every `beat` seconds;
+    a replica is dead after `dead_after` seconds without one."""
 
     def __init__(self, dsn: str, replica: str, *, beat: float, dead_after: float) -> None:
         self._dsn = dsn
@@ -58,7 +59,8 @@ class Heartbeat:
         self._beaten_at = 0.0
 
     def start(self, roles: list[str], work: list[str], hands: int) -> None:
-        """Insert the row of this replica and start its heartbeat. `work`: what its worker can do, as "flow/stage"."""
+        """Insert the row of this replica and start its heartbeat. `work`: what its worker can do, as "flow/stage", in
+        so many worker slots (`hands`)."""
         with self._connect() as connection:
             self._beaten_at = time.monotonic()
             connection.execute(ENTER, (self._replica, socket.gethostname(), os.getpid(), roles, work, hands))
@@ -74,7 +76,7 @@ class Heartbeat:
         self._start("reaper", self._reap, min(1.0, self._beat))
 
     def _start(self, name: str, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
-        thread = threading.Thread(target=self._forever, args=(act, every), name=name, daemon=True)
+        thread = threading.Thread(target=self._repeat, args=(act, every), name=name, daemon=True)
         thread.start()
         self._threads.append(thread)
 
@@ -95,7 +97,8 @@ class Heartbeat:
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         return open_blocking_session(self._dsn)
 
-    def _forever(self, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
+    def _repeat(self, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
+        """Call `act` with a connection every so many seconds until the stop; after an error, with a new connection."""
         name = threading.current_thread().name
         while not self._stop.is_set():
             try:
@@ -113,6 +116,7 @@ class Heartbeat:
                 self._stop.wait(min(1.0, every))
 
     def _keep_beating(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        """Beat once, and extend the leases of this process; exit at once if this replica was declared dead."""
         asked_at = time.monotonic()
         if connection.execute(BEAT, (self._replica,)).rowcount == 0 and not self._stop.is_set():
             log.critical("this replica was declared dead: leaving at once", replica=self._replica)
@@ -121,6 +125,7 @@ class Heartbeat:
         connection.execute(RENEW, (self._replica,))
 
     def _reap(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        """Declare silent replicas dead, and take over the items and workflows of all that are not live."""
         facts = {
             "replica": self._replica,
             "since": self._since["reaper"],

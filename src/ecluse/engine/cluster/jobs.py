@@ -24,6 +24,8 @@ WORKER_OR_SCHEDULER: frozenset[Role] = frozenset({"worker", "scheduler"})
 
 
 def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: FiringLimits, every: float) -> list[Job]:
+    """Return the jobs that do not need a worker; each names the roles of the replicas that run it. `every`: seconds
+    between two runs of a sweep."""
     orphans = partial(forced_ends.end_orphans, flows=flows)
     stale = partial(forced_ends.end_stale, flows=flows)
     return [
@@ -37,6 +39,8 @@ def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: FiringLimits,
 def of_worker(
     flows: Mapping[str, Flow], worker: Worker, contexts: Mapping[str, WorkContext], replica: str, every: float
 ) -> list[Job]:
+    """Return the jobs of a replica that is a worker. `contexts` are those of the flows, by name; `every`: seconds
+    between two runs of a sweep."""
     resume = sweeps.InterruptedWorkflows(replica).resume
     close = sweeps.SelfClosingRuns(flows).close
     # In a job of its own: it calls vendors, and no other sweep should wait for them.

@@ -15,6 +15,8 @@ from ecluse.engine.model.roles import ROLES, Role
 
 @dataclass(frozen=True)
 class Job:
+    """A function that a replica calls periodically."""
+
     name: str  # of its task, and in the log
     every: float  # seconds from the end of one run to the next
     run: Callable[[Pool], Awaitable[object]]
@@ -25,7 +27,8 @@ class Job:
 
 
 async def repeat(job: Job, pool: Pool, wake: asyncio.Event) -> None:
-    """Run the job until cancelled. A database outage is logged and the job goes on; any other error ends it."""
+    """Run the job periodically, and when `wake` is set, until cancelled. A database outage is logged and the job goes
+    on; any other error ends it."""
     pause = job.every if job.first is None else job.first
     while True:
         with suppress(TimeoutError):

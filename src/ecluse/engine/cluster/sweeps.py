@@ -1,5 +1,5 @@
-"""Sweeps of a worker: each finds and continues what a crash, a lost signal or a restart of the database has left
-behind (`jobs.py` has their intervals)."""
+"""Sweeps of a worker: each finds and continues what a crash, a lost signal or a restart of the database has left behind
+(`jobs.py` has their intervals)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ WHERE r.ended_at IS NULL AND r.orchestrated AND r.flow = ANY(%s)
 
 
 async def set_clock(pool: Pool, clock: Clock) -> None:
+    """Set the clock of this process to the database's time."""
     async with pool.connection() as connection:
         asked = datetime.now(UTC)
         # The database's clock counts: a host whose clock is fast or slow must not retry early or late.
@@ -78,10 +79,12 @@ class SelfClosingRuns:
         self._place = 0
 
     async def close(self, pool: Pool) -> None:
+        """Close those of the next page; after the last page, begin again with the first."""
         self._place = await completion.sweep(pool, self._flows, self._place)
 
 
 async def watch(pool: Pool, flow: Flow) -> None:
+    """Call the flow's own sweep (`Flow.watch`)."""
     if flow.watch is not None:
         async with pool.connection() as connection:
             await flow.watch(connection)

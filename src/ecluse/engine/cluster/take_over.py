@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import structlog
 
-from ecluse.engine.work.claim import RELEASE
+from ecluse.engine.work.release import RELEASE
 from ecluse.engine.work.suspects import POINTED_CRASHES, Evidence, judge
 
 log = structlog.get_logger(__name__)

@@ -36,6 +36,8 @@ FROM jsonb_to_recordset(%s::jsonb) AS t(created_at timestamptz, tenant_id text, 
 
 
 class TraceRows:
+    """The trace records of this process that are to be stored as rows."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waiting: deque[dict[str, Any]] = deque()
@@ -43,6 +45,7 @@ class TraceRows:
         self.dropped = 0
 
     def put(self, record: trace.Record) -> None:
+        """Add a record, or drop it if MOST records wait already: the listener of `base/trace.py`."""
         if len(self._waiting) >= MOST:
             self._drop(1)
             return
@@ -65,12 +68,15 @@ class TraceRows:
         )
 
     def start(self) -> None:
+        """Begin to collect the records of this process."""
         trace.listeners.append(self.put)
 
     async def store(self, pool: Pool) -> None:
+        """Store the records that wait: the periodic job."""
         await asyncio.shield(self._store(pool))  # a batch that a stop interrupts half-way would be stored twice
 
     async def stop(self, pool: Pool) -> None:
+        """Collect no more records, and store those that wait, for at most LAST_SECONDS."""
         if self.put in trace.listeners:
             trace.listeners.remove(self.put)
         with ignoring_outage("storing the last traces"), suppress(TimeoutError):
@@ -81,23 +87,20 @@ class TraceRows:
 
     async def _store(self, pool: Pool) -> None:
         async with self._storing:
-            await self._store_waiting(pool)
-
-    async def _store_waiting(self, pool: Pool) -> None:
-        while self._waiting:
-            batch = [self._waiting[n] for n in range(min(BATCH, len(self._waiting)))]
-            # jsonb refuses NUL and lone surrogates, and `data` may contain anything.
-            rows = json.dumps(batch, ensure_ascii=False, default=str).replace("\\u0000", "\\ufffd")
-            try:
-                async with pool.connection() as connection:
-                    await connection.execute(STORE, (rows.encode("utf-8", "replace").decode(),))
-            except psycopg.Error as error:
-                if is_unavailable(error):
-                    raise
-                log.error("traces could not be stored", error=str(error).strip(), rows=len(batch))
-                self._drop(len(batch))
-            for _ in batch:
-                self._waiting.popleft()
+            while self._waiting:
+                batch = [self._waiting[n] for n in range(min(BATCH, len(self._waiting)))]
+                # jsonb refuses NUL and lone surrogates, and `data` may contain anything.
+                rows = json.dumps(batch, ensure_ascii=False, default=str).replace("\\u0000", "\\ufffd")
+                try:
+                    async with pool.connection() as connection:
+                        await connection.execute(STORE, (rows.encode("utf-8", "replace").decode(),))
+                except psycopg.Error as error:
+                    if is_unavailable(error):
+                        raise
+                    log.error("traces could not be stored", error=str(error).strip(), rows=len(batch))
+                    self._drop(len(batch))
+                for _ in batch:
+                    self._waiting.popleft()
 
     def _drop(self, count: int) -> None:
         self.dropped += count

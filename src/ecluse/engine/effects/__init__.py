@@ -1,1 +1,1 @@
-"""Calls that change something at a vendor, or cost money."""
+"""Calls that change something at a vendor (writes), or cost money (paid calls)."""

@@ -28,6 +28,8 @@ HELD = timedelta(seconds=30)  # the heartbeat extends it; after a crash it expir
 
 
 class PaidCalls:
+    """The paid calls of this process that are in flight, by item: `item_id in paid_calls`."""
+
     def __init__(self, pool: Pool, replica: str) -> None:
         self._pool = pool
         self._replica = replica
@@ -40,18 +42,22 @@ class PaidCalls:
         return item_id in self._under_way
 
     async def begin(self, item: Item, lock: str | None) -> None:
+        """Note that a call for the item is about to be sent (`WorkContext.pay`). `lock`: the lease of its run that
+        keeps other runs from paying for the same. If a worker died with the item in hand, an attempt records that the
+        call may have been paid for before."""
         if item.crashes:
             await self._note([item], "WORKER_CRASHED", DIED, item.crashes)
         self._under_way[item.id] = lock
 
     def run_ended(self, items: Sequence[Item]) -> None:
-        """Acquire, for this process, the leases that protect paid calls in flight: the run's own leases ended with
-        it."""
+        """Acquire, for this process, the leases that protect the paid calls of these items, which are in flight and
+        whose runs have ended: the leases of the runs ended with them."""
         for item in items:
             if (lock := self._under_way.get(item.id)) is not None and item.id not in self._kept:
                 self._kept[item.id] = asyncio.create_task(self._hold(item.tenant_id, lock))
 
     def forget(self, item_id: int) -> None:
+        """Forget the call, which is over, and release the lease that this process holds for it."""
         self._under_way.pop(item_id, None)
         if (kept := self._kept.pop(item_id, None)) is not None:
             task = asyncio.create_task(self._release(kept))
@@ -69,16 +75,19 @@ class PaidCalls:
                 await release(connection, lease)
 
     def cut_off(self, item: Item) -> None:
-        """Remember, for `note_cut_off`, a paid call interrupted by the stop of this process, which waits only
-        briefly."""
+        """Remember the item for `note_cut_off`, if its paid call is interrupted by the stop of this process, which
+        waits only briefly for calls in flight."""
         if item.id in self._under_way:
             self._cut_off.append(item)
 
     async def note_cut_off(self) -> None:
+        """Record, for each call that was cut off, that it may have been paid for in vain; at the stop of this
+        process."""
         if self._cut_off:
             await self._note(self._cut_off, "INTERRUPTED", STOPPED, MANY)
 
     async def _note(self, items: Sequence[Item], code: str, error: str, most: int) -> None:
+        """Insert an `attempts` row with this error for each item, unless it has `most` rows with this code already."""
         names = ("id", "run_id", "event_id", "round", "executions")
         rows = [{name: getattr(item, name) for name in names} for item in items]
         facts = {"items": as_json(rows), "most": most, "replica": self._replica, "code": code, "error": error}

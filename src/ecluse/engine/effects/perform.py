@@ -30,6 +30,8 @@ from ecluse.engine.model.item import ClaimedItem, ClaimKey, Done, Item
 
 
 class Performed(NamedTuple):
+    """What one execution of a write came to, and the end of its effect, which is stored with the item."""
+
     outcome: Done | VendorError | datetime  # an instant: execute again then
     effect: EffectEnd | None = None
 
@@ -38,7 +40,8 @@ Phase = Literal["recording", "asking", "sending"]
 
 
 class WriteExecutor:
-    """Takes a write through the protocol, as far as one execution can."""
+    """Takes writes through the protocol, each as far as one execution can. `intend` commits an intent and returns how
+    its effect stands; `may_send` returns whether a write of this item may still be sent by this process."""
 
     def __init__(
         self,
@@ -55,8 +58,8 @@ class WriteExecutor:
     async def perform(
         self, write: Write, context: WorkContext, claimed: ClaimedItem, spent: VendorError | None = None
     ) -> Performed:
-        """Start or continue the write. `spent`: it may not be sent again, and fails with this error unless it turns out
-        to have been applied."""
+        """Start the write of the claimed item, or continue it. `spent`: it may not be sent again, and fails with this
+        error unless it turns out to have been applied."""
         performed = await self._perform(write, context, claimed, spent)
         self.phase.pop(claimed.claim_key, None)
         return performed
@@ -95,7 +98,7 @@ class WriteExecutor:
     async def _go_on(
         self, write: Write, context: WorkContext, claimed: ClaimedItem, standing: Standing, spent: VendorError | None
     ) -> Performed:
-        """Continue a write whose effect another execution has recorded."""
+        """Continue a write whose effect was recorded before, as it stands now."""
         if standing.state == "planned":  # by a concurrent transaction: its row is not visible yet
             return Performed(self._now() + LATER)
         if standing.state == "applied":
@@ -115,19 +118,18 @@ class WriteExecutor:
             try:
                 before = plain(await write.read(context, claimed.item))
             except VendorError as error:
-                return Performed(error, EffectEnd(standing.id, standing.sends, "unknown"))
+                return Performed(error, standing.ended("unknown"))
             verdict = conclude(before, standing.wanted, standing.before)
             if verdict == "applied":
-                return Performed(Done(standing.wanted), EffectEnd(standing.id, standing.sends, "applied"))
+                return Performed(Done(standing.wanted), standing.ended("applied"))
             if verdict == "conflict":
                 message = f"found {json.dumps(before)}: not as wanted, nor as before, {json.dumps(standing.before)}"
-                conflict = EffectEnd(standing.id, standing.sends, "conflict", None, message)
-                return Performed(PermanentError(message, code="CONFLICT"), conflict)
+                return Performed(PermanentError(message, code="CONFLICT"), standing.ended("conflict", error=message))
         elif isinstance(write, KeyedWrite) and standing.age is not None and standing.age > KEY_LIFE * write.remembered:
             spent = PermanentError(f"sent {standing.age} ago: the vendor may have forgotten its key", ambiguous=True)
         if spent is not None:
             state: State = "unknown" if doubtful else "not_applied"
-            return Performed(spent, EffectEnd(standing.id, standing.sends, state, None, spent.message))
+            return Performed(spent, standing.ended(state, error=spent.message))
         if isinstance(write, AbsoluteWrite):
             await context.permit(claimed.item)
         again = await self._record(
@@ -140,27 +142,26 @@ class WriteExecutor:
     async def _send(
         self, write: Write, context: WorkContext, claimed: ClaimedItem, standing: Standing, *, doubtful: bool
     ) -> Performed:
+        """Send the write, whose intent has just been committed, unless that took too long or the item may not be sent
+        any more. `doubtful`: an earlier send of it is unresolved."""
         item = claimed.item
         late = asyncio.get_running_loop().time() - standing.asked_at > SEND_WITHIN
         if late or not self._may_send(item):
             state: State = "unknown" if doubtful else "planned"
-            return Performed(
-                self._now() + LATER, EffectEnd(standing.id, standing.sends, state, None, "not sent: too late")
-            )
+            return Performed(self._now() + LATER, standing.ended(state, error="not sent: too late"))
         crashpoint("before send")
         self.phase[claimed.claim_key] = "sending"
         try:
             result = await write.send(context, item, Order(str(standing.id), standing.wanted, standing.before))
         except VendorError as error:
             state = after_failure(error, doubtful=doubtful)
-            return Performed(error, EffectEnd(standing.id, standing.sends, state, None, error.message))
+            return Performed(error, standing.ended(state, error=error.message))
         crashpoint("after send")
         if isinstance(write, AbsoluteWrite):
             if result is not None and not agrees(plain(result), standing.wanted):
                 message = f"the vendor made it {json.dumps(plain(result))} of the wanted {json.dumps(standing.wanted)}"
                 return Performed(
-                    PermanentError(message, code="NOT_AS_WANTED"),
-                    EffectEnd(standing.id, standing.sends, "conflict", None, message),
+                    PermanentError(message, code="NOT_AS_WANTED"), standing.ended("conflict", error=message)
                 )
             result = standing.wanted
-        return Performed(Done(result), EffectEnd(standing.id, standing.sends, "applied", result))
+        return Performed(Done(result), standing.ended("applied", result))

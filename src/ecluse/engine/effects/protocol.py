@@ -43,7 +43,7 @@ class Fenced(Exception):
 
 
 class Standing(NamedTuple):
-    """The state of an effect in the database, and whether this intent was recorded (`went`: send now)."""
+    """How an effect stands in the database; `went`: this intent was recorded, and the write is to be sent now."""
 
     id: UUID
     went: bool
@@ -57,6 +57,10 @@ class Standing(NamedTuple):
     quiet_until: datetime | None
     quiet_over: bool
     asked_at: float = 0.0  # on the loop's clock
+
+    def ended(self, state: State, result: Any = None, error: str | None = None) -> EffectEnd:
+        """Return the effect's state after an execution that has seen it like this."""
+        return EffectEnd(self.id, self.sends, state, result, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Intent:
     answer: asyncio.Future[Standing] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def row(self) -> dict[str, Any]:
+        """Return the row of INTEND for this intent."""
         return {
             "id": self.id,
             "item_id": self.claimed.item.id,
@@ -87,6 +92,7 @@ class Intent:
         }
 
     def reply(self, standing: Standing | None) -> None:
+        """Return `standing` to the execution that awaits `answer`, or raise Fenced there (None: the claim was lost)."""
         if self.answer.done():  # the caller was cancelled
             return
         if standing is None:
@@ -95,12 +101,14 @@ class Intent:
             self.answer.set_result(standing)
 
     def refuse(self, error: VendorError) -> None:
+        """Raise the error in the execution that awaits `answer`: the intent cannot be stored."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
 
 class EffectEnd(NamedTuple):
-    """The state of an effect after an execution, stored with the item; ignored if there was a send after `sends`."""
+    """The state of an effect after an execution, stored with the item; ignored if the effect has been sent more than
+    `sends` times by then."""
 
     id: UUID
     sends: int
@@ -164,13 +172,15 @@ def plain(value: Any) -> Any:
 
 
 def conclude(found: Any, wanted: Any, before: Any) -> Literal["applied", "not_applied", "conflict"]:
-    """Judge a write by what a read-back after the quiet period has found."""
+    """Judge a write by the state that a read-back after the quiet period has `found`; `before` is the state before the
+    write."""
     if agrees(found, wanted):
         return "applied"
     return "not_applied" if found == before else "conflict"
 
 
 def agrees(found: Any, wanted: Any) -> bool:
+    """Return whether the state that was found is as wanted; of an object, only the wanted fields count."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         return all(name in found and found[name] == value for name, value in wanted.items())
     return bool(found == wanted)
@@ -187,7 +197,8 @@ def after_failure(error: VendorError, *, doubtful: bool) -> State:
 async def record(
     connection: Connection, intents: list[Intent], fences: dict[int, int], replica: str
 ) -> dict[ClaimKey, Standing]:
-    """Record the intents and read their effects. Intents missing from the result lost their claim (fenced)."""
+    """Record the intents, in the committer's transaction, and return how their effects stand. `fences` are those of
+    their claims, by claim id. Intents missing from the result lost their claim (fenced)."""
     parameters = {
         "rows": as_json([intent.row() for intent in intents]),
         "claims": list(fences),
@@ -201,14 +212,17 @@ async def record(
 
 
 async def settle(connection: Connection, ended: list[EffectEnd], replica: str, accepted: Collection[int] = ()) -> None:
+    """Store the states of effects after executions. `accepted`: the items whose results this transaction has stored
+    before, the only ones that count if the replica was declared dead."""
     rows = [one._replace(error=storable(one.error))._asdict() if one.error else one._asdict() for one in ended]
     parameters = {"rows": as_json(rows), "replica": replica, "accepted": list(accepted)}
     await connection.execute(SETTLE, parameters, prepare=True)
 
 
 def again_or_never(write: Write, verdict: Retry | GiveUp, now: datetime) -> Retry | GiveUp:
-    """Adapt the verdict on a write in doubt: retry after the quiet period at the earliest, and do not give up on a
-    write that can be read back."""
+    """Return the verdict on a failed execution of a write that is in doubt, given the verdict on plain work: retry
+    after the quiet period at the earliest; never give up on a write that can be read back; give up for good on any
+    other."""
     if isinstance(verdict, Retry):
         return Retry(max(verdict.at, now + write.quiet))
     return Retry(now + write.quiet) if isinstance(write, AbsoluteWrite) else GiveUp(permanent=True)

@@ -1,1 +1,1 @@
-"""Lanes to vendors: caps, rates, holds, breakers and pauses."""
+"""Lanes to vendors: their registry, the counts of their breakers, pauses. (`work/claim.py` decides by their caps.)"""

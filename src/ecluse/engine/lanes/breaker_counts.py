@@ -1,4 +1,5 @@
-"""The breakers of the lanes: the only statements by which the ends of calls change a lane's row."""
+"""The breakers of the lanes, as rows: failures in a row are counted over all replicas, and a lane whose row gets too
+long is held. These are the only statements by which the ends of calls change a lane's row."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Change(NamedTuple):
 async def record_results(
     connection: Connection, results: Sequence[CallResult], breakers: Mapping[int, Breaker]
 ) -> list[Change]:
-    """Add these results to the failures in a row of their lanes, and hold the lanes whose row got too long."""
+    """Add these results to the failures in a row of their lanes, and hold the lanes whose row got too long. `breakers`
+    are those of the lanes, by lane id. Return the breakers that have opened or closed, to be logged to runs."""
     changes = []
     async with connection.transaction():
         rows = await fetch_rows(connection, STANDING, ([one.lane_id for one in results],))
@@ -77,6 +79,8 @@ async def record_results(
 
 
 def down(lane: str, since: datetime, probe_at: datetime, error: str) -> str:
+    """Return the message, in the logs of runs, about a vendor that has not answered `since`; `error` is its last
+    one."""
     return (
         f"{TRIGGERED}: lane {lane}: vendor down since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z, next probe"
         f" {probe_at.astimezone(UTC):%H:%M:%S}Z; until then nothing is sent and no attempt is used up: {error}"

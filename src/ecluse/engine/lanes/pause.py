@@ -67,7 +67,7 @@ class StageNeedingLane(NamedTuple):
 
 
 class MovedDeadline(NamedTuple):
-    """A stage whose clock was stopped, with its new deadline."""
+    """A stage whose clock was stopped, with its new deadline; `by` is how far it has moved."""
 
     run_id: int
     tenant_id: str
@@ -113,6 +113,7 @@ async def resume(connection: Connection, name: str, *, reason: str, by: str) -> 
 
 
 async def _known(connection: Connection, name: str) -> None:
+    """Raise NotFound, with the names of all lanes, unless there is a lane of this name."""
     names = await fetch_column(connection, "SELECT name FROM lanes ORDER BY name")
     if name not in names:
         raise NotFound(f"There is no lane {name!r} (known: {', '.join(names) or 'none'}).")

@@ -76,6 +76,9 @@ class Closed(Exception):
 
 
 class Lanes:
+    """The lanes that the stages of these flows use, for all parts of one worker process. `uncapped` and `capped` are
+    the ids of the lanes without and with anything that must hold over all replicas."""
+
     def __init__(self, pool: Pool, flows: Iterable[Flow], clock: Clock) -> None:
         self._pool = pool
         self._clock = clock
@@ -94,6 +97,8 @@ class Lanes:
         self.on_change: Callable[[], None] = lambda: None  # called when a lane has closed or opened
 
     async def put(self) -> None:
+        """Insert the lanes, or store their caps, rates and breakers where they have changed, and read how they stand.
+        Called once, at start-up."""
         lanes = {stage.lane.name: stage.lane for stage in self.stages.values()}
         async with self._pool.connection() as connection:
             for name, lane in sorted(lanes.items()):
@@ -114,6 +119,7 @@ class Lanes:
         self._outdated.set()
 
     def is_closed(self, lane_id: int) -> bool:
+        """Return whether no call of the lane may start now, because of a hold, a breaker or a pause."""
         if lane_id not in self._closed:
             return False
         until = self._closed[lane_id]
@@ -126,9 +132,9 @@ class Lanes:
         return stage.weight * spacing.total_seconds() if spacing else 0.0
 
     def record_result(self, claimed: ClaimedItem, error: Exception | None, *, called: bool = True) -> Spared | None:
-        """Record how an execution has ended; return a `Spared` if the failure is the vendor's. A hold that the vendor
-        asks for applies in this process at once, and everywhere as soon as it is written. `called` False: the vendor
-        was not called."""
+        """Record how an execution has ended (`error` None: it succeeded), for `write_results`; return a `Spared` if the
+        failure is the vendor's. A hold that the vendor asks for applies in this process at once, and everywhere as soon
+        as it is written. `called` False: the vendor was not called."""
         stage, lane_id, now = self.stages[claimed.item.flow, claimed.item.stage], claimed.lane_id, self._clock.now()
         lane = stage.lane
         until = asked_for(error, now) if error and lane.one_vendor else None
@@ -163,13 +169,13 @@ class Lanes:
         else:
             self.counting.pop(end.lane_id, None)
 
-    async def reserve(self, item: Item, weight: int | None) -> None:
-        """Wait for a permit for the item's next call. Its instant is reserved at once, however far ahead: an item that
-        is being executed goes before items that wait to start. Raises Closed if the lane is closed."""
+    async def reserve(self, item: Item) -> None:
+        """Wait for a permit for a further call of an item that is being executed. Its instant is reserved at once,
+        however far ahead: such an item goes before items that wait to start. Raises Closed if the lane is closed."""
         stage = self.stages[item.flow, item.stage]
         lane_id = self._ids[stage.lane.name]
         if stage.lane.per_second is not None and not self.is_closed(lane_id):
-            start_at = await until_back("lanes", partial(self._reserved, lane_id, weight or stage.weight))
+            start_at = await until_back("lanes", partial(self._reserved, lane_id, stage.weight))
             await asyncio.sleep((start_at - self._clock.now()).total_seconds())
         if self.is_closed(lane_id):
             raise Closed
@@ -180,8 +186,8 @@ class Lanes:
         return start_at or self._clock.now()
 
     async def write_results(self, pool: Pool) -> None:
-        """Write the recorded results to the lanes, before the results of the items are stored: a claim after that
-        commit finds the lanes as these calls left them."""
+        """Write the results that `record_result` has gathered to the lanes. The committer calls it before it stores the
+        results of the items: a claim after that commit finds the lanes as these calls left them."""
         if results := list(self._unwritten):
             async with pool.connection() as connection:
                 if counted := [one for one in results if one.counts is not None]:
@@ -217,6 +223,8 @@ class Lanes:
             await self._read(connection)
 
     async def _read(self, connection: Connection) -> None:
+        """Read which lanes are closed and what their breakers have counted, and add the results that are not written
+        yet."""
         rows = await fetch_rows(connection, STANDING, (self.uncapped + self.capped,))
         self._closed = {lane: None if paused else until for lane, paused, until, *_ in rows if paused or until}
         self.counting = {
@@ -254,5 +262,6 @@ FROM lanes l ORDER BY l.name
 
 
 async def list_lanes(connection: Connection) -> list[dict[str, Any]]:
-    """Return the lanes by name. `down_since` is set if the breaker has opened and no call has been answered since."""
+    """Return all lanes, ordered by name, with their calls in flight and waiting items. `down_since` is set if the
+    breaker has opened and no call has been answered since."""
     return await fetch_all(connection, dict, LIST)

@@ -82,6 +82,7 @@ _leading: dict[str, asyncio.Task[Any]] = {}
 
 @DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)
 async def _workflow(run_id: int) -> None:
+    """Lead the run. The return, or an error, is recorded as the workflow's end; a cancelled workflow stays pending."""
     task, name = asyncio.current_task(), DBOS.workflow_id
     if _lead is None or task is None or name is None:  # this replica is stopping: the workflow stays pending
         raise asyncio.CancelledError
@@ -108,10 +109,13 @@ async def _workflow(run_id: int) -> None:
 
 
 def migrate(dsn: str) -> None:
+    """Create or change the tables of DBOS, in their own schema, to what its version needs."""
     DBOS.migrate(dsn)
 
 
 def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> None:
+    """Start DBOS in the running event loop, as the executor `executor_id` (this replica's id), with a pool of so many
+    connections. `lead` is called with the id of the run for every workflow that is started or recovered here."""
     global _lead, _dsn
     _lead, _dsn = lead, dsn
     config: DBOSConfig = {
@@ -159,7 +163,8 @@ async def stop() -> None:
 
 
 async def start(run: Run) -> None:
-    """Start the run's workflow at once, on this replica. A workflow id that exists already is not started again."""
+    """Start the workflow that leads the run at once, on this replica. A workflow id that exists already is not started
+    again."""
     with _as_driver_error(), SetWorkflowID(workflow_id(run.tenant_id, run.event_key)):
         await DBOS.start_workflow_async(_workflow, run.id)
 
@@ -175,14 +180,14 @@ async def step(name: str, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
 
 
 async def patched(name: str) -> bool:
-    """Return whether this run began with the change called `name`. Runs in flight when it was deployed go on without
-    it."""
+    """Return whether the run takes the change called `name`: True if it reaches this line for the first time, or took
+    the change before (a replay); False if it had passed this line when the change was deployed."""
     return await DBOS.patch_async(name)
 
 
 async def receive(topic: str, seconds: float) -> None:
-    """Wait for a message, durably: the wake-up instant is stored, so that a replica that takes over waits for the rest
-    of the time only."""
+    """Wait for a message to this workflow on the topic, for at most so many seconds, durably: the wake-up instant is
+    stored, so that a replica that takes over waits for the rest of the time only."""
     await DBOS.recv_async(topic, timeout_seconds=seconds)
 
 
@@ -190,7 +195,11 @@ WAKE = "SELECT dbos.send_message(destination_id => %s, message => 'null'::json, 
 
 
 async def wake(connection: Connection, workflow: str, topic: str) -> None:
-    await connection.execute(WAKE, (workflow, topic))
+    """Send the message that ends the wait of the workflow on this topic. Best effort: a gate polls, too."""
+    try:
+        await connection.execute(WAKE, (workflow, topic))
+    except psycopg.errors.ForeignKeyViolation:
+        log.warning("workflow to wake does not exist, its gate will poll", workflow=workflow)
 
 
 PENDING = "SELECT workflow_uuid FROM dbos.workflow_status WHERE status = 'PENDING' AND executor_id = %s"
@@ -202,6 +211,7 @@ async def interrupted(connection: Connection, executor_id: str) -> set[str]:
 
 
 async def resume(workflows: Collection[str]) -> None:
+    """Have these pending workflows, which no task of this process runs, replayed and led on."""
     with _as_driver_error():
         await DBOS.resume_workflows_async(list(workflows))
 
@@ -227,5 +237,6 @@ WHERE w.status = 'PENDING' AND NOT EXISTS (SELECT 1 FROM replicas r WHERE r.id =
 
 
 def recover(executor_ids: Sequence[str]) -> None:
-    """Put the pending workflows of dead executors back into their queues. Blocking: for the reaper's thread."""
+    """Put the pending workflows of these executors, which are dead, back into their queues. Blocking: for the reaper's
+    thread."""
     DBOS._recover_pending_workflows(list(executor_ids))  # noqa: SLF001 - the call its own coordinator makes

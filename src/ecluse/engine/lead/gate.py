@@ -57,39 +57,49 @@ class StageProgress:
         return self.expected - self.finished - self.in_flight
 
     def stalled(self, stage: Stage) -> bool:
+        """Return whether there was no progress for STALL_POLLS poll intervals."""
         return self.now - self.progress_at >= STALL_POLLS * stage.poll
+
+    def may_heal(self, stage: Stage) -> bool:
+        """Return whether a further round of the stage is left for failed items that may succeed."""
+        return self.fanned_out and self.round < stage.rounds and self.failed > self.failed_for_good
 
 
 @dataclass(frozen=True)
 class GateEnded:
+    """The gate ends: all items are finished, or its time is over."""
+
     cause: Literal["done", "timeout"]
 
 
 @dataclass(frozen=True)
 class Redispatch:
+    """The gate opens this round for failed items that may succeed."""
+
     round: int
 
 
 @dataclass(frozen=True)
 class Wait:
+    """The gate polls again after so many seconds, or earlier if it is woken."""
+
     seconds: float
 
 
 def decide(progress: StageProgress, stage: Stage) -> GateEnded | Redispatch | Wait:
-    rounds_left = progress.round < stage.rounds
-    may_heal = progress.failed - progress.failed_for_good if rounds_left else 0
-    if progress.fanned_out and progress.finished == progress.expected and not may_heal:
+    """Decide what the gate of the stage does, given the counts of this poll."""
+    if progress.fanned_out and progress.finished == progress.expected and not progress.may_heal(stage):
         return GateEnded("done")
-    if progress.now >= progress.deadline_at and not progress.clock_stopped:
-        return GateEnded("timeout")
-    quiet = progress.now - progress.progress_at
-    if may_heal and progress.stalled(stage) and progress.fanned_out and not progress.clock_stopped:
-        return Redispatch(progress.round + 1)
     # Pauses grow with the age of the gate from one second to the poll interval; a message ends a pause early.
-    pause = min(max(FIRST_PAUSE, (progress.now - progress.started_at) / 10), stage.poll)
-    until = [pause] if progress.clock_stopped else [pause, progress.deadline_at - progress.now]
-    if may_heal and progress.fanned_out and not progress.clock_stopped:
-        until.append(max(STALL_POLLS * stage.poll - quiet, timedelta(0)))
+    until = [min(max(FIRST_PAUSE, (progress.now - progress.started_at) / 10), stage.poll)]
+    if not progress.clock_stopped:
+        if progress.now >= progress.deadline_at:
+            return GateEnded("timeout")
+        until.append(progress.deadline_at - progress.now)
+        if progress.may_heal(stage):
+            if progress.stalled(stage):
+                return Redispatch(progress.round + 1)
+            until.append(progress.progress_at + STALL_POLLS * stage.poll - progress.now)
     return Wait(max(min(until).total_seconds(), 0.01))
 
 
@@ -97,15 +107,15 @@ def next_round_at(progress: StageProgress, stage: Stage) -> datetime | None:
     """Return when the gate opens another round for failed items, unless there is progress before. None: it opens none,
     or the instant is unknown because the stage's clock is stopped."""
     at = progress.progress_at + STALL_POLLS * stage.poll
-    may_heal = progress.fanned_out and progress.round < stage.rounds and progress.failed > progress.failed_for_good
-    return at if may_heal and not progress.clock_stopped and at < progress.deadline_at else None
+    return at if progress.may_heal(stage) and not progress.clock_stopped and at < progress.deadline_at else None
 
 
 def topic(stage: str) -> str:
-    """Return the topic of the messages that wake the gate."""
+    """Return the topic of the messages that wake the gate of the stage."""
     return f"gate:{stage}"
 
 
+# Called at every poll of a gate with the progress and the decision.
 Seen = Callable[[Connection, Run, StageProgress, GateEnded | Redispatch | Wait], Awaitable[None]]
 
 
@@ -180,7 +190,8 @@ async def poll(
     connection: Connection, run: Run, stage: Stage, first: bool, seen: Seen | None, units: Units | None
 ) -> tuple[Literal["wait", "done", "timeout", "run ended"], float]:
     """Read the progress of the stage, decide, and carry the decision out. Return how the gate stands, and in how many
-    seconds to poll again."""
+    seconds to poll again. `first`: the first poll of this gate, which logs that it waits; `seen`: called before the
+    decision is carried out; `units`: what to count instead of items."""
     counted = None if units is None else await units.count(connection, run)
     progress = await read_progress(connection, run, stage, counted)
     counters.gate_looks[run.flow, stage.name] += 1
@@ -213,6 +224,7 @@ async def poll(
 
 
 async def read_progress(connection: Connection, run: Run, stage: Stage, units: Counted | None) -> StageProgress:
+    """Count the stage's items, unless its `units` were counted, store the counts with the stage and return them."""
     statement = PROGRESS.format(counted=COUNT_ITEMS if units is None else COUNT_UNITS)
     given = {"run": run.id, "stage": stage.name, "rounds": stage.rounds, **({} if units is None else asdict(units))}
     found = await fetch_one(connection, StageProgress, statement, given)
@@ -222,6 +234,7 @@ async def read_progress(connection: Connection, run: Run, stage: Stage, units: C
 
 
 async def _warn_if_unclaimed(connection: Connection, run: Run, stage: Stage, since: datetime) -> None:
+    """Log once, to the run and as a trace, that no worker has claimed the due items of a stage stalled `since`."""
     if unclaimed := await fetch_value(connection, UNCLAIMED, (run.id, stage.name)):
         message = f"gate {stage.name}: stalled, no worker has claimed {run.flow}/{stage.name}"
         facts: dict[str, Any] = {"unclaimed": unclaimed, "since": since.isoformat()}
@@ -252,6 +265,8 @@ async def _next_round(connection: Connection, run: Run, stage: Stage, round_: in
 
 
 async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int) -> int:
+    """Open the round: reopen the failed items that may succeed, and log it. Return how many; 0 if the round was opened
+    before (this is a replay) or the run has ended."""
     async with connection.transaction():
         if not await _next_round(connection, run, stage, round_):
             return 0
@@ -272,6 +287,7 @@ async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int
 
 
 async def end(connection: Connection, run: Run, stage: Stage, cause: Literal["done", "timeout"]) -> None:
+    """Mark the stage as ended, and log it once. At a timeout its waiting items fail; those in flight may finish."""
     async with connection.transaction():
         if cause == "timeout":
             code, error = "INCOMPLETE", stage.incomplete

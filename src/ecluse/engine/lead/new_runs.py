@@ -1,5 +1,5 @@
-"""Take new runs: start the workflows of queued runs, on one replica each. A start only inserts the run and notifies;
-whichever worker locks the row first leads the run. After a crash in between, another worker finds the run."""
+"""Take new runs: start the workflows of queued runs, each on one replica. A start only inserts the run and notifies;
+the worker that locks the row first leads the run. After a crash in between, another worker finds the run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from ecluse.db.connect import Pool
 from ecluse.db.query import fetch_all
 from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow, Run
+from ecluse.engine.runs import lifecycle
 
 # Runs per transaction: the first step of a run waits for the commit that releases its row.
 TOGETHER = 20
 
 # The lock keeps a run from being taken twice. A replica whose snapshot is older than the other's commit may still try;
 # a workflow id that exists is not started again.
-TAKE = """
-SELECT r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id, r.schedule_id FROM runs r
+TAKE = f"""
+SELECT {lifecycle.RUN} FROM runs r
 WHERE r.ended_at IS NULL AND r.orchestrated AND r.state = 'queued' AND r.flow = ANY(%s)
 AND NOT EXISTS (SELECT 1 FROM dbos.workflow_status w WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key)
 ORDER BY r.id LIMIT %s FOR NO KEY UPDATE OF r SKIP LOCKED
-"""
+"""  # noqa: S608 - our own names
 
 
 async def take_new_runs(pool: Pool, flows: Mapping[str, Flow]) -> None:
-    """Start the workflows of new runs until none is left, or this replica leads as many runs as it may. The locks are
-    held meanwhile: nothing that a start waits for takes them."""
+    """Start the workflows of the new runs of these flows until none is left, or this replica leads as many runs as it
+    may. The locks are held meanwhile: nothing that a start waits for takes them."""
     async with pool.connection() as connection:
         while (room := min(TOGETHER, durable.room())) > 0:
             async with connection.transaction():

@@ -13,6 +13,7 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import until_back
 from ecluse.engine.lead import durable, gate
 from ecluse.engine.model.flow import EmitLive, Flow, Run, Source, Stage
+from ecluse.engine.model.states import NORMAL, RunEnd
 from ecluse.engine.runs import finalize, lifecycle, stages, targets
 
 P = ParamSpec("P")
@@ -20,6 +21,9 @@ R = TypeVar("R")
 
 
 class Story:
+    """One run on its way through its flow's story: the argument of `Flow.story`. `chunk`: rows per statement of a
+    fan-out."""
+
     def __init__(self, pool: Pool, flow: Flow, run: Run, *, chunk: int, emit: EmitLive = lambda _: None) -> None:
         self._pool = pool
         self._chunk = chunk
@@ -29,6 +33,7 @@ class Story:
 
     @property
     def input(self) -> Any:
+        """The input of the run, as an instance of the flow's model."""
         return self.flow.input.model_validate(self.run.input)
 
     async def step(
@@ -38,8 +43,8 @@ class Story:
         *args: P.args,
         **kw: P.kwargs,
     ) -> R:
-        """Run `function(connection, run, …)` once and log it; its small result is stored under this place in the
-        story."""
+        """Run `function(connection, run, …)` and log it. Its result, which must be small, is stored under this place in
+        the story; a replay returns it without running the function again."""
 
         async def logged(connection: Connection, run: Run) -> R:
             began = time.monotonic()
@@ -57,7 +62,7 @@ class Story:
         *args: P.args,
         **kw: P.kwargs,
     ) -> R:
-        """Run a step without logging it. It is retried while the database is unavailable."""
+        """Like `step`, without logging. The function is retried while the database is unavailable."""
 
         async def attempt() -> R:
             async with self._pool.connection() as connection:
@@ -71,15 +76,18 @@ class Story:
         return await durable.step(name, patiently)
 
     async def patched(self, change: str) -> bool:
-        """Return False for runs that began before this change to the story was deployed: they go on as they began."""
+        """Return whether the run takes a change to its story: True if it reaches this line for the first time, or took
+        the change before (a replay); False if it had passed this line when the change was deployed, and has to go on as
+        before."""
         return await durable.patched(change)
 
     async def phase(self, name: str) -> None:
+        """Store `name` as the run's phase, which is shown to people while the run is open."""
         await self.once(f"phase-{name}", lifecycle.set_phase, name)
 
     async def select(self, source: Source) -> int:
-        """Fix the targets that this run answers for; return how many. Payloads are not kept: `fan_out` gives items
-        theirs."""
+        """Fix the targets that this run answers for: those of the items that `source` returns. Return how many.
+        Payloads are not kept: `fan_out` gives items theirs."""
 
         async def chosen(connection: Connection, run: Run) -> int:
             await targets.select(connection, {run.id: await source(connection, run)})
@@ -92,7 +100,8 @@ class Story:
     async def fan_out(
         self, stage: Stage, source: Source = targets.open_targets, priority: stages.Priority = "normal"
     ) -> int:
-        """Dispatch the stage's items: those of `source`, or one without a payload for every open target."""
+        """Open the stage and dispatch its items: those that `source` returns, or one without a payload for every open
+        target. Return how many items the stage has."""
 
         async def dispatched(connection: Connection, run: Run) -> int:
             items = await source(connection, run)
@@ -107,8 +116,9 @@ class Story:
         await self.once(f"open-{stage.name}", stages.open_units, stage)
 
     async def gate(self, stage: Stage, *, seen: gate.Seen | None = None, units: gate.Units | None = None) -> str:
-        """Wait for the stage's items, or for its `units`. Return how the gate ended: done or timeout. `seen` is called
-        with the progress and the decision of every poll, before the decision is carried out."""
+        """Wait for the stage's items, or for its `units`, and repeat failed ones in further rounds. Return how the gate
+        ended: done or timeout. `seen` is called with the progress and the decision of every poll, before the decision
+        is carried out. Raises RunEnded if the run was ended from outside."""
         polls = 0
         while True:
             verdict, seconds = await self.once(f"poll-{stage.name}-{polls}", gate.poll, stage, polls == 0, seen, units)
@@ -123,7 +133,8 @@ class Story:
 
 
 async def lead(story: Story) -> None:
-    """Lead a run from its first step to its end, whatever error the story raises."""
+    """Lead a run from its first step to its end, whatever error the story raises. A signal of DBOS, or an outage of the
+    database under DBOS, is raised: the workflow goes on later."""
     flow, run = story.flow, story.run
     try:
         try:
@@ -134,7 +145,7 @@ async def lead(story: Story) -> None:
         crashpoint("after begin")
         if flow.story is not None:
             await flow.story(story)
-        await story.once("finalize", _end, flow, finalize.NORMAL)
+        await story.once("finalize", _end, flow, NORMAL)
         crashpoint("after finalize")
     except lifecycle.RunEnded:
         run.trace.warn("the run was ended from outside")
@@ -144,8 +155,8 @@ async def lead(story: Story) -> None:
         run.trace.error("run failed", exc_info=True)
         code = error.code if isinstance(error, EcluseError) else "BUG"
         why = str(error) or type(error).__name__
-        await story.once("abort", _end, flow, finalize.RunEnd("catastrophic", code, why))
+        await story.once("abort", _end, flow, RunEnd("catastrophic", code, why))
 
 
-async def _end(connection: Connection, run: Run, flow: Flow, cause: finalize.RunEnd) -> int:
-    return await finalize.end_runs(connection, flow, [run], cause)
+async def _end(connection: Connection, run: Run, flow: Flow, end: RunEnd) -> int:
+    return await finalize.end_runs(connection, flow, [run], end)

@@ -1,1 +1,1 @@
-"""The parts of a flow, and the pure decisions about states and retries."""
+"""The parts of a flow, and the pure decisions about states, retries and breakers."""

@@ -93,15 +93,15 @@ class Spared(NamedTuple):
 
 
 def asked_for(error: Exception, now: datetime) -> datetime | None:
-    """Return the instant until which the vendor asked for no calls. None if it asked for nothing, or for longer than
-    LONGEST_RETRY_AFTER: that is only a refusal of this attempt."""
+    """Return the instant until which the vendor, by this error, asked for no calls. None if it asked for nothing, or
+    for longer than LONGEST_RETRY_AFTER: that is only a refusal of this attempt."""
     asked = error.retry_after if isinstance(error, TransientError) else None
     return now + timedelta(seconds=asked) if asked and asked <= LONGEST_RETRY_AFTER.total_seconds() else None
 
 
 def counts(breaker: Breaker | None, error: Exception | None) -> bool | None:
-    """Return whether this end counts as a failure (True) or ends the row of failures (False). None: it is no answer of
-    the vendor, or there is no breaker."""
+    """Return how the end of a call counts for the breaker of its lane: True as a failure, False as the end of the row
+    of failures. None: it is no answer of the vendor, or there is no breaker. `error` None: the call succeeded."""
     code = error.code if isinstance(error, VendorError) else None
     if breaker is None or (error is not None and code is None):
         return None
@@ -109,6 +109,7 @@ def counts(breaker: Breaker | None, error: Exception | None) -> bool | None:
 
 
 def is_outage(breaker: Breaker | None, error: Exception | None) -> bool:
+    """Return whether the error is one of OUTAGES that this breaker counts: the vendor seems to be down."""
     return breaker is not None and isinstance(error, VendorError) and error.code in breaker.codes & OUTAGES
 
 

@@ -17,6 +17,7 @@ gate_looks: Counter[tuple[str, str]] = Counter()  # flow, stage
 
 @contextmanager
 def timed(flow: str, stage: str) -> Iterator[None]:
+    """Count the body as one call of this stage, and add its duration to `call_seconds`."""
     began = time.monotonic()
     try:
         yield

@@ -31,6 +31,8 @@ GRACE = timedelta(minutes=15)
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """A run as stories, stages and hooks of a flow get it: what is fixed when it is started."""
+
     id: int
     tenant_id: str
     flow: str
@@ -79,7 +81,8 @@ EmitLive = Callable[[Sequence[EphemeralEvent]], None]  # never waits, never rais
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Argument of `save`: one per item whose result is being stored in this commit."""
+    """Argument of `save`: one per item whose result is being stored in this commit, with the `result` and `kept` of its
+    `Done`."""
 
     item: Item
     result: Any
@@ -98,14 +101,15 @@ class FinishedItem(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkContext:
-    """What a stage's work may use besides its item. No transaction is open while a vendor is called."""
+    """What a stage's work may use besides its item: `vendors` is what `Flow.vendors` made. No transaction is open while
+    a vendor is called."""
 
     vendors: Any
     now: Callable[[], datetime]
-    reserve: Callable[[Item, int | None], Awaitable[None]] | None = None
+    reserve: Callable[[Item], Awaitable[None]] | None = None  # for `permit`
     emit: EmitLive = lambda _: None  # emits at once, whatever becomes of the item
-    begin_paid: Callable[[Item, str | None], Awaitable[None]] | None = None
-    pool: Pool | None = None
+    begin_paid: Callable[[Item, str | None], Awaitable[None]] | None = None  # for `pay`
+    pool: Pool | None = None  # for `database`
 
     async def pay(self, item: Item, lock: str | None = None) -> None:
         """Announce a call that costs money (`Stage.paid`), right before it. From here on the call may finish even if
@@ -122,12 +126,11 @@ class WorkContext:
         async with self.pool.connection() as connection:
             yield connection
 
-    async def permit(self, item: Item, weight: int | None = None) -> None:
-        """Wait until the lane's rate permits a further call of this item; its first call has its permit already.
-        `weight` None is the stage's weight. If the lane is closed meanwhile, the item is released and begins anew
-        later."""
+    async def permit(self, item: Item) -> None:
+        """Wait until the lane's rate permits a further call of this item; its first call has its permit already. If the
+        lane is closed meanwhile, the item is released and begins anew later."""
         if self.reserve is not None:
-            await self.reserve(item, weight)
+            await self.reserve(item)
 
 
 class Order(NamedTuple):
@@ -142,9 +145,10 @@ class Order(NamedTuple):
 @dataclass(frozen=True)
 class Write:
     """A write at a vendor, instead of plain work: the engine records the write before each send, and finds out whether
-    it was applied if the answer is lost. `wanted` and the state that is read are JSON. `quiet` is counted from the last
-    send: at least the call's own deadline, plus two seconds, plus the longest time in which the vendor may still apply
-    a request that it has received."""
+    it was applied if the answer is lost. `wanted` returns what to write for an item, `send` sends it; what is wanted
+    and the state that is read are JSON. The write is neither sent again nor read back before `quiet` has passed since
+    the last send: at least the call's own deadline, plus two seconds, plus the longest time in which the vendor may
+    still apply a request that it has received."""
 
     wanted: Callable[[Item], Any]
     send: Callable[[WorkContext, Item, Order], Awaitable[Any]]
@@ -160,7 +164,7 @@ class KeyedWrite(Write):
 
 @dataclass(frozen=True)
 class AbsoluteWrite(Write):
-    """Class C2: sets a state that can be read back. The state read must have the wanted fields, spelled alike ("12.5"
+    """Class C2: sets a state that `read` reads back. The state read must have the wanted fields, spelled alike ("12.5"
     is not "12.50"); a state that is neither the wanted nor the former one was written by another party, and is not
     overwritten. `send` may return the state that the vendor answered, so that a state that is not as wanted is found at
     once. The item's result is `wanted`."""
@@ -202,12 +206,15 @@ class Lane:
 
     @staticmethod
     def per_minute(calls: float) -> float:
-        """`Lane("speech", per_second=Lane.per_minute(10))`: one every six seconds."""
+        """Return so many calls a minute as a rate: `Lane("speech", per_second=Lane.per_minute(10))` starts one every
+        six seconds."""
         return calls / 60
 
 
 @dataclass(frozen=True)
 class Stage:
+    """One phase of a flow: the work on an item, the lane in which items wait, what is stored, and the limits."""
+
     name: str
     lane: Lane
     work: Work | Write
@@ -238,6 +245,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Flow:
+    """A kind of run: its status words, its stages, the story that leads it, and functions that the engine calls."""
+
     name: str
     stages: tuple[Stage, ...]
     story: Callable[[Story], Awaitable[None]] | None  # None: a run is only items, and ends with its last item
@@ -267,6 +276,7 @@ class Flow:
 
     @property
     def last_stages(self) -> list[str]:
+        """The names of the stages after which a target is done."""
         return [stage.name for stage in self.stages if stage.last] or [self.stages[-1].name]
 
     def stage(self, name: str) -> Stage:

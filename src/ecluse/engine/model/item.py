@@ -29,6 +29,8 @@ class Item(NamedTuple):
 
     @property
     def event_id(self) -> str:
+        """The id of the work on this item in this round, in logs and attempts: computed, so that every replica has the
+        same."""
         return item_event_id(self.flow, self.run_id, self.stage, self.key, self.round)
 
     @property
@@ -48,7 +50,8 @@ ClaimKey = tuple[int, int]  # item id, claim id
 
 
 class ClaimedItem(NamedTuple):
-    """An item claimed by a worker, with the claim that fences it."""
+    """An item claimed by a worker, with the claim that fences it. `start_at`: the instant of its permit, if its lane
+    has a rate; `suspicion`: how it is to be run (`work/suspects.py`)."""
 
     item: Item
     claim_id: int
@@ -60,6 +63,7 @@ class ClaimedItem(NamedTuple):
 
     @property
     def claim_key(self) -> ClaimKey:
+        """Identifies this claiming of the item: another claim of the same item has another key."""
         return self.item.id, self.claim_id
 
 

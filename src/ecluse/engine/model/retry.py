@@ -36,16 +36,21 @@ class RetryPolicy:
 
 @dataclass(frozen=True)
 class Retry:
+    """The item is executed again, at the instant `at` or later."""
+
     at: datetime
 
 
 @dataclass(frozen=True)
 class GiveUp:
+    """The item fails: no further execution in this round."""
+
     permanent: bool  # a further round would not help either
 
 
 def backoff(policy: RetryPolicy, retry: int, chance: random.Random) -> float:
-    """Return the seconds before the n-th retry (n from 1): capped, jittered symmetrically, capped again, whole ms."""
+    """Return the seconds before the retry with the number `retry` (from 1): capped, jittered symmetrically by `chance`,
+    capped again, whole ms."""
     try:
         delay = policy.base if policy.kind == "fixed" else policy.base * policy.multiplier ** (retry - 1)
     except OverflowError:
@@ -59,8 +64,9 @@ def backoff(policy: RetryPolicy, retry: int, chance: random.Random) -> float:
 def decide(
     error: Exception, *, executions: int, policy: RetryPolicy, now: datetime, chance: random.Random
 ) -> Retry | GiveUp:
-    """Return whether to retry after `error`, and when. `executions` counts the one that just failed. An unclassified
-    error is a bug of ours: it is retried like a transient one (a race may heal), within the same budget."""
+    """Return whether to retry after `error`, and when. `executions` counts the one that just failed; `chance` gives the
+    jitter. An unclassified error is a bug of ours: it is retried like a transient one (a race may heal), within the
+    same budget."""
     if isinstance(error, PermanentError | NonRetriableError):
         return GiveUp(permanent=True)
     if executions >= policy.executions:

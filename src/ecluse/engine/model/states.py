@@ -12,6 +12,8 @@ from ecluse.base.errors import ForbiddenTransition
 
 
 class State(StrEnum):
+    """The neutral states of runs, which are the same for every flow."""
+
     DRAFT = "draft"  # exists, not asked to run
     QUEUED = "queued"  # asked to run, nothing done yet
     RUNNING = "running"  # work is under way
@@ -26,8 +28,20 @@ class State(StrEnum):
 
 EndCause = Literal["normal", "operator", "parent", "stale", "catastrophic"]
 ON_REQUEST: frozenset[EndCause] = frozenset({"operator", "parent"})  # an end that is not a failure
-OPEN = frozenset({State.DRAFT, State.QUEUED, State.RUNNING})
-ENDED = frozenset(State) - OPEN
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """Why a run ends: the cause; error code and reason, where it ends by force; `by`, the operator who asked for it, or
+    the run whose end ends this one."""
+
+    cause: EndCause
+    code: str | None = None
+    reason: str | None = None
+    by: str | None = None
+
+
+NORMAL = RunEnd("normal")
 
 
 @dataclass(frozen=True)
@@ -46,13 +60,15 @@ class StatusMap:
             raise ValueError(f"status words without a meaning: {sorted(unknown)}")
 
     def status(self, state: State, *, after: str) -> str:
-        """Return the flow's status for a neutral state, among those that can follow the status `after`."""
+        """Return the flow's status for a neutral state, among those that can follow the status `after`; raise
+        ForbiddenTransition if none can."""
         for status in sorted(self.moves.get(after, frozenset())):
             if self.meaning[status] is state:
                 return status
         raise ForbiddenTransition("run", after, state.value)
 
     def check(self, before: str, after: str) -> None:
+        """Raise ForbiddenTransition unless a run may go from the status `before` to the status `after`."""
         if after not in self.moves.get(before, frozenset()):
             raise ForbiddenTransition("run", before, after)
 
@@ -74,15 +90,17 @@ PLAIN = StatusMap(
 
 
 def terminal_state(successful: int, failed: int) -> State:
-    """Return the state of a run that ends normally. Ignored targets do not count; a run with nothing to do succeeds."""
+    """Return the state of a run that ends normally, from the numbers of its targets. Ignored targets do not count; a
+    run with nothing to do succeeds."""
     if failed == 0:
         return State.SUCCEEDED
     return State.PARTIAL if successful > 0 else State.FAILED
 
 
 def ended_as(cause: EndCause, successful: int, failed: int) -> tuple[State, State]:
-    """Return the neutral state of a run that ends, and the state whose word the flow shows for it. They differ for a
-    cancelled run: flows have no word for that state, and show the outcome of the targets."""
+    """Return the neutral state of a run that ends for this cause, with these numbers of targets, and the state whose
+    word the flow shows for it. They differ for a cancelled run: flows have no word for that state, and show the outcome
+    of the targets."""
     if cause == "normal":
         state = terminal_state(successful, failed)
         return state, state

@@ -21,8 +21,8 @@ EVENTS_CHANNEL = "ecluse_events"  # something was published
 
 @dataclass(frozen=True)
 class Event:
-    """An event to be published. Its key deduplicates: a second event with the same key is not written. Events of one
-    aggregate are published in the order in which they happened."""
+    """An event to be published. Its key deduplicates: a second event of the tenant with the same key is not written.
+    Events of one aggregate are published in the order in which they happened."""
 
     tenant_id: str
     event_key: str
@@ -88,12 +88,14 @@ async def write(connection: Connection, events: Sequence[Event]) -> None:
 async def write_run_events(
     connection: Connection, run_ids: Sequence[int], what: Literal["started", "selected", "completed", "failed"]
 ) -> None:
-    """Write one event per run, with the state of its row in the caller's transaction."""
+    """Write one event per run, `<flow>/<what>`, with the state of its row in the caller's transaction."""
     await connection.execute(WRITE_OF_RUNS, {"runs": list(run_ids), "what": what})
 
 
 @dataclass(frozen=True)
 class PublishedEvent:
+    """An event as sinks and readers of the outbox get it."""
+
     id: int
     tenant_id: str
     event_key: str
@@ -122,7 +124,8 @@ WHERE published_seq > %(after)s {{whose}} ORDER BY published_seq LIMIT %(limit)s
 async def read_published(
     connection: Connection, after_seq: int, tenant: str | None = None, limit: int = 500
 ) -> list[PublishedEvent]:
-    """Return the events published after `after_seq`, in the order of publishing."""
+    """Return at most `limit` events published after the one numbered `after_seq`, in the order of publishing; of one
+    tenant, or of all (None)."""
     whose = "" if tenant is None else "AND tenant_id = %(tenant)s"
     parameters = {"after": after_seq, "tenant": tenant, "limit": limit}
     return await fetch_all(connection, PublishedEvent, PUBLISHED.format(whose=whose), parameters)

@@ -62,6 +62,8 @@ FROM unnest(%s::bigint[], %s::text[]) AS f(id, error) WHERE e.id = f.id AND publ
 
 
 class Publisher:
+    """Offers the events of the outbox to the sinks, and marks those that all sinks have accepted as published."""
+
     def __init__(self, dsn: str, sinks: Sequence[Sink]) -> None:
         self._dsn = dsn
         self._sinks = sinks
@@ -93,6 +95,7 @@ class Publisher:
                     await self.wake.wait()
 
     async def _publish_all(self, own: Connection, events: Sequence[PublishedEvent]) -> None:
+        """Offer the events and keep the connection alive meanwhile; mark those that were accepted, delay the others."""
         offering = asyncio.create_task(self._offer_all(events))
         try:
             while not (await asyncio.wait([offering], timeout=BEAT_SECONDS))[0]:
@@ -117,6 +120,7 @@ class Publisher:
         return dict(failure for failure in failures if failure is not None)
 
     async def _offer_one_by_one(self, events: Sequence[PublishedEvent]) -> tuple[int, str] | None:
+        """Offer the events of one aggregate in their order; return the first that is rejected, with its error."""
         for event in events:
             if (error := await self._offer([event])) is not None:
                 log.warning("outbox: sink rejected event, will retry", event_key=event.event_key, error=error)
@@ -138,6 +142,7 @@ def _aggregate(event: PublishedEvent) -> tuple[str, str]:
 
 
 async def _ask(own: Connection, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """Execute the statement and return its rows; a server that is silent for SILENT_SECONDS is given up on."""
     with hanging_up_after(own, SILENT_SECONDS):
         cursor = await own.execute(statement, parameters or None)
         return await cursor.fetchall() if cursor.description else []

@@ -58,7 +58,8 @@ INSERT_NEW = INSERT.replace("ON CONFLICT ON CONSTRAINT items_key DO NOTHING", ""
 
 
 class Dispatch(NamedTuple):
-    """What the items of one dispatch have in common."""
+    """What the items of one dispatch have in common. `head_start`: how much earlier than the present their place in the
+    queue is."""
 
     flow: str
     stage: str
@@ -72,8 +73,8 @@ Row = tuple[int, NewItem]  # the item and the id of its run
 async def insert(
     connection: Connection, dispatch: Dispatch, rows: Sequence[Row], *, chunk: int, new: bool
 ) -> Counter[int]:
-    """Insert items, those that exist already excepted. `new`: as far as the caller knows, none exists. Return how many
-    items were refused, by run."""
+    """Insert items, those that exist already excepted, `chunk` rows per statement. `new`: as far as the caller knows,
+    none exists. Return how many items were refused, by run."""
     good, refused = [], []
     for row in rows:
         if max(len(row[1].key), len(row[1].target or "")) > LONGEST_KEY:
@@ -172,8 +173,9 @@ async def fail_waiting(
     key: str | None = None,
     due_before: datetime | None = None,
 ) -> int:
-    """Fail the waiting items of these runs for good, in one stage or, at the end of the runs, in all; return how many.
-    The caller has locked what it must (see `lifecycle`)."""
+    """Fail the waiting items of these runs for good with this error, in one stage or, at the end of the runs, in all,
+    items in flight included; return how many. `by` names what fails them; FAILED_BY says what that means for `key`
+    (only this item) and `due_before` (only items due by then). The caller has locked what it must (see `lifecycle`)."""
     given = {"runs": list(run_ids), "stage": stage, "code": code, "error": error, "key": key, "due_before": due_before}
     which, text = FAILED_BY[by]
     return (await connection.execute(FAIL.format(by=by, which=which, error=text), given)).rowcount

@@ -31,6 +31,8 @@ class LeaseLost(EcluseError):
 
 @dataclass(frozen=True)
 class Lease:
+    """A lease as its holder has it: the token proves the holding, the fence orders the holdings of a key."""
+
     tenant_id: str
     key: str
     fence: int
@@ -129,9 +131,9 @@ async def acquire(
     replica: str | None = None,
     run_id: int | None = None,
 ) -> Lease | Held:
-    """Take the lease for a process, for `ttl`, which the heartbeat of `replica` extends; or for a run, which gets its
-    own lease back when it asks again. Part of the caller's transaction, if there is one: a run and its lease may be one
-    commit."""
+    """Take the lease of (tenant, key), unless it is held: for a process, for `ttl`, which the heartbeat of `replica`
+    extends; or for the run `run_id`, until it ends; a run gets its own lease back when it asks again. Part of the
+    caller's transaction, if there is one: a run and its lease may be one commit."""
     given = {"tenant": tenant, "key": key, "owner": owner, "ttl": ttl, "replica": replica, "run": run_id}
     async with connection.transaction():
         if run_id is not None and await fetch_row(connection, OPEN_RUN, given) is None:
@@ -172,7 +174,7 @@ async def hold_for_runs(
 
 
 async def holders(connection: Connection, tenant: str, keys: Collection[str]) -> dict[str, int | None]:
-    """Return those of the keys that are held, and by which run (None: by a process)."""
+    """Return those of the tenant's keys that are held, each with the run that holds it (None: a process)."""
     held = await _holders(connection, {(tenant, key) for key in keys})
     return {key: run for (_, key), run in held.items()}
 
@@ -195,14 +197,15 @@ async def still_mine(connection: Connection, lease: Lease) -> None:
 
 
 async def release(connection: Connection, lease: Lease) -> bool:
-    """Release the lease, identified by its token. Return False if it had been lost before."""
+    """Release the lease, which its token identifies. Return False if it had been lost before."""
     cursor = await connection.execute(f"{END} 'released' WHERE {MINE}", _mine(lease))
     log.info("lease released" if cursor.rowcount else "lease release: it was lost before", **lease.facts())
     return cursor.rowcount == 1
 
 
 async def force_release(connection: Connection, tenant: str, key: str, *, reason: str, by: str) -> bool:
-    """Release a lease for an operator: its holder cannot write under it any more. Return False if it is not held."""
+    """Release a lease for the operator `by`: its holder cannot write under it any more. Return False if it is not
+    held."""
     if not reason.strip():
         raise InvalidInput("say why the lease is released by force: the reason stays with it")
     async with connection.transaction():
@@ -224,8 +227,8 @@ async def end_expired(pool: Pool) -> None:
 
 
 async def list_leases(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[dict[str, Any]]:
-    """List the held leases, tokens cut to 8 characters. `remaining_seconds` is None for a lease that a run holds until
-    it ends."""
+    """List the held leases of a tenant, or of all (None), tokens cut to 8 characters. `remaining_seconds` is None for a
+    lease that a run holds until it ends."""
     return await fetch_all(connection, dict, LIST, (tenant, limit, offset))
 
 

@@ -40,12 +40,14 @@ async def load_runs(connection: Connection, run_ids: Collection[int]) -> list[Ru
 
 
 async def load_run(connection: Connection, run_id: int) -> Run:
+    """Return the run; raise NotFound if it does not exist."""
     if not (found := await load_runs(connection, [run_id])):
         raise NotFound(f"there is no run {run_id}")
     return found[0]
 
 
 async def has_ended(connection: Connection, run_id: int) -> bool:
+    """Return whether the run has ended; raise NotFound if it does not exist."""
     ended = await fetch_value(connection, "SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", (run_id,))
     if ended is None:
         raise NotFound(f"there is no run {run_id}")
@@ -53,13 +55,16 @@ async def has_ended(connection: Connection, run_id: int) -> bool:
 
 
 class LockedRun(NamedTuple):
+    """What `lock_runs` reads of a run; `selected` is None before its targets are selected."""
+
     status: str
     selected: int | None
     is_open: bool
 
 
 async def lock_runs(connection: Connection, run_ids: Collection[int]) -> dict[int, LockedRun]:
-    """Lock the runs, for a transaction that changes them or must not run beside their end."""
+    """Lock the runs, for a transaction that changes them or must not run beside their end, and return how each stands,
+    by id. Runs that do not exist are left out."""
     return {row[0]: LockedRun(*row[1:]) for row in await fetch_rows(connection, LOCK_RUNS, (list(run_ids),))}
 
 
@@ -94,13 +99,15 @@ async def begin(connection: Connection, run: Run, flow: Flow) -> bool:
 
 
 async def begin_runs(connection: Connection, flow: Flow, queued: Sequence[Run]) -> None:
-    """Move runs inserted by the current transaction to running. No lock needed: they are not visible to others."""
+    """Move runs that the current transaction has inserted from queued to running. No lock is needed: other transactions
+    do not see them yet."""
     await set_status(connection, flow, [StatusChange(run, flow.statuses.initial, State.RUNNING) for run in queued])
     for run in queued:
         run.trace.start(f"run-{flow.name}", event_key=run.event_key)
 
 
 async def set_phase(connection: Connection, run: Run, phase: str) -> None:
+    """Store the phase of an open run, which is shown to people."""
     await connection.execute(
         "UPDATE runs SET phase = %s WHERE id = %s AND ended_at IS NULL AND phase IS DISTINCT FROM %s",
         (phase, run.id, phase),
@@ -155,13 +162,15 @@ SELECT pg_notify('{ENDED_CHANNEL}', id::text) FROM moved JOIN m ON m.run = moved
 
 
 def _noted(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the facts of a status change as they are written to the run's log."""
     if "end_cause" in facts:
         return {**facts, "end_cause": cause_in_words(facts["end_cause"])}
     return facts or None
 
 
 async def set_status(connection: Connection, flow: Flow, moves: Sequence[StatusChange]) -> list[str]:
-    """Change the status of these runs, each only if it still has `from_status`; return the new statuses."""
+    """Change the status of these runs of `flow`, each only if it still has its `from_status`, and log it; return the
+    new statuses in the same order. Raises ForbiddenTransition if the flow does not allow a change."""
     statuses, rows = [], []
     for run, from_status, state, facts, shown in moves:
         to_status = flow.statuses.status(shown or state, after=from_status)

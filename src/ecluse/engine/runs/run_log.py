@@ -1,4 +1,5 @@
-"""The log of a run: dispatches, progress, stalls, status changes and failures; never a row per succeeded item."""
+"""The log of a run for people: dispatches, progress, stalls, status changes and failures; never a row per succeeded
+item."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_value
 
-# Equal failures of a run are one row. The columns `stage`, `code` and `said` must be in scope.
-FOLD = "sha256(convert_to(concat_ws(chr(10), stage, code, said), 'UTF8'))"
+# Equal failures of a run are one row. The columns `stage`, `code` and `message` must be in scope.
+FOLD = "sha256(convert_to(concat_ws(chr(10), stage, code, message), 'UTF8'))"
 ADD_UP = """
 ON CONFLICT (run_id, fold) WHERE fold IS NOT NULL DO UPDATE SET count = l.count + excluded.count,
     last_at = excluded.last_at, targets = CASE WHEN cardinality(l.targets) >= 5 THEN l.targets ELSE
@@ -26,8 +27,8 @@ ON CONFLICT (run_id, fold) WHERE fold IS NOT NULL DO NOTHING RETURNING id
 """
 FAILURE = f"""
 INSERT INTO run_log AS l (run_id, at, last_at, level, message, event_id, data, targets, fold)
-SELECT run_id, now, now, 'error', said, event_id, jsonb_build_object('code', code), ARRAY[target], {FOLD}
-FROM (SELECT %s::bigint AS run_id, %s::text AS stage, %s::text AS code, %s::text AS said, %s::text AS target,
+SELECT run_id, now, now, 'error', message, event_id, jsonb_build_object('code', code), ARRAY[target], {FOLD}
+FROM (SELECT %s::bigint AS run_id, %s::text AS stage, %s::text AS code, %s::text AS message, %s::text AS target,
              %s::text AS event_id, ecluse_now() AS now) failure {ADD_UP}
 """  # noqa: S608 - our own words
 
@@ -42,7 +43,8 @@ async def write(
     once: str | None = None,
     **data: Any,
 ) -> bool:
-    """Write a line, unless the run has a line with the same key `once`; return whether it was written."""
+    """Write a line to the run's log, with `data` as its fields, unless the run has a line with the same key `once`;
+    return whether it was written."""
     fold = None if once is None else sha256(f"once {once}".encode(errors="replace")).digest()
     line = (run_id, level, storable(message), event_id, Jsonb(data) if data else None, fold)
     return await fetch_value(connection, LINE, line) is not None

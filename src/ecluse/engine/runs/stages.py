@@ -6,7 +6,7 @@ them, or in the commit of the stage before: a handful of statements, however man
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -14,7 +14,7 @@ from ecluse.base.ids import item_event_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_column, fetch_rows
-from ecluse.engine.model.flow import NewItem, Run, Stage
+from ecluse.engine.model.flow import Flow, NewItem, Run, Stage
 from ecluse.engine.runs import items, lifecycle, targets
 
 SAMPLE = 3
@@ -48,9 +48,14 @@ noted AS (
     FROM closed ORDER BY run_id)
 SELECT run_id, expected FROM closed
 """
+RAISE_BUDGETS = """
+UPDATE stages s SET budget = b.budget FROM runs r, unnest(%s::text[], %s::text[], %s::int[]) AS b(flow, stage, budget)
+WHERE r.id = s.run_id AND r.ended_at IS NULL AND b.flow = r.flow AND b.stage = s.stage AND s.budget < b.budget
+"""
 
 
 def event_of(run: Run, stage: Stage) -> str:
+    """Return the name of the stage's fan-out in logs."""
     return stage.event or f"{run.flow}/{stage.name}"
 
 
@@ -63,14 +68,14 @@ async def fan_out(
     chunk: int,
     priority: Priority = "normal",
 ) -> int:
-    """Open the stage of a run with a story and dispatch its items; return how many items it now has. A replay adds the
-    items that are missing."""
+    """Open the stage of a run with a story and dispatch its items, `chunk` rows per statement; return how many items it
+    now has. A replay adds the items that are missing."""
     is_new = await _open_in_story(connection, run, stage)
     return (await _dispatch(connection, stage, [(run, new)], is_new, chunk, priority))[run.id]
 
 
 async def open_units(connection: Connection, run: Run, stage: Stage) -> None:
-    """Open a stage whose work is done by other runs."""
+    """Open a stage whose work is done by other runs, in a run with a story: it has units instead of items."""
     await _open_in_story(connection, run, stage, units=0)
 
 
@@ -83,8 +88,9 @@ async def open_stage(
     priority: Priority = "normal",
     chunk: int = 200,
 ) -> None:
-    """Open the stage for runs of one flow that are only items, and dispatch their items, in the caller's transaction;
-    it has inserted the runs or locked them (`Stage.opens`). `select`: the runs answer for the items' targets."""
+    """Open the stage for runs of one flow that are only items, and dispatch the items of each, in the caller's
+    transaction; it has inserted the runs or locked them (`Stage.opens`). `select`: the runs answer for the items'
+    targets. Runs that have ended or have the stage already are left out."""
     if not wanted:
         return
     wanted = sorted(wanted, key=lambda one: one[0].id)
@@ -105,7 +111,8 @@ async def give_up(
     *,
     due_before: datetime | None = None,
 ) -> int:
-    """Fail the unclaimed items in a stage of these runs; a sweep then ends the runs. Return how many items."""
+    """Fail the unclaimed items in a stage of these runs, with this error code and text; a sweep then ends the runs.
+    `due_before`: only items that are due by then. Return how many items."""
     async with connection.transaction():
         await lifecycle.lock_runs(connection, run_ids)
         given_up = await items.fail_waiting(
@@ -116,11 +123,21 @@ async def give_up(
 
 
 async def wake_workers(connection: Connection) -> None:
+    """Have all workers claim at once, when the caller's transaction is committed."""
     await connection.execute("SELECT pg_notify(%s, '')", (items.WORK_CHANNEL,))
 
 
+async def raise_budgets(connection: Connection, flows: Iterable[Flow]) -> None:
+    """Raise the retry budgets of the stages of open runs to those of these flows: another version of this program may
+    have opened them with smaller ones. At the start of a worker."""
+    budgets = [(flow.name, stage.name, stage.retry.executions) for flow in flows for stage in flow.stages]
+    columns = [list(column) for column in zip(*budgets, strict=True)] or [[], [], []]
+    await connection.execute(RAISE_BUDGETS, columns)
+
+
 async def _open_in_story(connection: Connection, run: Run, stage: Stage, units: int | None = None) -> bool:
-    """Return False if the stage exists: this is a replay. Raise RunEnded if the run has ended."""
+    """Open the stage of a run with a story. Return False if the stage exists: this is a replay. Raise RunEnded if the
+    run has ended."""
     opened = await _open(connection, [run.id], stage, rounds=stage.rounds, units=units)
     if not opened and await lifecycle.has_ended(connection, run.id):
         raise lifecycle.RunEnded
@@ -145,7 +162,8 @@ async def _dispatch(
     chunk: int,
     priority: Priority,
 ) -> dict[int, int]:
-    """Insert the items of an open stage and log it; return how many items each run now has."""
+    """Insert the items of an open stage, of one or many runs, and log it; return how many items each run now has.
+    `is_new`: the stage has just been opened, and has no items."""
     flow, event = wanted[0][0].flow, event_of(wanted[0][0], stage)
     rows = [(run.id, item) for run, new in wanted for item in new]
     dispatch = items.Dispatch(flow, stage.name, stage.lane.name, HEAD_START[priority])

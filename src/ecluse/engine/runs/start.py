@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg.rows import class_row
 from pydantic import ValidationError
 
 from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import retry_id
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all, fetch_rows
 from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.outbox import events
 from ecluse.engine.runs import finalize, lifecycle
@@ -28,6 +28,8 @@ TENANT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True)
 class Started:
+    """The run of a start, and whether it is a new one."""
+
     run: Run
     deduplicated: bool  # the key existed: this is the run that it started then, and no new run was started
 
@@ -59,14 +61,14 @@ WITH r AS (
     ORDER BY tenant, key
     ON CONFLICT ON CONSTRAINT runs_event_key DO NOTHING RETURNING *),
 {events.OF_RUNS}{events.WRITTEN_FIRST}
-SELECT id, tenant_id, flow, event_key, input, correlation_id, schedule_id FROM r
+SELECT {lifecycle.RUN} FROM r
 """  # noqa: S608 - our own names
 
 
-KNOWN = """
-SELECT r.ended_at IS NOT NULL, r.id, r.tenant_id, r.flow, r.event_key, r.input, r.correlation_id, r.schedule_id
-FROM runs r JOIN unnest(%s::text[], %s::text[]) AS k(tenant, key) ON r.tenant_id = k.tenant AND r.event_key = k.key
-"""
+KNOWN = f"""
+SELECT ended_at IS NOT NULL, {lifecycle.RUN}
+FROM runs JOIN unnest(%s::text[], %s::text[]) AS k(tenant, key) ON tenant_id = k.tenant AND event_key = k.key
+"""  # noqa: S608 - our own names
 
 
 # Count the ended runs of each key: the key itself, then its `retry_id` names up to the first without an ended run.
@@ -83,12 +85,14 @@ SELECT tenant, key, count(*) FROM ended GROUP BY tenant, key
 
 
 async def start_run(connection: Connection, start: Start) -> Started:
+    """Start one run, like `start_runs`."""
     return (await start_runs(connection, [start]))[0]
 
 
 async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[Started]:
-    """Start runs in few statements, in the caller's transaction if there is one; one invalid start fails them all. A
-    worker takes the new runs that have a story when the transaction is committed (`lead/new_runs.py`)."""
+    """Start runs in few statements, in the caller's transaction if there is one, and return them in the order of
+    `starts`. One invalid start fails them all (InvalidInput). A worker takes the new runs that have a story when the
+    transaction is committed (`lead/new_runs.py`)."""
     rows = {(start.tenant_id, start.event_key): _row(start) for start in starts}
     again = {(start.tenant_id, start.event_key) for start in starts if start.again}
     names = {key: key[1] for key in rows}
@@ -115,7 +119,8 @@ async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[St
 
 
 async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run]) -> None:
-    """Open the first stage of these runs, and end those with nothing to do: no finished item would ever end them."""
+    """Begin runs of a flow without a story: open their first stage, and end those with nothing to do, which no finished
+    item would ever end."""
     await lifecycle.begin_runs(connection, flow, begun)
     await flow.begin(connection, begun)  # type: ignore[misc]
     if idle := await finalize.find_complete_runs(connection, [run.id for run in begun]):
@@ -123,26 +128,29 @@ async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run])
 
 
 async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """Return how many runs of each (tenant, event key) have ended, its repetitions included; keys without an ended run
+    are left out."""
     if not keys:
         return {}
     tenants, names = zip(*keys, strict=True)
-    cursor = await connection.execute(REPETITIONS, {"tenants": list(tenants), "keys": list(names)})
-    return {(tenant, key): times for tenant, key, times in await cursor.fetchall()}
+    rows = await fetch_rows(connection, REPETITIONS, {"tenants": list(tenants), "keys": list(names)})
+    return {(tenant, key): times for tenant, key, times in rows}
 
 
-async def _insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[tuple[Started, bool]]:
-    """Insert or find the runs of these keys; return each with whether it has ended."""
-    async with connection.cursor(row_factory=class_row(Run)) as cursor:
-        try:
-            await cursor.execute(INSERT, _rows(rows))
-        except psycopg.DataError as error:
-            raise InvalidInput(f"input of flow {rows[0]['flow']}: {error.diag.message_primary}") from error
-        new = await cursor.fetchall()
+async def _insert(connection: Connection, rows: list[dict[str, Any]]) -> list[tuple[Started, bool]]:
+    """Insert the runs of these rows, or find those that have their event keys; return each with whether it has
+    ended."""
+    # A lone surrogate is escaped here; the database refuses it, like everything else that it cannot store.
+    given = {"rows": json.dumps(rows), "what": "started"}
+    try:
+        new = await fetch_all(connection, Run, INSERT, given)
+    except psycopg.DataError as error:
+        raise InvalidInput(f"input of flow {rows[0]['flow']}: {error.diag.message_primary}") from error
     keys = {(row["tenant"], row["key"]) for row in rows} - {(run.tenant_id, run.event_key) for run in new}
     started = [(Started(run, deduplicated=False), False) for run in new]
     if keys:  # committed by another transaction, hence visible to this second statement
-        known = await connection.execute(KNOWN, [list(column) for column in zip(*keys, strict=True)])
-        started += [(Started(Run(*run), deduplicated=True), ended) for ended, *run in await known.fetchall()]
+        known = await fetch_rows(connection, KNOWN, [list(column) for column in zip(*keys, strict=True)])
+        started += [(Started(Run(*run), deduplicated=True), ended) for ended, *run in known]
     return started
 
 
@@ -150,8 +158,7 @@ def _row(start: Start) -> dict[str, Any]:
     flow = start.flow
     if not 1 <= len(start.event_key) <= 500 or "\x00" in start.event_key:
         raise InvalidInput("the event key of a run is 1 to 500 characters without NUL")
-    if not TENANT.fullmatch(start.tenant_id):
-        raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {start.tenant_id!r}")
+    check_tenant_name(start.tenant_id)
     return {
         "tenant": start.tenant_id,
         "flow": flow.name,
@@ -167,13 +174,15 @@ def _row(start: Start) -> dict[str, Any]:
     }
 
 
-def _rows(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
-    # A lone surrogate is escaped here; the database refuses it, like everything else that it cannot store.
-    return {"rows": json.dumps(list(rows)), "what": "started"}
+def check_tenant_name(tenant_id: str) -> None:
+    """Raise InvalidInput unless a tenant may have this name."""
+    if not TENANT.fullmatch(tenant_id):
+        raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {tenant_id!r}")
 
 
 def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the input as validated by the flow's model, with defaults filled in; raise InvalidInput if it is wrong."""
+    """Return the input of a run as the flow's model validates it, with defaults filled in; raise InvalidInput if it is
+    wrong."""
     try:
         return flow.input.model_validate(given or {}).model_dump(mode="json")
     except ValidationError as error:

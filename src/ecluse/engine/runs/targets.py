@@ -1,16 +1,15 @@
-"""The targets of runs: select them, list the open ones, and settle outcomes that are known before the run ends."""
+"""The targets that a run answers for: select them, and list those that the next stage works on. `outcomes.py` settles
+them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
 
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_column, fetch_value
 from ecluse.engine.model.flow import NewItem, Run
 from ecluse.engine.outbox import events
-from ecluse.engine.runs.lifecycle import lock_runs
 
 SELECT = """
 WITH t AS MATERIALIZED (
@@ -30,8 +29,8 @@ SELECT id FROM chosen
 
 
 async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]]) -> None:
-    """Store the targets that runs answer for, each with an open outcome. Decided once: a replay keeps the first
-    selection."""
+    """Store the targets that runs answer for, those of the given items by run id, each with an open outcome. Decided
+    once per run: a replay keeps the first selection."""
     rows = [
         {"run": run_id, "target": storable(item.target or item.key, LONGEST_KEY)}
         for run_id, items in targets.items()
@@ -43,12 +42,13 @@ async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]
 
 
 async def how_many_selected(connection: Connection, run_id: int) -> int:
+    """Return how many targets the run answers for; 0 before they are selected."""
     return await fetch_value(connection, "SELECT selected FROM runs WHERE id = %s", (run_id,)) or 0
 
 
 async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
-    """Return the targets without an outcome and without a failed, ignored or unfinished item: what the next stage works
-    on."""
+    """Return an item for each of the run's targets that has no outcome and no failed, ignored or unfinished item: what
+    the next stage works on, by default."""
     found = await fetch_column(
         connection,
         "SELECT target FROM outcomes o WHERE run_id = %s AND outcome IS NULL AND NOT EXISTS (SELECT 1 FROM items i"
@@ -56,27 +56,3 @@ async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
         (run.id,),
     )
     return [NewItem(target) for target in found]
-
-
-class Settled(NamedTuple):
-    """The outcome of a target before its run has ended. `reason` says why it failed or is ignored."""
-
-    target: str
-    outcome: Literal["successful", "failed", "ignored"]
-    error_code: str | None = None
-    reason: str | None = None
-
-
-SETTLE_TARGETS = """
-UPDATE outcomes o SET outcome = t.outcome, error_code = t.error_code, reason = t.reason
-FROM jsonb_to_recordset(%s::jsonb) AS t(target text, outcome text, error_code text, reason text), runs r
-WHERE o.run_id = %s AND o.target = t.target AND o.outcome IS NULL AND r.id = o.run_id AND r.ended_at IS NULL
-"""
-
-
-async def settle_targets(connection: Connection, run: Run, settled: Sequence[Settled]) -> int:
-    """Settle targets for good: an outcome that is set is not changed. Return how many targets were settled here."""
-    rows = [one._replace(reason=storable(one.reason))._asdict() if one.reason else one._asdict() for one in settled]
-    async with connection.transaction():
-        await lock_runs(connection, [run.id])
-        return (await connection.execute(SETTLE_TARGETS, (as_json(rows), run.id))).rowcount

@@ -1,4 +1,4 @@
-"""Units: the counts of a stage whose work is done by other runs."""
+"""Units: what a gate counts of a stage whose work is done by other runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ecluse.engine.model.flow import Run
 
 @dataclass(frozen=True)
 class Counted:
-    """The units of a stage, counted like the items of a stage that has items."""
+    """The counts of a stage's units, as of items; `failed_for_good` are those of `failed` that a further round would
+    not help."""
 
     expected: int
     succeeded: int
@@ -27,8 +28,9 @@ KEEP = "UPDATE stages SET units = %s, progress = %s, units_failed = %s WHERE run
 
 
 async def keep_counts(connection: Connection, count: CountUnits, ending: Sequence[Run]) -> None:
-    """Store the final unit counts of the runs' open stages. In the transaction that ends the runs, before their targets
-    are settled."""
+    """Count the units of these runs, which are about to end, and store the counts with their open stages, where pages
+    and API read them: after the end nothing counts them again. `count` is the flow's own (`Flow.units`); part of the
+    transaction that ends the runs, before their targets are settled."""
     by_id = {run.id: run for run in ending}
     for run_id, stage in await fetch_rows(connection, OPEN_STAGES, (list(by_id),)):
         found = await count(connection, by_id[run_id])

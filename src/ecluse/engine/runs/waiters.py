@@ -50,7 +50,8 @@ UPDATE runs SET ending = true WHERE id IN (
 
 
 class Waiter(NamedTuple):
-    """A run that is waited for and its waiter. `waiter_run_id` None is a person; `target` is the waiting run's own."""
+    """A run that is waited for and its waiter. `waiter_run_id` None is a person; `target` is the target of the waiting
+    run for which it waits."""
 
     run_id: int
     waiter_run_id: int | None

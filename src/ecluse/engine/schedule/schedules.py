@@ -19,7 +19,7 @@ from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all, fetch_one, fetch_value
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.runs.start import TENANT, Start, Started, start_run, valid_input
+from ecluse.engine.runs.start import Start, Started, check_tenant_name, start_run, valid_input
 from ecluse.engine.schedule.slot_decisions import MOST_SLOTS
 
 LONGEST_NAME = 200
@@ -47,8 +47,7 @@ class NewSchedule:
             raise InvalidInput(f"runs of flow {self.flow.name} are only items: they cannot be scheduled")
         if not 1 <= len(self.name.strip()) <= LONGEST_NAME or "\x00" in self.name:
             raise InvalidInput(f"the name of a schedule is 1 to {LONGEST_NAME} characters")
-        if not TENANT.fullmatch(self.tenant_id):
-            raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {self.tenant_id!r}")
+        check_tenant_name(self.tenant_id)
         if self.overlap not in ("wait", "allow") or self.catch_up not in ("latest", "skip"):
             raise InvalidInput("overlap is wait or allow, catch_up is latest or skip")
         timetable("@daily" if self.cron is None else self.cron, self.timezone, self.window_start, self.window_end)
@@ -85,6 +84,7 @@ SELECT %s, due_at, %s, 'skipped', %s, %s FROM unnest(%s::timestamptz[]) AS due_a
 
 
 async def create_schedule(connection: Connection, new: NewSchedule) -> int:
+    """Create a schedule and return its id. Raises InvalidInput if a column is wrong, Conflict if the name is taken."""
     columns = new.columns()
     now = await _now(connection)
     columns |= {"handled_until": now, "created_at": now, "updated_at": now, "zone_rules": ZONE_RULES}
@@ -98,11 +98,12 @@ async def create_schedule(connection: Connection, new: NewSchedule) -> int:
 
 
 async def update_schedule(connection: Connection, tenant_id: str, schedule_id: int, new: NewSchedule) -> None:
-    """Replace everything about a schedule except its tenant."""
+    """Replace everything about a schedule except its tenant. Raises InvalidInput, Conflict or NotFound."""
     await _change(connection, tenant_id, schedule_id, new.columns(), "the schedule was changed before it was fired")
 
 
 async def enable_schedule(connection: Connection, tenant_id: str, schedule_id: int, *, enabled: bool = True) -> None:
+    """Enable a schedule, or disable it (`enabled` False)."""
     why = "the schedule was switched off before it was fired"
     await _change(connection, tenant_id, schedule_id, {"enabled": enabled}, why)
 
@@ -116,6 +117,8 @@ async def delete_schedule(connection: Connection, tenant_id: str, schedule_id: i
 async def load_schedule(
     connection: Connection, tenant_id: str, schedule_id: int, *, lock: bool = False
 ) -> dict[str, Any]:
+    """Return the columns of a schedule; raise NotFound if it does not exist or was deleted. `lock`: until the end of
+    the caller's transaction."""
     statement = LOAD + (" FOR NO KEY UPDATE" if lock else "")
     row: dict[str, Any] | None = await fetch_one(connection, dict, statement, (schedule_id, tenant_id))
     if row is None:
@@ -164,6 +167,8 @@ async def fire_by_hand(
 
 
 async def _change(connection: Connection, tenant_id: str, schedule_id: int, columns: dict[str, Any], why: str) -> None:
+    """Set these columns. If one of them decides when the schedule is due, the instants until now that were not fired
+    are skipped, with the reason `why`, and the next one is computed anew."""
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
         now = await _now(connection)

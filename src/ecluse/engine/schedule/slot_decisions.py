@@ -1,6 +1,6 @@
 """What becomes of due instants: one pure decision per schedule and point in time.
 
-An instant is fired, waits for the run before it, is skipped or was missed; in each case it becomes a row that says so.
+An instant is fired, waits for the previous run, is skipped or was missed; in each case it becomes a row that says so.
 Of several due instants only the latest may fire: a schedule never catches up on more than one.
 """
 
@@ -16,7 +16,7 @@ from ecluse.base.timetable import Timetable, timetable
 # Rows per decision; earlier instants are only counted.
 MOST_SLOTS = 100
 SUPERSEDED = "superseded: a later instant was due"
-OVERLAP = "overlap: the run before it was still going"
+OVERLAP = "overlap: the previous run was still open"
 OUTSIDE = "outside the execution window"
 DISABLED_TENANT = "the tenant is disabled"
 NOT_RUNNING = "no scheduler was running in time"
@@ -35,8 +35,8 @@ class FiringLimits:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule as a tick reads it. `held`: the run that holds it is open; `waiting`: the instant that waits for that
-    run."""
+    """A schedule as a tick reads it. `handled_until`: the latest instant that was decided; `failures`: ticks in a row
+    that could not handle it; `held`: the run that holds it is open; `waiting`: the instant that waits for that run."""
 
     id: int
     tenant_id: str
@@ -60,6 +60,8 @@ class Schedule:
 
 
 class Slot(NamedTuple):
+    """What becomes of one due instant, and why, where that needs a reason."""
+
     due_at: datetime
     state: SlotState
     reason: str | None
@@ -67,7 +69,8 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision on all instants due until now; the last slot is the latest instant, the only one that may fire."""
+    """The decision on all instants due until now; the last slot is the latest instant, the only one that may fire.
+    `uncounted`: how many earlier instants get no slot, because there are more than MOST_SLOTS."""
 
     slots: Sequence[Slot]
     uncounted: int
@@ -76,14 +79,17 @@ class Decision:
 
     @property
     def fires(self) -> datetime | None:
+        """The instant for which a run is started; None if none is."""
         return self.slots[-1].due_at if self.slots and self.slots[-1].state == "fired" else None
 
 
 def event_key(pattern: str, schedule_id: int, due_at: datetime) -> str:
+    """Return the event key of the run that is started for this instant; `pattern` is the `slot_key` of its flow."""
     return pattern.format(schedule=schedule_id, due=int(due_at.timestamp() * 1000))
 
 
 def decide(schedule: Schedule, now: datetime, rules: FiringLimits) -> Decision:
+    """Decide what becomes of the instants of a schedule that are due by `now` and not decided yet."""
     table = schedule.timetable
     due, uncounted = table.latest(schedule.handled_until, now, MOST_SLOTS)
     handled_until = due[-1] if due else schedule.handled_until
@@ -101,6 +107,7 @@ def decide(schedule: Schedule, now: datetime, rules: FiringLimits) -> Decision:
 
 
 def _passed_over(schedule: Schedule, due_at: datetime, now: datetime, rules: FiringLimits) -> Slot:
+    """Decide on a due instant that is followed by a later one, and hence is not fired."""
     if schedule.tenant_disabled:
         return Slot(due_at, "skipped", DISABLED_TENANT)
     if due_at == schedule.waiting:
@@ -111,6 +118,7 @@ def _passed_over(schedule: Schedule, due_at: datetime, now: datetime, rules: Fir
 
 
 def _verdict(schedule: Schedule, table: Timetable, due_at: datetime, now: datetime, rules: FiringLimits) -> Slot:
+    """Decide on the latest due instant, which may fire."""
     late = now - due_at > rules.look_back
     held = schedule.held and schedule.overlap == "wait"
     if schedule.tenant_disabled:

@@ -1,4 +1,4 @@
-"""The scheduler: polls for due schedules every second, one replica at a time.
+"""The scheduler: every second it decides on the due instants of schedules (a tick), on one replica at a time.
 
 A batch is one transaction: runs, slots, schedules and events are committed together or not at all, so that a
 crash neither loses nor doubles an instant. Lock order: schedules before everything else.
@@ -79,6 +79,8 @@ UPDATE schedules SET next_due_at = ecluse_now() WHERE next_due_at > (SELECT eclu
 
 
 class TickResult(NamedTuple):
+    """What a tick did with one schedule."""
+
     schedule_id: int
     status: str  # of its latest instant: fired, waiting, skipped, missed; or failed
     run_id: int | None
@@ -86,6 +88,8 @@ class TickResult(NamedTuple):
 
 
 class Scheduler:
+    """The periodic job of scheduler replicas: a tick and, before the first one, `renew`."""
+
     def __init__(self, flows: Mapping[str, Flow], rules: FiringLimits) -> None:
         self._flows = flows
         self._rules = rules
@@ -99,6 +103,7 @@ class Scheduler:
 
 
 async def renew(pool: Pool) -> None:
+    """Have the next instants of schedules computed again that were computed with other time zone rules."""
     async with pool.connection() as connection:
         cursor = await connection.execute(RENEW, (ZONE_RULES,))
     if cursor.rowcount:
@@ -106,7 +111,9 @@ async def renew(pool: Pool) -> None:
 
 
 async def tick(pool: Pool, flows: Mapping[str, Flow], rules: FiringLimits) -> list[TickResult]:
-    """Handle all due schedules, in batches; stop if another replica holds the lock."""
+    """Decide on the due instants of all schedules of these flows: store what becomes of each, and start the runs of
+    those that fire, BATCH schedules per transaction. Stop if another replica is ticking. Return the results, one per
+    schedule that had a due instant."""
     done: list[TickResult] = []
     orchestrated = {"flows": [name for name, flow in flows.items() if flow.story is not None]}
     async with pool.connection() as connection:
@@ -154,6 +161,7 @@ async def _handle(
 async def _store(
     connection: Connection, flows: Mapping[str, Flow], decided: Sequence[tuple[Schedule, Decision]]
 ) -> list[TickResult]:
+    """Store the decisions: start the runs of the instants that fire, write the slots, update the schedules."""
     starts = [_start(flows[one.flow], one, at) for one, decision in decided if (at := decision.fires) is not None]
     started = await start_runs(connection, starts) if starts else []
     run_ids = {(each.run.tenant_id, each.run.event_key): each.run.id for each in started}
@@ -176,7 +184,8 @@ async def _store(
 
 
 def _start(flow: Flow, schedule: Schedule, due_at: datetime) -> Start:
-    """Return the start of a due run. A flow whose input has the field `due_at` gets the due instant in it."""
+    """Return the request to start the run of a due instant. A flow whose input has the field `due_at` gets the due
+    instant in it."""
     due = {"due_at": due_at.isoformat()} if "due_at" in flow.input.model_fields else {}
     key = event_key(flow.slot_key, schedule.id, due_at)
     return Start(flow, key, schedule.tenant_id, {**schedule.input, **due}, schedule_id=schedule.id)

@@ -1,1 +1,2 @@
-"""The work loop of a replica: claim items, execute them, judge their results, commit in groups."""
+"""The work loop of a replica: claim items (order, fair shares, caps), execute them, judge their results, commit in
+groups, find what is complete."""

@@ -2,12 +2,12 @@
 at it. Fencing, counting and ending a run then touch those rows, not every item.
 
 Lanes share the free worker slots, tenants take turns within a lane, and within a tenant the order is `order_at`, then
-id. Items of a run that is being ended are skipped (its row is locked). The claim never waits for a lock.
+id. The caps of a lane (calls in flight, calls per key, rate) are decided here, too. Items of a run that is being ended
+are skipped (its row is locked). The claim never waits for a lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ecluse.db.connect import Connection
@@ -140,8 +140,9 @@ CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ALL_LANES, turn=""), CLAIM.format(o
 
 
 class Claimant(NamedTuple):
-    """The replica that claims, and what it can work on ("flow/stage", and the weight of a call): an older program does
-    not claim items of newer stages. Suspects (`suspects.py`) are claimed apart from other items, by their suspicion."""
+    """The replica that claims, and what it can work on: `work` names the stages as "flow/stage", `weights` has the
+    weight of a call of each; an older program does not claim items of newer stages. Suspects (`suspects.py`) are
+    claimed apart from other items: `least` and `most` bound their suspicion, `apart` says how they are run."""
 
     replica: str
     work: list[str]
@@ -151,51 +152,11 @@ class Claimant(NamedTuple):
     apart: Literal["group", "alone"] | None = None
 
 
-async def claim_uncapped(connection: Connection, claimant: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
-    """Claim at most `room` items from lanes without any cap."""
-    return await _claim(connection, CLAIM_FREE, claimant, lanes, room)
-
-
-async def claim_capped(connection: Connection, claimant: Claimant, lanes: list[int], room: int) -> list[ClaimedItem]:
-    """Claim at most `room` items from lanes whose caps must hold over all replicas."""
-    return await _claim(connection, CLAIM_CAPPED, claimant, lanes, room)
-
-
-async def _claim(
-    connection: Connection, statement: str, claimant: Claimant, lanes: list[int], room: int
+async def claim_items(
+    connection: Connection, claimant: Claimant, lanes: list[int], room: int, *, capped: bool
 ) -> list[ClaimedItem]:
+    """Claim at most `room` items from these lanes, by their ids. `capped`: the lanes have caps, a rate or a breaker
+    that must hold over all replicas; lanes from which another replica is claiming are then left out."""
     parameters = {**claimant._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
-    rows = await fetch_rows(connection, statement, parameters, prepare=True)
+    rows = await fetch_rows(connection, CLAIM_CAPPED if capped else CLAIM_FREE, parameters, prepare=True)
     return [ClaimedItem(Item._make(row[:-6]), *row[-6:]) for row in rows]
-
-
-# Reopens the items claimed by replicas that are no longer live (`replica` NULL), or by this replica under claims that
-# it does not know. A crash is counted if the holder died.
-RELEASE = """
-WITH orphan AS (
-    SELECT c.id, c.run_id, c.stage, c.apart, CASE r.state WHEN 'dead' THEN r.ended_at END AS died_at
-    FROM claims c LEFT JOIN replicas r ON r.id = c.replica_id
-    WHERE c.in_flight > 0 AND CASE WHEN %(replica)s::text IS NULL THEN r.state IS DISTINCT FROM 'live'
-        ELSE r.state = 'live' AND c.replica_id = %(replica)s AND c.id <> ALL (%(known)s::bigint[]) END
-    ORDER BY c.id FOR UPDATE OF c SKIP LOCKED),
-opened AS (
-    UPDATE items i SET claim_id = NULL, crashes = i.crashes + (o.died_at IS NOT NULL)::int,
-        first_crash_at = coalesce(i.first_crash_at, o.died_at),
-        group_deaths = i.group_deaths + (o.died_at IS NOT NULL AND o.apart IS NOT DISTINCT FROM 'group')::int,
-        solo_deaths = i.solo_deaths + (o.died_at IS NOT NULL AND o.apart IS NOT DISTINCT FROM 'alone')::int
-    FROM orphan o
-    WHERE i.run_id = o.run_id AND i.stage = o.stage AND i.claim_id = o.id AND i.status = 'open'
-    RETURNING o.id, i.id AS item_id, o.died_at IS NOT NULL AND i.crashes >= %(least)s AS suspicious),
-fenced AS (
-    UPDATE claims c SET fence = c.fence + 1,
-        released = c.released + (SELECT count(*) FROM opened WHERE opened.id = c.id)
-    FROM orphan o WHERE c.id = o.id)
-SELECT count(*), pg_notify('ecluse_work', ''), array_agg(item_id) FILTER (WHERE suspicious)
-FROM opened HAVING count(*) > 0
-"""
-
-
-async def release_unknown(connection: Connection, *, replica: str, known: Sequence[int]) -> None:
-    """Release this replica's claims that are not in `known`: the response to such a claim was lost with its
-    connection."""
-    await connection.execute(RELEASE, {"replica": replica, "known": known, "least": 0})

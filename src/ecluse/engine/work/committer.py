@@ -67,7 +67,7 @@ stored AS (
     WHERE i.id = inp.id AND i.claim_id = inp.claim_id AND i.status = 'open'
     RETURNING i.id, i.run_id, i.stage, coalesce(nullif(i.target, ''), i.key) AS target, i.round, i.executions,
               inp.claim_id, i.status, inp.error_code, inp.error, inp.http_status, inp.event_id, inp.ambiguous,
-              inp.maybe_paid, inp.outage, inp.due_at, i.error AS said, i.error_code AS code),
+              inp.maybe_paid, inp.outage, inp.due_at, i.error AS message, i.error_code AS code),
 counted AS (
     UPDATE claims c SET succeeded = c.succeeded + n.succeeded, failed = c.failed + n.failed,
         ignored = c.ignored + n.ignored, released = c.released + n.released,
@@ -85,9 +85,9 @@ tried AS (
     FROM stored, clock WHERE status IN ('open', 'failed') AND error_code IS NOT NULL),
 logged AS (
     INSERT INTO run_log AS l (run_id, at, last_at, level, message, event_id, data, count, targets, fold)
-    SELECT run_id, now, now, 'error', said, min(event_id), jsonb_build_object('code', code, 'executions',
+    SELECT run_id, now, now, 'error', message, min(event_id), jsonb_build_object('code', code, 'executions',
            max(executions)), count(*), (array_agg(DISTINCT target))[1:5], {run_log.FOLD} AS fold
-    FROM stored, clock WHERE status = 'failed' GROUP BY run_id, now, stage, code, said
+    FROM stored, clock WHERE status = 'failed' GROUP BY run_id, now, stage, code, message
     -- in one order: two committers that add to the same lines must not deadlock
     ORDER BY run_id, fold {run_log.ADD_UP})
 SELECT id, claim_id FROM stored
@@ -95,6 +95,9 @@ SELECT id, claim_id FROM stored
 
 
 class Committer:
+    """Gathers results and intents of this replica's items and stores them in batches. `lanes` None: the ends of calls
+    are not recorded with their lanes."""
+
     def __init__(self, pool: Pool, replica: str, lanes: Lanes | None = None) -> None:
         self._pool = pool
         self._replica = replica
@@ -105,15 +108,19 @@ class Committer:
         self._something = asyncio.Event()
 
     def put(self, one: ItemResult | Intent) -> None:
+        """Add a result or an intent to the next batch."""
         self._gathered.append(one)
         self._something.set()
 
     async def intend(self, intent: Intent) -> Standing:
+        """Have the intent committed with the next batch, and return how its effect stands. Raises Fenced if its claim
+        was lost, a VendorError if it cannot be stored."""
         self.put(intent)
         return await intent.answer
 
     @property
     def backlog(self) -> int:
+        """How many results and intents wait for the next batch."""
         return len(self._gathered)
 
     @property
@@ -122,7 +129,8 @@ class Committer:
         return [one for one in self._committing + self._gathered if isinstance(one, ItemResult)]
 
     async def next_batch(self, slots: WorkerSlots) -> Sequence[ItemResult | Intent]:
-        """Wait for results and intents, and a moment longer for more of them while worker slots are busy."""
+        """Wait for results and intents, and a moment longer for more of them while worker slots are busy; return them,
+        at most LARGEST_BATCH."""
         await self._something.wait()
         if len(self._gathered) < LARGEST_BATCH // 10 and slots.busy:
             await asyncio.sleep(GATHER_SECONDS)
@@ -132,7 +140,8 @@ class Committer:
         return self._committing
 
     async def commit(self, batch: Sequence[ItemResult | Intent]) -> list[ItemResult]:
-        """Store the batch; return the finished items whose stage emits live events."""
+        """Store the batch, again and again while the database is unavailable; return the finished items whose stage
+        emits live events."""
         crashpoint("before commit")
         # A commit whose answer was lost may have succeeded: the compare-and-set makes the retry idempotent.
         await until_back("commit", partial(self._write, batch))
@@ -166,6 +175,8 @@ class Committer:
                 await self._store([one.unstorable(_why(error))])
 
     async def _store_together(self, batch: Sequence[ItemResult | Intent]) -> None:
+        """Store the batch in one transaction, which has several statements only if intents, effects or a `save` need
+        them; then answer the intents."""
         results = [one for one in batch if isinstance(one, ItemResult)]
         intents = [one for one in batch if isinstance(one, Intent)] if len(results) < len(batch) else []
         ended = [one.effect for one in results if one.effect is not None]
@@ -211,10 +222,13 @@ class Committer:
 
 
 async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[ClaimKey]:
+    """Store the results of items; return those that were accepted. The others lost their claim (fenced)."""
     return {(item, claim) for item, claim in await fetch_rows(connection, STORE, parameters, prepare=True)}
 
 
 async def _save(connection: Connection, batch: list[ItemResult], accepted: set[ClaimKey]) -> None:
+    """Call the `save` of each stage once, with the accepted results of items that succeeded; of a paid stage, with
+    all."""
     by_stage: dict[int, tuple[Stage, list[Saved]]] = {}
     for one in batch:
         # A paid result is saved even if the item is no longer this worker's; its outcome is not touched.

@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-import psycopg
 import structlog
 
 from ecluse.base.crash import crashpoint
@@ -25,8 +24,8 @@ from ecluse.db.outage import ignoring_outage, is_unavailable
 from ecluse.db.query import fetch_column, fetch_rows
 from ecluse.engine.lead import durable, gate
 from ecluse.engine.model.flow import EmitLive, FinishedItem, Flow, Run, Stage
+from ecluse.engine.model.states import NORMAL, RunEnd
 from ecluse.engine.runs import finalize, items, lifecycle
-from ecluse.engine.runs.finalize import RunEnd
 from ecluse.engine.work.verdict import ItemResult
 
 log = structlog.get_logger(__name__)
@@ -58,7 +57,8 @@ SELECT run_id, stage FROM stages WHERE run_id = ANY(%s) AND ended_at IS NULL AND
 
 
 async def wake_gates_or_end_runs(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple[int, str]]) -> None:
-    """Check the (run, stage) pairs in `touched`: of each complete stage, wake the gate or end the run."""
+    """Check the stages in `touched`, as (run id, stage): wake the gate of each that is complete or, where no workflow
+    leads the run, end the run if all its stages are."""
     if not touched:
         return
     async with pool.connection() as connection:
@@ -67,7 +67,7 @@ async def wake_gates_or_end_runs(pool: Pool, flows: Mapping[str, Flow], touched:
         for run_id, stage, orchestrated, workflow in complete:
             if orchestrated:
                 with log_error_of_run(run_id):
-                    await _wake(connection, workflow, gate.topic(stage))
+                    await durable.wake(connection, workflow, gate.topic(stage))
         await close_complete(connection, flows, {row[0] for row in complete if not row[2]})
 
 
@@ -82,15 +82,13 @@ async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_
         await _wake_parents(connection, mine)
 
 
-async def end_together(
-    connection: Connection, flow: Flow, over: Sequence[Run], cause: RunEnd = finalize.NORMAL
-) -> None:
-    """End runs of one flow in batches; if a batch fails, one by one. A run that cannot be ended is logged: it does not
-    keep other runs open, and the sweeps that find it again each time go on."""
+async def end_together(connection: Connection, flow: Flow, over: Sequence[Run], end: RunEnd = NORMAL) -> None:
+    """End these runs, all of `flow`, in batches; if a batch fails, one by one. A run that cannot be ended is logged: it
+    does not keep other runs open, and the sweeps that find it again each time go on."""
     if len(over) > 1:
         try:
             for start in range(0, len(over), TOGETHER):
-                await finalize.end_runs(connection, flow, over[start : start + TOGETHER], cause)
+                await finalize.end_runs(connection, flow, over[start : start + TOGETHER], end)
         except Exception as error:  # the flow's `ended` may raise anything
             if is_unavailable(error):
                 raise
@@ -99,7 +97,7 @@ async def end_together(
             return
     for run in over:
         with log_error_of_run(run.id):
-            await finalize.end_runs(connection, flow, [run], cause)
+            await finalize.end_runs(connection, flow, [run], end)
 
 
 # Runs after the commit: of two replicas that end the last two children, at least one sees that none is open.
@@ -116,7 +114,7 @@ WHERE r.ended_at IS NULL AND s.units IS NOT NULL AND s.ended_at IS NULL AND NOT 
 async def _wake_parents(connection: Connection, ended: Sequence[Run]) -> None:
     """Wake the gate of each parent run whose last open child is in `ended`."""
     for workflow, stage in await fetch_rows(connection, CHILDLESS, ([run.id for run in ended],)):
-        await _wake(connection, workflow, gate.topic(stage))
+        await durable.wake(connection, workflow, gate.topic(stage))
 
 
 @contextmanager
@@ -143,20 +141,22 @@ async def end_by_operator(
     by: str,
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """End the run at once, in one transaction with what `record` writes, and wake the workflow that waits at a gate. A
-    sweep ends the runs that only this one waited for. Return False if the run had already ended."""
+    """End the run at once for an operator (`by`), in one transaction with what `record` writes, and wake the workflow
+    that waits at a gate. A sweep ends the runs that only this one waited for. Return False if the run had already
+    ended."""
     if not reason.strip():
         raise InvalidInput("say why the run is ended: the reason stays with it")
     gates = await fetch_column(connection, WAITING, (run.id,))
-    cause = RunEnd("operator", reason=reason.strip(), by=by)
-    ended = await finalize.end_runs(connection, flow, [run], cause, record) == 1
+    end = RunEnd("operator", reason=reason.strip(), by=by)
+    ended = await finalize.end_runs(connection, flow, [run], end, record) == 1
     for stage in gates if ended and flow.story is not None else ():
-        await _wake(connection, workflow_id(run.tenant_id, run.event_key), gate.topic(stage))
+        await durable.wake(connection, workflow_id(run.tenant_id, run.event_key), gate.topic(stage))
     return ended
 
 
 async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
-    """Close the complete and overdue self-closing runs of one page; return the id after which the next page starts."""
+    """Close the complete and overdue self-closing runs of one page, those with ids above `after`; return the id after
+    which the next page starts, 0 after the last page."""
     async with pool.connection() as connection:
         page = await fetch_column(connection, SELF_CLOSING, (list(flows), after))
         for run_id, stage in await fetch_rows(connection, OVERDUE, (page,)) if page else ():
@@ -166,13 +166,6 @@ async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
                 await finalize.end_runs(connection, flows[run.flow], [run])
         await close_complete(connection, flows, page)
     return page[-1] if len(page) == PAGE else 0
-
-
-async def _wake(connection: Connection, workflow: str, topic: str) -> None:
-    try:
-        await durable.wake(connection, workflow, topic)
-    except psycopg.errors.ForeignKeyViolation:
-        log.warning("completion: no workflow to wake, its gate will poll", workflow=workflow)
 
 
 async def _send_news(pool: Pool, finished: Sequence[ItemResult], emit: EmitLive) -> None:
@@ -196,6 +189,8 @@ async def _send_news(pool: Pool, finished: Sequence[ItemResult], emit: EmitLive)
 
 
 class CompletionLoop:
+    """Sends live events and checks stages after the commits of a worker, in rounds."""
+
     def __init__(self, pool: Pool, flows: Mapping[str, Flow], emit: EmitLive) -> None:
         self._pool = pool
         self._flows = flows
@@ -207,9 +202,12 @@ class CompletionLoop:
         self._leaving = False
 
     def add(self, run_id: int, stage: str) -> None:
+        """Have the stage checked in the next round: the worker holds no item of it any more."""
         self._pairs.add((run_id, stage))
 
     def committed(self, over: Sequence[ItemResult], busy: bool) -> None:
+        """Start a round after a commit, if none is under way. `over`: finished items whose stage emits live events;
+        `busy`: the worker holds other items, so that the pause between two rounds is not cut short."""
         self._over += over
         if not busy:
             self._nothing_left.set()
@@ -217,6 +215,7 @@ class CompletionLoop:
             self._rounds = asyncio.create_task(self._close())
 
     async def finish(self) -> None:
+        """Finish the rounds without further pauses, at the stop of the process."""
         self._leaving = True
         self._nothing_left.set()
         if self._rounds is not None:

@@ -1,7 +1,5 @@
-"""One execution of a claimed item, step by step:
-
-wait for its start → call, with no transaction open → judge the answer → return the result for the committer
-"""
+"""One execution of a claimed item, step by step: wait for its start; call, with no transaction open; judge the answer;
+return the result for the committer."""
 
 from __future__ import annotations
 
@@ -38,6 +36,9 @@ Answer = Result | VendorError | datetime
 
 
 class Executor:
+    """Executes the claimed items of a worker, each in a slot, and judges their answers. `contexts` are those of the
+    flows, by name; `chance` gives the jitter of retries."""
+
     def __init__(
         self,
         *,
@@ -89,6 +90,8 @@ class Executor:
             return self._failed(stage, claimed, error)
 
     async def _call(self, stage: Stage, claimed: ClaimedItem) -> tuple[Answer, EffectEnd | None]:
+        """Do the work, or the write, of the item; return the answer, and the end of the write's effect. An item that is
+        given up on is not executed, but a write of it that is in doubt is still read back."""
         item, context = claimed.item, self._contexts[claimed.item.flow]
         spent = verdict.give_up_reason(stage, claimed) if item.crashes or item.executions else None
         if spent is not None and (claimed.suspicion == Suspicion.DEADLY or not isinstance(stage.work, Write)):
@@ -118,6 +121,8 @@ class Executor:
     def _interrupted(
         self, slot: WorkerSlot, stage: Stage, claimed: ClaimedItem, error: asyncio.CancelledError
     ) -> ItemResult | None:
+        """Return the result of a call that was cancelled: it was too late, its run has ended (None), or its own code
+        cancelled it. If the process stops, the error is raised."""
         match slot.reset():
             case "late" if claimed.item.id in self._awaiting_permit:
                 return release(stage, claimed)  # waiting for the lane's rate is no execution
@@ -147,9 +152,9 @@ class Executor:
         """Return whether the vendor was called: paid work announces its call (`pay`), other work always calls."""
         return not stage.paid or item.id in self._paid
 
-    async def _reserve(self, item: Item, weight: int | None) -> None:
+    async def _reserve(self, item: Item) -> None:
         self._awaiting_permit.add(item.id)  # stays in it when interrupted: `_interrupted` reads the cause
-        await self._lanes.reserve(item, weight)
+        await self._lanes.reserve(item)
         self._awaiting_permit.discard(item.id)
 
     def _may_send(self, item: Item) -> bool:
@@ -160,11 +165,13 @@ class Executor:
         self._stopping = True
 
     def runs_ended(self, ended: set[int], held: set[int], executing: Sequence[ClaimedItem]) -> None:
-        """Send no further write of the runs in `ended`. `held`: the runs of which this worker holds items."""
+        """Send no further write of the runs in `ended`, and keep other runs from paying for what is being paid for in
+        them. `held`: the runs of which this worker holds items; `executing`: the items that are being executed."""
         self._ended_runs = self._ended_runs & held | ended
         self._paid.run_ended([claimed.item for claimed in executing if claimed.item.run_id in ended])
 
     async def note_cut_off(self) -> None:
+        """Record the paid calls that the stop of this process has interrupted."""
         await self._paid.note_cut_off()
 
     def is_worth_its_answer(self, claimed: ClaimedItem) -> bool:
@@ -172,6 +179,7 @@ class Executor:
         return claimed.item.id in self._paid or self._writes.phase.get(claimed.claim_key) == "sending"
 
     def forget(self, one: ClaimedItem | ItemResult) -> None:
+        """Forget an item whose result is stored, or whose claim is lost."""
         if self._writes.phase:
             self._writes.phase.pop(one.claim_key, None)
         self._awaiting_permit.discard(one.item.id)

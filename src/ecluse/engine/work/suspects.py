@@ -33,6 +33,8 @@ QUERY_SECONDS = 1.0  # between two queries for waiting suspects
 
 
 class Suspicion(IntEnum):
+    """How an item is run, by what the deaths of its workers say about it; stored in `items.suspicion`."""
+
     NONE = 0
     TENTH = 1  # a worker holds suspects of this kind in a tenth of its slots, beside other work
     HUNDREDTH = 2
@@ -53,10 +55,12 @@ class Evidence:
 
     @property
     def without_it(self) -> int:
+        """Deaths of workers that did not hold the item."""
         return max(0, self.deaths - (self.crashes - self.solo_deaths))
 
 
 def judge(seen: Evidence) -> Suspicion:
+    """Decide how an item is run from now on, after a worker that held it has died."""
     convicting = min(SOLO_DEATHS + seen.without_it, MOST_SOLO_DEATHS)
     if seen.solo_deaths >= convicting:
         return Suspicion.POISON if seen.solo_deaths == convicting else Suspicion.DEADLY
@@ -69,7 +73,8 @@ def judge(seen: Evidence) -> Suspicion:
 
 
 def group_sizes(waiting: Mapping[int, int], slots: int) -> dict[int, int]:
-    """Return, per kind of waiting suspects, how many a worker may hold at once; 1: alone, without any other item."""
+    """Return, per kind of suspects (`Suspicion`), how many a worker with so many slots may hold at once; 1: alone,
+    without any other item. `waiting`: how many of each kind wait."""
     few = sum(waiting.values()) <= FEW
     sizes = {Suspicion.TENTH: slots // 10, Suspicion.HUNDREDTH: slots // 100}
     return {kind: 1 if few else max(1, sizes.get(Suspicion(kind), 1)) for kind in sorted(waiting)}
@@ -113,7 +118,8 @@ class SuspectClaims:
         self._query_at = 0.0
 
     async def query(self, connection: Connection, lanes: list[int], now: float) -> None:
-        """Count the waiting suspects that this worker could claim, at most once a second."""
+        """Count the suspects that wait in these lanes and that this worker could claim, and decide by that what
+        `allowed` allows; at most once a second. `now` is the monotonic clock."""
         if now < self._query_at:
             return
         claimant = self._claimant
@@ -131,7 +137,8 @@ class SuspectClaims:
         self._query_at = now + QUERY_SECONDS
 
     def allowed(self, slots: WorkerSlots, room: int, *, holds_items: bool) -> list[tuple[Claimant, int]]:
-        """Return the claims to be made, each with its largest number of items: of suspects, then of all other items."""
+        """Return the claims that the worker may make now, each with its largest number of items: of suspects, then of
+        all other items. `room`: how many items it wants; `holds_items`: it holds items that are not stored yet."""
         self.runs_alone = self.runs_alone and holds_items
         alone = [kind for kind, most in self.limits.items() if most == 1]
         if self.runs_alone or (alone and holds_items and self._emptying):

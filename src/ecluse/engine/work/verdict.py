@@ -51,6 +51,7 @@ class ItemResult(NamedTuple):
         return self.item.id, self.claim_id
 
     def row(self) -> bytes:
+        """Return the input row of the committer's STORE for this result, as JSON."""
         stored: dict[str, Any] = {"id": self.item.id, "claim_id": self.claim_id, "status": self.status}
         if self.result is not None:
             stored["result"] = self.result
@@ -73,6 +74,7 @@ class ItemResult(NamedTuple):
         return to_json(stored)
 
     def unstorable(self, why: str) -> ItemResult:
+        """Return the result with which the item fails because this one could not be stored; `why` is the error."""
         return self._replace(
             status="failed",
             result=None,
@@ -92,8 +94,8 @@ class ItemResult(NamedTuple):
 def release(
     stage: Stage, claimed: ClaimedItem, at: datetime | None = None, effect: EffectEnd | None = None
 ) -> ItemResult:
-    """Return the item to the queue in its old position, without counting an execution. `at` None: it is claimable as
-    soon as its lane permits."""
+    """Return the result that puts the item back into the queue in its old position, without counting an execution.
+    `at`: when it is due again; None: at once, as soon as its lane permits. `effect`: the state of its write by now."""
     return ItemResult(claimed.item, stage, claimed.claim_id, claimed.fence, "open", due_at=at, effect=effect)
 
 
@@ -108,9 +110,9 @@ def failed(
     chance: random.Random,
     spared: Spared | None = None,
 ) -> ItemResult:
-    """Decide what follows from an error: retry or failure. `in_doubt`: the execution was interrupted while a write was
-    in flight. `spared`: the failure is the vendor's and uses up no execution; a write in doubt uses one all the
-    same."""
+    """Return the result that follows from an error: retry or failure. `in_doubt`: the execution was interrupted while a
+    write was in flight. `spared`: the failure is the vendor's and uses up no execution; a write in doubt uses one all
+    the same. `chance` gives the jitter of the backoff."""
     item = claimed.item
     executions = item.executions + 1
     verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=chance)
@@ -148,7 +150,7 @@ def failed(
 
 
 def give_up_reason(stage: Stage, claimed: ClaimedItem) -> VendorError | None:
-    """Return the error with which the item is given up on, or None if it may be executed (again)."""
+    """Return the error with which the item is given up on before it is executed, or None if it may be executed."""
     item = claimed.item
     if claimed.suspicion >= Suspicion.POISON:
         died = f"{item.crashes} workers died with this item in hand, {claimed.solo_deaths} of them while it ran alone"

@@ -18,12 +18,12 @@ from ecluse.db.outage import ignoring_outage
 from ecluse.engine.effects.protocol import Intent
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model.item import ClaimedItem
-from ecluse.engine.work import claim
-from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant
+from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant, claim_items
 from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.completion import CompletionLoop
 from ecluse.engine.work.execution import Executor
 from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
+from ecluse.engine.work.release import release_unknown
 from ecluse.engine.work.suspects import SuspectClaims
 from ecluse.engine.work.verdict import ItemResult, release
 from ecluse.engine.work.worker_slots import WorkerSlot, WorkerSlots
@@ -35,6 +35,9 @@ PACED_SECONDS = 2.0
 
 
 class Worker:
+    """The claim loop of a process, with the parts that its items go through: slots, executor, committer, completion.
+    `slots` is the number of worker slots; `slot_ended` is called when the task of one of them ends."""
+
     def __init__(
         self,
         pool: Pool,
@@ -97,6 +100,7 @@ class Worker:
 
     @property
     def runs_in_hand(self) -> set[int]:
+        """The runs of which this worker holds items that are not stored yet."""
         return {run for run, _ in self._in_hand}
 
     def drop(self, run_ids: Iterable[int]) -> None:
@@ -112,12 +116,13 @@ class Worker:
             )
 
     async def drain(self, grace: float) -> None:
-        """Let running calls finish for at most `grace` seconds, after `run` was cancelled."""
+        """Send no further write and let running calls finish for at most `grace` seconds, after `run` was cancelled."""
         self._executor.stop_sending()
         await self.slots.drain(grace)
 
     async def flush(self, grace: float) -> None:
-        """Store the remaining results, after `drain` and after `commit_results` was cancelled."""
+        """Store the remaining results and check what is complete, after `drain` and after `commit_results` was
+        cancelled; for at most `grace` seconds or FLUSH_SECONDS, whichever is longer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(grace, FLUSH_SECONDS)):
                 if batch := self.committer.uncommitted:
@@ -131,6 +136,8 @@ class Worker:
                 await self._wake.wait()
 
     async def _claim(self, room: int) -> int:
+        """Claim at most `room` items and give them to the slots; return how many. After a claim that failed, claims
+        that may have been committed all the same are released first."""
         claimed: list[ClaimedItem] = []
         self._pace.claiming(self._clock.monotonic())
         unsure, self._unsure = self._unsure, True
@@ -139,7 +146,7 @@ class Worker:
                 if unsure:
                     known = {claimed.claim_id for claimed in self.slots.claimed}
                     known |= {result.claim_id for result in self.committer.uncommitted}
-                    await claim.release_unknown(connection, replica=self._claimant.replica, known=list(known))
+                    await release_unknown(connection, replica=self._claimant.replica, known=list(known))
                 lanes = self._lanes.uncapped + self._lanes.capped
                 await self._suspects.query(connection, lanes, self._clock.monotonic())
                 claimed = await self._choose(connection, room)
@@ -158,6 +165,7 @@ class Worker:
         return len(claimed)
 
     async def _choose(self, connection: Connection, room: int) -> list[ClaimedItem]:
+        """Make the claims that the waiting suspects allow; a suspect that runs alone is the only item claimed."""
         claimed: list[ClaimedItem] = []
         for claimant, most in self._suspects.allowed(self.slots, room, holds_items=bool(self._in_hand)):
             found = await self._claim_from(connection, claimant, min(most, room - len(claimed)))
@@ -168,6 +176,7 @@ class Worker:
         return claimed
 
     async def _claim_from(self, connection: Connection, claimant: Claimant, room: int) -> list[ClaimedItem]:
+        """Claim from the capped lanes, then from the others unless they were found empty just before."""
         now, ordinary = self._clock.monotonic(), claimant == self._claimant
         free = [] if ordinary and self._pace.is_empty(now) else self._lanes.uncapped
         claimed: list[ClaimedItem] = []
@@ -176,9 +185,9 @@ class Worker:
         now_free = min(room, self.slots.count - self.slots.busy - len(self.slots.ready))
         capped_room = (now_free + 1) // 2 if free else now_free
         if self._lanes.capped and capped_room > 0:
-            claimed += await claim.claim_capped(connection, claimant, self._lanes.capped, capped_room)
+            claimed += await claim_items(connection, claimant, self._lanes.capped, capped_room, capped=True)
         if free and len(claimed) < room:
-            found = await claim.claim_uncapped(connection, claimant, free, room - len(claimed))
+            found = await claim_items(connection, claimant, free, room - len(claimed), capped=False)
             if ordinary and not found:
                 self._pace.found_empty(now)
             claimed += found
@@ -192,6 +201,7 @@ class Worker:
             self.committer.put(result)
 
     async def _commit(self, batch: Sequence[ItemResult | Intent]) -> None:
+        """Store the batch, set the alarm for items that are due later, and check what may be complete now."""
         over = await self.committer.commit(batch)
         results = [one for one in batch if isinstance(one, ItemResult)]
         for result in results:
@@ -206,6 +216,8 @@ class Worker:
         self._alarm.set((instant - self._clock.now()).total_seconds())
 
     def _forget(self, ended: Sequence[ClaimedItem | ItemResult]) -> None:
+        """Forget items whose results are stored, or whose claims are lost; stages of which no item is held any more go
+        to the completion loop."""
         self._pace.ended(len(ended))
         for one in ended:
             self._executor.forget(one)

@@ -38,12 +38,14 @@ class WorkerSlot:
         self.task: asyncio.Task[None] | None = None
 
     def interrupt(self, why: Why) -> None:
+        """Cancel the call of this slot, unless it is being interrupted already."""
         if self.task is not None and self.why is None:
             self.why = why
             self.task.cancel()
 
     @property
     def is_stopping(self) -> bool:
+        """Return whether the slot itself is cancelled, because the worker stops."""
         return self.task is not None and self.task.cancelling() > 0
 
     def reset(self) -> Why | None:
@@ -55,6 +57,9 @@ class WorkerSlot:
 
 
 class WorkerSlots:
+    """All slots of a worker. `work` executes an item in a slot, `idle` is called when a slot has nothing to do, `ended`
+    when the task of a slot ends."""
+
     def __init__(
         self,
         count: int,
@@ -87,17 +92,20 @@ class WorkerSlots:
         return [*self.ready, *self.executing]
 
     def interrupt(self, useless: Callable[[ClaimedItem], bool]) -> None:
+        """Cancel the running calls of the items that are `useless`."""
         for slot in self._slots:
             if slot.claimed is not None and useless(slot.claimed):
                 slot.interrupt("dropped")
 
     def start(self) -> None:
+        """Start a task per slot, and the watchdog."""
         for slot in self._slots:
             slot.task = asyncio.create_task(self._work_off(slot), name="worker slot")
             slot.task.add_done_callback(self._ended)
         self._watchdog = asyncio.create_task(self._watch())
 
     def give(self, claimed: Iterable[ClaimedItem]) -> None:
+        """Add claimed items to `ready`, and wake as many idle slots."""
         self.ready.extend(claimed)
         for _ in range(min(len(self.ready), len(self._idle))):
             idle = self._idle.pop().idle
@@ -114,7 +122,8 @@ class WorkerSlots:
         return dropped
 
     async def drain(self, grace: float) -> None:
-        """Start no more items; let running calls finish for at most `grace` seconds."""
+        """Start no more items, let running calls finish for at most `grace` seconds, then end the tasks of the
+        slots."""
         self.ready.clear()
         if self.busy:
             self._drained = asyncio.Event()

@@ -18,7 +18,7 @@ from ecluse.flows.automation.schedules import SELECTION
 from ecluse.flows.automation.selection_model import Selection
 from ecluse.flows.fiches.cache import states
 from ecluse.insight import run_queries as engine
-from ecluse.insight.redrives import redrives_of, standing
+from ecluse.insight.redrive_chains import redrives_of, standing
 from ecluse.notify.rules import shown_to
 
 RunStatus = Literal["running", "completed", "partial", "failed"]

@@ -8,7 +8,7 @@ from typing import Literal
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_rows
 from ecluse.engine import terminal_state
-from ecluse.insight.redrives import first_of, standing
+from ecluse.insight.redrive_chains import first_of, standing
 
 Status = Literal["success", "partial", "failed", "cancelled"]
 STATUS: dict[str, Status] = {"completed": "success", "succeeded": "success", "partial": "partial", "failed": "failed"}

@@ -1,5 +1,5 @@
-"""Redrives: runs that repeat targets of an ended run, and the outcomes of its targets after them. A redrive may be
-redriven, too: all of them belong to the first run of their chain."""
+"""Chains of redrives: an ended run, the runs that repeat targets of it, and the outcomes of its targets after them. A
+redrive may be redriven, too: all of them belong to the first run of their chain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all, fetch_rows
-from ecluse.engine.runs.finalize import CANCELLED
+from ecluse.engine.runs.outcomes import CANCELLED
 
 CHAIN = """
 WITH RECURSIVE chain AS (
@@ -38,7 +38,8 @@ SELECT start, id FROM up WHERE redrive_of IS NULL
 
 
 async def redrives_of(connection: Connection, run_ids: Collection[int]) -> dict[int, list[int]]:
-    """Return the redrives of each of these runs that has any, including redrives of redrives, the oldest first."""
+    """Return the redrives of each of these runs that has any, by its id: redrives of redrives included, the oldest
+    first."""
     found: dict[int, list[int]] = {}
     if run_ids:
         for root, run_id in await fetch_rows(connection, REDRIVES, {"runs": list(run_ids)}):
@@ -47,7 +48,8 @@ async def redrives_of(connection: Connection, run_ids: Collection[int]) -> dict[
 
 
 async def standing(connection: Connection, run_ids: Collection[int]) -> dict[int, dict[str, Any]]:
-    """Count the targets of each of these runs by their latest outcome, over the run and its redrives."""
+    """Count the targets of each of these runs by their latest outcome, over the run and its redrives; return the counts
+    by run id. An outcome that is cancelled replaces no other."""
     if not run_ids:
         return {}
     rows = await fetch_all(connection, dict, STANDING, {"runs": list(run_ids), "cancelled": CANCELLED})
@@ -55,5 +57,5 @@ async def standing(connection: Connection, run_ids: Collection[int]) -> dict[int
 
 
 async def first_of(connection: Connection, run_ids: Collection[int]) -> dict[int, int]:
-    """Return the first run in the chain of each run: the run itself, if it is no redrive."""
+    """Return the first run in the chain of each of these runs, by run id: the run itself, if it is no redrive."""
     return dict(await fetch_rows(connection, FIRST, (list(run_ids),)))
