@@ -124,6 +124,7 @@ docs: .venv/.ready ## Write the generated documents
 	mv docs/configuration.md.new docs/configuration.md
 	$(BIN)/python -m tools.state_machines > docs/state_machines.md.new
 	mv docs/state_machines.md.new docs/state_machines.md
+	for page in errors api; do $(BIN)/python -m tools.api_docs $$page > docs/$$page.md.new && mv docs/$$page.md.new docs/$$page.md; done
 
 clean: ## Remove the environment and the caches (never data)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

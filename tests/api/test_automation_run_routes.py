@@ -12,11 +12,11 @@ import pytest
 from ecluse.flows.automation.shapes import (
     AutomationFichePage,
     AutomationLogPage,
+    AutomationRunInFull,
     AutomationRunPage,
     Diagnostic,
     Redriven,
     RedrivePreview,
-    RunInFull,
     Triggered,
 )
 from tests.support.api_server import add_tenant, new_key, serving
@@ -80,7 +80,7 @@ def test_a_run_that_cannot_succeed_is_said_to_be_one(shared_api):
 def shown(client, run):
     answer = client.get(f"{RUNS}/{run}")
     assert answer.status == 200, answer.body
-    return RunInFull.model_validate(answer.json)
+    return AutomationRunInFull.model_validate(answer.json)
 
 
 @pytest.mark.req("AUT-04", "AUT-06", "AUT-10", "AUT-13", "AUT-14")

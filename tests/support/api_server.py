@@ -14,12 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import psycopg
 from fastapi import FastAPI
 from pydantic import SecretStr
+from starlette.routing import Match
 
 from ecluse.access import keys
+from ecluse.access.codes import REFUSALS
+from ecluse.access.door import Guarded, refusals
 from ecluse.app import Server, create_app
 from ecluse.bootstrap import Database, load_flows
 from ecluse.engine import Flow
@@ -74,9 +78,23 @@ class Client:
         try:
             connection.request(method, path, payload, {k: v for k, v in sent.items() if v is not None})
             answer = connection.getresponse()
-            return Answer(answer.status, answer.headers, answer.read())
+            return self._declared(method, path, Answer(answer.status, answer.headers, answer.read()))
         finally:
             connection.close()
+
+    def _declared(self, method: str, path: str, answer: Answer) -> Answer:
+        """Check that the OpenAPI document has this error of this route."""
+        plain = unquote(urlsplit(path).path)
+        scope = {"type": "http", "method": method, "path": plain, "root_path": "", "headers": []}
+        routes = self.app.routes if self.app and answer.status >= 400 else []
+        route = next((one for one in routes if one.matches(scope)[0] is Match.FULL), None)
+        if isinstance(route, Guarded) and answer.headers["Content-Type"] == "application/json":
+            code = answer.code
+            assert code in refusals(route), (
+                f"{method} {route.path} answers {code}, which it does not declare (refuses=)"
+            )
+            assert answer.status == REFUSALS[code].status
+        return answer
 
     def get(self, path: str, **options: Any) -> Answer:
         return self.ask("GET", path, **options)

@@ -19,6 +19,7 @@ from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
 from ecluse.access import tenants
+from ecluse.access.codes import REFUSALS
 from ecluse.access.envelope import ErrorAnswer, Refused
 from ecluse.access.keys import Caller, Keys
 from ecluse.access.permissions import PERMISSIONS
@@ -26,17 +27,19 @@ from ecluse.base.text import storable
 from ecluse.db.reads import Reads
 
 FORM = "application/x-www-form-urlencoded"
-PERMISSION, NARROWED = "x-permission", "x-narrowed"
+PERMISSION, NARROWED, REFUSES = "x-permission", "x-narrowed", "x-refuses"
 DEEPEST = 100
 TENANT = "ecluse-tenant"  # header: the tenant that an administrator acts for
 UNKNOWN = "This key is not known here, or has expired or been revoked."
 
 
-def needs(permission: str, *, narrowed: bool = False) -> dict[str, Any]:
+def needs(permission: str, *, narrowed: bool = False, refuses: Sequence[str] = ()) -> dict[str, Any]:
     """Return what a route passes as `openapi_extra`. `narrowed`: the route restricts its answer to the scope of a
-    caller whose scope is narrower than ALL; all other routes refuse such callers."""
+    caller whose scope is narrower than ALL; all other routes refuse such callers. `refuses`: error codes of its own,
+    besides those that follow from what the route is."""
     assert permission in PERMISSIONS, permission  # noqa: S101 - given in code, never by a caller
-    return {PERMISSION: permission, NARROWED: narrowed, "security": [{"key": []}]}
+    assert set(refuses) <= REFUSALS.keys(), refuses  # noqa: S101 - as above
+    return {PERMISSION: permission, NARROWED: narrowed, REFUSES: list(refuses), "security": [{"key": []}]}
 
 
 def caller_of(request: Request) -> Caller:
@@ -88,8 +91,22 @@ def _has_content(request: Request) -> bool:
 
 
 def routes(tag: str) -> APIRouter:
-    wrong: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer, "description": "Refused, and why"}}
-    return APIRouter(route_class=Guarded, tags=[tag], responses=wrong)
+    # 422 here, so that FastAPI does not describe it with a shape of its own; api/document.py describes all errors.
+    wrong: dict[int | str, dict[str, Any]] = {422: {"model": ErrorAnswer}}
+    return APIRouter(
+        route_class=Guarded, tags=[tag], responses=wrong, generate_unique_id_function=lambda route: route.name
+    )
+
+
+def refusals(route: Guarded) -> list[str]:
+    """Return the codes of all errors that a route may answer."""
+    declared, body = route.openapi_extra or {}, route.body_field
+    found = ["UNAUTHENTICATED", "FORBIDDEN", "TENANT_DISABLED"]
+    found += ["NOT_FOUND"]  # what the path names, or the tenant that an administrator acts for
+    found += [] if declared[NARROWED] else ["SCOPE"]
+    found += ["BODY_TOO_LARGE"] if "GET" not in (route.methods or ()) else []
+    found += ["BAD_REQUEST", "NOT_JSON", "UNSUPPORTED_MEDIA_TYPE"] if body is not None else []
+    return [*dict.fromkeys([*found, "INVALID_INPUT", *declared[REFUSES], "INTERNAL", "DATABASE_AWAY", "READ_TIMEOUT"])]
 
 
 async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:

@@ -1,5 +1,6 @@
 """What all HTTP answers share: a request id, the id of the replica that answered, a limit on request bodies, and one
-shape for every error: `{"error": {"code", "message", "details", "request_id"}}`.
+shape for every error: `{"error": {"code", "message", "details", "request_id"}}`, or problem details (RFC 9457) if the
+caller's Accept header names `application/problem+json`.
 
 A request id sent by the caller is used if it consists of harmless characters; it is bound to every log line of the
 request. The details of an unexpected error are logged, not sent to the caller.
@@ -13,18 +14,20 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import psycopg
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_core import to_json, to_jsonable_python
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ecluse.access.codes import REFUSALS
 from ecluse.base.errors import Conflict, EcluseError, ForbiddenTransition, InvalidInput, NotFound
 from ecluse.base.validation import as_sent, problem, respelled, where
 from ecluse.db.outage import is_unavailable, one_line
@@ -52,18 +55,38 @@ CODES = {
     415: "UNSUPPORTED_MEDIA_TYPE",
     422: InvalidInput.code,
 }
+JSON, PROBLEM = "application/json", "application/problem+json"
+EXPLAINED = "/docs/errors"  # a page with every code
 TOO_LARGE = HTTPException(413, f"A body has at most {LARGEST_BODY} bytes.")
 
 
+class ErrorDetail(BaseModel):
+    where: str = Field(description="The parameter or field, as the caller spelled it.", examples=["body.name"])
+    problem: str
+
+
 class Error(BaseModel):
-    code: str
-    message: str
-    details: list[dict[str, str]] | None
-    request_id: str
+    code: str = Field(description="What the error is; it does not change.", examples=["NOT_FOUND"])
+    message: str = Field(description="The same for people.")
+    details: list[ErrorDetail] | None = Field(description="What is wrong in the request, of `INVALID_INPUT`.")
+    request_id: str = Field(description="The server's log has the request under this id.")
 
 
 class ErrorAnswer(BaseModel):
     error: Error
+
+
+class Problem(BaseModel):
+    """Problem details (RFC 9457), for callers that accept `application/problem+json`."""
+
+    type: str = Field(description="Where the code is explained.", examples=[f"{EXPLAINED}#NOT_FOUND"])
+    title: str = Field(description="What the code means.")
+    status: int = Field(examples=[404])
+    detail: str = Field(description="What is wrong with this request.")
+    instance: str = Field(description="The path of the request.", examples=["/api/runs/7"])
+    code: str = Field(description="What the error is; it does not change.", examples=["NOT_FOUND"])
+    request_id: str = Field(description="The server's log has the request under this id.")
+    errors: list[ErrorDetail] | None = Field(description="What is wrong in the request, of `INVALID_INPUT`.")
 
 
 class Refused(EcluseError):
@@ -87,12 +110,12 @@ def request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 
-def as_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def as_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None, kind: str = JSON) -> Response:
     try:
         body = to_json(value)
     except ValueError:  # nested too deeply for pydantic, as a vendor's answer may be
         body = json.dumps(value, default=to_jsonable_python).encode()
-    return Response(body, status, headers, "application/json")
+    return Response(body, status, headers, kind)
 
 
 class Envelope:
@@ -129,13 +152,13 @@ class Envelope:
         with structlog.contextvars.bound_contextvars(request_id=this):
             try:
                 if _announced(sent) > LARGEST_BODY:
-                    await error_answer(this, 413, CODES[413], TOO_LARGE.detail)(scope, receive, marked)
+                    await error_answer(scope, 413, CODES[413], TOO_LARGE.detail)(scope, receive, marked)
                 else:
                     await self._app(scope, limited, marked)
             except Exception as error:  # outermost handler: the caller gets an error answer, the log the reason
                 if status:
                     raise  # the answer has begun: only a broken connection can tell the client that it is incomplete
-                await _unexpected(this, error)(scope, receive, marked)
+                await _unexpected(scope, error)(scope, receive, marked)
             finally:
                 seconds = time.perf_counter() - began
                 self._answered(scope, status or 500, seconds)
@@ -143,15 +166,14 @@ class Envelope:
                 log.info(
                     "request",
                     method=scope["method"],
-                    # As sent: no line breaks, and never the query.
-                    path=scope["raw_path"][:500].decode("ascii", "replace"),
+                    path=_path(scope),
                     http_status=status,
                     duration_ms=round(seconds * 1000, 1),
                 )
 
 
 def error_answer(
-    request_id: str,
+    scope: Scope,
     status: int,
     code: str,
     message: str,
@@ -159,8 +181,37 @@ def error_answer(
     details: Any = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    error = {"code": code, "message": message, "details": details, "request_id": request_id}
-    return as_json({"error": error}, status, headers)
+    request_id, headers = scope["state"]["request_id"], {**(headers or {}), "Vary": "Accept"}
+    if not _wants_problem(Headers(scope=scope).get("accept", "")):
+        error = {"code": code, "message": message, "details": details, "request_id": request_id}
+        return as_json({"error": error}, status, headers)
+    known = REFUSALS.get(code)  # a flow may have codes of its own
+    problem = {
+        "type": f"{EXPLAINED}#{code}" if known else "about:blank",
+        "title": known.meaning if known else HTTPStatus(status).phrase,
+        "status": status,
+        "detail": message,
+        "instance": _path(scope),
+        "code": code,
+        "request_id": request_id,
+        "errors": details,
+    }
+    return as_json(problem, status, headers, PROBLEM)
+
+
+def _wants_problem(accept: str) -> bool:
+    """Return True if the Accept header names the type of problem details; `*/*` alone asks for the usual errors."""
+    for one in accept.lower().split(","):
+        kind, *parameters = (part.strip() for part in one.split(";"))
+        if kind == PROBLEM:
+            return not any(re.fullmatch(r"q=0(\.0*)?", part) for part in parameters)
+    return False
+
+
+def _path(scope: Scope) -> str:
+    """Return the path as it was sent: without line breaks, and never with the query."""
+    raw: bytes = scope["raw_path"]
+    return raw[:500].decode("ascii", "replace")
 
 
 def _announced(sent: Headers) -> int:
@@ -168,38 +219,38 @@ def _announced(sent: Headers) -> int:
     return int(length) if length.isdecimal() else 0
 
 
-def _unexpected(request_id: str, error: Exception) -> Response:
+def _unexpected(scope: Scope, error: Exception) -> Response:
     if isinstance(error, psycopg.Error) and is_unavailable(error):
         log.warning("request: database unavailable", error=one_line(error))
         headers = {"Retry-After": "1"}
-        return error_answer(request_id, 503, "DATABASE_AWAY", "The database is unavailable.", headers=headers)
+        return error_answer(scope, 503, "DATABASE_AWAY", "The database is unavailable.", headers=headers)
     log.error("request failed", exc_info=error)
-    return error_answer(request_id, 500, "INTERNAL", "Something went wrong here; the log has it under this request id.")
+    return error_answer(scope, 500, "INTERNAL", "Something went wrong here; the log has it under this request id.")
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     code = CODES.get(error.status_code, "BAD_REQUEST")
-    return error_answer(request_id(request), error.status_code, code, str(error.detail), headers=error.headers)
+    return error_answer(request.scope, error.status_code, code, str(error.detail), headers=error.headers)
 
 
 async def _validation_error(request: Request, error: RequestValidationError) -> Response:
     wrong = error.errors()
     if any(one["type"] == "json_invalid" for one in wrong):
         why = f"The body is not JSON: {wrong[0]['ctx']['error']}."
-        return error_answer(request_id(request), 400, "NOT_JSON", why)
+        return error_answer(request.scope, 400, "NOT_JSON", why)
     spelled = as_sent(_sent(request))
     details = [{"where": where(one, spelled), "problem": problem(one, spelled)} for one in wrong[:MOST_DETAILS]]
     message = "; ".join(f"{one['where']}: {one['problem']}" for one in details)
-    return error_answer(request_id(request), 422, InvalidInput.code, message, details=details)
+    return error_answer(request.scope, 422, InvalidInput.code, message, details=details)
 
 
 async def _our_error(request: Request, error: EcluseError) -> Response:
     status = status_of(error)
     if status is None:
-        return _unexpected(request_id(request), error)
+        return _unexpected(request.scope, error)
     headers = error.headers if isinstance(error, Refused) else None
     message = respelled(error.message, as_sent(_sent(request), guess=False))
-    return error_answer(request_id(request), status, error.code, message, headers=headers)
+    return error_answer(request.scope, status, error.code, message, headers=headers)
 
 
 def _sent(request: Request) -> Any:

@@ -23,6 +23,7 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.db.query import fetch_row
 from ecluse.retention.kinds import Aged
 
+REFUSES = ("IN_PROGRESS", "IDEMPOTENCY_KEY_REUSED")  # codes of routes that take a key
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
 KEPT = Aged("idempotency keys", "idempotency_keys", "t.created_at", order="created_at", type="timestamptz")
 

@@ -133,11 +133,12 @@ class Surface:
         listing: Listing,
         *,
         check: Callable[..., Awaitable[Any]] | None = None,
+        refuses: Sequence[str] = (),
         command: Command | None = None,
         **described: str,
     ) -> None:
         """Add the route of a list. `described` is its name and its description. `check(look, **path)` raises NotFound
-        if what the list is of does not exist."""
+        if what the list is of does not exist. `refuses`: error codes of its own, as of reads and operations."""
         ((name, description),) = described.items()
 
         async def endpoint(request: Request, **given: Any) -> Response:
@@ -158,11 +159,18 @@ class Surface:
             *(_parameter(one, hints[one], found.default) for one, found in fields),
             *(_parameter("limit", Limit, 50), _parameter("offset", Offset, 0), _parameter("cursor", Cursor, None)),
         ]
-        shown = needs(listing.needs, narrowed=listing.visible is not None) | _as_extra(command)
+        shown = needs(listing.needs, narrowed=listing.visible is not None, refuses=refuses) | _as_extra(command)
         self._add("GET", path, endpoint, name, description, parameters, shown, listing.page, 200, None)
 
     def read(
-        self, path: str, *, needs: str, answer: type[BaseModel], narrowed: bool = False, command: Command | None = None
+        self,
+        path: str,
+        *,
+        needs: str,
+        answer: type[BaseModel],
+        narrowed: bool = False,
+        refuses: Sequence[str] = (),
+        command: Command | None = None,
     ) -> Callable[[F], F]:
         """Declare `async def name(look, …)`: its parameters are those of the path and the query."""
 
@@ -172,7 +180,7 @@ class Surface:
                 return as_json(id_as_text(found))
 
             parameters, nouns = _parameters(function)
-            extra = door.needs(needs, narrowed=narrowed) | _as_extra(command)
+            extra = door.needs(needs, narrowed=narrowed, refuses=refuses) | _as_extra(command)
             doc = inspect.getdoc(function) or ""
             self._add("GET", path, endpoint, function.__name__, doc, parameters, extra, answer, 200, None)
             return function
@@ -191,6 +199,7 @@ class Surface:
         status: int = 200,
         also: Mapping[int, str] | None = None,
         narrowed: bool = False,
+        refuses: Sequence[str] = (),
         command: Command | None = None,
     ) -> Callable[[F], F]:
         """Declare `async def name(act, …, body)`. `subject` names in the audit trail what was changed, with fields of
@@ -210,7 +219,8 @@ class Surface:
                 return await idempotency.once(request, kit_of(request).pool, do)
 
             parameters, nouns = _parameters(function)
-            extra = door.needs(needs, narrowed=narrowed) | _as_extra(command)
+            own = (*idempotency.REFUSES, *refuses)
+            extra = door.needs(needs, narrowed=narrowed, refuses=own) | _as_extra(command)
             doc = inspect.getdoc(function) or ""
             self._add(method, path, call, function.__name__, doc, parameters, extra, answer, status, also)
             body = next((one.annotation for one in parameters if one.name == "body"), None)

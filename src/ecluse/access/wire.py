@@ -32,8 +32,10 @@ def _storable(value: str) -> str:
     return value
 
 
-Limit = Annotated[int, Query(ge=1, le=200), BeforeValidator(_plain)]
-Offset = Annotated[int, Query(ge=0, le=1_000_000), BeforeValidator(_plain)]
+Limit = Annotated[int, Query(ge=1, le=200, description="How many rows to answer at most."), BeforeValidator(_plain)]
+Offset = Annotated[
+    int, Query(ge=0, le=1_000_000, description="How many rows to leave out first."), BeforeValidator(_plain)
+]
 Order = Annotated[Literal["asc", "desc"], Query(description="`asc`: the oldest first; `desc`: the newest first.")]
 Filter = Annotated[str | None, Query(max_length=200), AfterValidator(lambda value: value and _storable(value))]
 

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 
 from ecluse.access.keys import Keys
 from ecluse.access.surface import Surface
 from ecluse.api import events, leases, me, notifications, outcomes, pusher, realtime, runs
+from ecluse.api.document import describe
 from ecluse.db.connect import pool
 from ecluse.db.pools import READING
 from ecluse.db.reads import READ_SETTINGS, Reads
@@ -36,9 +36,7 @@ def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
-            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            app.openapi_schema = document
+            app.openapi_schema = describe(app)
         return app.openapi_schema
 
     app.openapi = described  # type: ignore[method-assign]

@@ -30,7 +30,7 @@ MOST_CHANNELS = 50
 
 @routes.get(
     EVENTS_PATH,
-    openapi_extra=needs("me.read", narrowed=True),
+    openapi_extra=needs("me.read", narrowed=True, refuses=("STOPPING", "TOO_MANY_CONNECTIONS")),
     response_class=StreamingResponse,
     responses={200: {"content": {"text/event-stream": {}}, "description": "Events, until either side hangs up"}},
 )

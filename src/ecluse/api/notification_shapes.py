@@ -55,7 +55,7 @@ class NewMail(Subscription):
 
 
 @partial_of(Subscription)
-class Changes(Body):
+class EndpointChanges(Body):
     """The fields to change; fields that are left out stay as they are."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"events": ["*"], "is_active": False}]})
@@ -91,7 +91,7 @@ class EndpointPage(Page):
     endpoints: list[EndpointRow]
 
 
-class Deleted(Shape):
+class DeletedEndpoint(Shape):
     id: Id
     deleted: Literal[True]
 

@@ -17,10 +17,10 @@ from ecluse.access.wire import Filter, Limit, Offset, id_as_text, kit_of, number
 from ecluse.api.notification_shapes import (
     EXAMPLES,
     Begun,
-    Changes,
-    Deleted,
+    DeletedEndpoint,
     DeliveryInFull,
     DeliveryPage,
+    EndpointChanges,
     EndpointPage,
     EndpointRow,
     NewEndpoint,
@@ -59,7 +59,7 @@ async def show_endpoint(request: Request, endpoint_id: str) -> Response:
 
 @routes.post(
     "/api/notifications/endpoints",
-    openapi_extra=needs("notifications.write"),
+    openapi_extra=needs("notifications.write", refuses=("NO_SECRET_KEY", "MAIL_NOT_CONFIGURED", "TOO_MANY_ENDPOINTS")),
     status_code=201,
     response_model=NewEndpoint,
 )
@@ -89,7 +89,7 @@ async def create_endpoint(
 @routes.patch(
     "/api/notifications/endpoints/{endpoint_id}", openapi_extra=needs("notifications.write"), response_model=EndpointRow
 )
-async def change_endpoint(request: Request, endpoint_id: str, body: Changes) -> Response:
+async def change_endpoint(request: Request, endpoint_id: str, body: EndpointChanges) -> Response:
     """Change the given fields of an endpoint, and only those."""
     tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
     # null means no change, but a description can be removed by it.
@@ -105,7 +105,9 @@ async def change_endpoint(request: Request, endpoint_id: str, body: Changes) -> 
 
 
 @routes.delete(
-    "/api/notifications/endpoints/{endpoint_id}", openapi_extra=needs("notifications.write"), response_model=Deleted
+    "/api/notifications/endpoints/{endpoint_id}",
+    openapi_extra=needs("notifications.write"),
+    response_model=DeletedEndpoint,
 )
 async def delete_endpoint(request: Request, endpoint_id: str) -> Response:
     """Delete an endpoint. Nothing more is sent to it; its past deliveries stay in the log."""
@@ -119,10 +121,10 @@ async def delete_endpoint(request: Request, endpoint_id: str) -> Response:
 
 @routes.post(
     "/api/notifications/endpoints/{endpoint_id}/rotate-secret",
-    openapi_extra=needs("notifications.write"),
+    openapi_extra=needs("notifications.write", refuses=("NO_SECRET_KEY", "NOT_SIGNED")),
     response_model=NewEndpoint,
 )
-async def rotate_secret(request: Request, endpoint_id: str) -> Response:
+async def rotate_endpoint_secret(request: Request, endpoint_id: str) -> Response:
     """Make a new signing secret for a webhook. For a day messages are signed with the old one as well, so that the
     receiver can change over."""
     tenant, wanted = caller_of(request).tenant, number("endpoint", endpoint_id)
@@ -138,7 +140,9 @@ async def rotate_secret(request: Request, endpoint_id: str) -> Response:
 
 
 @routes.post(
-    "/api/notifications/endpoints/{endpoint_id}/test", openapi_extra=needs("notifications.write"), response_model=Begun
+    "/api/notifications/endpoints/{endpoint_id}/test",
+    openapi_extra=needs("notifications.write", refuses=("ENDPOINT_OFF",)),
+    response_model=Begun,
 )
 async def test_endpoint(request: Request, endpoint_id: str) -> Response:
     """Send the endpoint a `ping`. The result is in the log of deliveries."""
@@ -176,7 +180,7 @@ async def show_delivery(request: Request, delivery_id: str) -> Response:
 
 @routes.post(
     "/api/notifications/deliveries/{delivery_id}/redeliver",
-    openapi_extra=needs("notifications.write"),
+    openapi_extra=needs("notifications.write", refuses=("ENDPOINT_OFF", "STILL_PENDING")),
     response_model=Begun,
 )
 async def redeliver(request: Request, delivery_id: str) -> Response:

@@ -60,7 +60,9 @@ async def show_access(request: Request) -> Response:
     return as_json(told)
 
 
-@routes.post(AUTH_PATH, openapi_extra=needs("me.read", narrowed=True), response_model=ChannelAuth)
+@routes.post(
+    AUTH_PATH, openapi_extra=needs("me.read", narrowed=True, refuses=("REALTIME_OFF",)), response_model=ChannelAuth
+)
 async def authorise(
     request: Request,
     socket_id: Annotated[str, Form(examples=["1234.5678"])],

@@ -102,7 +102,7 @@ async def list_log(
 
 @routes.post(
     "/api/runs",
-    openapi_extra=needs("runs.write"),
+    openapi_extra=needs("runs.write", refuses=(*idempotency.REFUSES, "ALREADY_RUNNING", "CONFIG_INACTIVE")),
     status_code=201,
     response_model=shapes.StartedRun,
     responses={200: {"model": shapes.StartedRun, "description": "The key was known; nothing new was started"}},
@@ -142,7 +142,11 @@ def _digest(body: shapes.StartRun) -> str:
     return hashlib.sha256(json.dumps([body.flow, body.input], sort_keys=True).encode()).hexdigest()[:12]
 
 
-@routes.get("/api/runs/{run_id}/end", openapi_extra=needs("runs.read"), response_model=shapes.EndPreview)
+@routes.get(
+    "/api/runs/{run_id}/end",
+    openapi_extra=needs("runs.read", refuses=("ALREADY_ENDED", "FLOW_NOT_LOADED")),
+    response_model=shapes.EndPreview,
+)
 async def preview_end_of_run(request: Request, run_id: str) -> Response:
     """Preview what ending the run now would do; nothing is changed."""
     wanted = number("run", run_id)
@@ -156,7 +160,11 @@ async def preview_end_of_run(request: Request, run_id: str) -> Response:
     return as_json(preview)
 
 
-@routes.post("/api/runs/{run_id}/end", openapi_extra=needs("runs.write"), response_model=shapes.EndedRun)
+@routes.post(
+    "/api/runs/{run_id}/end",
+    openapi_extra=needs("runs.write", refuses=("ALREADY_ENDED", "FLOW_NOT_LOADED")),
+    response_model=shapes.EndedRun,
+)
 async def end_run(request: Request, run_id: str, body: shapes.Reason) -> Response:
     """End a run now: it is cancelled, by this key and for this reason. No more items of it are started, nor of the runs
     that only it waits for; targets that are not finished get the code `CANCELLED`."""

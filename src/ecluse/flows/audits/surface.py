@@ -58,7 +58,7 @@ class ConfigRow(Shape):
     updated_at: datetime
 
 
-class Deleted(Shape):
+class DeletedConfig(Shape):
     id: str
     deleted: bool
 
@@ -219,7 +219,7 @@ async def change_config(act: Act, config_id: ConfigNumber, body: ChangedConfig) 
     "DELETE",
     "/api/audit-configs/{config_id}",
     needs="audits.write",
-    answer=Deleted,
+    answer=DeletedConfig,
     action="audit_config.delete",
     subject="audit_config:{config_id}",
     command=Command("audits configs delete"),
@@ -251,6 +251,7 @@ async def show_audit(look: Look, audit_id: Annotated[int, Noun("audit")]) -> Row
     status=201,
     also={200: "The key was known; nothing new was started"},
     action=None,
+    refuses=("SCOPE", "CONFIG_INACTIVE"),
     command=Command("audits run", arguments=("fiche_id", "audit_config_id"), follows="run_id"),
 )
 async def start_audit(act: Act, body: NewAudit) -> Row:

@@ -41,7 +41,12 @@ async def list_schedules(request: Request, limit: Limit = 50, offset: Offset = 0
     return as_json({"schedules": with_ids_as_text(rows), "limit": limit, "offset": offset})
 
 
-@routes.post(SCHEDULES, openapi_extra=needs("automation.write"), status_code=201, response_model=shapes.ChangedSchedule)
+@routes.post(
+    SCHEDULES,
+    openapi_extra=needs("automation.write", refuses=(*idempotency.REFUSES, "NAME_TAKEN", "NO_SECRET_KEY")),
+    status_code=201,
+    response_model=shapes.ChangedSchedule,
+)
 async def create_schedule(request: Request, body: Plan) -> Response:
     """Add a schedule. It is due for times from now on. Fields are accepted in snake_case and in camelCase. The response
     holds the secret that its webhook is signed with, if it has one; it is not shown again."""
@@ -66,7 +71,9 @@ async def show_schedule(request: Request, schedule_id: str) -> Response:
 
 
 @routes.patch(
-    f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.write"), response_model=shapes.ChangedSchedule
+    f"{SCHEDULES}/{{schedule_id}}",
+    openapi_extra=needs("automation.write", refuses=("NAME_TAKEN", "NO_SECRET_KEY")),
+    response_model=shapes.ChangedSchedule,
 )
 async def change_schedule(request: Request, schedule_id: str, body: Changes) -> Response:
     """Change the given fields only. Runs under way go on as they began. Setting a `webhook_url` on a schedule without a
@@ -80,10 +87,10 @@ async def change_schedule(request: Request, schedule_id: str, body: Changes) -> 
 
 @routes.post(
     f"{SCHEDULES}/{{schedule_id}}/rotate-secret",
-    openapi_extra=needs("automation.write"),
+    openapi_extra=needs("automation.write", refuses=("NO_WEBHOOK", "NO_SECRET_KEY")),
     response_model=shapes.ChangedSchedule,
 )
-async def rotate_secret(request: Request, schedule_id: str) -> Response:
+async def rotate_schedule_secret(request: Request, schedule_id: str) -> Response:
     """Create a new secret for the signatures of the schedule's webhook, or the first one if the webhook was not signed
     yet. For a day the old secret signs as well, so that the receiver can change over."""
     tenant, wanted = caller_of(request).tenant, number("automation schedule", schedule_id)
@@ -93,7 +100,9 @@ async def rotate_secret(request: Request, schedule_id: str) -> Response:
     return as_json({**shown, "webhook_secret": row["webhook_secret"]})
 
 
-@routes.delete(f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.write"), response_model=shapes.Deleted)
+@routes.delete(
+    f"{SCHEDULES}/{{schedule_id}}", openapi_extra=needs("automation.write"), response_model=shapes.DeletedSchedule
+)
 async def delete_schedule(request: Request, schedule_id: str) -> Response:
     """Delete a schedule. It is not due any more, and not listed. Its runs can be read as before; a run under way
     finishes."""
@@ -113,7 +122,11 @@ async def list_runs_of_schedule(
     return await _runs(request, number("automation schedule", schedule_id), status, limit, offset)
 
 
-@routes.post("/api/automation/trigger", openapi_extra=needs("automation.write"), response_model=shapes.Triggered)
+@routes.post(
+    "/api/automation/trigger",
+    openapi_extra=needs("automation.write", refuses=(*idempotency.REFUSES, "SCHEDULE_INACTIVE")),
+    response_model=shapes.Triggered,
+)
 async def trigger(request: Request, body: shapes.Trigger) -> Response:
     """Run a schedule now, whatever else is running, perhaps over other fiches than it selects. Of a list that is longer
     than `max_fiches`, only the first `max_fiches` are taken, and `warnings` says so."""
@@ -132,7 +145,7 @@ async def trigger(request: Request, body: shapes.Trigger) -> Response:
 
 
 @routes.get(RUNS, openapi_extra=needs("automation.read"), response_model=shapes.AutomationRunPage)
-async def list_runs(
+async def list_automation_runs(
     request: Request,
     schedule_id: Filter = None,
     status: RunFilter | None = None,
@@ -144,8 +157,8 @@ async def list_runs(
     return await _runs(request, wanted, status, limit, offset)
 
 
-@routes.get(f"{RUNS}/{{run_id}}", openapi_extra=needs("automation.read"), response_model=shapes.RunInFull)
-async def show_run(request: Request, run_id: str) -> Response:
+@routes.get(f"{RUNS}/{{run_id}}", openapi_extra=needs("automation.read"), response_model=shapes.AutomationRunInFull)
+async def show_automation_run(request: Request, run_id: str) -> Response:
     """Show a run in full: its progress, the settings it runs with, which fiches were picked and why the others were
     not."""
     tenant, wanted = caller_of(request).tenant, number("automation run", run_id)
@@ -154,7 +167,7 @@ async def show_run(request: Request, run_id: str) -> Response:
 
 
 @routes.get(f"{RUNS}/{{run_id}}/logs", openapi_extra=needs("automation.read"), response_model=shapes.AutomationLogPage)
-async def list_logs(
+async def list_automation_logs(
     request: Request, run_id: str, order: Order = "asc", limit: Limit = 50, offset: Offset = 0
 ) -> Response:
     """List the log of a run, the oldest line first, or the newest (`order=desc`)."""
@@ -171,7 +184,7 @@ async def list_logs(
 @routes.get(
     f"{RUNS}/{{run_id}}/fiches", openapi_extra=needs("automation.read"), response_model=shapes.AutomationFichePage
 )
-async def list_fiches(
+async def list_automation_fiches(
     request: Request, run_id: str, status: FicheStatus | None = None, limit: Limit = 50, offset: Offset = 0
 ) -> Response:
     """List the outcomes of a run's fiches, by id; of an open fiche, what it still lacks."""
@@ -182,7 +195,11 @@ async def list_fiches(
     return as_json({"fiches": with_ids_as_text(rows), "limit": limit, "offset": offset})
 
 
-@routes.get(f"{RUNS}/{{run_id}}/redrive", openapi_extra=needs("automation.read"), response_model=shapes.RedrivePreview)
+@routes.get(
+    f"{RUNS}/{{run_id}}/redrive",
+    openapi_extra=needs("automation.read", refuses=("RUN_NOT_ENDED", "SCHEDULE_GONE")),
+    response_model=shapes.RedrivePreview,
+)
 async def preview_redrive(request: Request, run_id: str, include_cancelled: bool = False) -> Response:
     """Preview a redrive: how many fiches it would take, and which of them cannot succeed as they are. Nothing is
     started."""
@@ -193,7 +210,22 @@ async def preview_redrive(request: Request, run_id: str, include_cancelled: bool
     return as_json(preview)
 
 
-@routes.post(f"{RUNS}/{{run_id}}/redrive", openapi_extra=needs("automation.write"), response_model=shapes.Redriven)
+@routes.post(
+    f"{RUNS}/{{run_id}}/redrive",
+    openapi_extra=needs(
+        "automation.write",
+        refuses=(
+            *idempotency.REFUSES,
+            "RUN_NOT_ENDED",
+            "SCHEDULE_GONE",
+            "SCHEDULE_INACTIVE",
+            "NOTHING_FAILED",
+            "ONLY_CANCELLED",
+            "ONLY_HOPELESS",
+        ),
+    ),
+    response_model=shapes.Redriven,
+)
 async def redrive(
     request: Request,
     run_id: str,

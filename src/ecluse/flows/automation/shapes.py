@@ -114,7 +114,7 @@ class AutomationStageRow(StageRow):
     """A stage of an automation run."""
 
 
-class RunInFull(AutomationRunRow):
+class AutomationRunInFull(AutomationRunRow):
     correlation_id: str | None
     is_stale: bool
     stale_at: datetime | None = Field(description="When it is taken for dead, if it still goes on then.")
@@ -243,7 +243,7 @@ class ChangedSchedule(ScheduleInFull):
     )
 
 
-class Deleted(Shape):
+class DeletedSchedule(Shape):
     id: Id
     deleted: Literal[True]
 

@@ -58,7 +58,9 @@ async def list_fiches(
 
 
 @routes.get(
-    "/api/fiches/{fiche_id:fiche}", openapi_extra=needs("fiches.read", narrowed=True), response_model=shapes.FicheInFull
+    "/api/fiches/{fiche_id:fiche}",
+    openapi_extra=needs("fiches.read", narrowed=True, refuses=("SCOPE",)),
+    response_model=shapes.FicheInFull,
 )
 async def show_fiche(request: Request, fiche_id: str) -> Response:
     """Return one fiche in full: the CRM's information about it, and its recordings by start time."""

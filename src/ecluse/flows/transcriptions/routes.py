@@ -41,7 +41,11 @@ def config_of(request: Request) -> Config:
 
 @routes.post(
     "/api/transcriptions/batch",
-    openapi_extra=needs("transcriptions.write", narrowed=True),
+    openapi_extra=needs(
+        "transcriptions.write",
+        narrowed=True,
+        refuses=(*idempotency.REFUSES, "SCOPE", "INVALID_PRIORITY", "RATE_LIMITED"),
+    ),
     response_model=shapes.BatchAnswer,
 )
 async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
@@ -71,7 +75,11 @@ async def transcribe_batch(request: Request, body: shapes.Batch) -> Response:
 
 @routes.post(
     "/api/transcriptions/{fiche_id}",
-    openapi_extra=needs("transcriptions.write", narrowed=True),
+    openapi_extra=needs(
+        "transcriptions.write",
+        narrowed=True,
+        refuses=(*idempotency.REFUSES, "SCOPE", "INVALID_PRIORITY", "RATE_LIMITED"),
+    ),
     response_model=shapes.Queued,
 )
 async def transcribe_fiche(request: Request, fiche_id: str, priority: Priority = "normal") -> Response:
@@ -91,7 +99,7 @@ async def transcribe_fiche(request: Request, fiche_id: str, priority: Priority =
 
 @routes.get(
     "/api/transcriptions/{fiche_id:fiche}/status",
-    openapi_extra=needs("transcriptions.read", narrowed=True),
+    openapi_extra=needs("transcriptions.read", narrowed=True, refuses=("SCOPE",)),
     response_model=shapes.Status,
 )
 async def show_status(request: Request, fiche_id: str) -> Response:
@@ -101,10 +109,10 @@ async def show_status(request: Request, fiche_id: str) -> Response:
 
 @routes.get(
     "/api/transcriptions/{fiche_id:fiche}/logs",
-    openapi_extra=needs("transcriptions.read", narrowed=True),
-    response_model=shapes.LogPage,
+    openapi_extra=needs("transcriptions.read", narrowed=True, refuses=("SCOPE",)),
+    response_model=shapes.TranscriptionLogPage,
 )
-async def list_logs(
+async def list_transcription_logs(
     request: Request,
     fiche_id: str,
     run_id: Filter = None,
@@ -127,7 +135,7 @@ async def list_logs(
 
 @routes.get(
     "/api/transcriptions/{fiche_id:fiche}/recordings/{call_id}",
-    openapi_extra=needs("transcriptions.read", narrowed=True),
+    openapi_extra=needs("transcriptions.read", narrowed=True, refuses=("SCOPE",)),
     response_model=shapes.TranscriptAnswer,
 )
 async def show_transcript(request: Request, fiche_id: str, call_id: str) -> Response:

@@ -140,7 +140,7 @@ class LogLine(Shape):
     inngest_event_id: str | None
 
 
-class LogPage(Page):
+class TranscriptionLogPage(Page):
     logs: list[LogLine]
     stored: bool = Field(description="Whether lines are stored at all (WORKFLOW_LOG_DB_ENABLED).")
 

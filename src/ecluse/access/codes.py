@@ -1,0 +1,127 @@
+"""Every error code that the API answers, with its HTTP status, its meaning and what a caller can do. The OpenAPI
+document, problem details (RFC 9457), the page `/docs/errors` and docs/errors.md are made from this table; a test
+compares it with the codes in the source."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Refusal(NamedTuple):
+    status: int
+    meaning: str
+    remedy: str
+    also: int | None = None  # another status that it is answered with: that of the Pusher protocol
+
+
+REFUSALS = {
+    # Every route
+    "UNAUTHENTICATED": Refusal(
+        401, "The request has no valid API key.", "Send `Authorization: Bearer ecl_…` with a key that is in force."
+    ),
+    "FORBIDDEN": Refusal(
+        403,
+        "The role of the key lacks the permission that the route needs, or the key may not act for this tenant.",
+        "Use a key whose role has the permission that the message names.",
+    ),
+    "SCOPE": Refusal(
+        403, "The key is limited to some fiches, and the request is about others.", "Use a key of scope ALL."
+    ),
+    "TENANT_DISABLED": Refusal(
+        403, "The tenant of the key is disabled.", "Ask an administrator to enable it: `ecluse tenants enable`."
+    ),
+    "NOT_FOUND": Refusal(
+        404, "The path, or what it names, does not exist for this tenant.", "Check the path and the ids in it."
+    ),
+    "METHOD_NOT_ALLOWED": Refusal(
+        405, "The path exists, but not with this HTTP method.", "Use a method that the header Allow names."
+    ),
+    "INVALID_INPUT": Refusal(
+        422, "A parameter or a field of the body is not as documented.", "Correct the fields that `details` lists."
+    ),
+    "INTERNAL": Refusal(
+        500, "The server failed unexpectedly.", "Report the `request_id`: the server's log has the reason under it."
+    ),
+    "DATABASE_AWAY": Refusal(
+        503, "The database is unavailable; nothing was changed.", "Repeat the request after Retry-After seconds."
+    ),
+    "READ_TIMEOUT": Refusal(
+        503, "The read took longer than a request may take.", "Narrow the filters, ask for a smaller page, or retry."
+    ),
+    # Bodies
+    "BAD_REQUEST": Refusal(400, "The request could not be parsed.", "Correct what the message names."),
+    "NOT_JSON": Refusal(400, "The body is not valid JSON.", "Send JSON in UTF-8, without duplicate keys."),
+    "BODY_TOO_LARGE": Refusal(413, "The body has more bytes than allowed.", "Send less at once."),
+    "UNSUPPORTED_MEDIA_TYPE": Refusal(
+        415, "The Content-Type is not the one that the route takes.", "Send the type that the message names."
+    ),
+    # Idempotency-Key
+    "IN_PROGRESS": Refusal(
+        409, "The first request with this Idempotency-Key is still in progress.", "Repeat it after Retry-After seconds."
+    ),
+    "IDEMPOTENCY_KEY_REUSED": Refusal(
+        422, "The Idempotency-Key was used for a different request.", "Use a new key for a new request."
+    ),
+    # States that do not allow the request
+    "CONFLICT": Refusal(409, "The present state does not allow this.", "Read the state again, then decide."),
+    "FORBIDDEN_TRANSITION": Refusal(
+        409, "The flow does not allow this change of status.", "Read the run again: its status has changed."
+    ),
+    "ALREADY_ENDED": Refusal(409, "The run had ended already; nothing was changed.", "Nothing: it is over."),
+    "ALREADY_RUNNING": Refusal(
+        409, "Another run is transcribing the fiche.", "Wait for the end of the run that the message names."
+    ),
+    "FLOW_NOT_LOADED": Refusal(
+        409, "The run is of a flow that this server has not loaded.", "Ask a server that is started with that flow."
+    ),
+    "RUN_NOT_ENDED": Refusal(
+        409, "The run is still open, and only an ended run can be redriven.", "Wait for its end, or end it first."
+    ),
+    "RUN_OPEN": Refusal(
+        409, "An open run uses the fiche that is to be erased.", "Wait for the end of the run, or end it first."
+    ),
+    "CALL_IN_FLIGHT": Refusal(
+        409, "A vendor call about the fiche that is to be erased is in flight.", "Repeat the request when it is over."
+    ),
+    "NOTHING_FAILED": Refusal(409, "The run has no failed targets to redrive.", "Nothing: there is nothing to repeat."),
+    "ONLY_CANCELLED": Refusal(
+        409, "All targets that did not succeed were cancelled.", "Set `include_cancelled` to redrive those."
+    ),
+    "ONLY_HOPELESS": Refusal(
+        409, "All failed targets would fail again.", "Correct what the message names, or redrive the hopeless ones too."
+    ),
+    "SCHEDULE_GONE": Refusal(409, "The schedule of the run is deleted.", "Create a schedule and trigger that."),
+    "SCHEDULE_INACTIVE": Refusal(409, "The schedule is switched off.", "Set `is_active` to true first."),
+    "NAME_TAKEN": Refusal(409, "Another schedule has this name.", "Choose another name."),
+    "CONFIG_INACTIVE": Refusal(409, "The audit config is switched off.", "Set `is_active` to true first."),
+    "INVALID_PRIORITY": Refusal(400, "The priority is none of those known.", "Use `high`, `normal` or `low`."),
+    # Notifications and webhooks
+    "NO_SECRET_KEY": Refusal(
+        409, "The server has no key to seal secrets with.", "Set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
+    ),
+    "NO_WEBHOOK": Refusal(
+        409, "The schedule has no webhook whose secret could be rotated.", "Set `webhook_url` first."
+    ),
+    "NOT_SIGNED": Refusal(409, "The endpoint is a mail endpoint, and mails are not signed.", "Rotate webhooks only."),
+    "MAIL_NOT_CONFIGURED": Refusal(409, "The server is not set up to send mail.", "Set SMTP_HOST and MAIL_FROM."),
+    "ENDPOINT_OFF": Refusal(409, "The endpoint is switched off.", "Set `is_active` to true first."),
+    "STILL_PENDING": Refusal(
+        409, "The message is still being delivered.", "Wait for the attempt whose time the message names."
+    ),
+    "TOO_MANY_ENDPOINTS": Refusal(409, "The tenant has as many endpoints as allowed.", "Delete one first."),
+    # Realtime
+    "REALTIME_OFF": Refusal(
+        409, "Realtime is switched off for this tenant.", "Do what the message says, or poll instead.", also=403
+    ),
+    "NO_PRESENCE": Refusal(400, "The channel is no presence channel and has no users.", "Do not ask for its users."),
+    "STOPPING": Refusal(503, "The server is stopping.", "Connect again: another replica answers."),
+    # Limits
+    "RATE_LIMITED": Refusal(
+        429, "The same fiche was requested too often within a minute.", "Repeat the request after Retry-After seconds."
+    ),
+    "TOO_MANY_CONNECTIONS": Refusal(
+        429, "The tenant has as many open streams as allowed.", "Close one, or retry after Retry-After seconds."
+    ),
+    # Pages
+    "ANOTHER_SITE": Refusal(403, "A form was submitted from another site.", "Submit it from the page itself."),
+}
