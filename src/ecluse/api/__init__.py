@@ -20,8 +20,8 @@ from ecluse.db.reads import READ_SETTINGS, Reads
 from ecluse.engine.kit import Kit
 from ecluse.flows.audits.surface import surface as audits
 from ecluse.flows.automation import routes as automation
-from ecluse.flows.fiches import routes as fiches
-from ecluse.flows.transcriptions import routes as transcriptions
+from ecluse.flows.fiches.surface import surface as fiches
+from ecluse.flows.transcriptions.surface import surface as transcriptions
 
 
 def mount(app: FastAPI) -> None:
