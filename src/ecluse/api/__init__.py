@@ -13,7 +13,12 @@ from fastapi.openapi.utils import get_openapi
 
 from ecluse.access.keys import Keys
 from ecluse.access.surface import Surface
-from ecluse.api import events, leases, me, notifications, outcomes, pusher, realtime, runs
+from ecluse.api import events, outcomes, pusher, runs
+from ecluse.api.deliveries import surface as deliveries
+from ecluse.api.endpoints import surface as endpoints
+from ecluse.api.leases import surface as leases
+from ecluse.api.me import surface as me
+from ecluse.api.realtime import surface as realtime
 from ecluse.db.connect import pool
 from ecluse.db.pools import READING
 from ecluse.db.reads import READ_SETTINGS, Reads
@@ -27,7 +32,7 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 def mount(app: FastAPI) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
-    for part in (me, runs, outcomes, leases, *flows, notifications, realtime, events, pusher):
+    for part in (me, runs, outcomes, leases, *flows, endpoints, deliveries, realtime, events, pusher):
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
         app.state.operations |= part.operations if isinstance(part, Surface) else {}
 
