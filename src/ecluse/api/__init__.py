@@ -12,8 +12,13 @@ from fastapi import FastAPI
 
 from ecluse.access.keys import Keys
 from ecluse.access.surface import Surface
-from ecluse.api import events, leases, me, notifications, outcomes, pusher, realtime, runs
+from ecluse.api import events, outcomes, pusher, runs
+from ecluse.api.deliveries import surface as deliveries
 from ecluse.api.document import describe
+from ecluse.api.endpoints import surface as endpoints
+from ecluse.api.leases import surface as leases
+from ecluse.api.me import surface as me
+from ecluse.api.realtime import surface as realtime
 from ecluse.db.connect import pool
 from ecluse.db.pools import READING
 from ecluse.db.reads import READ_SETTINGS, Reads
@@ -21,15 +26,15 @@ from ecluse.engine.kit import Kit
 from ecluse.flow import Package
 from ecluse.flows.audits.surface import surface as audits
 from ecluse.flows.automation import routes as automation
-from ecluse.flows.fiches import routes as fiches
-from ecluse.flows.transcriptions import routes as transcriptions
+from ecluse.flows.fiches.surface import surface as fiches
+from ecluse.flows.transcriptions.surface import surface as transcriptions
 
 
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
     others = [package.surface for package in packages if package.surface is not None]
-    parts: list[Any] = [me, runs, outcomes, leases, *flows, notifications, realtime, events, pusher, *others]
+    parts: list[Any] = [me, runs, outcomes, leases, *flows, endpoints, deliveries, realtime, events, pusher, *others]
     for part in parts:
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
         app.state.operations |= part.operations if isinstance(part, Surface) else {}
