@@ -124,6 +124,10 @@ docs: .venv/.ready ## Write the generated documents
 	mv docs/configuration.md.new docs/configuration.md
 	$(BIN)/python -m tools.state_machines > docs/state_machines.md.new
 	mv docs/state_machines.md.new docs/state_machines.md
+	$(BIN)/python -m tools.commands json > src/ecluse/cli/commands.json.new
+	mv src/ecluse/cli/commands.json.new src/ecluse/cli/commands.json
+	$(BIN)/python -m tools.commands docs > docs/cli.md.new
+	mv docs/cli.md.new docs/cli.md
 
 clean: ## Remove the environment and the caches (never data)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

@@ -12,6 +12,7 @@ import psycopg
 import structlog
 
 from ecluse.base.clock import Clock
+from ecluse.base.data_dir import default_data_dir
 from ecluse.base.trace_files import TraceFiles, TraceFolder
 from ecluse.bootstrap.box import (
     Lacking,
@@ -56,13 +57,13 @@ def open_database(settings: Settings) -> Database:
         dsn = normalise(settings.DATABASE_URL)
         check(dsn)
         return Database(dsn, None)
-    server = embedded.start(settings.ECLUSE_DATA_DIR or embedded.default_data_dir())
+    server = embedded.start(settings.ECLUSE_DATA_DIR or default_data_dir())
     return Database(normalise(server.dsn()), server)
 
 
 def trace_folders(settings: Settings) -> dict[str, TraceFolder]:
     """Return by workflow the folder of the log files of its runs; it need not exist."""
-    data = settings.ECLUSE_DATA_DIR or embedded.default_data_dir()
+    data = settings.ECLUSE_DATA_DIR or default_data_dir()
     return {
         "transcription": TraceFolder(data / "logs", "transcription", ".log"),
         "automation": TraceFolder(data / "automation-debug-logs", "automation", ".txt"),
