@@ -42,10 +42,10 @@ class Client:
         return self.ask("GET", path, query)
 
     def ask(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
-        """Return the answer, parsed. Raise Unreachable or Refused."""
+        """Return the answer: parsed JSON, or the text of a CSV file. Raise Unreachable or Refused."""
         parts = urlsplit(self.url)
         target = parts.path.rstrip("/") + path + _query(query)
-        headers = {"Accept": "application/json", "User-Agent": "ecluse"}
+        headers = {"User-Agent": "ecluse"}
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
         if self.tenant is not None:
@@ -56,18 +56,18 @@ class Client:
             headers["Content-Type"] = "application/json"
         sent = None if body is None else json.dumps(body).encode()
         try:
-            status, text = self._send(method, target, sent, headers)
+            answer = self._send(method, target, sent, headers)
         except LOST:
-            status, text = self._again(method, target, sent, headers)
-        return self._read(status, text)
+            answer = self._again(method, target, sent, headers)
+        return self._read(*answer)
 
-    def _again(self, method: str, target: str, sent: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+    def _again(self, method: str, target: str, sent: bytes | None, headers: dict[str, str]) -> tuple[int, str, bytes]:
         try:
             return self._send(method, target, sent, headers)
         except LOST as error:
             raise Unreachable(f"The connection to {self.url} was lost twice: {error}.") from error
 
-    def _send(self, method: str, target: str, sent: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+    def _send(self, method: str, target: str, sent: bytes | None, headers: dict[str, str]) -> tuple[int, str, bytes]:
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         try:
@@ -77,7 +77,7 @@ class Client:
         try:
             connection.request(method, target, sent, headers)
             answer = connection.getresponse()
-            return answer.status, answer.read()
+            return answer.status, answer.headers.get_content_type(), answer.read()
         except LOST:
             raise
         except (OSError, http.client.HTTPException) as error:
@@ -87,7 +87,9 @@ class Client:
         finally:
             connection.close()
 
-    def _read(self, status: int, text: bytes) -> Any:
+    def _read(self, status: int, kind: str, text: bytes) -> Any:
+        if status == 200 and kind == "text/csv":
+            return text.decode()
         try:
             found = json.loads(text) if text else None
         except ValueError:

@@ -112,7 +112,9 @@ def _command(schemas: _Schemas, by_id: dict[str, tuple[str, Json]], path: str, m
         "body": body is not None,
         "fields": [{name: value for name, value in one.items() if value not in ("", None, False)} for one in fields],
         **_answer(schemas, operation, declared),
-        **{name: declared[name] for name in ("follows", "empty", "example") if name in declared},
+        **{
+            name: declared[name].removeprefix("ecluse ") for name in ("follows", "empty", "example") if name in declared
+        },
     }
     if "preview" in declared:
         at, read = by_id[declared["preview"]]
@@ -122,14 +124,15 @@ def _command(schemas: _Schemas, by_id: dict[str, tuple[str, Json]], path: str, m
 
 
 def _answer(schemas: _Schemas, operation: Json, declared: Json) -> Json:
-    """Return the name of the list in the answer, if it is one, and the columns to show."""
+    """Return the name of the list in the answer, if it is one of rows, and the columns to show."""
     good: Json = next((one for code, one in sorted(operation["responses"].items()) if code.startswith("2")), {})
-    schema, _ = schemas.resolved(next(iter(good.get("content", {}).values()), {}).get("schema", {}))
+    content: Json = next(iter(good.get("content", {}).values()), {})
+    schema, _ = schemas.resolved(content.get("schema", {}))
     columns = list(declared.get("columns", ()))
     properties = {name: schemas.resolved(one)[0] for name, one in schema.get("properties", {}).items()}
     lists = [name for name, one in properties.items() if one.get("type") == "array"]
-    if not lists or not ("limit" in properties or len(properties) == 1):
-        return {"columns": columns} if columns else {}
+    if len(lists) != 1 or not ("limit" in properties or len(properties) == 1):
+        return {}
     row, _ = schemas.resolved(properties[lists[0]].get("items", {}))
     kinds = {name: schemas.resolved(one)[0].get("type") for name, one in row.get("properties", {}).items()}
     plain = [name for name, kind in kinds.items() if kind not in ("object", "array") and name != "tenant_id"]

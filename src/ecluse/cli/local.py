@@ -49,6 +49,17 @@ def migrate(before: Given, given: Namespace) -> int:
     return database.migrate(given.flow, as_json=before.json or given.json)
 
 
+def _prune_arguments(parser: Parser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="count the rows, delete nothing")
+    _migrate_arguments(parser)
+
+
+def prune(before: Given, given: Namespace) -> int:
+    from ecluse.cli import prune
+
+    return prune.run(given.flow, dry_run=given.dry_run, as_json=before.json or given.json)
+
+
 def psql(words: list[str]) -> int:
     from ecluse.cli import database
 
@@ -189,6 +200,12 @@ COMMANDS = [
         "Migrate the database to this program's schema. Servers also do this when they start.",
         migrate,
         _migrate_arguments,
+    ),
+    Local(
+        "prune",
+        "Delete rows that are older than the ECLUSE_KEEP_… knobs allow. Servers also do this, every five minutes.",
+        prune,
+        _prune_arguments,
     ),
     Local(
         "psql",

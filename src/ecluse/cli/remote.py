@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +48,9 @@ def execute(command: Json, words: Sequence[str], before: Given) -> int:
     if getattr(parsed, "given_wait", False):
         return watch(client, str(answer[command["follows"]]), timeout=parsed.given_timeout, as_json=given.json)
     if given.json:
-        show.write_json(answer)
+        show.write_json({"rows": list(csv.DictReader(answer.splitlines()))} if isinstance(answer, str) else answer)
+    elif isinstance(answer, str):
+        show.write(answer.rstrip("\r\n"))
     else:
         _show(command, answer)
     return OK

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ecluse.base.errors import SetUpError
@@ -15,16 +16,30 @@ from ecluse.cli import operator_file
 def run(flows: Sequence[str], host: str | None, port: int | None, roles: Sequence[str] | None) -> int:
     # Turn SIGTERM into SystemExit: `finally` must run, or the embedded PostgreSQL would be left running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    folder, problem = operator_file.data_dir(), None
+    if roles and "api" not in roles:
+        return _serve(flows, host, port, roles, lambda *_: None)
+    folder = operator_file.data_dir()
     try:
         operator_file.announce(folder)  # first: the imports below take seconds, and commands wait meanwhile
     except OSError as error:
         problem = error
+        return _serve(flows, host, port, roles, lambda *_: _warn(problem))
     try:
-        return _serve(flows, host, port, roles, None if problem else folder, problem)
+        return _serve(flows, host, port, roles, partial(_let_operator_in, folder))
     finally:
-        if problem is None:
-            operator_file.leave(folder)
+        operator_file.leave(folder)
+
+
+def _warn(problem: OSError) -> None:
+    from ecluse.cli import welcome
+
+    welcome.log.warning("operator.json was not written: commands on this host need --url", error=str(problem))
+
+
+def _let_operator_in(folder: Path, listener: socket.socket, dsn: str) -> None:
+    from ecluse.cli import welcome
+
+    welcome.let_operator_in(folder, listener, dsn)
 
 
 def _serve(
@@ -32,11 +47,8 @@ def _serve(
     host: str | None,
     port: int | None,
     chosen: Sequence[str] | None,
-    folder: Path | None,
-    problem: OSError | None,
+    before_serving: Callable[[socket.socket, str], None],
 ) -> int:
-    from typing import get_args
-
     from ecluse import bootstrap, settings
     from ecluse.app import Server, create_app
     from ecluse.base import logging
@@ -53,7 +65,7 @@ def _serve(
         database = bootstrap.open_database(given)
         try:
             runner.upgrade(database.dsn, loaded)
-            roles: frozenset[Role] = frozenset(one for one in get_args(Role) if one in chosen) if chosen else ROLES
+            roles: frozenset[Role] = frozenset(one for one in ROLES if one in chosen) if chosen else ROLES
             application = create_app(given, database, loaded, roles)
             server = Server(application)
             # uvicorn raises the signal that stopped it again after its shutdown: ignore it, the server is down by then.
@@ -62,7 +74,7 @@ def _serve(
             welcome.log.info("listening", address=listener.getsockname()[:2])
             if "api" in roles:
                 welcome.say_where(listener, database.dsn, given.ECLUSE_PUBLIC_URL)
-                welcome.let_operator_in(folder, problem, listener, database.dsn)
+            before_serving(listener, database.dsn)
             server.run(sockets=[listener])
         finally:
             database.release()

@@ -42,14 +42,9 @@ def say_where(listener: socket.socket, dsn: str, public_url: str | None) -> None
             log.info("no API key exists: create one and log in with it", command=CREATE_KEY)
 
 
-def let_operator_in(folder: Path | None, problem: OSError | None, listener: socket.socket, dsn: str) -> None:
+def let_operator_in(folder: Path, listener: socket.socket, dsn: str) -> None:
     """Write this server's URL into the data directory, with a key that the command line on this host uses. The key is
     created if the one of the file is not valid here; all servers of the directory use the same."""
-    if folder is None:
-        log.warning(
-            "commands on this host need --url and --key-file: operator.json was not written", error=str(problem)
-        )
-        return
     with operator_file.changing(folder) as content:
         with open_blocking_session(dsn) as connection:
             key = content["key"]
