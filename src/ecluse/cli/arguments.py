@@ -82,17 +82,21 @@ def _add_by_place(parser: Parser, field: Json, *, optional: bool) -> None:
     """Add a positional argument. A field of the body may be given in --body instead."""
     many = field["type"] == "list"
     count = "*" if many else "?" if optional else None
-    parser.add_argument(field["name"], nargs=count, metavar=metavar(field), help=_help(field))
+    parser.add_argument(_dest(field), nargs=count, metavar=metavar(field), help=_help(field))
 
 
 def _add_option(parser: Parser, field: Json) -> None:
     names = [f"--{field['short']}"] if "short" in field else []
     names += [field["option"]]
     if field["type"] == "boolean":
-        parser.add_argument(*names, dest=field["name"], action=argparse.BooleanOptionalAction, help=_help(field))
+        parser.add_argument(*names, dest=_dest(field), action=argparse.BooleanOptionalAction, help=_help(field))
         return
     action = "append" if field["type"] == "list" else "store"
-    parser.add_argument(*names, dest=field["name"], action=action, metavar=metavar(field), help=_help(field))
+    parser.add_argument(*names, dest=_dest(field), action=action, metavar=metavar(field), help=_help(field))
+
+
+def _dest(field: Json) -> str:
+    return f"{field['in']}.{field['name']}"  # a parameter and a field of the body may have the same name
 
 
 def metavar(field: Json) -> str:
@@ -134,7 +138,7 @@ def request_of(command: Json, given: argparse.Namespace) -> tuple[str, Json, Jso
     """Return path, query and body."""
     path, query, body = command["path"], {}, _whole_body(given)
     for field in command["fields"]:
-        text = getattr(given, field["name"])
+        text = getattr(given, _dest(field))
         if text is None or text == []:
             continue
         value = value_of(field, text)

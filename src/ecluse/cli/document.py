@@ -98,10 +98,10 @@ def _command(schemas: _Schemas, by_id: dict[str, tuple[str, Json]], path: str, m
     if body is not None:
         content = next(iter(body["content"].values()))
         fields += _fields(schemas, "", content["schema"], body.get("required", False), DEEPEST)
-    by_place = [*re.findall(r"{(\w+)}", path), *arguments]
+    by_place = [*(("path", name) for name in re.findall(r"{(\w+)", path)), *(("body", name) for name in arguments)]
     for field in fields:
-        if field["name"] in by_place:
-            field["place"] = 1 + by_place.index(field["name"])
+        if (field["in"], field["name"]) in by_place:
+            field["place"] = 1 + by_place.index((field["in"], field["name"]))
         if field["name"] in short:
             field["short"] = short[field["name"]]
     found = {

@@ -90,9 +90,7 @@ def _show(done: Sequence[Pruned], rules: Sequence[Rule], *, dry_run: bool) -> No
         kept = "for ever" if rule.keep is None else f"{rule.keep.days} days"
         rows = "-" if rule.keep is None else "refused" if one is None else f"{one.rows.total():,}"
         oldest, newest = (_at(one.oldest), _at(one.newest)) if one else ("", "")
-        write(
-            f"{rule.kind.name:<17} {rule.knob or '(fixed)':<31} {kept:>9} {rows:>22}  {oldest:<17} {newest}".rstrip()
-        )
+        write(f"{rule.kind.name:<17} {rule.knob or '(fixed)':<31} {kept:>9} {rows:>22}  {oldest:<17} {newest}".rstrip())
     for one in done:
         tables = ", ".join(f"{rows:,} {table}" for table, rows in one.rows.most_common() if rows)
         if len(one.rows) > 1 and tables:
