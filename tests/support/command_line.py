@@ -102,7 +102,18 @@ class Server:
 
     def __init__(self, fork_server: ForkServer, *arguments: str, **variables: str) -> None:
         self.port = free_port()
-        self.process = fork_server.start("ecluse", ["serve", "--port", str(self.port), *arguments], variables)
+        self._fork_server = fork_server
+        self.variables = {"ECLUSE_DATA_DIR": fork_server.new_folder()} | variables
+        self.process = fork_server.start("ecluse", ["serve", "--port", str(self.port), *arguments], self.variables)
+
+    def ecluse(self, *arguments: str) -> Answer:
+        """A command on the server's host; it waits for the server."""
+        return Answer(*self._fork_server.run("ecluse", arguments, self.variables))
+
+    def done(self, *arguments: str) -> Any:
+        answer = self.ecluse(*arguments, "--json")
+        assert answer.code == 0, answer
+        return answer.json
 
     def get(self, path: str) -> tuple[int, Any]:
         try:

@@ -104,6 +104,10 @@ class ForkServer:
             raise RuntimeError("the fork server does not answer")
         return child
 
+    def new_folder(self) -> str:
+        """A data directory that no other process uses."""
+        return str(self._folder / f"{next(self._numbers)}.data")
+
     def run(
         self,
         module: str,

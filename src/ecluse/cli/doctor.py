@@ -54,7 +54,7 @@ def _server(where: Given) -> Client | Finding:
     host need not run."""
     named = any((where.url, where.profile, os.environ.get("ECLUSE_URL"), profiles().get(DEFAULT)))
     try:
-        client = client_for(where)
+        client = client_for(where, appear_seconds=0)
         client.get("/healthz")
     except Failure as failure:
         return Finding("fail" if named else "warn", "server", failure.message.rstrip("."), "see `ecluse serve --help`")
