@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from ecluse.access import audit_trail, keys
-from ecluse.base.errors import InvalidInput
 from ecluse.base.logging import harmless
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.options import Tenant, TenantFilter
 from ecluse.db.connect import Connection
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
-UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 class RoleName(StrEnum):
@@ -30,12 +26,6 @@ class ScopeName(StrEnum):
     ALL = "ALL"
     GROUP = "GROUP"
     SELF = "SELF"
-
-
-def duration(text: str) -> timedelta:
-    if not (match := re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)):
-        raise InvalidInput(f"--expires is a number of minutes, hours or days, such as 90m, 12h or 30d, not {text!r}")
-    return timedelta(**{UNITS[match[2]]: int(match[1])})
 
 
 @app.command()
@@ -51,7 +41,7 @@ def create(
     crm_user: Annotated[str | None, typer.Option(metavar="ID", help="Id of the CRM user, for scope SELF.")] = None,
 ) -> None:
     """Create a key and print it: it cannot be shown again."""
-    lifetime = None if expires is None else duration(expires)
+    lifetime = None if expires is None else keys.lifetime(expires)
 
     async def ask(connection: Connection) -> tuple[int, str]:
         async with connection.transaction():
