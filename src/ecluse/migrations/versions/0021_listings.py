@@ -37,7 +37,35 @@ SELECT r.tenant_id, o.run_id, o.target, o.outcome, o.error_code, o.reason, o.eff
 FROM outcomes o JOIN runs r ON r.id = o.run_id;
 """
 
+# Rows of no tenant (`system`) are shown to the tenant `default`, whose administrators administer the installation.
+ACCESS = """
+CREATE VIEW key_list AS
+SELECT id, tenant_id, name, hint, role, scope, groupes, crm_user_id,
+       CASE WHEN revoked_at IS NOT NULL THEN 'revoked' WHEN expires_at <= ecluse_now() THEN 'expired' ELSE 'valid' END
+           AS state,
+       created_at, expires_at, last_used_at, revoked_at
+FROM api_keys;
+
+CREATE VIEW tenant_list AS
+SELECT t.id, t.name, t.created_at, t.disabled_at,
+       (SELECT count(*)::int FROM api_keys k WHERE k.tenant_id = t.id AND k.revoked_at IS NULL) AS keys
+FROM tenants t;
+
+CREATE VIEW trail AS
+SELECT a.id, CASE a.tenant_id WHEN 'system' THEN 'default' ELSE a.tenant_id END AS tenant_id, a.at, a.actor,
+       k.name AS actor_name, a.action, a.subject, a.reason, a.request_id
+FROM audit_trail a LEFT JOIN api_keys k ON a.actor LIKE 'key:%' AND k.id::text = substr(a.actor, 5);
+
+CREATE VIEW event_list AS
+SELECT id, tenant_id, event_key, event_type, aggregate, correlation_id, producer, occurred_at,
+       CASE WHEN published_seq IS NOT NULL THEN 'published' WHEN tries > 0 THEN 'failing' ELSE 'waiting' END AS state,
+       tries, nullif(try_at, '-infinity') AS try_at, error, published_at
+FROM events_outbox;
+"""
+
 
 def upgrade() -> None:
     op.execute(AUDITS)
-    op.get_bind().connection.driver_connection.execute(RUNS)  # type: ignore[union-attr]
+    connection = op.get_bind().connection.driver_connection
+    for part in (RUNS, ACCESS):
+        connection.execute(part)  # type: ignore[union-attr]
