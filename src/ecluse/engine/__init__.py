@@ -77,6 +77,7 @@ from ecluse.engine.schedule.plans import (
     change_planned,
     create_planned,
     delete_planned,
+    parsed,
     plans_of,
 )
 from ecluse.engine.schedule.schedules import (

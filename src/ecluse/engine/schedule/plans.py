@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -27,6 +27,7 @@ from ecluse.engine.schedule.schedules import (
 )
 
 Row = dict[str, Any]
+M = TypeVar("M", bound=BaseModel)
 TIMETABLE = tuple(one.name for one in fields(NewSchedule) if one.name not in ("flow", "input", "tenant_id"))
 
 
@@ -94,7 +95,8 @@ def plans_of(flow: Flow) -> Plans:
     return flow.plans or IN_INPUT
 
 
-def parsed(model: type[BaseModel], given: Mapping[str, Any]) -> Any:
+def parsed(model: type[M], given: Mapping[str, Any]) -> M:
+    """Validate a plan, or changes to one; raise InvalidInput that says what is wrong."""
     try:
         return model.model_validate(given)
     except ValidationError as error:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from ecluse.base.text import storable
-from ecluse.base.validation import partial_of
-from ecluse.flows.automation.selection_model import EitherSpelling, Override, Partial, Selection, merged
+from ecluse.base.validation import EitherSpelling, Partial, partial_of
+from ecluse.flows.automation.selection_model import Override, Selection, merged
 from ecluse.notify.rules import MailAddress
 
 ScheduleType = Literal["MANUAL", "DAILY", "WEEKLY", "MONTHLY", "CRON"]

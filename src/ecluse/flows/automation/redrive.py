@@ -1,17 +1,10 @@
-"""What is known of the failed fiches of a run before they are repeated: at which stage each failed and whether it can
-succeed as it is, and what it will take to repeat them."""
+"""Statements about the failed fiches of a run: at which stage each failed and whether it can succeed as it is, and what
+it will take to repeat them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_row, fetch_value
-from ecluse.engine import Estimate, FailedTarget, Run, failed_targets
-from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.eligibility import FETCH
 from ecluse.flows.automation.transcripts import TRANSCRIBE
-from ecluse.flows.fiches.ids import is_fiche_id
 
 # Only cached fiches are counted: the number of recordings of other fiches is not known yet.
 LEFT = """
@@ -59,23 +52,7 @@ SELECT avg(cost) FROM (SELECT cost FROM audits WHERE tenant_id = %s AND audit_co
 """
 
 
-async def failed_in(connection: Connection, run: Run) -> list[FailedTarget]:
-    return [one for one in await failed_targets(connection, run, FAILED) if is_fiche_id(one.target)]
-
-
-async def estimate(connection: Connection, run: Run, fiche_ids: Sequence[str], per_minute: float) -> Estimate:
-    """Count the transcripts and audits that are still to be made. Time is known of transcripts, by the rate of their
-    lane; cost of audits, by what they have cost lately."""
-    row = await fetch_row(connection, SETTINGS, (run.schedule_id,))
-    if row is None or not fiche_ids:
-        return Estimate()
-    transcribes, audits, named, automatic = row
-    found = await resolve_configs(connection, run.tenant_id, named, automatic)
-    configs = [one.id for one in found.configs] if audits else []
-    left = await fetch_value(connection, LEFT, (run.tenant_id, list(fiche_ids))) if transcribes or audits else 0
-    each, made = await fetch_value(connection, COST, (run.tenant_id, configs)), len(fiche_ids) * len(configs)
-    return Estimate(
-        {"transcripts": left, "audits": made},
-        left * 60 / per_minute if left else None,
-        None if each is None else f"{each * made:.6f}",
-    )
+SCHEDULE = """
+SELECT s.id, r.input -> 'override_fiche_selection' FROM runs r
+LEFT JOIN schedules s ON s.id = r.schedule_id AND s.tenant_id = r.tenant_id AND s.deleted_at IS NULL WHERE r.id = %s
+"""

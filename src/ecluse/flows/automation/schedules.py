@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_one, fetch_row, fetch_value
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row, fetch_value
 from ecluse.engine import (
     Fired,
     Flow,
@@ -22,12 +22,13 @@ from ecluse.engine import (
     create_planned,
     delete_planned,
     load_schedule,
+    parsed,
 )
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.plan import Changes, Plan, Work, WorkChanges, changed, times_of
 from ecluse.flows.automation.selection_model import Selection
-from ecluse.notify.rules import shown_to, why_refused
+from ecluse.notify.rules import why_refused
 from ecluse.notify.signature import new_secret, old_name, schedule_secret_name
 from ecluse.retention.kinds import Aged
 
@@ -43,6 +44,7 @@ SELECTION = "fiche_selection_"
 APART = {"fiche_selection", "external_api_key"}  # of a plan: not columns of the same name
 
 LOAD = "SELECT * FROM automation_schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
+SHOWN = "SELECT * FROM automation_schedule_list WHERE id = %s"
 NAMED = "SELECT id FROM automation_schedules WHERE tenant_id = %s AND name = %s AND deleted_at IS NULL"
 # Open runs of the schedule need the key until they end.
 FORGET_KEY = """
@@ -84,10 +86,7 @@ class AutomationPlans(Plans):
     guard: GuardedHttp | None = None
 
     def changed(self, flow: Flow, known: Plan, given: Mapping[str, Any]) -> Plan:  # noqa: ARG002 - as declared
-        try:
-            return Plan.model_validate(changed(known, WorkChanges.model_validate(given)))
-        except ValidationError as error:
-            raise InvalidInput(f"plan: {readable(error)}") from error
+        return parsed(Plan, changed(known, parsed(WorkChanges, given)))
 
     def input(self, plan: Work) -> Row:  # noqa: ARG002 - a run reads the plan when it begins
         return {}
@@ -96,10 +95,8 @@ class AutomationPlans(Plans):
         return plan_of(await load(connection, row["tenant_id"], row["id"]))
 
     async def shown(self, connection: Connection, row: Row) -> Row:
-        plan = await self.load(connection, row)
-        told = plan.model_dump(mode="json", include=set(Work.model_fields) - {"external_api_key"})
-        told["specific_audit_configs"] = [str(one) for one in plan.specific_audit_configs]
-        return {**told, "webhook_url": None if plan.webhook_url is None else shown_to("webhook", plan.webhook_url)}
+        (found,) = await fetch_all(connection, dict, SHOWN, (row["id"],))
+        return {name: value for name, value in found.items() if name in Work.model_fields}
 
     async def save(
         self, connection: Connection, schedule_id: int, new: NewSchedule, plan: Work, known: Plan | None
@@ -134,19 +131,15 @@ class AutomationPlans(Plans):
 
     async def _check(self, connection: Connection, tenant: str, plan: Work, known: Plan | None) -> None:
         """Check what a plan cannot validate by itself. Values that have not changed are not checked again."""
+        from ecluse.vendors.guarded import GuardedHttp  # most commands do not need it
+
         url = None if known is not None and plan.webhook_url == known.webhook_url else plan.webhook_url
-        if url is not None and (why := why_refused(url, self.guard or _public_only())) is not None:
+        if url is not None and (why := why_refused(url, self.guard or GuardedHttp(()))) is not None:
             raise InvalidInput(f"webhook_url: {why}")
         if known is None or plan.specific_audit_configs != known.specific_audit_configs:
             found = await resolve_configs(connection, tenant, plan.specific_audit_configs, use_automatic=False)
             if found.unknown:
                 raise InvalidInput(f"specific_audit_configs: there is no audit config {found.unknown[0]}")
-
-
-def _public_only() -> GuardedHttp:
-    from ecluse.vendors.guarded import GuardedHttp  # most commands do not need it
-
-    return GuardedHttp(())
 
 
 async def create(connection: Connection, flow: Flow, tenant: str, plan: Plan, **means: Any) -> Row:

@@ -7,22 +7,15 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
-from pydantic.alias_generators import to_camel
 
 from ecluse.access.wire import Fire, Page, Shape, SlotRow, StageRow, Standing, WillFail
-from ecluse.base.validation import fields_of
+from ecluse.base.validation import EitherSpelling, fields_of, in_camel_case
 from ecluse.engine import EndCause, State
 from ecluse.flows.automation.plan import Plan
 from ecluse.flows.automation.queries import FicheStatus, RunStatus
-from ecluse.flows.automation.selection_model import EitherSpelling, Override
+from ecluse.flows.automation.selection_model import Override
 
 Id = Annotated[str, Field(examples=["7"])]
-
-
-def in_camel_case(schema: dict[str, Any]) -> None:
-    """Document the fields in camelCase, as the contract spells them; they are accepted in snake_case, too."""
-    schema["properties"] = {to_camel(name): told for name, told in schema["properties"].items()}
-    schema["required"] = [to_camel(name) for name in schema.get("required", ())]
 
 
 class Trigger(EitherSpelling):

@@ -1,4 +1,4 @@
-"""Runs of a schedule that are started on request, perhaps over other fiches than it selects.
+"""Runs started on request: of a schedule, perhaps over other fiches than it selects, or over fiches that failed.
 
 Everything is checked before a run is inserted: a schedule that is unknown or switched off starts nothing.
 """
@@ -16,7 +16,7 @@ from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.ids import uuid7
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_rows, fetch_value
+from ecluse.db.query import fetch_row, fetch_rows, fetch_value
 from ecluse.engine import (
     Choice,
     Estimate,
@@ -26,6 +26,7 @@ from ecluse.engine import (
     Redrive,
     Run,
     Started,
+    failed_targets,
     fire_by_hand,
     load_runs,
     load_schedule,
@@ -36,7 +37,7 @@ from ecluse.engine import redrive as start_redrive
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation import events
 from ecluse.flows.automation.config import Config
-from ecluse.flows.automation.redrive import LEFT, estimate, failed_in
+from ecluse.flows.automation.redrive import COST, FAILED, LEFT, SCHEDULE, SETTINGS
 from ecluse.flows.automation.schedules import FLOW, load, selection_of
 from ecluse.flows.automation.selection_model import (
     AUDIT_WAIT,
@@ -49,16 +50,12 @@ from ecluse.flows.automation.selection_model import (
     nothing_warning,
     truncation_warning,
 )
+from ecluse.flows.fiches.ids import is_fiche_id
 
 NO_CONFIGS = (
     "There is no audit config for it: every fiche will fail with `No audit configs resolved`, after its transcripts "
     "were paid for. Make one that has run_automatically, or name it in specific_audit_configs."
 )
-
-SCHEDULE = """
-SELECT s.id, r.input -> 'override_fiche_selection' FROM runs r
-LEFT JOIN schedules s ON s.id = r.schedule_id AND s.tenant_id = r.tenant_id AND s.deleted_at IS NULL WHERE r.id = %s
-"""
 
 
 @dataclass(frozen=True)
@@ -69,10 +66,22 @@ class AutomationRedrive(Redrive):
     most: int = MOST_FICHES
 
     async def failed(self, connection: Connection, run: Run) -> list[FailedTarget]:
-        return await failed_in(connection, run)
+        return [one for one in await failed_targets(connection, run, FAILED) if is_fiche_id(one.target)]
 
     async def estimate(self, connection: Connection, run: Run, targets: Sequence[str]) -> Estimate:
-        return await estimate(connection, run, targets, self.config.per_minute)
+        """Count the transcripts and audits that are still to be made. Time is known of transcripts, by the rate of
+        their lane; cost of audits, by what they have cost lately."""
+        row = await fetch_row(connection, SETTINGS, (run.schedule_id,))
+        if row is None or not targets:
+            return Estimate()
+        transcribes, audits, named, automatic = row
+        found = await resolve_configs(connection, run.tenant_id, named, automatic)
+        configs = [one.id for one in found.configs] if audits else []
+        left = await fetch_value(connection, LEFT, (run.tenant_id, list(targets))) if transcribes or audits else 0
+        each, made = await fetch_value(connection, COST, (run.tenant_id, configs)), len(targets) * len(configs)
+        seconds = left * 60 / self.config.per_minute if left else None
+        cost = None if each is None else f"{each * made:.6f}"
+        return Estimate({"transcripts": left, "audits": made}, seconds, cost)
 
     async def start(
         self, connection: Connection, flow: Flow, run: Run, targets: Sequence[str], correlation_id: str | None

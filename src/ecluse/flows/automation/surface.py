@@ -20,6 +20,8 @@ from ecluse.insight.run_queries import count_log
 surface = Surface("automation")
 
 SCHEDULES, RUNS = "/api/automation/schedules", "/api/automation/runs"
+SCHEDULE, RUN = f"{SCHEDULES}/{{schedule_id}}", f"{RUNS}/{{run_id}}"
+ABOUT = "schedule:{schedule_id}"
 READ, WRITE = "automation.read", "automation.write"
 ScheduleNumber = Annotated[int, Noun("automation schedule")]
 RunNumber = Annotated[int, Noun("automation run")]
@@ -91,7 +93,7 @@ surface.listing(
     ),
 )
 surface.listing(
-    f"{SCHEDULES}/{{schedule_id}}/runs",
+    f"{SCHEDULE}/runs",
     OF_SCHEDULE,
     check=known_schedule,
     list_runs_of_schedule="List the runs of a schedule, the newest first; of a deleted schedule, too.",
@@ -121,12 +123,7 @@ async def create_automation_schedule(act: Act, body: Plan) -> Row:
     return {**await _in_full(act, made["id"]), "webhook_secret": None}
 
 
-@surface.read(
-    f"{SCHEDULES}/{{schedule_id}}",
-    needs=READ,
-    answer=shapes.AutomationSchedule,
-    command=Command("automation schedules show"),
-)
+@surface.read(SCHEDULE, needs=READ, answer=shapes.AutomationSchedule, command=Command("automation schedules show"))
 async def show_automation_schedule(look: Look, schedule_id: ScheduleNumber) -> Row:
     """Show a schedule with its last runs, the outcomes of its latest due times, and its next due times."""
     return await _in_full(look, schedule_id)
@@ -134,11 +131,11 @@ async def show_automation_schedule(look: Look, schedule_id: ScheduleNumber) -> R
 
 @surface.operation(
     "PATCH",
-    f"{SCHEDULES}/{{schedule_id}}",
+    SCHEDULE,
     needs=WRITE,
     answer=shapes.ChangedAutomationSchedule,
     action="automation_schedule.update",
-    subject="schedule:{schedule_id}",
+    subject=ABOUT,
     command=Command("schedules update automation", options=OPTIONS),
 )
 async def change_automation_schedule(act: Act, schedule_id: ScheduleNumber, body: Changes) -> Row:
@@ -151,11 +148,11 @@ async def change_automation_schedule(act: Act, schedule_id: ScheduleNumber, body
 
 @surface.operation(
     "POST",
-    f"{SCHEDULES}/{{schedule_id}}/rotate-secret",
+    f"{SCHEDULE}/rotate-secret",
     needs=WRITE,
     answer=shapes.ChangedAutomationSchedule,
     action="automation_schedule.rotate-secret",
-    subject="schedule:{schedule_id}",
+    subject=ABOUT,
     command=Command("schedules rotate-secret"),
 )
 async def rotate_schedule_secret(act: Act, schedule_id: ScheduleNumber) -> Row:
@@ -166,14 +163,7 @@ async def rotate_schedule_secret(act: Act, schedule_id: ScheduleNumber) -> Row:
     return {**await _in_full(act, schedule_id), "webhook_secret": None}
 
 
-@surface.operation(
-    "DELETE",
-    f"{SCHEDULES}/{{schedule_id}}",
-    needs=WRITE,
-    answer=Deleted,
-    action="automation_schedule.delete",
-    subject="schedule:{schedule_id}",
-)
+@surface.operation("DELETE", SCHEDULE, needs=WRITE, answer=Deleted, action="automation_schedule.delete", subject=ABOUT)
 async def delete_automation_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
     """Delete a schedule. It is not due any more, and not listed. Its runs can be read as before; a run under way
     finishes."""
@@ -198,16 +188,14 @@ async def trigger_automation(act: Act, body: shapes.Trigger) -> Row:
     return _started(fired.started, fired.warnings)
 
 
-@surface.read(f"{RUNS}/{{run_id}}", needs=READ, answer=shapes.AutomationRun, command=Command("automation runs show"))
+@surface.read(RUN, needs=READ, answer=shapes.AutomationRun, command=Command("automation runs show"))
 async def show_automation_run(look: Look, run_id: RunNumber) -> Row:
     """Show a run in full: its progress, the settings it runs with, which fiches were picked and why the others were
     not."""
     return await queries.show_run(look.connection, look.tenant, run_id, look.state.automation.config.longest)
 
 
-@surface.read(
-    f"{RUNS}/{{run_id}}/logs", needs=READ, answer=shapes.AutomationLogPage, command=Command("automation runs logs")
-)
+@surface.read(f"{RUN}/logs", needs=READ, answer=shapes.AutomationLogPage, command=Command("automation runs logs"))
 async def list_automation_logs(
     look: Look, run_id: RunNumber, order: Order = "asc", limit: Limit = 50, offset: Offset = 0
 ) -> Row:
@@ -218,7 +206,7 @@ async def list_automation_logs(
 
 
 @surface.read(
-    f"{RUNS}/{{run_id}}/fiches",
+    f"{RUN}/fiches",
     needs=READ,
     answer=shapes.AutomationFichePage,
     command=Command(
@@ -234,7 +222,7 @@ async def list_automation_fiches(
     return {"fiches": with_ids_as_text(rows), **cut}
 
 
-@surface.read(f"{RUNS}/{{run_id}}/redrive", needs=READ, answer=shapes.AutomationRedrivePreview)
+@surface.read(f"{RUN}/redrive", needs=READ, answer=shapes.AutomationRedrivePreview)
 async def preview_automation_redrive(look: Look, run_id: RunNumber, include_cancelled: bool = False) -> Row:
     """Preview a redrive: how many fiches it would take, and which of them cannot succeed as they are. Nothing is
     started."""
@@ -243,7 +231,7 @@ async def preview_automation_redrive(look: Look, run_id: RunNumber, include_canc
 
 @surface.operation(
     "POST",
-    f"{RUNS}/{{run_id}}/redrive",
+    f"{RUN}/redrive",
     needs=WRITE,
     answer=shapes.AutomationRedriven,
     action="automation_run.redrive",
@@ -268,10 +256,7 @@ async def redrive_automation(
 
 
 @surface.read(
-    "/api/automation/diagnostic",
-    needs=READ,
-    answer=shapes.Diagnostic,
-    command=Command("automation diagnose"),
+    "/api/automation/diagnostic", needs=READ, answer=shapes.Diagnostic, command=Command("automation diagnose")
 )
 async def diagnose_automation(look: Look) -> Row:
     """Check whether everything is in place that automation needs, and say what to do if not."""
