@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from ecluse.flows.fiches.cache import cache_sales
-from ecluse.flows.fiches.shapes import FicheInFull, FichePage
+from ecluse.flows.fiches.surface import FICHES, FicheInFull
 from tests.api.narrow import narrow
 from tests.support.api_server import add_tenant, new_key
 from tests.support.fiche_rows import call, details, save
@@ -54,7 +54,7 @@ def listed(client, query=""):
 
 @pytest.mark.req("AUT-54", "TRX-41", "G-34")
 def test_fiches_are_listed_with_the_latest_sales_first_and_their_counts(shared_api, fiches):
-    page = FichePage.model_validate(shared_api.get("/api/fiches").json)
+    page = FICHES.page.model_validate(shared_api.get("/api/fiches").json)
     told = [(one.fiche_id, one.details, one.groupe, one.total_recordings, one.transcribed) for one in page.fiches]
     assert told == [
         ("20", "missing", "B", 0, 0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecluse.api.leases import LeasePage
+from ecluse.api.leases import LEASES
 from tests.support.api_server import add_tenant, new_key
 
 HOLD = """
@@ -16,7 +16,7 @@ VALUES (%s, 'fiche:7', 1, 'somebody', '2 minutes', ecluse_now(), ecluse_now() + 
 @pytest.mark.req("G-73", "ENG-38", "ENG-88")
 def test_a_lease_is_listed_without_its_token_and_released_once_with_a_reason(api, query, one):
     query(HOLD, "default")
-    (lease,) = LeasePage.model_validate(api.get("/api/leases").json).leases
+    (lease,) = LEASES.page.model_validate(api.get("/api/leases").json).leases
     assert (lease.key, lease.owner) == ("fiche:7", "somebody")
     assert len(lease.token) == 8
 

@@ -12,7 +12,8 @@ import pytest
 from pydantic import SecretStr
 from standardwebhooks import Webhook
 
-from ecluse.api import notification_shapes as shapes
+from ecluse.api.deliveries import DELIVERIES, DeliveryInFull
+from ecluse.api.endpoints import NewEndpoint
 from ecluse.bootstrap import load_flows
 from ecluse.engine import ROLES
 from ecluse.settings import Settings
@@ -44,7 +45,7 @@ def mailing(shared_dsn):
 def test_a_webhook_is_made_shown_without_its_secret_changed_and_deleted(api, one, query, capsys):
     made = api.post(PATH, WEBHOOK | {"description": "ours"})
     assert made.status == 201
-    shapes.NewEndpoint.model_validate(made.json)
+    NewEndpoint.model_validate(made.json)
     number, secret = made.json["id"], made.json.pop("secret")
     assert secret.startswith("whsec_")
     shown = api.get(f"{PATH}/{number}")
@@ -179,7 +180,7 @@ def test_a_test_message_is_a_delivery_that_can_be_looked_at_and_repeated(api, qu
     number = api.post(PATH, WEBHOOK).json["id"]
     (first,) = api.post(f"{PATH}/{number}/test").json["deliveries"]
     shown = api.get(f"/api/notifications/deliveries/{first}")
-    shapes.DeliveryInFull.model_validate(shown.json)
+    DeliveryInFull.model_validate(shown.json)
     assert (shown.json["state"], shown.json["event_type"], shown.json["executions"]) == ("pending", "ping", 0)
     assert shown.json["message"]["data"] == {"endpoint_id": number}
     again = api.post(f"/api/notifications/deliveries/{first}/redeliver")
@@ -199,7 +200,7 @@ def test_a_test_message_is_a_delivery_that_can_be_looked_at_and_repeated(api, qu
     assert one("SELECT subject FROM audit_trail WHERE action = 'delivery.redeliver'") == f"delivery:{first}"
     for state, expected in (("pending", [second]), ("failed", [first]), ("delivered", [])):
         page = api.get(f"/api/notifications/deliveries?state={state}&endpoint_id={number}")
-        shapes.DeliveryPage.model_validate(page.json)
+        DELIVERIES.page.model_validate(page.json)
         assert [row["id"] for row in page.json["deliveries"]] == expected
     assert api.get("/api/notifications/deliveries?endpoint_id=999").json["deliveries"] == []
     assert api.get("/api/notifications/deliveries?state=lost").status == 422

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from ecluse.flows.transcriptions import shapes
+from ecluse.flows.transcriptions import surface as shapes
 from tests.support.api_server import add_tenant, new_key
 from tests.support.fiche_rows import call, details, save
 
@@ -296,7 +296,7 @@ def test_log_lines_are_those_of_the_fiche_the_run_the_level_and_the_time_asked_f
     ask(LOG, at[2], "default", "transcription", "11", "71", "info", "of another fiche")
 
     def lines(query=""):
-        page = shapes.LogPage.model_validate(shared_api.get(f"/api/transcriptions/10/logs{query}").json)
+        page = shapes.LOGS.page.model_validate(shared_api.get(f"/api/transcriptions/10/logs{query}").json)
         return [line.message for line in page.logs]
 
     assert lines() == ["first", "second", "third"]

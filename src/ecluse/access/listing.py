@@ -4,20 +4,17 @@ added, or by an offset."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, NamedTuple
 
+import psycopg
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, create_model
-from pydantic_core import to_jsonable_python
 
+from ecluse.access import cursors
 from ecluse.access.keys import Caller
 from ecluse.access.wire import Page, Shape, with_ids_as_text
-from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all
 
@@ -69,12 +66,17 @@ class Listing:
     named: Sequence[str] = ()
     visible: Callable[[Caller], Visible] | None = None  # None: callers of a narrower scope than ALL are refused
     every_tenant: bool = False  # the rows belong to no tenant
+    shown: Callable[[Row], Row] | None = None  # hides what must not be read, adds what SQL cannot express
+    added: Sequence[str] = ()  # fields that `shown` adds: the source does not have them
+    base: type[Page] = Page  # with the fields that the answer has beside the rows
     page: type[Page] = field(init=False)
 
     def __post_init__(self) -> None:
         named = f"{self.row.__name__.removesuffix('Row')}Page"
         fields: Any = {self.name: (list[self.row], ...), "next_cursor": (str | None, ...)}  # type: ignore[name-defined]
-        object.__setattr__(self, "page", create_model(named, __base__=Page, __module__=self.row.__module__, **fields))
+        object.__setattr__(
+            self, "page", create_model(named, __base__=self.base, __module__=self.row.__module__, **fields)
+        )
 
     def conditions(self, given: Mapping[str, Any]) -> list[str]:
         found = [self.where] if self.where else []
@@ -104,74 +106,27 @@ async def read_page(
         seen = listing.visible(caller)
         conditions, parameters = [*conditions, seen.condition], {**parameters, **seen.parameters}
     if cursor is not None:
-        after, values = _after(listing, cursor)
+        after, values = cursors.after(listing.row, listing.order, cursor)
         conditions, parameters = [*conditions, after], {**parameters, **values}
     statement = _statement(listing, conditions)
-    rows = await fetch_all(connection, dict, statement, {**parameters, "limit": limit + 1, "offset": offset})
+    try:
+        rows = await fetch_all(connection, dict, statement, {**parameters, "limit": limit + 1, "offset": offset})
+    except psycopg.DataError as error:  # a value in the cursor is not of its column's type
+        raise error if cursor is None else cursors.foreign() from error
     more, rows = len(rows) > limit, rows[:limit]
-    following = _cursor(listing, rows[-1]) if more else None
+    following = cursors.made(listing.row, listing.order, rows[-1]) if more else None
+    rows = rows if listing.shown is None else [listing.shown(row) for row in rows]
     return {listing.name: with_ids_as_text(rows), "limit": limit, "offset": offset, "next_cursor": following}
 
 
 def _statement(listing: Listing, conditions: Sequence[str]) -> str:
-    columns = ", ".join(f"t.{name}" for name in listing.row.model_fields)
-    order = ", ".join(f"t.{name} {'DESC' if falls else 'ASC'} NULLS LAST" for name, falls in _columns(listing))
-    if not _nullable(listing):  # an index in the plain order cannot be used for NULLS LAST
-        order = order.replace(" NULLS LAST", "")
+    columns = ", ".join(f"t.{name}" for name in listing.row.model_fields if name not in listing.added)
+    order = ", ".join(  # NULLS LAST only where needed: an index in the plain order cannot be used for it
+        f"t.{name}{' DESC' if falls else ''}{' NULLS LAST' if falls and nullable else ''}"
+        for name, falls, nullable in cursors.columns(listing.row, listing.order)
+    )
     where = " AND ".join(conditions) or "true"
     return (
         f"SELECT {columns} FROM {listing.source} t WHERE {where}"  # noqa: S608 - our own names
         f" ORDER BY {order} LIMIT %(limit)s OFFSET %(offset)s"
     )
-
-
-def _columns(listing: Listing) -> list[tuple[str, bool]]:
-    return [(name.removeprefix("-"), name.startswith("-")) for name in listing.order]
-
-
-def _nullable(listing: Listing) -> bool:
-    return any(_may_be_null(listing.row.model_fields[name].annotation) for name, _ in _columns(listing))
-
-
-def _may_be_null(annotation: Any) -> bool:
-    return type(None) in get_args(annotation) or (
-        get_origin(annotation) is Annotated and _may_be_null(get_args(annotation)[0])
-    )
-
-
-def _cursor(listing: Listing, last: Row) -> str:
-    place = [to_jsonable_python(last[name]) for name, _ in _columns(listing)]
-    return base64.urlsafe_b64encode(json.dumps([listing.name, *place]).encode()).decode().rstrip("=")
-
-
-def _after(listing: Listing, cursor: str) -> tuple[str, Row]:
-    """Return the condition for the rows that follow the cursor's, and its parameters."""
-    columns = _columns(listing)
-    try:
-        found = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        name, *place = found
-    except (ValueError, TypeError, binascii.Error) as error:
-        raise _foreign() from error
-    if name != listing.name or len(place) != len(columns) or any(isinstance(one, dict | list) for one in place):
-        raise _foreign()
-    values = {f"after_{n}": value for n, value in enumerate(place)}
-    if not _nullable(listing) and len({falls for _, falls in columns}) == 1:  # a range of the index in this order
-        names, marks = (", ".join(f"t.{name}" for name, _ in columns), ", ".join(f"%({one})s" for one in values))
-        return f"({names}) {'<' if columns[0][1] else '>'} ({marks})", values
-    alternatives = []
-    for last, (column, falls) in enumerate(columns):
-        if place[last] is None:  # NULL comes last: no row follows it in this column
-            continue
-        same = [
-            f"t.{name} IS NULL" if place[n] is None else f"t.{name} = %(after_{n})s"
-            for n, (name, _) in enumerate(columns[:last])
-        ]
-        beyond = f"t.{column} {'<' if falls else '>'} %(after_{last})s"
-        if _may_be_null(listing.row.model_fields[column].annotation):
-            beyond = f"({beyond} OR t.{column} IS NULL)"
-        alternatives.append(" AND ".join([*same, beyond]))
-    return f"({' OR '.join(alternatives) or 'false'})", values
-
-
-def _foreign() -> InvalidInput:
-    return InvalidInput("cursor: it is not from this list; begin again without a cursor")

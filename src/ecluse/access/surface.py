@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from fastapi import APIRouter, Request, Response
@@ -35,13 +36,17 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.engine.kit import Kit
 
-F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+Function = Callable[..., Awaitable[Any]]
+Parameters = Sequence[inspect.Parameter]
+F = TypeVar("F", bound=Function)
 
 
 class Noun(NamedTuple):
-    """Marks an id in a path: `Annotated[int, Noun("run")]`. Text that cannot be an id is not found."""
+    """Marks what a part of a path names: `Annotated[int, Noun("run")]` is an id, and text that cannot be one is not
+    found. `find(look, text)` returns the value of other names, or refuses them."""
 
     name: str
+    find: Callable[[Look, str], Awaitable[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Act(Look):
 class Declared(NamedTuple):
     """An operation as forms need it."""
 
-    function: Callable[..., Awaitable[Any]]
+    function: Function
     path: str
     permission: str
     body: type[BaseModel] | None
@@ -128,41 +133,34 @@ class Surface:
         path: str,
         listing: Listing,
         *,
-        check: Callable[..., Awaitable[Any]] | None = None,
+        check: Function | None = None,
         command: Command | None = None,
         **described: str,
     ) -> None:
         """Add the route of a list. `described` is its name and its description. `check(look, …)` takes the parameters
         of the path and the filters that it names; it raises NotFound if what the list is of does not exist, and may
-        return further parameters for the conditions and the source of the listing."""
-        ((name, description),) = described.items()
+        return fields of the answer that stand beside the rows, and further parameters for the conditions and the source
+        of the listing."""
+        nouns = {one: Noun(one.removesuffix("_id").replace("_", " ")) for one in listing.within}
+        nouns |= {one: Noun(one, partial(_text, one)) for one in listing.named}
+        nouns |= {} if check is None else _nouns(_parameters(check))
         checked = list(inspect.signature(check).parameters)[1:] if check is not None else []
-
-        async def endpoint(request: Request, **given: Any) -> Response:
-            cut = {one: given.pop(one) for one in ("limit", "offset", "cursor")}
-            within: dict[str, Any] = {
-                one: number(one.removesuffix("_id").replace("_", " "), given[one]) for one in listing.within
-            }
-            within |= {one: text_in_path(one, given[one]) for one in listing.named}
-
-            async def ask(connection: Connection) -> Row:
-                known = {**given, **within}
-                if check is not None:
-                    more = await check(Look(request, connection), **{one: known[one] for one in checked})
-                    known |= more or {}
-                return await read_page(connection, caller_of(request), listing, known, **cut)
-
-            return as_json(await reads_of(request)(ask))
-
         hints = get_type_hints(listing.filters, include_extras=True)
-        fields = listing.filters.model_fields.items()
+
+        async def rows(look: Look, **wanted: Any) -> Row:
+            cut = {one: wanted.pop(one) for one in ("limit", "offset", "cursor")}
+            more = (check and await check(look, **{one: wanted[one] for one in checked})) or {}
+            page = await read_page(look.connection, look.caller, listing, {**wanted, **more}, **cut)
+            return {**page, **{one: value for one, value in more.items() if one in listing.page.model_fields}}
+
+        ((rows.__name__, rows.__doc__),) = described.items()
         parameters = [
-            *(_parameter(one, str) for one in (*listing.within, *listing.named)),
-            *(_parameter(one, hints[one], found.default) for one, found in fields),
+            *(_parameter(one, Annotated[str, noun]) for one, noun in nouns.items()),
+            *(_parameter(one, hints[one], found.default) for one, found in listing.filters.model_fields.items()),
             *(_parameter("limit", Limit, 50), _parameter("offset", Offset, 0), _parameter("cursor", Cursor, None)),
         ]
-        shown = needs(listing.needs, narrowed=listing.visible is not None) | _as_extra(command)
-        self._add("GET", path, endpoint, name, description, parameters, shown, listing.page, 200, None)
+        extra = needs(listing.needs, narrowed=listing.visible is not None) | _as_extra(command)
+        self._read(path, rows, parameters, extra, listing.page)
 
     def read(
         self, path: str, *, needs: str, answer: type[BaseModel], narrowed: bool = False, command: Command | None = None
@@ -170,14 +168,8 @@ class Surface:
         """Declare `async def name(look, …)`: its parameters are those of the path and the query."""
 
         def declare(function: F) -> F:
-            async def endpoint(request: Request, **given: Any) -> Response:
-                found = await reads_of(request)(lambda c: function(Look(request, c), **_numbers(nouns, given)))
-                return as_json(id_as_text(found))
-
-            parameters, nouns = _parameters(function)
             extra = door.needs(needs, narrowed=narrowed) | _as_extra(command)
-            doc = inspect.getdoc(function) or ""
-            self._add("GET", path, endpoint, function.__name__, doc, parameters, extra, answer, 200, None)
+            self._read(path, function, _parameters(function), extra, answer)
             return function
 
         return declare
@@ -204,7 +196,7 @@ class Surface:
             async def call(request: Request, **given: Any) -> Response:
                 async def do(connection: Connection) -> Answer:
                     act = Act(request, connection, {"status": status, "once": {}, "recorded": action is not None})
-                    found = to_jsonable_python(id_as_text(await function(act, **_numbers(nouns, given))))
+                    found = to_jsonable_python(id_as_text(await function(act, **await _found(act, nouns, given))))
                     if action is not None and act.answer["recorded"]:
                         reason = getattr(given.get("body"), "reason", None)
                         await record(connection, request, action, subject.format(**{**given, **found}), reason)
@@ -212,70 +204,77 @@ class Surface:
 
                 return await idempotency.once(request, kit_of(request).pool, do)
 
-            parameters, nouns = _parameters(function)
+            parameters = _parameters(function)
+            nouns = _nouns(parameters)
             extra = door.needs(needs, narrowed=narrowed) | _as_extra(command)
-            doc = inspect.getdoc(function) or ""
-            self._add(method, path, call, function.__name__, doc, parameters, extra, answer, status, also)
+            others = {code: {"model": answer, "description": meaning} for code, meaning in (also or {}).items()}
+            self._add(method, path, call, function, parameters, extra, answer, status_code=status, responses=others)
             body = next((one.annotation for one in parameters if one.name == "body"), None)
             self.operations[function.__name__] = Declared(function, path, needs, _model(body), call, command)
             return function
 
         return declare
 
+    def _read(self, path: str, function: Function, parameters: Parameters, extra: Row, answer: type[BaseModel]) -> None:
+        nouns = _nouns(parameters)
+
+        async def endpoint(request: Request, **given: Any) -> Response:
+            async def ask(connection: Connection) -> Row:
+                look = Look(request, connection)
+                return id_as_text(await function(look, **await _found(look, nouns, given)))
+
+            return as_json(await reads_of(request)(ask))
+
+        self._add("GET", path, endpoint, function, parameters, extra, answer)
+
     def _add(
         self,
         method: str,
         path: str,
-        endpoint: Callable[..., Awaitable[Response]],
-        name: str,
-        description: str,
-        parameters: Sequence[inspect.Parameter],
-        extra: dict[str, Any],
+        endpoint: Function,
+        function: Function,
+        parameters: Parameters,
+        extra: Row,
         answer: type[BaseModel],
-        status: int,
-        also: Mapping[int, str] | None,
+        **shown: Any,
     ) -> None:
-        async def route(**given: Any) -> Response:
-            return await endpoint(**given)
-
-        request = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)
-        route.__signature__ = inspect.Signature([request, *parameters])  # type: ignore[attr-defined]
-        route.__name__ = name
-        responses: dict[int | str, dict[str, Any]] = {
-            code: {"model": answer, "description": meaning} for code, meaning in (also or {}).items()
-        }
-        self.routes.add_api_route(
-            path,
-            route,
-            methods=[method],
-            name=name,
-            operation_id=name,
-            description=description,
-            openapi_extra=extra,
-            response_model=answer,
-            status_code=status,
-            responses=responses,
-        )
+        request = _parameter("request", Request)
+        endpoint.__signature__ = inspect.Signature([request, *parameters])  # type: ignore[attr-defined]
+        named = Row(name=function.__name__, operation_id=function.__name__, description=inspect.getdoc(function))
+        shown |= {"methods": [method], "openapi_extra": extra, "response_model": answer}
+        self.routes.add_api_route(path, endpoint, **named, **shown)
 
 
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], dict[str, str]]:
-    """Return the parameters of a function but its first, and the nouns of those that are ids in the path."""
+def _parameters(function: Function) -> Parameters:
+    """Return the parameters of a function but its first; those in the path are given as text."""
     hints = get_type_hints(function, include_extras=True)
-    found, nouns = [], {}
-    for name, given in list(inspect.signature(function).parameters.items())[1:]:
-        noun = next((one for one in get_args(hints[name])[1:] if isinstance(one, Noun)), None)
-        if noun is not None:
-            nouns[name] = noun.name
-        found.append(_parameter(name, hints[name] if noun is None else str, given.default))
-    return found, nouns
+    given = list(inspect.signature(function).parameters.values())[1:]
+    found = [_parameter(one.name, hints[one.name], one.default) for one in given]
+    return [one.replace(annotation=Annotated[str, *_noun(one)]) if _noun(one) else one for one in found]
 
 
-def _numbers(nouns: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: number(nouns[name], value) if name in nouns else value for name, value in given.items()}
+async def _text(noun: str, _: Look, text: str) -> str:
+    return text_in_path(noun, text)
+
+
+def _noun(parameter: inspect.Parameter) -> list[Noun]:
+    return [one for one in get_args(parameter.annotation)[1:] if isinstance(one, Noun)]
+
+
+def _nouns(parameters: Parameters) -> dict[str, Noun]:
+    return {one.name: noun for one in parameters for noun in _noun(one)}
+
+
+async def _found(look: Look, nouns: Mapping[str, Noun], given: Mapping[str, Any]) -> Row:
+    """Return the given parameters, those of the path as what they name."""
+    found = dict(given)
+    for name, noun in nouns.items():
+        found[name] = number(noun.name, given[name]) if noun.find is None else await noun.find(look, given[name])
+    return found
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:

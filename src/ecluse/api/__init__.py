@@ -13,7 +13,12 @@ from fastapi.openapi.utils import get_openapi
 
 from ecluse.access.keys import Keys
 from ecluse.access.surface import Surface
-from ecluse.api import events, keys, lanes, leases, me, notifications, outcomes, pusher, realtime, runs, targets, trail
+from ecluse.api import events, keys, lanes, outcomes, pusher, runs, targets, trail
+from ecluse.api.deliveries import surface as deliveries
+from ecluse.api.endpoints import surface as endpoints
+from ecluse.api.leases import surface as leases
+from ecluse.api.me import surface as me
+from ecluse.api.realtime import surface as realtime
 from ecluse.api.redrives import surface as redrives
 from ecluse.api.schedules import surface as schedules
 from ecluse.db.connect import pool
@@ -22,15 +27,16 @@ from ecluse.db.reads import READ_SETTINGS, Reads
 from ecluse.engine.kit import Kit
 from ecluse.flows.audits.surface import surface as audits
 from ecluse.flows.automation.surface import surface as automation
-from ecluse.flows.fiches import routes as fiches
-from ecluse.flows.transcriptions import routes as transcriptions
+from ecluse.flows.fiches.surface import surface as fiches
+from ecluse.flows.transcriptions.surface import surface as transcriptions
 
 
 def mount(app: FastAPI) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
     own = [one.surface for one in (runs, targets, lanes, keys, trail)]
-    for part in (me, *own, redrives, outcomes, leases, schedules, *flows, notifications, realtime, events, pusher):
+    others = (redrives, outcomes, leases, schedules, *flows, endpoints, deliveries, realtime, events, pusher)
+    for part in (me, *own, *others):
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
         app.state.operations |= part.operations if isinstance(part, Surface) else {}
 

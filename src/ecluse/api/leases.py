@@ -1,22 +1,20 @@
-"""Routes that list the leases held, and take a lease from a holder that never releases it; the reason is recorded."""
+"""The leases held, and a release by force from a holder that never releases its own; the reason is recorded."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from fastapi import Request, Response
 from pydantic import Field
 
-from ecluse.access import door
-from ecluse.access.changes import change
-from ecluse.access.door import caller_of, needs
-from ecluse.access.envelope import as_json
-from ecluse.access.wire import Limit, Offset, Page, Shape, reads_of, with_ids_as_text
+from ecluse.access.listing import Listing
+from ecluse.access.surface import Act, Command, Surface
+from ecluse.access.wire import Shape
 from ecluse.api.shapes import Id, Reason
 from ecluse.base.errors import NotFound
-from ecluse.engine import force_release, list_leases
+from ecluse.db.query import Row
+from ecluse.engine import force_release
 
-routes = door.routes("leases")
+surface = Surface("leases")
 
 
 class LeaseRow(Shape):
@@ -32,10 +30,6 @@ class LeaseRow(Shape):
     remaining_seconds: float | None = Field(description="None: for as long as its run is open.")
 
 
-class LeasePage(Page):
-    leases: list[LeaseRow]
-
-
 class Release(Reason):
     key: str = Field(min_length=1, max_length=500)
 
@@ -45,19 +39,29 @@ class Released(Shape):
     released: bool
 
 
-@routes.get("/api/leases", openapi_extra=needs("leases.read"), response_model=LeasePage)
-async def list_held(request: Request, limit: Limit = 50, offset: Offset = 0) -> Response:
-    """List the leases that are held, by key."""
-    tenant = caller_of(request).tenant
-    rows = await reads_of(request)(lambda c: list_leases(c, tenant, limit=limit, offset=offset))
-    return as_json({"leases": with_ids_as_text(rows), "limit": limit, "offset": offset})
+LEASES = Listing("leases", LeaseRow, "lease_list", "leases.read", order=("key",))
+
+surface.listing(
+    "/api/leases",
+    LEASES,
+    list_leases="List the leases that are held, by key.",
+    command=Command(
+        "leases list", columns=("key", "owner", "run_id", "attempt", "remaining_seconds"), empty="no leases are held"
+    ),
+)
 
 
-@routes.post("/api/leases/release", openapi_extra=needs("leases.write"), response_model=Released)
-async def release(request: Request, body: Release) -> Response:
+@surface.operation(
+    "POST",
+    "/api/leases/release",
+    needs="leases.write",
+    answer=Released,
+    action="lease.release",
+    subject="lease:{key}",
+    command=Command("leases release", arguments=("key",)),
+)
+async def release_lease(act: Act, body: Release) -> Row:
     """End a lease. Its holder cannot write under it any more. The lease of a dead holder expires by itself."""
-    caller = caller_of(request)
-    async with change(request, "lease.release", f"lease:{body.key}", body.reason) as connection:
-        if not await force_release(connection, caller.tenant, body.key, reason=body.reason, by=caller.actor):
-            raise NotFound(f"there is no lease on {body.key!r}")
-    return as_json({"key": body.key, "released": True})
+    if not await force_release(act.connection, act.tenant, body.key, reason=body.reason, by=act.caller.actor):
+        raise NotFound(f"there is no lease on {body.key!r}")
+    return {"key": body.key, "released": True}

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from fastapi import Request, Response
+from typing import Literal
 
-from ecluse.access import door
-from ecluse.access.door import caller_of, needs
-from ecluse.access.envelope import as_json
 from ecluse.access.permissions import ROLES
-from ecluse.api.shapes import Me
+from ecluse.access.surface import Command, Look, Surface
+from ecluse.access.wire import Shape
+from ecluse.api.shapes import Role
+from ecluse.db.query import Row
 
-routes = door.routes("access")
+surface = Surface("access")
 
 
-@routes.get("/api/me", openapi_extra=needs("me.read", narrowed=True), response_model=Me)
-async def me(request: Request) -> Response:
+class Me(Shape):
+    key_id: str
+    tenant_id: str
+    role: Role
+    scope: Literal["ALL", "GROUP", "SELF"]
+    groupes: list[str]
+    crm_user_id: str | None
+    permissions: list[str]
+
+
+@surface.read("/api/me", needs="me.read", narrowed=True, answer=Me, command=Command("me"))
+async def show_me(look: Look) -> Row:
     """Show the key's tenant, role, scope and permissions."""
-    caller = caller_of(request)
-    return as_json(
-        {
-            "key_id": str(caller.key_id),
-            "tenant_id": caller.tenant,
-            "role": caller.role,
-            "scope": caller.scope,
-            "groupes": caller.groupes,
-            "crm_user_id": caller.crm_user_id,
-            "permissions": sorted(ROLES[caller.role]),
-        }
-    )
+    caller = look.caller
+    return {
+        "key_id": caller.key_id,
+        "tenant_id": caller.tenant,
+        "role": caller.role,
+        "scope": caller.scope,
+        "groupes": caller.groupes,
+        "crm_user_id": caller.crm_user_id,
+        "permissions": sorted(ROLES[caller.role]),
+    }

@@ -1,32 +1,55 @@
-"""Routes for realtime clients: where to connect, and authorisation to join a channel. Joining a channel needs the same
-permission, scope and tenant as reading the same data by HTTP."""
+"""What realtime clients need: where to connect, a new secret for publishers, and authorisation to join a channel.
+Joining a channel needs the same permission, scope and tenant as reading the same data by HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import Form, Request, Response
+from pydantic import Field
 
-from ecluse.access import door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused, as_json
 from ecluse.access.keys import Caller
-from ecluse.access.wire import LARGEST_ID, kit_of, reads_of
-from ecluse.api.shapes import ChannelAuth, RealtimeAccess
+from ecluse.access.surface import Act, Command, Look, Surface
+from ecluse.access.wire import LARGEST_ID, Shape, kit_of, reads_of
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_value
+from ecluse.db.query import Row, fetch_value
 from ecluse.flows.fiches.scopes import check_visible
-from ecluse.realtime.apps import app_of
+from ecluse.realtime.apps import app_of, rotate
 from ecluse.realtime.channels import PRIVATE, Subject, subject_of
 from ecluse.realtime.pusher_server import SOCKET_ID
 from ecluse.realtime.room import Realtime
 from ecluse.realtime.signatures import channel_auth
 
-routes = door.routes("realtime")
+surface = Surface("realtime")
 AUTH_PATH, EVENTS_PATH = "/pusher/auth", "/api/events"
 RUNS = "SELECT count(*) FROM runs WHERE tenant_id = %s AND id = ANY(%s)"
+
+
+class RealtimeAccess(Shape):
+    enabled: bool
+    why_not: str | None = Field(description="What to do about it, if it is not.")
+    app_id: str | None = Field(examples=["1001"])
+    key: str | None = Field(description="The app's public key: the first argument of `new Pusher(…)`.")
+    cluster: str | None = Field(description="Of hosted Pusher; null: connect to this server.")
+    host: str | None = Field(description="Of hosted Pusher, where it is another than the cluster's.")
+    ws_path: str | None = Field(description="Where sockets connect on this server.", examples=["/app/5f0c…"])
+    auth_endpoint: Literal["/pusher/auth"]
+    events_endpoint: Literal["/api/events"]
+    private_channels: bool = Field(description="`private-fiche-…`; false: `fiche-…`, without a right to be asked for.")
+
+
+class RotatedApp(Shape):
+    app_id: str = Field(examples=["1001"])
+    key: str = Field(description="The app's public key, which stays.")
+    secret: str | None = Field(description="What publishers sign with. Not shown again.")
+
+
+class ChannelAuth(Shape):
+    auth: str = Field(examples=["5f0c…:58df8b0c…"])
 
 
 def realtime_of(request: Request) -> Realtime:
@@ -34,12 +57,12 @@ def realtime_of(request: Request) -> Realtime:
     return realtime
 
 
-@routes.get("/api/realtime", openapi_extra=needs("me.read", narrowed=True), response_model=RealtimeAccess)
-async def show_access(request: Request) -> Response:
+@surface.read("/api/realtime", needs="me.read", narrowed=True, answer=RealtimeAccess, command=Command("realtime show"))
+async def show_realtime(look: Look) -> Row:
     """Show what a client needs to connect, with pusher-js or any other client of the Pusher protocol."""
-    realtime, tenant = realtime_of(request), caller_of(request).tenant
-    why_off, hosted = realtime.why_off(tenant), realtime.hosted_for(tenant)
-    told = {
+    realtime = realtime_of(look.request)
+    why_off, hosted = realtime.why_off(look.tenant), realtime.hosted_for(look.tenant)
+    told: dict[str, Any] = {
         "enabled": why_off is None,
         "why_not": why_off,
         "app_id": None,
@@ -54,13 +77,33 @@ async def show_access(request: Request) -> Response:
     if why_off is None and hosted is not None:
         told |= {"app_id": hosted.app_id, "key": hosted.key}
     elif why_off is None and realtime.vault is not None:
-        async with kit_of(request).pool.connection() as connection:
-            app = await app_of(connection, realtime.vault, tenant)
+        app = await app_of(look.connection, realtime.vault, look.tenant)
         told |= {"app_id": app.app_id, "key": app.key, "ws_path": f"/app/{app.key}"}
-    return as_json(told)
+    return told
 
 
-@routes.post(AUTH_PATH, openapi_extra=needs("me.read", narrowed=True), response_model=ChannelAuth)
+@surface.operation(
+    "POST",
+    "/api/realtime/rotate",
+    needs="keys.write",
+    answer=RotatedApp,
+    action="realtime.rotate",
+    subject="realtime:{app_id}",
+    command=Command("realtime rotate"),
+)
+async def rotate_realtime_secret(act: Act) -> Row:
+    """Make a new secret for the tenant's app. What is signed with the old one is refused within a second; clients keep
+    their key and their connections."""
+    realtime = realtime_of(act.request)
+    if (why_not := realtime.why_no_sockets(act.tenant)) is not None:
+        raise Refused(409, "REALTIME_OFF", why_not)
+    assert realtime.vault is not None  # noqa: S101 - or it would be off
+    app = await rotate(act.connection, realtime.vault, act.tenant)
+    act.answers(200, secret=app.secret)
+    return {"app_id": app.app_id, "key": app.key, "secret": None}
+
+
+@surface.routes.post(AUTH_PATH, openapi_extra=needs("me.read", narrowed=True), response_model=ChannelAuth)
 async def authorise(
     request: Request,
     socket_id: Annotated[str, Form(examples=["1234.5678"])],

@@ -16,33 +16,6 @@ Id = str
 Role = Literal["viewer", "operator", "admin"]
 
 
-class Me(Shape):
-    key_id: Id
-    tenant_id: str
-    role: Role
-    scope: Literal["ALL", "GROUP", "SELF"]
-    groupes: list[str]
-    crm_user_id: str | None
-    permissions: list[str]
-
-
-class RealtimeAccess(Shape):
-    enabled: bool
-    why_not: str | None = Field(description="What to do about it, if it is not.")
-    app_id: str | None = Field(examples=["1001"])
-    key: str | None = Field(description="The app's public key: the first argument of `new Pusher(…)`.")
-    cluster: str | None = Field(description="Of hosted Pusher; null: connect to this server.")
-    host: str | None = Field(description="Of hosted Pusher, where it is another than the cluster's.")
-    ws_path: str | None = Field(description="Where sockets connect on this server.", examples=["/app/5f0c…"])
-    auth_endpoint: Literal["/pusher/auth"]
-    events_endpoint: Literal["/api/events"]
-    private_channels: bool = Field(description="`private-fiche-…`; false: `fiche-…`, without a right to be asked for.")
-
-
-class ChannelAuth(Shape):
-    auth: str = Field(examples=["5f0c…:58df8b0c…"])
-
-
 class RunRow(Shape):
     id: Id
     tenant_id: str

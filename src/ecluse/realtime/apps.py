@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import psycopg
@@ -57,6 +57,13 @@ async def app_of(connection: Connection, vault: Vault, tenant: str) -> App:
             await vault.put(connection, tenant, SECRET, secrets.token_hex(16))
     app = await _found(connection, vault, "a.tenant_id = %s", tenant)
     assert app is not None  # noqa: S101 - just made
+    return app
+
+
+async def rotate(connection: Connection, vault: Vault, tenant: str) -> App:
+    """Give the tenant's app a new secret."""
+    app = replace(await app_of(connection, vault, tenant), secret=secrets.token_hex(16))
+    await vault.put(connection, tenant, SECRET, app.secret)
     return app
 
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from ecluse.engine import pause_lane
-from ecluse.flows.transcriptions.shapes import MOST
+from ecluse.flows.transcriptions.surface import MOST
 from tests.support.transcription_world import NONE, until
 
 FICHES, EACH = 100, 5

@@ -1,6 +1,5 @@
-"""State of a fiche, derived from its rows: whether its details are complete, whether it is gone from the CRM for good,
-how many recordings it has. The rules are SQL expressions: `f` is `fiche_cache` and `i` its `fiche_cache_information`,
-LEFT JOINed.
+"""State of a fiche: whether its details are complete, whether it is gone from the CRM for good, how many recordings it
+has. The view `fiche_states` derives it from the rows; the sales lists in the cache.
 """
 
 from __future__ import annotations
@@ -31,44 +30,26 @@ KEPT = Aged(
 Details = Literal["ready", "not_found", "missing"]
 GONE = "NOT_FOUND"
 
-FROM = "fiche_cache f LEFT JOIN fiche_cache_information i ON i.fiche_cache_id = f.id"
-# Older versions stored the CRM's details in `raw_data`; a row of the sales list has no `information` object.
-LEGACY = "coalesce(jsonb_typeof(f.raw_data -> 'information') = 'object', false)"
-FULL = f"(i.fiche_cache_id IS NOT NULL OR {LEGACY})"
-NOT_FOUND = f"coalesce(NOT f.details_success AND strpos(upper(f.details_message), '{GONE}') > 0, false)"
-# `not_found` wins over stored details: those are kept, but no longer valid.
-DETAILS = f"CASE WHEN {NOT_FOUND} THEN 'not_found' WHEN {FULL} THEN 'ready' ELSE 'missing' END"
-# The sales list may lack the group or be outdated: once there are details, their value counts, even if it is empty.
-GROUPE = f"""CASE WHEN i.fiche_cache_id IS NOT NULL THEN i.groupe
-    WHEN {LEGACY} THEN f.raw_data -> 'information' ->> 'groupe' ELSE f.groupe END"""
-ATTRIBUTION = f"""CASE WHEN i.fiche_cache_id IS NOT NULL THEN i.attribution_user_id
-    WHEN {LEGACY} THEN f.raw_data -> 'information' ->> 'attribution_user_id' END"""
-RECORDINGS_COUNT = """coalesce(f.recordings_count, CASE jsonb_typeof(f.raw_data -> 'recordings') WHEN 'array'
-    THEN jsonb_array_length(f.raw_data -> 'recordings') END)"""
-HAS_RECORDINGS = f"coalesce(f.has_recordings, {RECORDINGS_COUNT} > 0)"
-# For LATERAL beside `f`. Recordings removed in the CRM are not counted.
-COUNTED = """(SELECT count(*)::int AS total_recordings, count(*) FILTER (WHERE r.has_transcription)::int AS transcribed
-    FROM recordings r WHERE r.fiche_cache_id = f.id AND r.removed_at IS NULL)"""
 # Like `str.strip`, for the blanks that a CRM is likely to send; a fetch stores URLs stripped.
 URL_MISSING = "btrim(r.recording_url, E' \\t\\r\\n') = ''"
 
-STATES = f"""
-SELECT f.fiche_id, f.id AS fiche_cache_id, {DETAILS} AS details, {GROUPE} AS groupe,
-       {RECORDINGS_COUNT} AS recordings_count, {HAS_RECORDINGS} AS has_recordings, f.fetched_at, f.sales_date,
-       c.total_recordings, c.transcribed
-FROM {FROM}, LATERAL {COUNTED} c WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
-"""  # noqa: S608 - made of our own words
+STATES = """
+SELECT fiche_id, fiche_cache_id, details, groupe, recordings_count, has_recordings, fetched_at, sales_date,
+       total_recordings, transcribed
+FROM fiche_states WHERE tenant_id = %s AND fiche_id = ANY(%s)
+"""
 
 # A fiche whose details are only in `raw_data` keeps them: a row of the sales list has less.
-CACHE_SALES = f"""
+CACHE_SALES = """
 INSERT INTO fiche_cache AS f (tenant_id, fiche_id, groupe, sales_date, last_revalidated_at, raw_data, created_at,
                               updated_at)
 SELECT %(tenant)s, id, groupe, day, %(now)s, data, ecluse_now(), ecluse_now()
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(id text, day date, groupe text, data jsonb) ORDER BY id
 ON CONFLICT ON CONSTRAINT fiche_cache_fiche DO UPDATE SET groupe = coalesce(excluded.groupe, f.groupe),
     sales_date = excluded.sales_date, last_revalidated_at = excluded.last_revalidated_at,
-    raw_data = CASE WHEN {LEGACY} THEN f.raw_data ELSE excluded.raw_data END, updated_at = excluded.updated_at
-"""  # noqa: S608 - made of our own words
+    raw_data = CASE WHEN jsonb_typeof(f.raw_data -> 'information') = 'object' THEN f.raw_data
+        ELSE excluded.raw_data END, updated_at = excluded.updated_at
+"""
 
 
 class FicheState(NamedTuple):

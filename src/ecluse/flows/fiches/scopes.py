@@ -6,47 +6,43 @@ caller with scope ALL may ask for a fiche that is not in the cache: it can be fe
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Annotated
 
-from fastapi import Request
 from starlette.convertors import register_url_convertor
 
-from ecluse.access import listing
-from ecluse.access.door import caller_of
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
-from ecluse.access.wire import TextConvertor, reads_of
+from ecluse.access.listing import Visible, every_row
+from ecluse.access.surface import Look, Noun
+from ecluse.access.wire import TextConvertor
 from ecluse.base.errors import NotFound
 from ecluse.base.text import first_few, storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_column
-from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.ids import is_fiche_id
-from ecluse.flows.fiches.queries import EVERYTHING, Visible
-
-R = TypeVar("R")
 
 
 def visible(caller: Caller) -> Visible:
+    """Return the condition on fiches `f`, rows of `fiche_states`, that this caller sees."""
     match caller.scope:
         case "ALL":
-            return EVERYTHING
+            return every_row(caller)
         case "GROUP":
-            condition = f"coalesce(({cache.GROUPE}) = ANY(%(scope_groupes)s::text[]), false)"
+            condition = "coalesce(f.groupe = ANY(%(scope_groupes)s::text[]), false)"
             return Visible(condition, {"scope_groupes": list(caller.groupes)})
         case _:  # an unknown scope sees no more than SELF
-            condition = f"coalesce(({cache.ATTRIBUTION}) = %(scope_user)s::text, false)"
+            condition = "coalesce(f.attribution_user_id = %(scope_user)s::text, false)"
             return Visible(condition, {"scope_user": caller.crm_user_id})
 
 
-def visible_rows(caller: Caller) -> listing.Visible:
+def visible_rows(caller: Caller) -> Visible:
     """Return the condition on rows with a `fiche_cache_id`: a caller sees those of the fiches that it sees."""
     if caller.scope == "ALL":
-        return listing.every_row(caller)
+        return every_row(caller)
     condition, parameters = visible(caller)
-    ids = f"SELECT f.id FROM {cache.FROM} WHERE f.tenant_id = %(tenant)s AND {condition}"  # noqa: S608 - our own words
-    return listing.Visible(f"t.fiche_cache_id IN ({ids})", parameters)
+    ids = f"SELECT f.fiche_cache_id FROM fiche_states f WHERE f.tenant_id = %(tenant)s AND {condition}"  # noqa: S608 - our own words
+    return Visible(f"t.fiche_cache_id IN ({ids})", parameters)
 
 
 async def check_visible(connection: Connection, caller: Caller, fiche_ids: Sequence[str]) -> list[str]:
@@ -56,7 +52,7 @@ async def check_visible(connection: Connection, caller: Caller, fiche_ids: Seque
     condition, parameters = visible(caller)
     seen = await fetch_column(
         connection,
-        f"SELECT f.fiche_id FROM {cache.FROM}"  # noqa: S608 - made of our own words
+        f"SELECT f.fiche_id FROM fiche_states f"  # noqa: S608 - made of our own words
         f" WHERE f.tenant_id = %(tenant)s AND f.fiche_id = ANY(%(fiches)s) AND {condition}",
         {"tenant": caller.tenant, "fiches": list(fiche_ids), **parameters},
     )
@@ -80,22 +76,14 @@ def _limits(caller: Caller) -> str:
     )
 
 
-async def read_fiche(request: Request, fiche_id: str, read: Callable[[Connection, str, str], Awaitable[R]]) -> R:
-    """Run a read of the fiche in the path, `read(connection, tenant, fiche id)`, if the caller may see this fiche."""
-    caller, wanted = caller_of(request), fiche_in_path(fiche_id)
-
-    async def ask(connection: Connection) -> R:
-        await require_visible(connection, caller, [wanted])
-        return await read(connection, caller.tenant, wanted)
-
-    return await reads_of(request)(ask)
-
-
 register_url_convertor("fiche", TextConvertor())
 
 
-def fiche_in_path(text: str) -> str:
-    """Return `text` if it is a valid fiche id; otherwise raise NotFound, as for a fiche that does not exist."""
-    if is_fiche_id(text):
-        return text
-    raise NotFound(f"there is no fiche {storable(text, 50)}")
+async def _in_path(look: Look, text: str) -> str:
+    if not is_fiche_id(text):  # not found, like a fiche that does not exist
+        raise NotFound(f"there is no fiche {storable(text, 50)}")
+    await require_visible(look.connection, look.caller, [text])
+    return text
+
+
+FicheInPath = Annotated[str, Noun("fiche", _in_path)]

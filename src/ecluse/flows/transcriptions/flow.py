@@ -34,7 +34,6 @@ from ecluse.engine import (
     hold_for_runs,
     open_stage,
 )
-from ecluse.flows.fiches import cache
 from ecluse.flows.fiches.fetch import Fetched, save_details
 from ecluse.flows.fiches.ids import FicheId
 from ecluse.flows.transcriptions import events, plan, rules, store, traces, watchdog, work
@@ -54,11 +53,11 @@ INSERT INTO transcription_runs (run_id, tenant_id, fiche_id)
 SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[])
 """
 # Runs whose fiche is not `ready` in the cache: they cannot be planned, even if their input says not to refresh.
-UNFETCHED = f"""
-SELECT t.run_id FROM transcription_runs t LEFT JOIN LATERAL (
-    SELECT {cache.DETAILS} AS details FROM {cache.FROM} WHERE f.tenant_id = t.tenant_id AND f.fiche_id = t.fiche_id) c
-    ON true WHERE t.run_id = ANY(%s) AND c.details IS DISTINCT FROM 'ready'
-"""  # noqa: S608 - our own words
+UNFETCHED = """
+SELECT t.run_id FROM transcription_runs t
+LEFT JOIN fiche_states f ON f.tenant_id = t.tenant_id AND f.fiche_id = t.fiche_id
+WHERE t.run_id = ANY(%s) AND f.details IS DISTINCT FROM 'ready'
+"""
 
 
 class Taken(Refused):

@@ -4,11 +4,10 @@ figures are frozen when it ends; the state of each recording, and why one waits;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row, where
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row
 from ecluse.flows.fiches import cache
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.events import DONE
@@ -18,9 +17,7 @@ from ecluse.insight.waiting import why
 
 MOST_WAITING = 1_000
 
-FICHE = f"""
-SELECT f.id, {cache.DETAILS} AS details FROM {cache.FROM} WHERE f.tenant_id = %(tenant)s AND f.fiche_id = %(fiche)s
-"""  # noqa: S608 - our own names
+FICHE = "SELECT fiche_cache_id AS id, details FROM fiche_states WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s"
 KNOWN = """
 SELECT id FROM fiche_cache WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s UNION ALL
 SELECT run_id FROM transcription_runs WHERE tenant_id = %(tenant)s AND fiche_id = %(fiche)s LIMIT 1
@@ -53,17 +50,9 @@ FROM leases WHERE tenant_id = %s AND key = %s AND ended_at IS NULL
 """
 
 LOGS = """
-SELECT id, created_at, level, message, data, run_id, trace_id, function_id, inngest_event_id FROM workflow_logs
-WHERE entity_type = 'fiche' AND entity_id = %(fiche)s AND workflow = 'transcription' AND tenant_id = %(tenant)s
-  AND {where}
-ORDER BY created_at, id LIMIT %(limit)s OFFSET %(offset)s
+SELECT created_at, level, message, data FROM transcription_logs WHERE tenant_id = %s AND fiche_id = %s
+  AND (%s::text IS NULL OR trace_id = %s) ORDER BY created_at, id LIMIT %s OFFSET %s
 """
-FILTERS = {
-    "run_id": "trace_id = %(run_id)s",
-    "level": "level = %(level)s",
-    "since": "created_at >= %(since)s",
-    "until": "created_at < %(until)s",
-}
 
 TRANSCRIPT = """
 SELECT r.call_id, r.has_transcription, r.transcription_id, r.transcribed_at, r.transcription_text,
@@ -181,21 +170,10 @@ def functions(stages: dict[str, Row], *, planned: bool, over: bool) -> Row:
 
 
 async def logs(
-    connection: Connection,
-    tenant: str,
-    fiche_id: str,
-    *,
-    run_id: str | None = None,
-    level: str | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    limit: int,
-    offset: int,
+    connection: Connection, tenant: str, fiche_id: str, *, run_id: str | None = None, limit: int, offset: int
 ) -> list[Row]:
     """Return the log lines about this fiche, the oldest first."""
-    given = {"run_id": run_id, "level": level, "since": since, "until": until}
-    page = {"tenant": tenant, "fiche": fiche_id, "limit": limit, "offset": offset}
-    return await fetch_all(connection, dict, LOGS.format(where=where(FILTERS, given)), {**given, **page})
+    return await fetch_all(connection, dict, LOGS, (tenant, fiche_id, run_id, run_id, limit, offset))
 
 
 async def require_known(connection: Connection, tenant: str, fiche_id: str) -> None:

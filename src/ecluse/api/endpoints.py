@@ -1,0 +1,263 @@
+"""Notification endpoints: webhooks and mail addresses. The signing secret of an endpoint is shown only when it is made
+or rotated; every change is recorded in the audit trail."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import Body as JsonBody
+from pydantic import ConfigDict, Field, StringConstraints
+
+from ecluse.access import secrets as sealed
+from ecluse.access.envelope import Refused
+from ecluse.access.listing import Listing
+from ecluse.access.secrets import Secrets
+from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.wire import Body, Shape
+from ecluse.api.shapes import Id
+from ecluse.base.errors import InvalidInput
+from ecluse.base.validation import partial_of
+from ecluse.db.query import Row
+from ecluse.notify import dispatch, endpoints
+from ecluse.notify.endpoints import old_secret_name, secret_name
+from ecluse.notify.rules import PATTERN, MailAddress, why_refused
+from ecluse.notify.signature import new_secret
+from ecluse.notify.work import Setup
+
+surface = Surface("notifications")
+EVENTS = (
+    "Event types, or those with a common prefix (`transcription.*`, `hello/*`), or `*`. Every run publishes "
+    "`{flow}/started`, `{flow}/selected` and, at its end, `{flow}/completed` (whose `status` says how: completed, "
+    "partial or failed) or, if it was cut short, `{flow}/failed`; flows add their own, such as "
+    "`transcription.completed`. Deliveries themselves publish no events."
+)
+
+
+Events = Annotated[
+    list[Annotated[str, StringConstraints(max_length=200, pattern=PATTERN)]],
+    Field(min_length=1, max_length=50, description=EVENTS, examples=[["hello/completed", "transcription.*"]]),
+]
+Url = Annotated[str, Field(min_length=1, max_length=2000, examples=["https://hooks.example.com/ecluse"])]
+Addresses = Annotated[
+    list[MailAddress],
+    Field(min_length=1, max_length=50, examples=[["ops@example.com"]]),
+]
+Description = Annotated[str | None, Field(max_length=500)]
+
+
+EXAMPLES = [
+    {"kind": "webhook", "url": "https://hooks.example.com/ecluse", "events": ["hello/completed", "transcription.*"]},
+    {"kind": "mail", "addresses": ["ops@example.com"], "events": ["hello/failed"]},
+]
+
+
+class Subscription(Body):
+    events: Events
+    description: Description = None
+    is_active: bool = True
+
+
+class NewWebhook(Subscription):
+    kind: Literal["webhook"]
+    url: Url
+
+
+class NewMail(Subscription):
+    kind: Literal["mail"]
+    addresses: Addresses
+
+
+@partial_of(Subscription)
+class ChangedEndpoint(Body):
+    """Fields that are left out stay as they are."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"events": ["*"], "is_active": False}]})
+
+    url: Url | None = None
+    addresses: Addresses | None = None
+
+
+class EndpointRow(Shape):
+    id: Id
+    tenant_id: str
+    kind: Literal["webhook", "mail"]
+    url: str | None = Field(description="Where it goes; its path and query, which may be secret, are hidden.")
+    addresses: list[str]
+    events: list[str]
+    description: str | None
+    is_active: bool
+    disabled_reason: str | None = Field(
+        description="Why it was switched off by itself: its receiver answered 410 Gone."
+    )
+    created_at: datetime
+    updated_at: datetime
+
+
+class NewEndpoint(EndpointRow):
+    secret: str | None = Field(
+        description="Of a webhook: what its signatures are made with (Standard Webhooks). Not shown again.",
+        examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"],
+    )
+
+
+class DeletedEndpoint(Shape):
+    id: Id
+    deleted: Literal[True]
+
+
+class Begun(Shape):
+    deliveries: list[Id]
+
+
+READ, WRITE = "notifications.read", "notifications.write"
+ENDPOINTS = Listing("endpoints", EndpointRow, "notification_endpoints", READ, order=("id",), shown=endpoints.shown)
+EndpointNumber = Annotated[int, Noun("endpoint")]
+OF_ENDPOINT = "/api/notifications/endpoints/{endpoint_id}"
+
+surface.listing(
+    "/api/notifications/endpoints",
+    ENDPOINTS,
+    list_endpoints="List the notification endpoints, by id.",
+    command=Command(
+        "notifications endpoints list",
+        columns=("id", "kind", "url", "addresses", "events", "is_active", "disabled_reason"),
+        empty="no endpoints: `ecluse notifications endpoints create`",
+    ),
+)
+
+
+@surface.read(OF_ENDPOINT, needs=READ, answer=EndpointRow, command=Command("notifications endpoints show"))
+async def show_endpoint(look: Look, endpoint_id: EndpointNumber) -> Row:
+    """Show one endpoint."""
+    return endpoints.shown(await endpoints.show(look.connection, look.tenant, endpoint_id))
+
+
+@surface.operation(
+    "POST",
+    "/api/notifications/endpoints",
+    needs=WRITE,
+    answer=NewEndpoint,
+    status=201,
+    action="endpoint.create",
+    subject="endpoint:{id}",
+    command=Command("notifications endpoints create", arguments=("kind",)),
+)
+async def create_endpoint(
+    act: Act, body: Annotated[NewWebhook | NewMail, JsonBody(discriminator="kind", examples=EXAMPLES)]
+) -> Row:
+    """Create an endpoint. The answer holds the secret that its webhooks are signed with; it is not shown again."""
+    given = body.model_dump(exclude={"kind"})
+    _check(act, given)
+    keys = _secrets(act) if body.kind == "webhook" else None
+    setup: Setup = act.state.notify
+    if body.kind == "mail" and setup.smtp is None:
+        raise Refused(409, "MAIL_NOT_CONFIGURED", "This server sends no mail: set SMTP_HOST and MAIL_FROM first.")
+    try:
+        row = await endpoints.create(act.connection, act.tenant, body.kind, **given)
+    except endpoints.TooManyEndpoints as error:
+        most = f"A tenant has {endpoints.MOST} endpoints at most: delete one first."
+        raise Refused(409, "TOO_MANY_ENDPOINTS", most) from error
+    if keys is not None:
+        secret = new_secret()
+        await keys.put(act.connection, act.tenant, secret_name(row["id"]), secret)
+        act.answers(201, secret=secret)
+    return {**endpoints.shown(row), "secret": None}
+
+
+@surface.operation(
+    "PATCH",
+    OF_ENDPOINT,
+    needs=WRITE,
+    answer=EndpointRow,
+    action="endpoint.change",
+    subject="endpoint:{endpoint_id}",
+    command=Command("notifications endpoints update"),
+)
+async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEndpoint) -> Row:
+    """Change the given fields of an endpoint, and only those."""
+    # null means no change, but a description can be removed by it.
+    given = body.model_dump(exclude_unset=True)
+    changes = {name: value for name, value in given.items() if value is not None or name == "description"}
+    kind = (await endpoints.show(act.connection, act.tenant, endpoint_id, lock=True))["kind"]
+    if (other := "addresses" if kind == "webhook" else "url") in changes:
+        raise InvalidInput(f"{other}: a {kind} endpoint has none")
+    _check(act, changes)
+    return endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, changes))
+
+
+@surface.operation(
+    "DELETE",
+    OF_ENDPOINT,
+    needs=WRITE,
+    answer=DeletedEndpoint,
+    action="endpoint.delete",
+    subject="endpoint:{endpoint_id}",
+    command=Command("notifications endpoints delete"),
+)
+async def delete_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
+    """Delete an endpoint. Nothing more is sent to it; its past deliveries stay in the log."""
+    await endpoints.delete(act.connection, act.tenant, endpoint_id)
+    for name in (secret_name(endpoint_id), old_secret_name(endpoint_id)):
+        await sealed.delete(act.connection, act.tenant, name)
+    return {"id": endpoint_id, "deleted": True}
+
+
+@surface.operation(
+    "POST",
+    OF_ENDPOINT + "/rotate-secret",
+    needs=WRITE,
+    answer=NewEndpoint,
+    action="endpoint.rotate-secret",
+    subject="endpoint:{endpoint_id}",
+    command=Command("notifications endpoints rotate-secret"),
+)
+async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
+    """Make a new signing secret for a webhook. For a day messages are signed with the old one as well, so that the
+    receiver can change over."""
+    keys, secret = _secrets(act), new_secret()
+    if (await endpoints.show(act.connection, act.tenant, endpoint_id, lock=True))["kind"] != "webhook":
+        raise Refused(409, "NOT_SIGNED", "Mails are not signed: only a webhook has a secret.")
+    old = await keys.get(act.connection, act.tenant, secret_name(endpoint_id))
+    await keys.put(act.connection, act.tenant, old_secret_name(endpoint_id), old)
+    await keys.put(act.connection, act.tenant, secret_name(endpoint_id), secret)
+    act.answers(200, secret=secret)
+    return {**endpoints.shown(await endpoints.rotated(act.connection, act.tenant, endpoint_id)), "secret": None}
+
+
+@surface.operation(
+    "POST",
+    OF_ENDPOINT + "/test",
+    needs=WRITE,
+    answer=Begun,
+    action="endpoint.test",
+    subject="endpoint:{endpoint_id}",
+    command=Command("notifications endpoints test"),
+)
+async def test_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
+    """Send the endpoint a `ping`. The result is in the log of deliveries."""
+    endpoint = await endpoints.show(act.connection, act.tenant, endpoint_id)
+    check_active(endpoint)
+    return {"deliveries": [str(one.run.id) for one in await dispatch.ping(act.connection, act.tenant, endpoint)]}
+
+
+def _check(act: Act, given: dict[str, Any]) -> None:
+    if "url" in given and (why := why_refused(given["url"], act.state.guard)) is not None:
+        raise InvalidInput(f"url: {why}")
+
+
+def check_active(endpoint: Row) -> None:
+    if not endpoint["is_active"]:
+        raise Refused(409, "ENDPOINT_OFF", f"Endpoint {endpoint['id']} is switched off: set is_active first.")
+
+
+def _secrets(act: Act) -> Secrets:
+    keys: Secrets | None = act.state.secrets
+    if keys is None:
+        raise Refused(
+            409,
+            "NO_SECRET_KEY",
+            "Webhooks are signed, and there is no key here to seal their secrets with: set ECLUSE_SECRET_KEY or "
+            "ECLUSE_SECRET_KEY_FILE.",
+        )
+    return keys
