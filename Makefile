@@ -125,6 +125,10 @@ docs: .venv/.ready ## Write the generated documents
 	$(BIN)/python -m tools.state_machines > docs/state_machines.md.new
 	mv docs/state_machines.md.new docs/state_machines.md
 	for page in errors api; do $(BIN)/python -m tools.api_docs $$page > docs/$$page.md.new && mv docs/$$page.md.new docs/$$page.md; done
+	$(BIN)/python -m tools.commands json > src/ecluse/cli/commands.json.new
+	mv src/ecluse/cli/commands.json.new src/ecluse/cli/commands.json
+	$(BIN)/python -m tools.commands docs > docs/cli.md.new
+	mv docs/cli.md.new docs/cli.md
 
 clean: ## Remove the environment and the caches (never data)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

@@ -45,6 +45,7 @@ def process(dsn: str, *roles: str, flow: str = FLOW) -> Iterator[int]:
     chosen = [word for role in roles for word in ("--role", role)]
     command = [sys.executable, "-m", "ecluse", "serve", "--port", str(port), "--flow", flow, *chosen]
     environment = {**os.environ, "DATABASE_URL": dsn, "ECLUSE_LOG_LEVEL": "WARNING", "PYTHONPATH": str(ROOT)}
+    environment["ECLUSE_DATA_DIR"] = os.devnull  # the machine's own keeps its operator's key
     running = subprocess.Popen(command, env=environment)
     try:
         yield port

@@ -64,6 +64,7 @@ async def replica(dsn: str) -> AsyncIterator[str]:
     environment = {
         **os.environ,
         "DATABASE_URL": dsn,
+        "ECLUSE_DATA_DIR": os.devnull,  # the machine's own keeps its operator's key
         "ECLUSE_LOG_LEVEL": "WARNING",
         "PYTHONPATH": str(ROOT),
         "ECLUSE_SECRET_KEY": base64.b64encode(SECRET_KEY).decode(),

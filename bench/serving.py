@@ -51,6 +51,7 @@ def replica(dsn: str, vendors: str, knobs: dict[str, str]) -> Iterator[Running]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     environment = {**os.environ, "DATABASE_URL": dsn, "ECLUSE_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT), **knobs}
+    environment["ECLUSE_DATA_DIR"] = os.devnull  # the machine's own keeps its operator's key
     environment |= {"CRM_BASE_URL": f"{vendors}/crm", "CRM_API_KEY": "bench"}
     environment |= {"ELEVENLABS_BASE_URL": f"{vendors}/elevenlabs", "ELEVENLABS_API_KEY": "bench"}
     environment |= {"LLM_BASE_URL": f"{vendors}/llm/v1", "LLM_API_KEY": "bench", "LLM_MODEL": "bench"}

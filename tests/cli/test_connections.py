@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ecluse.db.pools import most_connections
+from tests.support.command_line import operating
 
 FLOW = "hello_flow:FLOW"
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,9 +18,10 @@ OPEN = "SELECT count(*) FROM runs WHERE ended_at IS NULL"
 
 
 @pytest.mark.parametrize("roles", [("api", "scheduler", "worker"), ("worker",)], ids=" ".join)
-def test_many_runs_at_once_with_the_smallest_pools(serve, ecluse, sandbox, one, roles):
-    for number in range(12):
-        ecluse("runs", "start", "hello", "--key", str(number), "--input", '{"articles": 20}', ECLUSE_FLOWS=FLOW)
+def test_many_runs_at_once_with_the_smallest_pools(serve, bare, sandbox, one, roles, dsn):
+    with operating(bare, dsn) as operator:
+        for number in range(12):
+            operator.done("runs", "start", "hello", "--key", str(number), "--input", '{"articles": 20}')
     knobs = {"ECLUSE_DB_POOL": "3", "PRICE_LIST_URL": f"{sandbox.url}/price-list", "ECLUSE_FLOWS": FLOW}
     server = serve(*[part for role in roles for part in ("--role", role)], **knobs)
     most, until = 0, time.monotonic() + 90

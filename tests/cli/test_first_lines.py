@@ -37,7 +37,7 @@ def said_by(server: Server) -> list[str]:
 
 
 @pytest.mark.req("ENG-100", "G-36")
-def test_the_first_lines_name_the_program_wrong_knobs_the_address_and_the_way_to_a_key(serve, ecluse, head):
+def test_the_first_lines_name_the_program_wrong_knobs_the_address_and_the_way_to_a_key(serve, head):
     server = serve(ECLUSE_LOG_FORMAT="json", ECLUSE_HANDS="0", ECLUSE_HEARTBEAT_SECONDS="0.01")
     *lines, healthy, build = said_by(server)
     records = [json.loads(line) for line in lines]  # nothing in another form, nothing on another stream
@@ -51,16 +51,10 @@ def test_the_first_lines_name_the_program_wrong_knobs_the_address_and_the_way_to
     (where,) = [one for one in records if one["event"] == "open the pages in a browser"]
     assert where["url"] == f"http://127.0.0.1:{server.port}/"
     (key,) = [one for one in records if "no API key exists" in one["event"]]
-    made = ecluse(*key["command"].split()[1:])
-    assert made.out.splitlines()[-1].startswith("ecl_")
+    second = serve("--role", "api")
+    assert second.done(*key["command"].split()[1:])["key"].startswith("ecl_")
     assert not any("no API key exists" in line for line in said_by(serve("--role", "api")))
     assert not any("browser" in line for line in said_by(serve("--role", "worker")))
-
-
-def test_a_command_warns_of_a_knob_on_the_stream_of_its_errors(ecluse):
-    listed = ecluse("runs", "list", ECLUSE_HANDS="0")
-    assert listed.out.startswith("no runs yet")
-    assert re.fullmatch(r"\[\w+\|-\] !! WARN: setting below its minimum.* name=ECLUSE_HANDS .*\n", listed.err)
 
 
 def test_the_version_is_said_with_the_commit(bare, head):
@@ -87,3 +81,9 @@ def test_a_wheel_is_stamped_with_its_commit(tmp_path, head):
 )
 def test_an_address_to_listen_on_is_told_as_one_to_open(address, url):
     assert url_of(*address) == url
+
+
+def test_a_command_of_the_host_warns_of_a_knob_on_the_stream_of_its_errors(ecluse):
+    migrated = ecluse("migrate", ECLUSE_HANDS="0")
+    assert migrated.out.startswith("schema ")
+    assert re.fullmatch(r"\[\w+\|-\] !! WARN: setting below its minimum.* name=ECLUSE_HANDS .*\n", migrated.err)

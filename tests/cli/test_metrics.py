@@ -21,7 +21,7 @@ def scrape_until(server, good, seconds=40.0):
 
 
 @pytest.mark.req("AUT-95")
-def test_a_server_tells_what_it_has_done_and_what_is_waiting(serve, ecluse, query, sandbox):
+def test_a_server_tells_what_it_has_done_and_what_is_waiting(serve, query, sandbox):
     server = serve("--flow", FLOW, PRICE_LIST_URL=f"{sandbox.url}/price-list")
     server.wait_until_ready()
     before = scrape(server)
@@ -39,7 +39,7 @@ def test_a_server_tells_what_it_has_done_and_what_is_waiting(serve, ecluse, quer
     query("UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL")
 
     sandbox.set_faults([{"kind": "not_found", "ids": ["SKU-00003"]}, {"kind": "unauthorized", "ids": ["SKU-00004"]}])
-    assert ecluse("runs", "start", FLOW, "--input", '{"articles": 20}').code == 0
+    server.done("runs", "start", "hello", "--input", '{"articles": 20}')
     after = scrape_until(server, lambda found: found.get("ecluse_runs_ended_total"))
     assert after["ecluse_runs_ended_total"] == {("hello", "partial"): 1}
     finished = after["ecluse_items_finished_total"]

@@ -11,7 +11,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.support.command_line import EXAMPLES, Answer, environment, free_port
@@ -37,9 +36,9 @@ def assert_refused(answer: Answer, *said: str) -> None:
         assert text in answer.err
 
 
-@pytest.mark.parametrize("command", [("serve",), ("migrate",), ("psql",), ("runs", "list")], ids=" ".join)
+@pytest.mark.parametrize("command", [("serve",), ("migrate",), ("psql",), ("verify",), ("prune",)], ids=" ".join)
 @pytest.mark.req("G-02")
-def test_an_address_that_cannot_be_used_is_refused_by_every_command(bare, command):
+def test_an_address_that_cannot_be_used_is_refused_by_every_command_that_needs_it(bare, command):
     assert_refused(bare(*command, DATABASE_URL="nonsense", ECLUSE_PORT="0"), "DATABASE_URL", "postgresql://user:")
     began = time.monotonic()
     closed = f"postgresql://ecluse:hidden@127.0.0.1:{free_port()}/ecluse"
@@ -64,36 +63,6 @@ def test_a_database_of_a_newer_program_is_refused_and_left_alone(ecluse, one, qu
     finally:
         query("UPDATE alembic_version SET version_num = %s", known)
     assert one("SELECT count(*) FROM replicas") == 0
-
-
-def test_a_command_that_reads_does_not_migrate_a_database_in_use(ecluse, one, query):
-    known = one("SELECT version_num FROM alembic_version")
-    query("UPDATE alembic_version SET version_num = '0001'")
-    try:
-        for hide, back in [
-            ("ALTER TABLE run_log RENAME TO hidden", "ALTER TABLE hidden RENAME TO run_log"),
-            ("ALTER TABLE run_log RENAME level TO hidden", "ALTER TABLE run_log RENAME hidden TO level"),
-        ]:
-            query(
-                "INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at) VALUES"
-                " ('default', 'x', 'old', false, 'queued', 'queued', now()) ON CONFLICT DO NOTHING"
-            )
-            query(hide)
-            try:
-                answer = ecluse("runs", "log", str(one("SELECT id FROM runs")))
-            finally:
-                query(back)
-            assert_refused(answer, "schema 0001", "ecluse migrate")
-            assert one("SELECT version_num FROM alembic_version") == "0001"
-    finally:
-        query("DELETE FROM runs")
-        query("UPDATE alembic_version SET version_num = %s", known)
-
-
-def test_a_database_that_does_not_let_us_in_time_is_told_in_one_line(ecluse, dsn):
-    with psycopg.connect(dsn) as blocker:
-        blocker.execute("LOCK TABLE runs IN ACCESS EXCLUSIVE MODE")
-        assert_refused(ecluse("runs", "list"), "lock timeout")
 
 
 @pytest.mark.parametrize(
@@ -126,57 +95,28 @@ def test_a_flow_is_found_where_the_installed_program_is_started(dsn, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", [("serve", "--flow"), ("runs", "start")], ids=lambda command: command[0])
+@pytest.mark.parametrize("command", ["serve", "prune"])
 def test_a_flow_is_named_by_the_other_commands_too(ecluse, command):
-    assert_refused(ecluse(*command, "no_such_package:FLOW"), "'no_such_package:FLOW'", "package:NAME")
+    assert_refused(ecluse(command, "--flow", "no_such_package:FLOW"), "'no_such_package:FLOW'", "package:NAME")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["start", FLOW, "--input", "{articles: 3}"], "--input is not valid JSON"),
-        (["start", FLOW, "--input", ""], "--input is not valid JSON"),
-        (["start", FLOW, "--input", "[1]"], "--input must be a JSON object"),
-        (["start", FLOW, "--input", "null"], "--input must be a JSON object"),
-        (["start", FLOW, "--input", '{"articles": -1}'], "articles: Input should be greater than or equal to 0"),
-        (["start", FLOW, "--input", '{"articles": "x", "skus": 1}'], "skus: Input should be a valid list"),
-        (["start", "no-such-flow"], "There is no flow 'no-such-flow'"),
-        (["start", FLOW, "--key", "x" * 501], "event key"),
-        (["start", FLOW, "--tenant", ""], "tenant"),
-        (["show", "4711"], "there is no run 4711"),
-        (["show", str(10**30)], "there is no run"),
+        (["no-such-command"], "there is no command 'no-such-command'"),
+        (["serv"], "Did you mean serve?"),
+        (["serve", "--prot", "1"], "there is no option --prot. Did you mean --port?"),
+        (["serve", "--port", "many"], "'many' is not a port"),
+        (["serve", "--port", "70000"], "'70000' is not a port"),
+        (["serve", "--role", "manager"], "invalid choice: 'manager'"),
+        (["demo", "--fiches", "3"], "--fiches: 3 is not from 10 to 1000"),
+        (["completion", "tcsh"], "invalid choice: 'tcsh'"),
+        (["runs", "watch"], "missing: RUN_ID"),
     ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_run_that_cannot_be_started_or_shown_is_explained(ecluse, one, arguments, said):
-    assert_refused(ecluse("runs", *arguments), said)
-    assert one("SELECT count(*) FROM runs") == 0
-
-
-@pytest.mark.parametrize("given", [r'{"skus": ["a\u0000b"]}', r'{"skus": ["\ud800"]}'], ids=["NUL", "half a pair"])
-def test_input_that_the_database_cannot_hold_is_explained(ecluse, one, given):
-    assert_refused(ecluse("runs", "start", FLOW, "--input", given), "input")
-    assert one("SELECT count(*) FROM runs") == 0
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["no-such-command"], ["runs", "show", "seven"], ["runs", "show"], ["runs", "list", "--limit", "0"]],
-    ids=" ".join,
-)
-def test_a_command_that_does_not_exist_or_lacks_something_is_explained(bare, arguments):
-    answer = bare(*arguments, DATABASE_URL="nonsense")
-    assert (answer.code, answer.out) == (2, "")
-    assert "Usage: ecluse" in answer.err
-    assert "Traceback" not in answer.err
-
-
-def test_a_new_database_is_migrated_by_the_first_command_that_needs_it(bare, empty_dsn):
-    started = bare("runs", "start", FLOW, DATABASE_URL=empty_dsn)
-    assert (started.code, started.json) == (0, {"run_id": "1", "deduplicated": False})
-    assert "no server is running" in started.err
-    assert "queued" in bare("runs", "list", DATABASE_URL=empty_dsn).out
-    assert bare("runs", "show", "1", DATABASE_URL=empty_dsn).json["outcomes"] == {}
+def test_a_command_that_does_not_exist_or_lacks_something_is_explained(bare, arguments, said):
+    assert_refused(bare(*arguments, DATABASE_URL="nonsense"), said)
 
 
 @pytest.mark.parametrize("command", ["serve", "sandbox"])
@@ -205,9 +145,7 @@ def test_without_an_address_the_embedded_database_serves_each_command_and_then_s
     version = bare("psql", "-Atc", "select version_num from alembic_version", **knobs)
     assert (version.code, version.out, version.err) == (0, f"{HEAD}\n", "")
     assert_nothing_runs(data_dir)
-    started = bare("runs", "start", FLOW, **knobs)
-    assert started.code == 0
-    assert bare("runs", "show", started.json["run_id"], **knobs).json["flow"] == "hello"
+    assert bare("verify", **knobs).code == 0
 
 
 def test_a_data_directory_of_another_postgres_is_refused(bare, data_dir):

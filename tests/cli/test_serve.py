@@ -45,7 +45,7 @@ def wait_for(condition):
 
 
 def test_a_run_started_from_the_command_line_is_taken_up_at_once_and_the_server_leaves_in_peace(
-    hello, ecluse, sandbox, one, query
+    hello, sandbox, one, query
 ):
     server = hello()
     status, ready = server.get("/readyz")
@@ -55,17 +55,17 @@ def test_a_run_started_from_the_command_line_is_taken_up_at_once_and_the_server_
     assert one("SELECT id, state FROM replicas") == (ready["replica"], "live")
 
     began = time.monotonic()
-    run_id = ecluse("runs", "start", FLOW, "--input", json.dumps({"articles": 40})).json["run_id"]
+    run_id = server.done("runs", "start", "hello", "--input", json.dumps({"articles": 40}))["run_id"]
     wait_for(lambda: sandbox.ledger(kind="call"))
     print(f"{time.monotonic() - began:.2f} s from the start of the command to the first vendor call")  # pytest -rP
     wait_for(lambda: one("SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", run_id))
 
-    shown = ecluse("runs", "show", run_id).json
+    shown = server.done("runs", "show", run_id)
     counts = [shown[name] for name in ("status", "selected", "successful", "failed", "ignored")]
     assert counts == ["completed", 40, 40, 0, 0]
     assert one("SELECT count(*) FROM hello_prices") == 40
     assert len(sandbox.ledger(kind="call")) == 40
-    assert "completed" in ecluse("runs", "list").out
+    assert "completed" in server.ecluse("runs", "list").out
 
     code, seconds, said = server.end(signal.SIGTERM)
     assert code == 0, said
@@ -74,10 +74,10 @@ def test_a_run_started_from_the_command_line_is_taken_up_at_once_and_the_server_
     assert query("SELECT id, state FROM replicas") == [(ready["replica"], "left")]
 
 
-def test_a_server_that_is_told_to_go_gives_back_what_it_has_in_hand(hello, ecluse, sandbox, one, query):
+def test_a_server_that_is_told_to_go_gives_back_what_it_has_in_hand(hello, sandbox, one, query):
     sandbox.set_faults([{"kind": "latency", "seconds": 20}])
     server = hello(ECLUSE_HANDS="20")
-    run_id = ecluse("runs", "start", FLOW, "--input", '{"articles": 60}').json["run_id"]
+    run_id = server.done("runs", "start", "hello", "--input", '{"articles": 60}')["run_id"]
     wait_for(lambda: one("SELECT coalesce(sum(in_flight), 0) FROM claims") >= 20)
 
     code, seconds, said = server.end(signal.SIGTERM)
@@ -121,8 +121,7 @@ def test_a_server_starts_its_embedded_database_again_when_that_dies_and_the_run_
     try:
         server.wait_until_ready()
         dsn = f"postgresql://ecluse@/ecluse?host={folder}/data/run"
-        begun = fork_server.run("ecluse", ["runs", "start", FLOW, "--input", '{"articles": 150}'], variables)
-        assert begun[0] == 0, begun
+        server.done("runs", "start", "hello", "--input", '{"articles": 150}')
 
         def ask(sql: str):
             with contextlib.suppress(psycopg.OperationalError), psycopg.connect(dsn, autocommit=True) as connection:

@@ -39,14 +39,15 @@ def test_what_one_server_began_another_one_ends(serve, ecluse, sandbox, query):
     knobs = KNOBS | {"CRM_BASE_URL": f"{sandbox.url}/crm", "ELEVENLABS_BASE_URL": f"{sandbox.url}/elevenlabs"}
     first = serve(**knobs)
     first.wait_until_ready()
-    started = ecluse("transcriptions", "start", TWELVE, **knobs).json
+    started = first.done("transcriptions", "start", TWELVE)
     wait_for(lambda: len(sandbox.ledger(vendor="elevenlabs", kind="paid")) >= 2, "nothing is transcribed")
     assert first.end(signal.SIGKILL)[0] == -signal.SIGKILL
     sandbox.set_faults([])
     left = query("SELECT count(*) FROM items WHERE status = 'open'")[0][0]
     assert left > 0, "it was over before the kill: the test proves nothing"
     assert query("SELECT count(*) FROM leases WHERE ended_at IS NULL AND key LIKE '%%:fiche:%%'") == [(1,)]
-    again = ecluse("transcriptions", "start", TWELVE, **knobs).json
+    second = serve("--role", "api", **knobs)
+    again = second.done("transcriptions", "start", TWELVE)
     assert (again["attached"], again["run_id"]) == (True, started["run_id"])
     serve(**knobs).wait_until_ready()
     wait_for(lambda: query("SELECT 1 FROM runs WHERE ended_at IS NOT NULL"), "nobody goes on")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ecluse.engine import Flow
 from tests.support.fork_server import ROOT, ForkServer, environment, running_fork_server
 
 __all__ = ["EXAMPLES", "ROOT", "Answer", "Server", "environment", "free_port"]
@@ -41,7 +42,7 @@ def fork_server() -> Iterator[ForkServer]:
         yield one
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def bare(fork_server) -> Callable[..., Answer]:
     """`ecluse …` with exactly the variables given."""
     return lambda *arguments, **variables: Answer(*fork_server.run("ecluse", arguments, variables))
@@ -49,12 +50,45 @@ def bare(fork_server) -> Callable[..., Answer]:
 
 @pytest.fixture
 def ecluse(bare, dsn) -> Callable[..., Answer]:
-    """`ecluse …` on the test's database."""
+    """`ecluse …` on the test's database: commands of the host."""
 
     def run(*arguments: str, **variables: str) -> Answer:
         return bare(*arguments, **({"DATABASE_URL": dsn} | variables))
 
     return run
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`ecluse …` with an administrator's key, at a server of the test's database."""
+
+    bare: Callable[..., Answer]
+    variables: dict[str, str]
+
+    def __call__(self, *arguments: str, **variables: str) -> Answer:
+        return self.bare(*arguments, **(self.variables | variables))
+
+    def done(self, *arguments: str, **variables: str) -> Any:
+        """The answer of a command that succeeds."""
+        answer = self(*arguments, "--json", **variables)
+        assert answer.code == 0, answer
+        return answer.json
+
+
+@pytest.fixture
+def operator(bare, dsn) -> Iterator[Operator]:
+    with operating(bare, dsn) as one:
+        yield one
+
+
+@contextlib.contextmanager
+def operating(bare: Callable[..., Answer], dsn: str, *flows: Flow, **knobs: Any) -> Iterator[Operator]:
+    from hello_flow import FLOW as HELLO  # here: this file is imported by all tests, and a server takes long to import
+    from tests.support.api_server import new_key, serving
+
+    with serving(dsn, HELLO, *flows, **knobs) as client:
+        variables = {"ECLUSE_URL": f"http://127.0.0.1:{client.port}", "ECLUSE_KEY": new_key(dsn, "admin")}
+        yield Operator(bare, {"DATABASE_URL": dsn, **variables})
 
 
 def free_port() -> int:
@@ -68,7 +102,18 @@ class Server:
 
     def __init__(self, fork_server: ForkServer, *arguments: str, **variables: str) -> None:
         self.port = free_port()
-        self.process = fork_server.start("ecluse", ["serve", "--port", str(self.port), *arguments], variables)
+        self._fork_server = fork_server
+        self.variables = {"ECLUSE_DATA_DIR": fork_server.new_folder()} | variables
+        self.process = fork_server.start("ecluse", ["serve", "--port", str(self.port), *arguments], self.variables)
+
+    def ecluse(self, *arguments: str) -> Answer:
+        """A command on the server's host; it waits for the server."""
+        return Answer(*self._fork_server.run("ecluse", arguments, self.variables))
+
+    def done(self, *arguments: str) -> Any:
+        answer = self.ecluse(*arguments, "--json")
+        assert answer.code == 0, answer
+        return answer.json
 
     def get(self, path: str) -> tuple[int, Any]:
         try:

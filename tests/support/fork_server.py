@@ -19,10 +19,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("src", "examples", "."))
 
 
+CLIENT = {"ECLUSE_URL", "ECLUSE_KEY", "XDG_CONFIG_HOME"}
+
+
 def environment(**variables: str) -> dict[str, str]:
-    """This process's environment without the program's own knobs, plus these."""
-    inherited = {name: value for name, value in os.environ.items() if name not in Settings.model_fields}
+    """This process's environment without the program's own knobs and profiles, plus these."""
+    ignored = CLIENT | Settings.model_fields.keys()
+    inherited = {name: value for name, value in os.environ.items() if name not in ignored}
     ours = {"PYTHONPATH": PYTHONPATH, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    ours |= {"XDG_CONFIG_HOME": os.devnull, "ECLUSE_DATA_DIR": os.devnull}
     return inherited | ours | variables
 
 
@@ -84,11 +89,12 @@ class ForkServer:
             number = next(self._numbers)
             child = Child(self._folder / f"{number}.out", self._folder / f"{number}.err")
             self._children[number] = child
+            own = {"ECLUSE_DATA_DIR": str(self._folder / f"{number}.data")}  # not that of the machine
             request = {
                 "id": number,
                 "module": module,
                 "arguments": list(arguments),
-                "environment": environment(**(variables or {})),
+                "environment": environment(**(own | dict(variables or {}))),
                 "stdout": str(child.stdout),
                 "stderr": str(child.stderr),
             }
@@ -97,6 +103,10 @@ class ForkServer:
         if not child._started.wait(90):
             raise RuntimeError("the fork server does not answer")
         return child
+
+    def new_folder(self) -> str:
+        """A data directory that no other process uses."""
+        return str(self._folder / f"{next(self._numbers)}.data")
 
     def run(
         self,

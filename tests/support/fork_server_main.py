@@ -18,25 +18,20 @@ import sys
 import threading
 from typing import Any, NoReturn
 
-import typer.main
-import typer.rich_utils  # what the commands import when they run
 import uvicorn.lifespan.on
 import uvicorn.loops.auto
 import uvicorn.protocols.http.auto  # noqa: F401
 
 import ecluse.app
+import ecluse.cli.database
+import ecluse.cli.demos
 import ecluse.cli.doctor
-import ecluse.cli.watch
+import ecluse.cli.welcome
 import ecluse.migrations.runner
 import ecluse.sandbox.server
 import ecluse.vendors.price_list  # noqa: F401
 from ecluse.base import crash
-from ecluse.cli.main import app
 from ecluse.cli.main import main as command
-
-# The tree of all commands takes longer to make than most commands take to run: it is made once.
-TREE = typer.main.get_command(app)
-typer.main.get_command = lambda _: TREE
 
 
 def become(request: dict[str, Any]) -> None:

@@ -37,9 +37,15 @@ def after(row: type[Shape], order: Sequence[str], cursor: str) -> tuple[str, Row
         raise foreign()
     # As text, which the server reads as a value of the column's type, or refuses.
     values = {f"after_{n}": None if value is None else str(value) for n, value in enumerate(place)}
+    parts = columns(row, order)
+    if not any(nullable for _, _, nullable in parts) and len({falls for _, falls, _ in parts}) == 1:
+        if None in place:
+            raise foreign()
+        names, marks = (", ".join(f"t.{column}" for column, _, _ in parts), ", ".join(f"%({one})s" for one in values))
+        return f"({names}) {'<' if parts[0][1] else '>'} ({marks})", values  # a range of the index in this order
     alternatives: list[str] = []
     same: list[str] = []
-    for n, (column, falls, nullable) in enumerate(columns(row, order)):
+    for n, (column, falls, nullable) in enumerate(parts):
         if place[n] is None:  # NULL comes last: no row follows it in this column
             same.append(f"t.{column} IS NULL")
             continue

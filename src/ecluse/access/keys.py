@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ HINT = len(PREFIX) + 4
 FRESH_SECONDS = 1.0
 NOTED_SECONDS = 60.0
 MANY = 1_000
+LIFETIME = r"([1-9][0-9]{0,5})([mhd])"
+UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 SCOPES = ("ALL", "GROUP", "SELF")
 
 FIND = """
@@ -71,6 +74,13 @@ class Caller:
 
     def may(self, permission: str) -> bool:
         return permission in ROLES[self.role]
+
+
+def lifetime(text: str) -> timedelta:
+    """Parse the lifetime of a key, such as 90m, 12h or 30d."""
+    if not (match := re.fullmatch(LIFETIME, text)):
+        raise InvalidInput(f"a lifetime is a number of minutes, hours or days, such as 90m, 12h or 30d, not {text!r}")
+    return timedelta(**{UNITS[match[2]]: int(match[1])})
 
 
 def digest(key: str) -> bytes:
@@ -160,10 +170,11 @@ def _check_scope(scope: str, groupes: Sequence[str], crm_user_id: str | None) ->
         raise InvalidInput("a key of scope SELF names its user in the CRM, and no other does")
 
 
-async def revoke(connection: Connection, key_id: int) -> tuple[str, bool]:
-    """Revoke a key, irreversibly; return its tenant, and whether this call revoked it."""
+async def revoke(connection: Connection, key_id: int, *, of_tenant: str | None = None) -> tuple[str, bool]:
+    """Revoke a key, irreversibly; return its tenant, and whether this call revoked it. With `of_tenant`, a key of
+    another tenant is not found."""
     tenant = await fetch_value(connection, "SELECT tenant_id FROM api_keys WHERE id = %s", (key_id,))
-    if tenant is None:
+    if tenant is None or of_tenant not in (None, tenant):
         raise NotFound(f"There is no key {key_id}. `ecluse keys list` shows them.")
     cursor = await connection.execute(
         "UPDATE api_keys SET revoked_at = ecluse_now() WHERE id = %s AND revoked_at IS NULL", (key_id,)

@@ -37,9 +37,11 @@ def every_row(_: Caller) -> Visible:
 
 
 class Where(NamedTuple):
-    """The SQL condition of a filter; without it a filter compares the column of its name."""
+    """The SQL condition of a filter; without it a filter compares the column of its name. `otherwise` is the condition
+    where the filter is not given."""
 
     condition: str
+    otherwise: str = ""
 
 
 class Filters(BaseModel):
@@ -51,7 +53,7 @@ class Filters(BaseModel):
 @dataclass(frozen=True)
 class Listing:
     """`order` names columns of `row`, the last of them unique; `-` before a name is descending, and NULL comes last.
-    `within` names path parameters that are columns of the source."""
+    `within` names path parameters that are columns of the source: ids, and in `named` texts."""
 
     name: str  # of the rows in the answer
     row: type[Shape]
@@ -61,6 +63,7 @@ class Listing:
     order: Sequence[str] = ("-id",)
     where: str = ""  # a condition on every row `t`
     within: Sequence[str] = ()
+    named: Sequence[str] = ()
     visible: Callable[[Caller], Visible] | None = None  # None: callers of a narrower scope than ALL are refused
     every_tenant: bool = False  # the rows belong to no tenant
     shown: Callable[[Row], Row] | None = None  # hides what must not be read, adds what SQL cannot express
@@ -77,12 +80,12 @@ class Listing:
 
     def conditions(self, given: Mapping[str, Any]) -> list[str]:
         found = [self.where] if self.where else []
-        found += [f"t.{name} = %({name})s" for name in self.within]
+        found += [f"t.{name} = %({name})s" for name in (*self.within, *self.named)]
         for name, declared in self.filters.model_fields.items():
-            if given.get(name) is not None:
-                own = next((one for one in declared.metadata if isinstance(one, Where)), None)
-                found.append(own.condition if own else f"t.{name} = %({name})s")
-        return found
+            plain = Where(f"t.{name} = %({name})s")
+            where = next((one for one in declared.metadata if isinstance(one, Where)), plain)
+            found.append(where.otherwise if given.get(name) is None else where.condition)
+        return [one for one in found if one]
 
 
 async def read_page(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from fastapi import APIRouter, Request, Response
@@ -30,7 +31,7 @@ from ecluse.access.envelope import as_json, request_id
 from ecluse.access.idempotency import Answer
 from ecluse.access.keys import Caller
 from ecluse.access.listing import Cursor, Listing, read_page
-from ecluse.access.wire import Limit, Offset, id_as_text, kit_of, number, reads_of
+from ecluse.access.wire import Limit, Offset, id_as_text, kit_of, number, reads_of, text_in_path
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.engine.kit import Kit
@@ -141,17 +142,21 @@ class Surface:
         command: Command | None = None,
         **described: str,
     ) -> None:
-        """Add the route of a list. `described` is its name and its description. `check(look, **path)` raises NotFound
-        if what the list is of does not exist; it may return fields of the answer that stand beside the rows. `refuses`:
-        error codes of its own, as of reads and operations."""
+        """Add the route of a list. `described` is its name and its description. `check(look, …)` takes the parameters
+        of the path and the filters that it names; it raises NotFound if what the list is of does not exist, and may
+        return fields of the answer that stand beside the rows, and further parameters for the conditions and the source
+        of the listing. `refuses`: error codes of its own, as of reads and operations."""
         nouns = {one: Noun(one.removesuffix("_id").replace("_", " ")) for one in listing.within}
+        nouns |= {one: Noun(one, partial(_text, one)) for one in listing.named}
         nouns |= {} if check is None else _nouns(_parameters(check))
+        checked = list(inspect.signature(check).parameters)[1:] if check is not None else []
         hints = get_type_hints(listing.filters, include_extras=True)
 
         async def rows(look: Look, **wanted: Any) -> Row:
             cut = {one: wanted.pop(one) for one in ("limit", "offset", "cursor")}
-            beside = check and await check(look, **{one: wanted[one] for one in nouns})
-            return {**await read_page(look.connection, look.caller, listing, wanted, **cut), **(beside or {})}
+            more = (check and await check(look, **{one: wanted[one] for one in checked})) or {}
+            page = await read_page(look.connection, look.caller, listing, {**wanted, **more}, **cut)
+            return {**page, **{one: value for one, value in more.items() if one in listing.page.model_fields}}
 
         ((rows.__name__, rows.__doc__),) = described.items()
         parameters = [
@@ -264,6 +269,10 @@ def _parameters(function: Function) -> Parameters:
     given = list(inspect.signature(function).parameters.values())[1:]
     found = [_parameter(one.name, hints[one.name], one.default) for one in given]
     return [one.replace(annotation=Annotated[str, *_noun(one)]) if _noun(one) else one for one in found]
+
+
+async def _text(noun: str, _: Look, text: str) -> str:
+    return text_in_path(noun, text)
 
 
 def _noun(parameter: inspect.Parameter) -> list[Noun]:

@@ -1,6 +1,6 @@
-"""The HTTP API: runs and leases of every flow, the routes of the flows, notifications and realtime. Routes are thin;
-each declares the permission it needs and answers with rows as JSON. The models in `shapes.py` only describe the
-answers; answers are not validated against them while serving."""
+"""The HTTP API: runs, schedules and leases of every flow, the routes of the flows, notifications and realtime. Routes
+are thin; each declares the permission it needs and answers with rows as JSON. The models in `shapes.py` only describe
+the answers; answers are not validated against them while serving."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from fastapi import FastAPI
 
 from ecluse.access.keys import Keys
 from ecluse.access.surface import Surface
-from ecluse.api import events, outcomes, pusher, runs
+from ecluse.api import events, keys, lanes, outcomes, pusher, runs, targets, trail
 from ecluse.api.deliveries import surface as deliveries
 from ecluse.api.document import describe
 from ecluse.api.endpoints import surface as endpoints
 from ecluse.api.leases import surface as leases
 from ecluse.api.me import surface as me
 from ecluse.api.realtime import surface as realtime
+from ecluse.api.redrives import surface as redrives
+from ecluse.api.schedules import surface as schedules
 from ecluse.db.connect import pool
 from ecluse.db.pools import READING
 from ecluse.db.reads import READ_SETTINGS, Reads
 from ecluse.engine.kit import Kit
 from ecluse.flow import Package
 from ecluse.flows.audits.surface import surface as audits
-from ecluse.flows.automation import routes as automation
+from ecluse.flows.automation.surface import surface as automation
 from ecluse.flows.fiches.surface import surface as fiches
 from ecluse.flows.transcriptions.surface import surface as transcriptions
 
@@ -33,9 +35,22 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
+    own = [one.surface for one in (runs, targets, lanes, keys, trail)]
     others = [package.surface for package in packages if package.surface is not None]
-    parts: list[Any] = [me, runs, outcomes, leases, *flows, endpoints, deliveries, realtime, events, pusher, *others]
-    for part in parts:
+    parts: list[Any] = [
+        me,
+        *own,
+        redrives,
+        outcomes,
+        leases,
+        schedules,
+        *flows,
+        endpoints,
+        deliveries,
+        realtime,
+        events,
+    ]
+    for part in [*parts, pusher, *others]:
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
         app.state.operations |= part.operations if isinstance(part, Surface) else {}
 

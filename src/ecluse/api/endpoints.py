@@ -22,7 +22,7 @@ from ecluse.db.query import Row
 from ecluse.notify import dispatch, endpoints
 from ecluse.notify.endpoints import old_secret_name, secret_name
 from ecluse.notify.rules import PATTERN, MailAddress, why_refused
-from ecluse.notify.signature import new_secret
+from ecluse.notify.webhook_signature import new_secret
 from ecluse.notify.work import Setup
 
 surface = Surface("notifications")

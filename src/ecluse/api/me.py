@@ -7,6 +7,7 @@ from typing import Literal
 from ecluse.access.permissions import ROLES
 from ecluse.access.surface import Command, Look, Surface
 from ecluse.access.wire import Shape
+from ecluse.api.shapes import Role
 from ecluse.db.query import Row
 
 surface = Surface("access")
@@ -15,7 +16,7 @@ surface = Surface("access")
 class Me(Shape):
     key_id: str
     tenant_id: str
-    role: Literal["viewer", "operator", "admin"]
+    role: Role
     scope: Literal["ALL", "GROUP", "SELF"]
     groupes: list[str]
     crm_user_id: str | None

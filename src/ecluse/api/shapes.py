@@ -13,6 +13,7 @@ from ecluse.engine import EndCause, State
 from ecluse.insight.causes import Cause
 
 Id = str
+Role = Literal["viewer", "operator", "admin"]
 
 
 class RunRow(Shape):
@@ -41,10 +42,6 @@ class RunRow(Shape):
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
-
-
-class RunPage(Page):
-    runs: list[RunRow]
 
 
 class RunInFull(RunRow):
@@ -80,10 +77,6 @@ class ItemRow(Shape):
     result: Any
     due_at: datetime
     finished_at: datetime | None
-
-
-class ItemPage(Page):
-    items: list[ItemRow]
 
 
 class WaitingRow(Shape):

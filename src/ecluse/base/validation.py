@@ -1,14 +1,14 @@
 """Messages for callers from pydantic's validation errors, with field names as the caller spelled them and without the
-prefixes that pydantic puts before the messages of our own validators; and decorators for models that take fields from
-other models."""
+prefixes that pydantic puts before the messages of our own validators; and bases of models: with two spellings, with
+fields of other models."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
@@ -80,6 +80,42 @@ def fields_of(model: type[BaseModel], *, without: Collection[str] = ()) -> Calla
         return field.annotation, Field(description=field.description, examples=field.examples)
 
     return lambda answer: _completed(answer, model, shown, without)
+
+
+class EitherSpelling(BaseModel):
+    """Base of models that are accepted in snake_case and in camelCase, and stored, documented and returned in
+    snake_case."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_snake_case(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        names = {camel: name for name in cls.model_fields if (camel := to_camel(name)) != name}
+        if twice := [camel for camel, name in names.items() if camel in given and name in given]:
+            raise ValueError(f"{', '.join(twice)} is given in both spellings")
+        return {names.get(name, name): value for name, value in given.items()}
+
+
+class Partial(EitherSpelling):
+    """Base of models of changes: only the given fields, and null only where it has a meaning."""
+
+    nullable: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        empty = {name for name in self.model_fields_set if getattr(self, name) is None} - set(self.nullable)
+        if empty:
+            raise ValueError(f"null says nothing about {', '.join(sorted(empty))}: leave it out")
+        return self
+
+
+def in_camel_case(schema: dict[str, Any]) -> None:
+    """Document the fields in camelCase, as the contract spells them; they are accepted in snake_case, too."""
+    schema["properties"] = {to_camel(name): told for name, told in schema["properties"].items()}
+    schema["required"] = [to_camel(name) for name in schema.get("required", ())]
 
 
 def _completed(

@@ -12,10 +12,12 @@ import psycopg
 import structlog
 
 from ecluse.base.clock import Clock
+from ecluse.base.data_dir import default_data_dir
 from ecluse.base.trace_files import TraceFiles, TraceFolder
 from ecluse.bootstrap.box import (
     Lacking,
     automation_config,
+    automation_plans,
     automation_vendors,
     lacking,
     load_flows,
@@ -60,13 +62,13 @@ def open_database(settings: Settings) -> Database:
         dsn = normalise(settings.DATABASE_URL)
         check(dsn)
         return Database(dsn, None)
-    server = embedded.start(settings.ECLUSE_DATA_DIR or embedded.default_data_dir())
+    server = embedded.start(settings.ECLUSE_DATA_DIR or default_data_dir())
     return Database(normalise(server.dsn()), server)
 
 
 def trace_folders(settings: Settings) -> dict[str, TraceFolder]:
     """Return by workflow the folder of the log files of its runs; it need not exist."""
-    data = settings.ECLUSE_DATA_DIR or embedded.default_data_dir()
+    data = settings.ECLUSE_DATA_DIR or default_data_dir()
     return {
         "transcription": TraceFolder(data / "logs", "transcription", ".log"),
         "automation": TraceFolder(data / "automation-debug-logs", "automation", ".txt"),
@@ -175,7 +177,10 @@ def bootstrap(
         """Give the flow what was not available yet when it was loaded: secrets and the database."""
         if flow.name == NOTIFICATIONS:
             return working(notify_setup(settings, dsn, secrets))
-        return replace(flow, vendors=automation_vendors(settings, secrets)) if flow.name == "automation" else flow
+        if flow.name == "automation":
+            plans = automation_plans(settings, secrets)
+            return replace(flow, vendors=automation_vendors(settings, secrets), plans=plans)
+        return flow
 
     kit = Kit(
         dsn=dsn,

@@ -1,37 +1,87 @@
-"""`ecluse doctor`: check settings and database, with advice per problem. Read-only; a finding is ok, warn or fail."""
+"""`ecluse doctor`: check the settings of this host, and the server or, without one, the database, with advice per
+problem. Read-only; a finding is ok, warn or fail."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import shutil
+from dataclasses import asdict
 from typing import Any
 
 from ecluse import bootstrap, settings
 from ecluse.base import logging
 from ecluse.base.errors import SetUpError
+from ecluse.cli import show
+from ecluse.cli.client import Client, Refused
 from ecluse.cli.doctor_database import check_database
+from ecluse.cli.failure import BAD, OK, Failure
 from ecluse.cli.findings import Finding, graded
+from ecluse.cli.target import DEFAULT, Given, client_for, profiles
 
 FREE = (2 * 1024**3, 200 * 1024**2)  # free bytes on the disk: warn below, fail below
 
 
-def look() -> list[Finding]:
-    """Run all checks. Checks that depend on a failed one are left out."""
+def run(where: Given) -> int:
+    findings = look(where)
+    healthy = all(finding.level != "fail" for finding in findings)
+    if where.json:
+        show.write_json({"ok": healthy, "findings": [asdict(finding) for finding in findings]})
+        return OK if healthy else BAD
+    for finding in findings:
+        advice = f"; {finding.do}" if finding.do else ""
+        show.write(show.harmless(f"{finding.level:<4}  {finding.what:<12} {finding.says}{advice}"))
+    return OK if healthy else BAD
+
+
+def look(where: Given) -> list[Finding]:
+    """Run all checks: of the settings, and of the database by the server or, if none runs, by this process. Checks that
+    depend on a failed one are left out."""
     logging.configure("ERROR")
     try:
         given = settings.load()
     except SetUpError as error:
         return [Finding("fail", "environment", error.message, "correct the named variable")]
     findings = [_environment(given), *_flows(given), *_secrets(given)]
+    client = _server(where)
+    if isinstance(client, Client):
+        return [*findings, *_of_server(client)]
+    return [*findings, client, *_of_database(given)]
+
+
+def _server(where: Given) -> Client | Finding:
+    """Return a client of the server, or what is wrong with it. A server that was named must be there; the one of this
+    host need not run."""
+    named = any((where.url, where.profile, os.environ.get("ECLUSE_URL"), profiles().get(DEFAULT)))
+    try:
+        client = client_for(where, appear_seconds=0)
+        client.get("/healthz")
+    except Failure as failure:
+        return Finding("fail" if named else "warn", "server", failure.message.rstrip("."), "see `ecluse serve --help`")
+    return client
+
+
+def _of_server(client: Client) -> list[Finding]:
+    ours = Finding("ok", "server", f"{client.url} answers")
+    try:
+        answer = client.get("/api/doctor")
+    except Refused as refused:
+        if refused.status == 404:  # an older server
+            return [ours]
+        return [ours, Finding("fail", "server", refused.message.rstrip("."), "use a key that may see this")]
+    return [ours, *(Finding(one["level"], one["what"], one["says"], one.get("do", "")) for one in answer["findings"])]
+
+
+def _of_database(given: settings.Settings) -> list[Finding]:
     try:
         database = bootstrap.open_database(given)
     except SetUpError as error:
-        return [*findings, Finding("fail", "database", error.message, "start PostgreSQL, or correct DATABASE_URL")]
+        return [Finding("fail", "database", error.message, "start PostgreSQL, or correct DATABASE_URL")]
     try:
+        found = []
         if database.server is not None:
-            findings.append(_disk(shutil.disk_usage(database.server.data_dir).free, str(database.server.data_dir)))
-        return findings + asyncio.run(check_database(database.dsn, given.ECLUSE_DB_POOL))
+            found.append(_disk(shutil.disk_usage(database.server.data_dir).free, str(database.server.data_dir)))
+        return found + asyncio.run(check_database(database.dsn, given.ECLUSE_DB_POOL))
     finally:
         database.release()
 

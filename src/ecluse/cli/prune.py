@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import getpass
 import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ecluse import bootstrap, settings
 from ecluse.access import audit_trail
-from ecluse.cli.database import operator, with_connection
-from ecluse.cli.options import Flows, JsonLine
-from ecluse.db.connect import Connection
+from ecluse.base import logging
+from ecluse.cli.failure import BAD, OK
+from ecluse.cli.show import say, write, write_json
+from ecluse.db.connect import Connection, open_session
 from ecluse.retention import sweep
 from ecluse.retention.pace import Busy
 from ecluse.retention.sweep import Pruned, Rule
@@ -24,14 +24,10 @@ EVERYWHERE = "system"  # retention belongs to no tenant
 EVERY_SECONDS = 2.0
 
 
-def prune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the rows, delete nothing.")] = False,
-    as_json: JsonLine = False,
-    flow: Flows = None,
-) -> None:
-    """Delete rows that are older than the ECLUSE_KEEP_… knobs allow. Servers also do this, every five minutes."""
+def run(extra: Sequence[str], *, dry_run: bool, as_json: bool) -> int:
+    logging.configure("WARNING")
     given = settings.load()
-    flows = bootstrap.load_flows(given, flow or ())
+    flows = bootstrap.load_flows(given, extra)
     by_name, rules = {one.name: one for one in flows}, bootstrap.retention_rules(given, flows)
 
     async def ask(connection: Connection) -> list[Pruned] | None:
@@ -44,23 +40,31 @@ def prune(
             total = sum(one.rows.total() for one in done)
             subject = ", ".join(f"{one.rule.kind.name} {one.rows.total()}" for one in done if one.rows.total())
             if total:
-                await audit_trail.record(connection, EVERYWHERE, operator(), "retention.prune", subject)
+                by = f"cli:{getpass.getuser()}"
+                await audit_trail.record(connection, EVERYWHERE, by, "retention.prune", subject)
             return done
 
+    database = bootstrap.open_database(given)
+
+    async def opened() -> list[Pruned] | None:
+        async with await open_session(database.dsn) as connection:
+            return await ask(connection)
+
     try:
-        done = with_connection(ask)
+        done = asyncio.run(opened())
     except Busy as error:
-        typer.echo(
-            f"pruning stopped because the database is busy: {error}; servers continue it, or run it again later",
-            err=True,
-        )
-        raise typer.Exit(1) from error
+        say(f"pruning stopped because the database is busy: {error}; servers continue it, or run it again later")
+        return BAD
+    finally:
+        database.release()
     if done is None:
-        typer.echo("another process is pruning: nothing was done", err=True)
-        raise typer.Exit(1)
-    _show(done, rules, dry_run=dry_run)
+        say("another process is pruning: nothing was done")
+        return BAD
     if as_json:
-        typer.echo(json.dumps({"dry_run": dry_run, "kinds": [_row(one) for one in done]}))
+        write_json({"dry_run": dry_run, "kinds": [_row(one) for one in done]})
+    else:
+        _show(done, rules, dry_run=dry_run)
+    return OK
 
 
 class Progress:
@@ -74,27 +78,25 @@ class Progress:
         self._rows[kind] += rows
         if rows and time.monotonic() - self._said_at > EVERY_SECONDS:
             self._said_at = time.monotonic()
-            typer.echo(f"{kind}: {self._rows[kind]:,} rows deleted …", err=True)
+            say(f"{kind}: {self._rows[kind]:,} rows deleted …")
 
 
 def _show(done: Sequence[Pruned], rules: Sequence[Rule], *, dry_run: bool) -> None:
     word = "would be deleted" if dry_run else "deleted"
-    typer.echo(f"{'kind':<17} {'knob':<31} {'kept':>9} {'rows ' + word:>22}  {'oldest':<17} newest")
+    write(f"{'kind':<17} {'knob':<31} {'kept':>9} {'rows ' + word:>22}  {'oldest':<17} newest")
     by_kind = {one.rule.kind.name: one for one in done}
     for rule in rules:
         one = by_kind.get(rule.kind.name)
         kept = "for ever" if rule.keep is None else f"{rule.keep.days} days"
         rows = "-" if rule.keep is None else "refused" if one is None else f"{one.rows.total():,}"
         oldest, newest = (_at(one.oldest), _at(one.newest)) if one else ("", "")
-        typer.echo(
-            f"{rule.kind.name:<17} {rule.knob or '(fixed)':<31} {kept:>9} {rows:>22}  {oldest:<17} {newest}".rstrip()
-        )
+        write(f"{rule.kind.name:<17} {rule.knob or '(fixed)':<31} {kept:>9} {rows:>22}  {oldest:<17} {newest}".rstrip())
     for one in done:
         tables = ", ".join(f"{rows:,} {table}" for table, rows in one.rows.most_common() if rows)
         if len(one.rows) > 1 and tables:
-            typer.echo(f"{one.rule.kind.name}: {tables}")
+            write(f"{one.rule.kind.name}: {tables}")
         for reason, families in sorted(one.kept.items()):
-            typer.echo(f"{one.rule.kind.name}: {families:,} old families are kept: {reason}")
+            write(f"{one.rule.kind.name}: {families:,} old families are kept: {reason}")
 
 
 def _at(instant: datetime | None) -> str:

@@ -1,18 +1,32 @@
-"""The first lines of a server's log: the version, the URL to open, and how to create the first API key."""
+"""How people get in: the first lines of a server's log (version, URL, how to create a key), and the key of this host's
+operator."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
+from pathlib import Path
 
 import structlog
 
+from ecluse.access import keys, tenants
 from ecluse.base.version import version
-from ecluse.db.connect import open_blocking_session
+from ecluse.cli import operator_file
+from ecluse.db.connect import open_blocking_session, open_session
 
 log = structlog.get_logger(__name__)
 
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here, only replaced in URLs
-USABLE = "SELECT FROM api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ecluse_now()) LIMIT 1"
+LOCAL = "local"  # name of the key of the host's operator
+USABLE = (
+    "SELECT FROM api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ecluse_now())"
+    f" AND name <> '{LOCAL}' LIMIT 1"
+)
+VALID = (
+    "SELECT FROM api_keys WHERE hash = %s AND revoked_at IS NULL AND role = 'admin' AND tenant_id = %s"
+    " AND (expires_at IS NULL OR expires_at > ecluse_now())"
+)
 CREATE_KEY = "ecluse keys create --name laptop --role operator"
 
 
@@ -26,6 +40,31 @@ def say_where(listener: socket.socket, dsn: str, public_url: str | None) -> None
     with open_blocking_session(dsn) as connection:
         if connection.execute(USABLE).fetchone() is None:
             log.info("no API key exists: create one and log in with it", command=CREATE_KEY)
+
+
+def let_operator_in(folder: Path, listener: socket.socket, dsn: str) -> None:
+    """Write this server's URL into the data directory, with a key that the command line on this host uses. The key is
+    created if the one of the file is not valid here; all servers of the directory use the same."""
+    with operator_file.changing(folder) as content:
+        with open_blocking_session(dsn) as connection:
+            key = content["key"]
+            valid = key and connection.execute(VALID, (keys.digest(key), tenants.DEFAULT)).fetchone() is not None
+        if not valid:
+            content["key"] = asyncio.run(_new_key(dsn))
+            log.info(
+                "a key for the operator of this host was created", name=LOCAL, file=str(folder / operator_file.NAME)
+            )
+        url = url_of(*listener.getsockname()[:2])
+        for server in content["servers"]:
+            if server["pid"] == os.getpid():
+                server["url"] = url
+        if not valid:  # the other servers use another database, where the key is not known
+            content["servers"] = [one for one in content["servers"] if one["url"] in (None, url)]
+
+
+async def _new_key(dsn: str) -> str:
+    async with await open_session(dsn) as connection:
+        return (await keys.create(connection, tenants.DEFAULT, "admin", LOCAL))[1]
 
 
 def url_of(host: str, port: int) -> str:

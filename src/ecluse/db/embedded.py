@@ -40,7 +40,7 @@ from ecluse.db.postgres_user import (
     start_lock,
 )
 
-__all__ = ["Embedded", "binaries", "default_data_dir", "psql", "start"]
+__all__ = ["Embedded", "binaries", "psql", "start"]
 
 log = structlog.get_logger(__name__)
 
@@ -57,14 +57,6 @@ SETTINGS = {
     "log_min_messages": "warning",
     "client_connection_check_interval": "5s",
 }
-
-
-def default_data_dir() -> Path:
-    """Return the data directory to use where ECLUSE_DATA_DIR is not set: that of the system for root, of the user
-    otherwise."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/ecluse")
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "ecluse"
 
 
 @dataclass(frozen=True)

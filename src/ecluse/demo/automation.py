@@ -86,7 +86,7 @@ def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
     overrides.show(console, OVERRIDES)
     set_up = time.monotonic()
     with scene({**overrides.environment(OVERRIDES), **VENDORS}, FAULTS, given=given) as played:
-        key = played.make_key("admin")
+        key = played.operator_key()
         schedule = _schedule(played, key, fiches)
         console.print(
             f"set up in {time.monotonic() - set_up:.1f} s: PostgreSQL, the vendors at {played.vendor}, the server at "

@@ -3,7 +3,6 @@ the end a report in which every selected article has exactly one outcome, checke
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from rich.console import Console
 from ecluse.base.errors import SetUpError
 from ecluse.demo import overrides
 from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
-from ecluse.demo.scene import Scene, audited, scene, stay, write_json
+from ecluse.demo.scene import Scene, audited, post, scene, stay, write_json
 from ecluse.demo.watching import Seen, watch
 from ecluse.engine.runs.items import COUNTS
 
@@ -65,8 +64,8 @@ def _print_what_stays(console: Console, played: Scene) -> None:
 def _watch(console: Console, played: Scene) -> dict[str, Any]:
     """Start a run, show its progress to its end, kill the server half-way, and return the report."""
     started = time.monotonic()
-    wanted = ["--key", "hello-demo", "--input", json.dumps({"articles": ARTICLES})]
-    run_id = int(json.loads(played.command("runs", "start", "hello_flow:FLOW", *wanted))["run_id"])
+    wanted = {"flow": "hello", "key": "hello-demo", "input": {"articles": ARTICLES}}
+    run_id = int(post(f"{played.url}/api/runs", wanted, played.operator_key())["run_id"])
 
     def look() -> Seen:
         (row,) = played.query(PROGRESS, run_id)

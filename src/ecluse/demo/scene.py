@@ -89,17 +89,10 @@ class Scene:
         if self.process is not None:
             _end(self.process)
 
-    def command(self, *arguments: str) -> str:
-        """Run `ecluse` with these arguments and return its stdout."""
-        command = [sys.executable, "-m", "ecluse", *arguments]
-        answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)  # noqa: S603
-        if answer.returncode:
-            raise SetUpError(f"ecluse {' '.join(arguments)}: {answer.stderr.strip()}")
-        return answer.stdout
-
-    def make_key(self, role: str) -> str:
-        """Create an API key with this role and return it."""
-        return self.command("keys", "create", "--name", "demo", "--role", role).splitlines()[-1].strip()
+    def operator_key(self) -> str:
+        """Return the key that the server has written for the operator of this host."""
+        written: dict[str, Any] = json.loads((self.data / "postgres" / "operator.json").read_text())
+        return str(written["key"])
 
     def query(self, query: str, *parameters: object) -> list[dict[str, Any]]:
         """Run a query on the database and return its rows."""

@@ -70,7 +70,7 @@ def run(*, as_json: bool) -> int:
 
 def _play(console: Console, played: Scene) -> dict[str, Any]:
     """Have the fiches transcribed, kill the server half-way, and return the report."""
-    key = played.make_key("operator")
+    key = played.operator_key()
     api, started = f"{played.url}/api/transcriptions", time.monotonic()
     post(f"{api}/batch", {"fiche_ids": FICHES, "priority": "normal"}, key)
 

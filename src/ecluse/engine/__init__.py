@@ -7,6 +7,7 @@ database need not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migr
 """
 
 from ecluse.engine.cluster.maintenance import Job
+from ecluse.engine.lanes.caps import set_caps as set_lane_caps
 from ecluse.engine.lanes.pause import MovedDeadline
 from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane
@@ -52,6 +53,16 @@ from ecluse.engine.runs.leases import acquire as acquire_lease
 from ecluse.engine.runs.leases import release as release_lease
 from ecluse.engine.runs.lifecycle import keep_open, load_run, load_runs, lock_open, lock_runs, note_errors
 from ecluse.engine.runs.outcomes import CANCELLED, Settled, settle_targets
+from ecluse.engine.runs.redrive import (
+    Choice,
+    Estimate,
+    FailedTarget,
+    Redrive,
+    failed_targets,
+    preview_redrive,
+    redrive,
+    redrive_of,
+)
 from ecluse.engine.runs.run_log import write as write_log
 from ecluse.engine.runs.stages import Priority, give_up, open_stage, wake_workers
 from ecluse.engine.runs.start import TENANT, Start, Started, start_run, start_runs
@@ -59,6 +70,15 @@ from ecluse.engine.runs.targets import open_targets
 from ecluse.engine.runs.targets import select as select_targets
 from ecluse.engine.runs.units import Counted
 from ecluse.engine.runs.waiters import Waiter, put_waiters
+from ecluse.engine.schedule.plans import (
+    Fired,
+    Plans,
+    change_planned,
+    create_planned,
+    delete_planned,
+    parsed,
+    plans_of,
+)
 from ecluse.engine.schedule.schedules import (
     NewSchedule,
     create_schedule,
@@ -67,6 +87,7 @@ from ecluse.engine.schedule.schedules import (
     fire_by_hand,
     list_schedules,
     load_schedule,
+    next_fires,
     show_schedule,
     update_schedule,
 )

@@ -187,7 +187,11 @@ async def why(connection: Connection, tenant: str | None, run_id: int, *, limit:
     run."""
     await check_tenant(connection, tenant, run_id)
     page = await fetch_column(connection, PAGE, {"run": run_id, "limit": limit, "offset": offset})
-    facts = await _facts(connection, page)
+    return await why_items(connection, page, shared=tenant is not None)
+
+
+async def why_items(connection: Connection, ids: Collection[int], *, shared: bool) -> list[Waiting]:
+    """Return those of the items that wait, in queue order. `shared`: the answer is for a tenant."""
     return [
         Waiting(
             one.id,
@@ -197,11 +201,11 @@ async def why(connection: Connection, tenant: str | None, run_id: int, *, limit:
             one.stage,
             one.lane,
             cause_of(one),
-            detail_with_position(one, shared=tenant is not None),
+            detail_with_position(one, shared=shared),
             one.position,
             expected(one),
         )
-        for one in facts
+        for one in await _facts(connection, ids)
     ]
 
 

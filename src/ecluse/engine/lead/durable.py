@@ -197,7 +197,8 @@ WAKE = "SELECT dbos.send_message(destination_id => %s, message => 'null'::json, 
 async def wake(connection: Connection, workflow: str, topic: str) -> None:
     """Send the message that ends the wait of the workflow on this topic. Best effort: a gate polls, too."""
     try:
-        await connection.execute(WAKE, (workflow, topic))
+        async with connection.transaction():  # the caller's transaction survives an error
+            await connection.execute(WAKE, (workflow, topic))
     except psycopg.errors.ForeignKeyViolation:
         log.warning("workflow to wake does not exist, its gate will poll", workflow=workflow)
 

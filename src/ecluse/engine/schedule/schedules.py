@@ -43,8 +43,7 @@ class NewSchedule:
 
     def columns(self) -> dict[str, Any]:
         """Return the columns as they are stored; raise InvalidInput if one is wrong."""
-        if self.flow.story is None:
-            raise InvalidInput(f"runs of flow {self.flow.name} are only items: they cannot be scheduled")
+        check_schedulable(self.flow)
         if not 1 <= len(self.name.strip()) <= LONGEST_NAME or "\x00" in self.name:
             raise InvalidInput(f"the name of a schedule is 1 to {LONGEST_NAME} characters")
         check_tenant_name(self.tenant_id)
@@ -53,6 +52,11 @@ class NewSchedule:
         timetable("@daily" if self.cron is None else self.cron, self.timezone, self.window_start, self.window_end)
         given = {**vars(self), "flow": self.flow.name, "name": self.name.strip()}
         return given | {"input": Jsonb(valid_input(self.flow, self.input))}
+
+
+def check_schedulable(flow: Flow) -> None:
+    if flow.story is None:
+        raise InvalidInput(f"runs of flow {flow.name} are only items: they cannot be scheduled")
 
 
 TIMING = ("cron", "timezone", "window_start", "window_end", "enabled")
@@ -198,6 +202,15 @@ async def _drop(connection: Connection, row: dict[str, Any], now: datetime, why:
         with suppress(InvalidInput):  # a timetable that is no longer valid may still be replaced
             due, _ = _timetable(row).latest(row["handled_until"], now, MOST_SLOTS)
             await connection.execute(DROP_DUE, (row["id"], row["tenant_id"], why, now, due))
+
+
+def next_fires(row: dict[str, Any], now: datetime, count: int) -> list[dict[str, Any]]:
+    """Return the next due times of a schedule, and what a change of the clocks or its window does to each."""
+    if row["cron"] is None:
+        return []
+    with suppress(InvalidInput):  # stored by another version: the schedule's `error` says so once it is due
+        return [fire._asdict() for fire in _timetable(row).preview(now, count)]
+    return []
 
 
 def _timetable(row: dict[str, Any]) -> Timetable:

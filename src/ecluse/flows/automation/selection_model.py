@@ -11,14 +11,13 @@ import re
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from math import ceil
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from ecluse.base import cron
 from ecluse.base.errors import InvalidInput
-from ecluse.base.validation import partial_of, readable
+from ecluse.base.validation import EitherSpelling, Partial, partial_of, readable
 from ecluse.flows.fiches.ids import why_not
 
 Mode = Literal["date_range", "manual", "filter"]
@@ -35,23 +34,6 @@ PRESETS = (
     "end with that day, and so does `this_month`; `last_month` is the whole calendar month before. `custom` is from "
     f"`start_date` to `end_date`, both included, {LONGEST_RANGE} days at most."
 )
-
-
-class EitherSpelling(BaseModel):
-    """Base of models that are accepted in snake_case and in camelCase, and stored, documented and returned in
-    snake_case."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _in_snake_case(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        names = {camel: name for name in cls.model_fields if (camel := to_camel(name)) != name}
-        if twice := [camel for camel, name in names.items() if camel in given and name in given]:
-            raise ValueError(f"{', '.join(twice)} is given in both spellings")
-        return {names.get(name, name): value for name, value in given.items()}
 
 
 def _ids(given: Any) -> Any:
@@ -98,7 +80,9 @@ class Selection(EitherSpelling):
     """Which fiches a run takes. Mode `filter` is the same as `date_range`, a name for callers that use its filters. A
     manual list may be empty: such a run completes and says so."""
 
-    mode: Mode = Field(examples=["date_range"])
+    mode: Mode = Field(
+        examples=["date_range"], description="By default `manual` with `fiche_ids`, `date_range` with a `date_range`."
+    )
     date_range: DateRange | None = Field(None, examples=["yesterday"], description=PRESETS)
     start_date: Day = None
     end_date: Day = None
@@ -111,6 +95,18 @@ class Selection(EitherSpelling):
     max_recordings_per_fiche: Most = Field(
         None, description="A fiche with more is ignored; null: as AUTOMATION_MAX_RECORDINGS_PER_FICHE says."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_follows(cls, given: Any) -> Any:
+        """Add the mode that a list of fiches or a range leaves no doubt about."""
+        if not isinstance(given, dict) or given.get("mode") is not None:
+            return given
+        if given.keys() & {"date_range", "dateRange"}:
+            return {**given, "mode": "date_range"}
+        if given.keys() & {"fiche_ids", "ficheIds"}:
+            return {**given, "mode": "manual"}
+        raise ValueError("select fiches by the days of their sales (date_range) or by id (fiche_ids), or give a mode")
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
@@ -131,19 +127,6 @@ class Selection(EitherSpelling):
             raise ValueError(f"the range is backwards: it ends on {self.end_date}, before {self.start_date}")
         elif (days := (self.end_date - self.start_date).days + 1) > LONGEST_RANGE:
             raise ValueError(f"a range is {LONGEST_RANGE} days at most, and this one is {days}")
-        return self
-
-
-class Partial(EitherSpelling):
-    """Base of models of changes: only the given fields, and null only where it has a meaning."""
-
-    nullable: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="after")
-    def _no_null_without_meaning(self) -> Self:
-        empty = {name for name in self.model_fields_set if getattr(self, name) is None} - set(self.nullable)
-        if empty:
-            raise ValueError(f"null says nothing about {', '.join(sorted(empty))}: leave it out")
         return self
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import register_url_convertor
 
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
 from ecluse.access.listing import Visible, every_row
 from ecluse.access.surface import Look, Noun
+from ecluse.access.wire import TextConvertor
 from ecluse.base.errors import NotFound
 from ecluse.base.text import first_few, storable
 from ecluse.db.connect import Connection
@@ -77,20 +78,7 @@ def _limits(caller: Caller) -> str:
     )
 
 
-class FicheConvertor(Convertor[str]):
-    """`{fiche_id:fiche}` in the path of a read: matches any id, including slashes and line breaks. Not for writes,
-    where a slash may be a path separator: `POST …/7/status` must not queue a fiche `7/status`."""
-
-    regex = r"[\s\S]+"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("fiche", FicheConvertor())
+register_url_convertor("fiche", TextConvertor())
 
 
 async def _in_path(look: Look, text: str) -> str:

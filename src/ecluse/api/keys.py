@@ -1,0 +1,215 @@
+"""API keys of the caller's tenant, and tenants, which an admin of the tenant `default` administers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ecluse.access import keys, tenants
+from ecluse.access.envelope import Refused
+from ecluse.access.listing import Filters, Listing
+from ecluse.access.permissions import ROLES
+from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.wire import Body, Shape, text_in_path
+from ecluse.api.shapes import Id, Reason, Role
+from ecluse.base.errors import Conflict
+from ecluse.db.query import Row, fetch_one
+
+surface = Surface("access")
+
+Scope = Literal["ALL", "GROUP", "SELF"]
+KeyState = Literal["valid", "expired", "revoked"]
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S", examples=["nightly export"])]
+
+
+class KeyRow(Shape):
+    id: Id
+    tenant_id: str
+    name: str
+    hint: str = Field(description="Its first characters.", examples=["ecl_x1Yz"])
+    role: Role
+    scope: Scope
+    groupes: list[str]
+    crm_user_id: str | None
+    state: KeyState
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+class CreatedKey(KeyRow):
+    key: str | None = Field(None, description="The key itself: in the first answer only, and stored nowhere.")
+
+
+class NewKey(Body):
+    name: Name = Field(description="The person or program that uses it.")
+    role: Role = Field(description="A viewer reads, an operator also acts, an admin also administers.")
+    expires_in: str | None = Field(None, pattern=f"^{keys.LIFETIME}$", examples=["30d"], description="null: never.")
+    scope: Scope = Field("ALL", description="Readable fiches: all, those of groupes, or those of one CRM user.")
+    groupes: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field([], max_length=100)
+    crm_user_id: str | None = Field(None, min_length=1, max_length=200)
+
+
+class RevokedKey(Shape):
+    id: Id
+    revoked: Literal[True]
+
+
+class TenantRow(Shape):
+    id: str = Field(examples=["acme"])
+    name: str
+    created_at: datetime
+    disabled_at: datetime | None
+    keys: int = Field(description="That are not revoked.")
+
+
+class NewTenant(Body):
+    id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$", examples=["acme"])
+    name: Name | None = Field(None, description="null: the id.")
+
+
+class EnableTenant(Body):
+    reason: str | None = Field(None, min_length=1, max_length=2000, examples=["the contract is back"])
+
+
+class KeyFilters(Filters):
+    state: KeyState | None = None
+    role: Role | None = None
+
+
+def administrators_only(look: Look) -> None:
+    if not look.caller.administers_tenants:
+        raise Refused(403, "FORBIDDEN", f"Only an admin key of the tenant {tenants.DEFAULT} may do this.")
+
+
+async def check_administrator(look: Look, **_: Any) -> None:
+    administrators_only(look)
+
+
+KEYS = Listing("keys", KeyRow, "key_list", "keys.read", filters=KeyFilters, order=("id",))
+TENANTS = Listing("tenants", TenantRow, "tenant_list", "tenants.read", order=("id",), every_tenant=True)
+ONE_KEY = f"SELECT {', '.join(KeyRow.model_fields)} FROM key_list WHERE id = %s"  # noqa: S608 - our own names
+ONE_TENANT = "SELECT * FROM tenant_list WHERE id = %s"
+
+surface.listing(
+    "/api/keys",
+    KEYS,
+    list_keys="List the keys of the tenant, by id; never the keys themselves.",
+    command=Command("keys list", columns=("id", "hint", "role", "state", "last_used_at", "scope", "name")),
+)
+surface.listing(
+    "/api/tenants",
+    TENANTS,
+    check=check_administrator,
+    list_tenants="List all tenants. Only for admins of the tenant `default`.",
+    command=Command("tenants list"),
+)
+
+
+@surface.operation(
+    "POST",
+    "/api/keys",
+    needs="keys.write",
+    answer=CreatedKey,
+    status=201,
+    action="key.create",
+    subject="key:{id}",
+    command=Command("keys create", arguments=("name",), example="ecluse keys create 'nightly export' --role viewer"),
+)
+async def create_key(act: Act, body: NewKey) -> Row:
+    """Create a key of this tenant, with no more rights than the caller's. The key is shown once."""
+    if not ROLES[body.role] <= ROLES[act.caller.role]:
+        raise Refused(403, "FORBIDDEN", f"A key of role {act.caller.role} creates no key of role {body.role}.")
+    key_id, key = await keys.create(
+        act.connection,
+        act.tenant,
+        body.role,
+        body.name,
+        expires_in=None if body.expires_in is None else keys.lifetime(body.expires_in),
+        scope=body.scope,
+        groupes=body.groupes,
+        crm_user_id=body.crm_user_id,
+    )
+    act.answers(201, key=key)
+    return await fetch_one(act.connection, dict, ONE_KEY, (key_id,)) or {}
+
+
+@surface.operation(
+    "DELETE",
+    "/api/keys/{key_id}",
+    needs="keys.write",
+    answer=RevokedKey,
+    action="key.revoke",
+    subject="key:{key_id}",
+    command=Command("keys revoke"),
+)
+async def revoke_key(act: Act, key_id: Annotated[int, Noun("key")]) -> Row:
+    """Revoke a key for good: it is refused within about a second. The caller's own key is revoked with another one."""
+    if key_id == act.caller.key_id:
+        raise Conflict("This is the key of this request: revoke it with another one.")
+    if not (await keys.revoke(act.connection, key_id, of_tenant=act.tenant))[1]:
+        act.changes_nothing()
+    return {"id": str(key_id), "revoked": True}
+
+
+@surface.operation(
+    "POST",
+    "/api/tenants",
+    needs="tenants.write",
+    answer=TenantRow,
+    status=201,
+    action="tenant.create",
+    subject="tenant:{id}",
+    command=Command("tenants create", arguments=("id",)),
+)
+async def create_tenant(act: Act, body: NewTenant) -> Row:
+    """Create a tenant. Its first key is created with the header `Ecluse-Tenant`."""
+    administrators_only(act)
+    if not await tenants.create(act.connection, body.id, body.name):
+        raise Conflict(f"Tenant {body.id!r} exists already.")
+    return await _tenant(act, body.id)
+
+
+@surface.operation(
+    "POST",
+    "/api/tenants/{tenant}/disable",
+    needs="tenants.write",
+    answer=TenantRow,
+    action="tenant.disable",
+    subject="tenant:{tenant}",
+    command=Command("tenants disable"),
+)
+async def disable_tenant(act: Act, tenant: str, body: Reason) -> Row:  # noqa: ARG001 - its reason is recorded
+    """Disable a tenant: its keys are refused within about a second. Its open runs go on."""
+    administrators_only(act)
+    if tenant == act.tenant:
+        raise Conflict("This is the tenant of this request's key: all its keys would be refused.")
+    return await _set_disabled(act, tenant, disabled=True)
+
+
+@surface.operation(
+    "POST",
+    "/api/tenants/{tenant}/enable",
+    needs="tenants.write",
+    answer=TenantRow,
+    action="tenant.enable",
+    subject="tenant:{tenant}",
+    command=Command("tenants enable"),
+)
+async def enable_tenant(act: Act, tenant: str, body: EnableTenant) -> Row:  # noqa: ARG001 - as above
+    """Enable a tenant: its keys are accepted again."""
+    administrators_only(act)
+    return await _set_disabled(act, tenant, disabled=False)
+
+
+async def _set_disabled(act: Act, tenant: str, *, disabled: bool) -> Row:
+    if not await tenants.set_disabled(act.connection, text_in_path("tenant", tenant), disabled):
+        act.changes_nothing()
+    return await _tenant(act, tenant)
+
+
+async def _tenant(act: Act, tenant: str) -> Row:
+    return await fetch_one(act.connection, dict, ONE_TENANT, (tenant,)) or {}

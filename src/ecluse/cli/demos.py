@@ -1,0 +1,38 @@
+"""`ecluse demo …`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ecluse import settings
+from ecluse.base import logging
+from ecluse.base.errors import SetUpError
+from ecluse.cli import show
+from ecluse.cli.failure import INTERRUPTED
+from ecluse.demo import automation as automation_demo
+from ecluse.demo import hello as hello_demo
+from ecluse.demo import transcription as transcription_demo
+
+
+def automation(fiches: int, *, keep: bool, as_json: bool, given_database: bool) -> int:
+    given = settings.load().DATABASE_URL if given_database else None
+    if given_database and given is None:
+        raise SetUpError("--given-database needs DATABASE_URL.")
+    return _play(lambda: automation_demo.run(fiches=fiches, keep=keep, as_json=as_json, given=given))
+
+
+def transcription(*, as_json: bool) -> int:
+    return _play(lambda: transcription_demo.run(as_json=as_json))
+
+
+def hello(*, keep: bool, as_json: bool) -> int:
+    return _play(lambda: hello_demo.run(keep=keep, as_json=as_json))
+
+
+def _play(play: Callable[[], int]) -> int:
+    logging.configure("WARNING")
+    try:
+        return play()
+    except KeyboardInterrupt:
+        show.say("demonstration stopped: its processes and temporary files are removed")
+        return INTERRUPTED

@@ -1,0 +1,37 @@
+"""How a command ends: exit codes, and the error that ends one with a sentence on stderr."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+OK, BAD, REFUSED, UNREACHABLE, STILL_OPEN, INTERRUPTED = 0, 1, 2, 3, 4, 130
+EXIT_CODES = {
+    OK: "done",
+    BAD: "the run ended badly, a check failed, or the answer to a question was no",
+    REFUSED: "wrong usage, or the server refused the request",
+    UNREACHABLE: "the server cannot be reached, or failed",
+    STILL_OPEN: "the run is still open",
+    INTERRUPTED: "interrupted",
+}
+
+
+class Failure(Exception):
+    """Ends the command with this exit code and message."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+def misused(message: str) -> Failure:
+    return Failure(REFUSED, message)
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean …?` if a known word is close."""
+    found = get_close_matches(word, list(known), n=1)
+    return f" Did you mean {found[0]}?" if found else ""

@@ -1,0 +1,285 @@
+"""Commands of this program itself. Their modules are imported when they run: `ecluse --help` must be quick."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from ecluse.cli import show
+from ecluse.cli.arguments import Parser
+from ecluse.cli.catalogue import Local, packaged
+from ecluse.cli.client import Client
+from ecluse.cli.completion import SCRIPTS, candidates
+from ecluse.cli.failure import OK, misused
+from ecluse.cli.follow import watch
+from ecluse.cli.target import DEFAULT, Given, checked_url, client_for, profiles, read_key, save_profiles
+
+FLOW_HELP = "load this flow too, as package:NAME; repeatable"
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise misused(f"--port: {text!r} is not a port: 0 to 65535.")
+    return int(text)
+
+
+def _serve_arguments(parser: Parser) -> None:
+    parser.add_argument("--flow", action="append", default=[], metavar="PACKAGE:NAME", help=FLOW_HELP)
+    parser.add_argument("--host", help="address to listen on; default ECLUSE_HOST")
+    parser.add_argument("--port", type=_port, help="port to listen on, 0 picks a free one; default ECLUSE_PORT")
+    role = "run only this role; health and metrics are always served; repeatable"
+    parser.add_argument("--role", action="append", choices=("api", "worker", "scheduler"), help=role)
+
+
+def serve(_: Given, given: Namespace) -> int:
+    from ecluse.cli import serve
+
+    return serve.run(given.flow, given.host, given.port, given.role)
+
+
+def _migrate_arguments(parser: Parser) -> None:
+    parser.add_argument("--flow", action="append", default=[], metavar="PACKAGE:NAME", help=FLOW_HELP)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def migrate(before: Given, given: Namespace) -> int:
+    from ecluse.cli import database
+
+    return database.migrate(given.flow, as_json=before.json or given.json)
+
+
+def _prune_arguments(parser: Parser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="count the rows, delete nothing")
+    _migrate_arguments(parser)
+
+
+def prune(before: Given, given: Namespace) -> int:
+    from ecluse.cli import prune
+
+    return prune.run(given.flow, dry_run=given.dry_run, as_json=before.json or given.json)
+
+
+def psql(words: list[str]) -> int:
+    from ecluse.cli import database
+
+    return database.psql(words)
+
+
+def _verify_arguments(parser: Parser) -> None:
+    parser.add_argument("--ledger", metavar="URL", help="compare with the ledger of the sandbox at this URL as well")
+    parser.add_argument("--json", action="store_true", help="print one JSON document as the last line")
+
+
+def verify(given: Given, parsed: Namespace) -> int:
+    from ecluse.cli import database
+
+    return database.verify(parsed.ledger, as_json=parsed.json or given.json)
+
+
+def _sandbox_arguments(parser: Parser) -> None:
+    parser.add_argument("--port", type=_port, default=8089, help="port to listen on, 0 picks a free one; default 8089")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same records and faults")
+    parser.add_argument("--faults", type=Path, metavar="FILE", help="JSON file with the fault rules to start with")
+
+
+def sandbox(_: Given, given: Namespace) -> int:
+    from ecluse.sandbox.__main__ import main
+
+    faults = ["--faults", str(given.faults)] if given.faults else []
+    return main(["--port", str(given.port), "--seed", str(given.seed), *faults])
+
+
+def _json_argument(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document as the last line")
+
+
+def _keep_arguments(parser: Parser) -> None:
+    parser.add_argument("--keep", action="store_true", help="leave server and sandbox running at the end")
+    _json_argument(parser)
+
+
+def _demo_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--fiches", type=int, default=200, metavar="N", help="number of fiches, 10 to 1000; default 200"
+    )
+    database = "use the database of DATABASE_URL, which must hold no runs"
+    parser.add_argument("--given-database", action="store_true", help=database)
+    _keep_arguments(parser)
+
+
+def demo(_: Given, given: Namespace) -> int:
+    from ecluse.cli import demos
+
+    if not 10 <= given.fiches <= 1_000:
+        raise misused(f"--fiches: {given.fiches} is not from 10 to 1000.")
+    return demos.automation(given.fiches, keep=given.keep, as_json=given.json, given_database=given.given_database)
+
+
+def demo_transcription(_: Given, given: Namespace) -> int:
+    from ecluse.cli import demos
+
+    return demos.transcription(as_json=given.json)
+
+
+def demo_hello(_: Given, given: Namespace) -> int:
+    from ecluse.cli import demos
+
+    return demos.hello(keep=given.keep, as_json=given.json)
+
+
+def doctor(given: Given, _: Namespace) -> int:
+    from ecluse.cli import doctor
+
+    return doctor.run(given)
+
+
+def _watch_arguments(parser: Parser) -> None:
+    parser.add_argument("run_id", metavar="RUN_ID", help="id of the run")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="seconds to follow the run at most")
+
+
+def runs_watch(given: Given, parsed: Namespace) -> int:
+    return watch(client_for(given), parsed.run_id, timeout=parsed.timeout, as_json=given.json)
+
+
+def login(given: Given, _: Namespace) -> int:
+    if given.url is None or given.key_file is None:
+        raise misused("missing: --url and --key-file. See `ecluse login --help`.")
+    url, key, name = checked_url(given.url), read_key(given.key_file), given.profile or DEFAULT
+    me = Client(url, key).get("/api/me")
+    save_profiles({**profiles(), name: {"url": url, "key": key}})
+    answer = {"profile": name, "url": url, **me}
+    _answer(given, answer, f"logged in to {url} as {me['role']} of tenant {me['tenant_id']}, profile {name}")
+    return OK
+
+
+def logout(given: Given, _: Namespace) -> int:
+    name, known = given.profile or DEFAULT, profiles()
+    was = known.pop(name, None)
+    if was is not None:
+        save_profiles(known)
+    text = f"logged out of {was['url']}, profile {name}" if was else f"there is no profile {name}; nothing was changed"
+    _answer(given, {"profile": name, "removed": was is not None}, text)
+    return OK
+
+
+def _answer(given: Given, answer: dict[str, Any], text: str) -> None:
+    if given.json:
+        show.write_json(answer)
+    else:
+        show.write(show.harmless(text))
+
+
+def _completion_arguments(parser: Parser) -> None:
+    parser.add_argument("shell", choices=SCRIPTS, metavar="SHELL", help="bash, zsh or fish")
+
+
+def completion(_: Given, given: Namespace) -> int:
+    show.write(SCRIPTS[given.shell].rstrip("\n"))
+    return OK
+
+
+def complete(words: list[str]) -> int:
+    for word in candidates([*COMMANDS, *packaged()], words[1:] if words[:1] == ["--"] else words):
+        show.write(word)
+    return OK
+
+
+COMMANDS = [
+    Local(
+        "serve",
+        "Run the server: API, pages, scheduler and worker in one process. Start it again, with another port, to add a "
+        "replica.",
+        serve,
+        _serve_arguments,
+        example="serve --port 8080",
+    ),
+    Local(
+        "migrate",
+        "Migrate the database to this program's schema. Servers also do this when they start.",
+        migrate,
+        _migrate_arguments,
+    ),
+    Local(
+        "prune",
+        "Delete rows that are older than the ECLUSE_KEEP_… knobs allow. Servers also do this, every five minutes.",
+        prune,
+        _prune_arguments,
+    ),
+    Local(
+        "psql",
+        "Open psql on the database of this host; further arguments are passed to psql.",
+        psql,
+        takes_rest=True,
+        example='psql -c "SELECT count(*) FROM runs"',
+    ),
+    Local(
+        "verify",
+        "Check that stored data keeps the documented promises. Read-only. Exit code 0: clean, 1: violations, 2: the "
+        "check was not possible.",
+        verify,
+        _verify_arguments,
+    ),
+    Local(
+        "sandbox",
+        "Simulate the vendors over HTTP, with faults on demand and a ledger of every call they receive.",
+        sandbox,
+        _sandbox_arguments,
+    ),
+    Local(
+        "demo",
+        "Run a scripted demonstration, offline, with simulated vendors: `ecluse demo automation`.",
+        demo,
+        _demo_arguments,
+    ),
+    Local(
+        "demo automation",
+        "Transcribe and audit the calls of 200 fiches at unreliable vendors, and kill the server half-way.",
+        demo,
+        _demo_arguments,
+    ),
+    Local(
+        "demo transcription",
+        "Transcribe 20 fiches at unreliable vendors, kill the server half-way, and compare API, database and vendor.",
+        demo_transcription,
+        _json_argument,
+    ),
+    Local(
+        "demo hello",
+        "Read 2,000 prices from an unreliable vendor, kill the worker half-way, and account for every price.",
+        demo_hello,
+        _keep_arguments,
+    ),
+    Local(
+        "doctor",
+        "Check the settings of this host, and the server or, without one, the database, with advice for each problem. "
+        "Read-only. Exit code 0 if no check failed, else 1.",
+        doctor,
+        connects=True,
+    ),
+    Local(
+        "runs watch",
+        "Follow a run until it ends. Exit code 0: it succeeded, 1: it did not, 4: it is still open.",
+        runs_watch,
+        _watch_arguments,
+        connects=True,
+        example="runs watch 7 --timeout 600",
+    ),
+    Local(
+        "login",
+        "Store the URL of a server and a key as a profile, in ~/.config/ecluse/profiles.json.",
+        login,
+        connects=True,
+        example="login --url https://ecluse.example.com --key-file key.txt",
+    ),
+    Local("logout", "Remove a profile.", logout, connects=True),
+    Local(
+        "completion",
+        "Print a script that completes commands and options in a shell.",
+        completion,
+        _completion_arguments,
+        example="completion bash > /etc/bash_completion.d/ecluse",
+    ),
+    Local("complete", "", complete, takes_rest=True),
+]

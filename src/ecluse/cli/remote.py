@@ -1,0 +1,111 @@
+"""Execute a command of a server: parse its arguments, ask, and show the answer."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ecluse.cli import show
+from ecluse.cli.arguments import Parser, parser_for, request_of
+from ecluse.cli.catalogue import add_connection, merged
+from ecluse.cli.client import Client
+from ecluse.cli.failure import BAD, OK, misused
+from ecluse.cli.follow import watch
+from ecluse.cli.target import Given, client_for
+
+Json = dict[str, Any]
+PAGE = 200  # rows per request of --all
+
+
+def parser_of(command: Json) -> Parser:
+    parser = parser_for(command)
+    known = parser.options()
+    if _has_cursor(command):
+        parser.add_argument("--all", dest="given_all", action="store_true", help="all rows, over all pages")
+    if "follows" in command:
+        if "--wait" not in known:
+            parser.add_argument("--wait", dest="given_wait", action="store_true", help="follow the run until it ends")
+        if "--timeout" not in known:
+            text = "seconds to follow the run at most"
+            parser.add_argument("--timeout", dest="given_timeout", type=float, metavar="SECONDS", help=text)
+    add_connection(parser, confirms="preview" in command)
+    return parser
+
+
+def execute(command: Json, words: Sequence[str], before: Given) -> int:
+    parsed = parser_of(command).parse(words)
+    given = merged(before, parsed)
+    path, query, body = request_of(command, parsed)
+    client = client_for(given)
+    if "preview" in command and not parsed.given_yes and not _confirmed(client, command, path, query, body):
+        return BAD
+    if getattr(parsed, "given_all", False):
+        answer = _all_pages(client, command, path, query)
+    else:
+        answer = client.ask(command["method"], path, query, body)
+    if getattr(parsed, "given_wait", False):
+        return watch(client, str(answer[command["follows"]]), timeout=parsed.given_timeout, as_json=given.json)
+    if given.json:
+        show.write_json({"rows": list(csv.DictReader(answer.splitlines()))} if isinstance(answer, str) else answer)
+    elif isinstance(answer, str):
+        show.write(answer.rstrip("\r\n"))
+    else:
+        _show(command, answer)
+    return OK
+
+
+def _has_cursor(command: Json) -> bool:
+    return any(field["name"] == "cursor" for field in command["fields"])
+
+
+def _confirmed(client: Client, command: Json, path: str, query: Json, body: Json | None) -> bool:
+    """Show what would change, and ask."""
+    declared = command["preview"]
+    at = declared["path"]
+    for given, wanted in zip(path.split("/"), command["path"].split("/"), strict=True):
+        at = at.replace(wanted, given) if wanted.startswith("{") else at
+    values = {**query, **(body or {})}
+    preview = client.get(at, {name: values[name] for name in declared["query"] if name in values})
+    for line in show.fields(preview, show.width()):
+        show.say(line)
+    if not sys.stdin.isatty():
+        raise misused("Nothing was done: a confirmation is needed, and stdin is no terminal. Use --yes to confirm.")
+    sys.stderr.write(f"{command['name']}: go on? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    show.say("Nothing was done.")
+    return False
+
+
+def _all_pages(client: Client, command: Json, path: str, query: Json) -> Any:
+    answer = client.get(path, {"limit": PAGE, **query})
+    rows = answer[command["list"]]
+    while answer.get("next_cursor"):
+        answer = client.get(path, {"limit": PAGE, **query, "offset": 0, "cursor": answer["next_cursor"]})
+        rows += answer[command["list"]]
+    return {**answer, command["list"]: rows, "limit": len(rows), "offset": query.get("offset", 0)}
+
+
+def _show(command: Json, answer: Any) -> None:
+    if "list" not in command:
+        for line in show.fields(answer, show.width()):
+            show.write(line)
+        return
+    rows = answer[command["list"]]
+    beside = {
+        name: value
+        for name, value in answer.items()
+        if name not in (command["list"], "limit", "offset", "next_cursor") and value is not None
+    }
+    for line in show.fields(beside, show.width()):
+        show.write(line)
+    if not rows:
+        show.say(command.get("empty") or f"no {show.title(command['list'])}")
+        return
+    for line in show.table(rows, command["columns"], show.width()):
+        show.write(line)
+    if answer.get("next_cursor"):
+        show.say(f"There are more: --all lists them, --cursor {answer['next_cursor']} the next {answer['limit']}.")

@@ -1,0 +1,152 @@
+"""Keys and tenants over HTTP: a key is shown once, and none has more rights than the one that made it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ecluse.api.keys import KEYS, TENANTS, CreatedKey, KeyRow, TenantRow
+from tests.support.api_server import add_tenant, new_key
+from tests.support.waits import wait_for
+
+EVERYTHING = "SELECT to_jsonb(t) - 'last_used_at' FROM {} t ORDER BY id"
+
+
+@pytest.fixture
+def admin(api, dsn):
+    return api.with_key(new_key(dsn, "admin"))
+
+
+@pytest.fixture
+def rival(api, dsn):
+    """The admin of another tenant."""
+    add_tenant(dsn, "rival")
+    return api.with_key(new_key(dsn, "admin", "rival"))
+
+
+def kept(query):
+    return query(EVERYTHING.format("api_keys")), query(EVERYTHING.format("tenants")), query("TABLE audit_trail")
+
+
+def test_a_key_is_shown_once_works_and_is_revoked(admin, query, one):
+    answer = admin.post("/api/keys", {"name": "export", "role": "viewer", "expires_in": "30d"})
+    assert answer.status == 201, answer.body
+    made = CreatedKey.model_validate(answer.json)
+    assert (made.role, made.scope, made.state, made.tenant_id) == ("viewer", "ALL", "valid", "default")
+    assert (made.expires_at - made.created_at).days == 30
+    theirs = admin.with_key(made.key)
+    assert theirs.get("/api/me").json["key_id"] == made.id
+    listed = admin.get("/api/keys").json
+    assert made.key not in str(listed)
+    assert made.id in [row.id for row in KEYS.page.model_validate(listed).keys]
+    assert made.key not in str(query("TABLE audit_trail"))
+    assert admin.ask("DELETE", f"/api/keys/{made.id}").json == {"id": made.id, "revoked": True}
+    assert admin.ask("DELETE", f"/api/keys/{made.id}").status == 200
+    wait_for(lambda: theirs.get("/api/me").status == 401)
+    actions = query("SELECT action, subject FROM audit_trail ORDER BY id")
+    assert actions == [("key.create", f"key:{made.id}"), ("key.revoke", f"key:{made.id}")], "a second time is nothing"
+    assert [row["id"] for row in admin.get("/api/keys?state=revoked").json["keys"]] == [made.id]
+
+
+def test_a_repeated_request_makes_one_key_and_does_not_show_it_again(admin, one):
+    given = {"name": "export", "role": "viewer"}
+    first, second = (admin.post("/api/keys", given, headers={"Idempotency-Key": "once"}) for _ in range(2))
+    assert (first.status, second.status, "key" in second.json) == (201, 201, False)
+    assert first.json["id"] == second.json["id"]
+    KeyRow.model_validate(second.json)
+    assert one("SELECT count(*) FROM api_keys WHERE name = 'export'") == 1
+    assert first.json["key"] not in str(one("SELECT answer FROM idempotency_keys"))
+
+
+def test_keys_are_made_and_revoked_within_the_tenant(admin, rival, query):
+    made = rival.post("/api/keys", {"name": "theirs", "role": "admin"}).json
+    assert made["tenant_id"] == "rival"
+    before = kept(query)
+    for address in (f"/api/keys/{made['id']}", "/api/keys/999", "/api/keys/x"):
+        answer = admin.ask("DELETE", address)
+        assert (answer.status, answer.code) == (404, "NOT_FOUND")
+    assert made["id"] not in [row["id"] for row in admin.get("/api/keys").json["keys"]]
+    assert kept(query) == before
+    acting = admin.ask("DELETE", f"/api/keys/{made['id']}", headers={"Ecluse-Tenant": "rival"})
+    assert acting.status == 200, "an admin of default acts for another tenant"
+
+
+def test_the_own_key_is_not_revoked(admin, query):
+    before = kept(query)
+    answer = admin.ask("DELETE", f"/api/keys/{admin.get('/api/me').json['key_id']}")
+    assert (answer.status, answer.code) == (409, "CONFLICT")
+    assert kept(query) == before
+
+
+def test_tenants_are_made_disabled_and_enabled(admin, query, dsn):
+    made = admin.post("/api/tenants", {"id": "acme", "name": "ACME"})
+    assert (made.status, TenantRow.model_validate(made.json).name) == (201, "ACME")
+    key = admin.post("/api/keys", {"name": "first", "role": "admin"}, headers={"Ecluse-Tenant": "acme"}).json["key"]
+    theirs = admin.with_key(key)
+    assert theirs.get("/api/me").json["tenant_id"] == "acme"
+    page = TENANTS.page.model_validate(admin.get("/api/tenants").json)
+    assert (page.tenants[0].id, page.tenants[0].keys, page.tenants[0].disabled_at) == ("acme", 1, None)
+    disabled = admin.post("/api/tenants/acme/disable", {"reason": "unpaid"})
+    assert disabled.json["disabled_at"]
+    wait_for(lambda: theirs.get("/api/me").status == 403)
+    admin.post("/api/tenants/acme/disable", {"reason": "again"})
+    assert admin.post("/api/tenants/acme/enable", {}).json["disabled_at"] is None
+    wait_for(lambda: theirs.get("/api/me").status == 200)
+    trail = query("SELECT action, subject, reason FROM audit_trail WHERE action LIKE 'tenant.%%' ORDER BY id")
+    assert trail == [
+        ("tenant.create", "tenant:acme", None),
+        ("tenant.disable", "tenant:acme", "unpaid"),
+        ("tenant.enable", "tenant:acme", None),
+    ]
+
+
+KEY = {"name": "x", "role": "viewer"}
+BAD = [
+    ("POST", "/api/keys", {"name": "x"}, 422),
+    ("POST", "/api/keys", {**KEY, "role": "god"}, 422),
+    ("POST", "/api/keys", {**KEY, "name": " "}, 422),
+    ("POST", "/api/keys", {**KEY, "expires_in": "soon"}, 422),
+    ("POST", "/api/keys", {**KEY, "tenant": "rival"}, 422),
+    ("POST", "/api/keys", {**KEY, "scope": "GROUP"}, 422),
+    ("POST", "/api/keys", {**KEY, "scope": "SELF"}, 422),
+    ("POST", "/api/keys", {**KEY, "groupes": ["a"]}, 422),
+    ("GET", "/api/keys?name=x", None, 422),
+    ("GET", "/api/keys?state=lost", None, 422),
+    ("POST", "/api/tenants", {"id": "a b"}, 422),
+    ("POST", "/api/tenants", {"id": "rival"}, 409),
+    ("POST", "/api/tenants", {"id": "new", "colour": "red"}, 422),
+    ("POST", "/api/tenants/nothing/disable", {"reason": "x"}, 404),
+    ("POST", "/api/tenants/%00/enable", {}, 404),
+    ("POST", "/api/tenants/rival/disable", {}, 422),
+    ("POST", "/api/tenants/default/disable", {"reason": "x"}, 409),
+    ("GET", "/api/tenants?id=x", None, 422),
+]
+CODES = {404: "NOT_FOUND", 409: "CONFLICT", 422: "INVALID_INPUT"}
+
+
+def test_bad_input_is_refused_and_changes_nothing(admin, rival, query):
+    before = kept(query)
+    for method, path, body, status in BAD:
+        answer = admin.ask(method, path, body)
+        assert (answer.status, answer.code) == (status, CODES[status]), (method, path, body)
+    assert kept(query) == before
+
+
+def test_without_the_right_nothing_is_seen_or_changed(api, admin, rival, dsn, query):
+    viewer, before = api.with_key(new_key(dsn, "viewer")), None
+    asked = [
+        ("GET", "/api/keys", None),
+        ("POST", "/api/keys", KEY),
+        ("DELETE", "/api/keys/1", None),
+        ("GET", "/api/tenants", None),
+        ("POST", "/api/tenants", {"id": "new"}),
+        ("POST", "/api/tenants/rival/disable", {"reason": "x"}),
+        ("POST", "/api/tenants/rival/enable", {}),
+    ]
+    before = kept(query)
+    for client in (api, viewer):
+        for method, path, body in asked:
+            assert (client.ask(method, path, body).status, client.ask(method, path, body).code) == (403, "FORBIDDEN")
+    for method, path, body in asked[3:]:
+        answer = rival.ask(method, path, body)
+        assert (answer.status, answer.code) == (403, "FORBIDDEN"), "tenants are for the admins of default"
+    assert kept(query) == before
