@@ -183,7 +183,12 @@ async def why(connection: Connection, tenant: str | None, run_id: int, *, limit:
     with all details of the lanes."""
     await check_tenant(connection, tenant, run_id)
     page = await fetch_column(connection, PAGE, {"run": run_id, "limit": limit, "offset": offset})
-    facts = await _facts(connection, page)
+    return await why_items(connection, page, shared=tenant is not None)
+
+
+async def why_items(connection: Connection, ids: Collection[int], *, shared: bool) -> list[Waiting]:
+    """Return those of these items that wait, in queue order. `shared`: without what is not the tenant's of a lane that
+    tenants share."""
     return [
         Waiting(
             one.id,
@@ -193,11 +198,11 @@ async def why(connection: Connection, tenant: str | None, run_id: int, *, limit:
             one.stage,
             one.lane,
             cause_of(one),
-            detail_in_line(one, shared=tenant is not None),
+            detail_in_line(one, shared=shared),
             one.position,
             expected(one),
         )
-        for one in facts
+        for one in await _facts(connection, ids)
     ]
 
 

@@ -1,0 +1,49 @@
+"""Page of the lanes to the vendors: their load, and what stops them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from ecluse.access.door import needs
+from ecluse.access.wire import reads_of
+from ecluse.engine import list_lanes
+from ecluse.web import live, render
+from ecluse.web.actions import buttons
+from ecluse.web.door import Page
+from ecluse.web.live import Context
+
+routes = APIRouter(route_class=Page, include_in_schema=False)
+MAY = "vendors.read"
+LIST = live.Page("lanes_live.html")
+
+
+@routes.get("/ui/lanes", openapi_extra=needs(MAY))
+async def show_lanes(request: Request) -> Response:
+    shown = await _lanes(request)
+    return render.page(request, "lanes.html", regions=LIST.regions(request, **shown), **shown)
+
+
+@routes.get("/ui/lanes/live", openapi_extra=needs(MAY))
+async def follow_lanes(request: Request) -> Response:
+    return live.stream(request, MAY, LIST, lambda: _lanes(request), lambda _: False)
+
+
+async def _lanes(request: Request) -> Context:
+    lanes = await reads_of(request)(list_lanes)
+    for lane in lanes:
+        first = "pause_lane" if lane["paused_at"] is None else "resume_lane"
+        named = {"name": lane["name"], "lane": lane["name"], "lane_name": lane["name"]}
+        lane["caps"] = caps(lane)
+        lane["buttons"] = buttons(request, (first, named), ("change_lane", named), back="/ui/lanes")
+    return {"lanes": lanes, "busy": True, "over": False}
+
+
+def caps(lane: dict[str, Any]) -> str:
+    found = [f"{lane['max_in_flight']:,} in flight"] if lane["max_in_flight"] else []
+    found += [f"{lane['max_per_key']:,} per key"] if lane["max_per_key"] else []
+    if lane["per_second"]:
+        slow = lane["per_second"] < 1
+        found.append(f"{lane['per_second'] * (60 if slow else 1):g} per {'minute' if slow else 'second'}")
+    return ", ".join(found) or "none"
