@@ -135,7 +135,7 @@ async def read(connections: Pool, run: int, until: asyncio.Event) -> list[float]
     asked: list[Callable[[Connection], Awaitable[Any]]] = [
         lambda c: run_queries.list_runs(c, tenant="default", limit=50, offset=0),
         lambda c: run_queries.show_run(c, "default", run),
-        lambda c: run_queries.list_items(c, "default", run, limit=50, offset=0),
+        lambda c: run_queries.list_log(c, "default", run, limit=50, offset=0),
         lambda c: run_queries.list_outcomes(c, "default", run, after=None, limit=50),
         run_queries.vitals,
     ]

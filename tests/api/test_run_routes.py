@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ecluse.api import shapes
+from ecluse.api.runs import ITEMS, RUNS
 from tests.support.api_server import add_tenant, new_key
 
 RESULTS = """
@@ -44,7 +45,7 @@ def test_a_run_is_started_listed_and_shown(api, one):
     run = shapes.RunInFull.model_validate(shown.json)
     assert (run.id, run.flow, run.status, run.state) == (started.run_id, "test", "queued", "queued")
 
-    listed = shapes.RunPage.model_validate(api.get("/api/runs").json)
+    listed = RUNS.page.model_validate(api.get("/api/runs").json)
     assert [row.id for row in listed.runs] == [started.run_id]
 
 
@@ -78,7 +79,7 @@ def test_lists_come_in_pages_in_one_order_and_can_be_filtered(api, query):
 def test_items_log_and_stages_of_a_run_are_shown_as_described(api, dsn, started, query):
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(RESULTS, {"run": started, "targets": ["c", "a", "b"]})
-    items = shapes.ItemPage.model_validate(api.get(f"/api/runs/{started}/items").json)
+    items = ITEMS.page.model_validate(api.get(f"/api/runs/{started}/items").json)
     assert [item.key for item in items.items] == ["a", "b", "c"]
     assert items.items[0].event_id == f"test-{started}-work-a"
     assert api.get(f"/api/runs/{started}/items?status=failed").json["items"] == []

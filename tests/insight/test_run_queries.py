@@ -157,17 +157,10 @@ async def test_lists_are_filtered_paged_and_newest_first(start_kit, connection):
     assert await listed("nobody") == []
 
 
-async def test_items_and_log_of_a_run_are_paged_and_name_their_events(start_kit, connection):
+async def test_the_log_of_a_run_is_paged(start_kit, connection):
     kit = await start_kit(f := flow(stage(by_name)))
     row = await run_to_end(kit, f, ["a", "b", "bad"])
     run_id = row["id"]
-    items = await run_queries.list_items(connection, None, run_id, limit=10, offset=0)
-    assert [item["key"] for item in items] == ["a", "b", "bad"]
-    name = row["stages"][0]["stage"]
-    assert items[0]["event_id"] == f"{f.name}-{run_id}-{name}-a"
-    failed = await run_queries.list_items(connection, None, run_id, stage=name, status="failed", limit=10, offset=0)
-    assert [(item["key"], item["error_code"], item["in_flight"]) for item in failed] == [("bad", "BAD", False)]
-    assert await run_queries.list_items(connection, None, run_id, limit=1, offset=1) == items[1:2]
     log = await run_queries.list_log(connection, None, run_id, limit=100, offset=0)
     assert [entry["id"] for entry in log] == sorted(entry["id"] for entry in log)
     assert await run_queries.list_log(connection, None, run_id, limit=2, offset=1) == log[1:3]
@@ -190,7 +183,7 @@ async def test_a_run_of_somebody_else_does_not_exist(start_kit, connection):
     started = await start_run(kit, Start(f, "key", tenant_id="acme", input={"targets": ["a"]}))
     await wait_for_run(kit, started.run.id, PATIENCE)
     for run_id, tenant in [(started.run.id, "rival"), (4711, "acme"), (4711, None)]:
-        for read in (run_queries.show_run, run_queries.list_items, run_queries.list_log):
+        for read in (run_queries.show_run, run_queries.list_log):
             page = {} if read is run_queries.show_run else {"limit": 1, "offset": 0}
             with pytest.raises(NotFound, match=f"there is no run {run_id}"):
                 await read(connection, tenant, run_id, **page)

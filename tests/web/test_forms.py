@@ -42,7 +42,9 @@ def config(operator, fill):
     """The id of a new config of this name."""
 
     def make(name: str) -> int:
-        answer = operator.post("/ui/do/create_config", filled(operator, "/ui/do/create_config", **{**NEW, "name": name}))
+        answer = operator.post(
+            "/ui/do/create_config", filled(operator, "/ui/do/create_config", **{**NEW, "name": name})
+        )
         assert answer.status == 303, text(answer)
         return fill("SELECT id FROM audit_configs WHERE name = %s", name)
 
@@ -79,7 +81,8 @@ def test_what_is_done_is_done_by_the_operation_and_said_once(operator, fill, con
 
 
 @pytest.mark.parametrize(
-    "kept", ["did=nothing", "did=pause_lane&name=%3Cscript%3Ealert(1)%3C/script%3E", "did=end_run&run=//evil", "%00", "x"]
+    "kept",
+    ["did=nothing", "did=pause_lane&name=%3Cscript%3Ealert(1)%3C/script%3E", "did=end_run&run=//evil", "%00", "x"],
 )
 def test_a_cookie_that_somebody_else_made_says_nothing_harmful(operator, kept):
     shown = operator.client.get("/ui/audits", headers={"Cookie": f'{operator.headers["Cookie"]}; {DONE}="{kept}"'})

@@ -40,9 +40,11 @@ def every_row(_: Caller) -> Visible:
 
 
 class Where(NamedTuple):
-    """The SQL condition of a filter; without it a filter compares the column of its name."""
+    """The SQL condition of a filter; without it a filter compares the column of its name. `otherwise` is the condition
+    where the filter is not given."""
 
     condition: str
+    otherwise: str = ""
 
 
 class Filters(BaseModel):
@@ -54,7 +56,7 @@ class Filters(BaseModel):
 @dataclass(frozen=True)
 class Listing:
     """`order` names columns of `row`, the last of them unique; `-` before a name is descending, and NULL comes last.
-    `within` names path parameters that are columns of the source."""
+    `within` names path parameters that are columns of the source: ids, and in `named` texts."""
 
     name: str  # of the rows in the answer
     row: type[Shape]
@@ -64,6 +66,7 @@ class Listing:
     order: Sequence[str] = ("-id",)
     where: str = ""  # a condition on every row `t`
     within: Sequence[str] = ()
+    named: Sequence[str] = ()
     visible: Callable[[Caller], Visible] | None = None  # None: callers of a narrower scope than ALL are refused
     every_tenant: bool = False  # the rows belong to no tenant
     page: type[Page] = field(init=False)
@@ -75,12 +78,12 @@ class Listing:
 
     def conditions(self, given: Mapping[str, Any]) -> list[str]:
         found = [self.where] if self.where else []
-        found += [f"t.{name} = %({name})s" for name in self.within]
+        found += [f"t.{name} = %({name})s" for name in (*self.within, *self.named)]
         for name, declared in self.filters.model_fields.items():
-            if given.get(name) is not None:
-                own = next((one for one in declared.metadata if isinstance(one, Where)), None)
-                found.append(own.condition if own else f"t.{name} = %({name})s")
-        return found
+            plain = Where(f"t.{name} = %({name})s")
+            where = next((one for one in declared.metadata if isinstance(one, Where)), plain)
+            found.append(where.otherwise if given.get(name) is None else where.condition)
+        return [one for one in found if one]
 
 
 async def read_page(
@@ -152,6 +155,9 @@ def _after(listing: Listing, cursor: str) -> tuple[str, Row]:
     if name != listing.name or len(place) != len(columns) or any(isinstance(one, dict | list) for one in place):
         raise _foreign()
     values = {f"after_{n}": value for n, value in enumerate(place)}
+    if not _nullable(listing) and len({falls for _, falls in columns}) == 1:  # a range of the index in this order
+        names, marks = (", ".join(f"t.{name}" for name, _ in columns), ", ".join(f"%({one})s" for one in values))
+        return f"({names}) {'<' if columns[0][1] else '>'} ({marks})", values
     alternatives = []
     for last, (column, falls) in enumerate(columns):
         if place[last] is None:  # NULL comes last: no row follows it in this column

@@ -30,7 +30,7 @@ from ecluse.access.envelope import as_json, request_id
 from ecluse.access.idempotency import Answer
 from ecluse.access.keys import Caller
 from ecluse.access.listing import Cursor, Listing, read_page
-from ecluse.access.wire import Limit, Offset, id_as_text, kit_of, number, reads_of
+from ecluse.access.wire import Limit, Offset, id_as_text, kit_of, number, reads_of, text_in_path
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.engine.kit import Kit
@@ -138,7 +138,10 @@ class Surface:
 
         async def endpoint(request: Request, **given: Any) -> Response:
             cut = {one: given.pop(one) for one in ("limit", "offset", "cursor")}
-            within = {one: number(one.removesuffix("_id").replace("_", " "), given[one]) for one in listing.within}
+            within: dict[str, Any] = {
+                one: number(one.removesuffix("_id").replace("_", " "), given[one]) for one in listing.within
+            }
+            within |= {one: text_in_path(one, given[one]) for one in listing.named}
 
             async def ask(connection: Connection) -> Row:
                 if check is not None:
@@ -150,7 +153,7 @@ class Surface:
         hints = get_type_hints(listing.filters, include_extras=True)
         fields = listing.filters.model_fields.items()
         parameters = [
-            *(_parameter(one, str) for one in listing.within),
+            *(_parameter(one, str) for one in (*listing.within, *listing.named)),
             *(_parameter(one, hints[one], found.default) for one, found in fields),
             *(_parameter("limit", Limit, 50), _parameter("offset", Offset, 0), _parameter("cursor", Cursor, None)),
         ]

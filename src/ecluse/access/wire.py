@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from starlette.convertors import Convertor, register_url_convertor
 
 from ecluse.base.errors import NotFound
-from ecluse.base.text import storable
+from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.query import Row
 from ecluse.db.reads import Reads
 from ecluse.engine.kit import Kit
@@ -35,6 +36,15 @@ def _storable(value: str) -> str:
 Limit = Annotated[int, Query(ge=1, le=200), BeforeValidator(_plain)]
 Offset = Annotated[int, Query(ge=0, le=1_000_000), BeforeValidator(_plain)]
 Order = Annotated[Literal["asc", "desc"], Query(description="`asc`: the oldest first; `desc`: the newest first.")]
+Instant = Annotated[
+    datetime | None,
+    Query(description="ISO 8601; without an offset it is UTC.", examples=["2026-03-01T08:00:00Z"]),
+    AfterValidator(lambda at: at if at is None or at.tzinfo else at.replace(tzinfo=UTC)),
+]
+IdFilter = Annotated[str | None, Query(pattern=r"^[1-9][0-9]{0,17}$", examples=["7"])]
+TargetFilter = Annotated[
+    str | None, Query(max_length=LONGEST_KEY), AfterValidator(lambda value: value and _storable(value))
+]
 Filter = Annotated[str | None, Query(max_length=200), AfterValidator(lambda value: value and _storable(value))]
 
 
@@ -90,6 +100,29 @@ def number(noun: str, text: str) -> int:
     if re.fullmatch(r"[1-9][0-9]{0,18}", text) and int(text) <= LARGEST_ID:
         return int(text)
     raise NotFound(f"there is no {noun} {storable(text, 50)}")
+
+
+class TextConvertor(Convertor[str]):
+    """`{name:text}` in the path of a read: matches any text, including slashes and line breaks. Not for writes, where a
+    slash may be a path separator: `POST …/7/status` must not queue a fiche `7/status`."""
+
+    regex = r"[\s\S]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("text", TextConvertor())
+
+
+def text_in_path(noun: str, text: str) -> str:
+    """Return text from a path; raise NotFound for text that cannot be stored, as for text that no row has."""
+    if "\x00" in text:
+        raise NotFound(f"there is no {noun} {storable(text, 50)}")
+    return text
 
 
 def with_ids_as_text(rows: Sequence[Row]) -> Sequence[Row]:

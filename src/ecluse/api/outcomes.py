@@ -41,7 +41,7 @@ def lines(rows: Iterable[Iterable[object]]) -> str:
 
 @routes.get(
     "/api/runs/{run_id}/outcomes.csv",
-    openapi_extra=needs("runs.read"),
+    openapi_extra=needs("runs.read") | {"x-command": {"name": "runs outcomes"}},
     response_class=StreamingResponse,
     responses={200: {"content": {"text/csv": {"example": lines([COLUMNS, ("SKU-7", "failed", "NOT_FOUND")])}}}},
 )

@@ -71,10 +71,6 @@ class RunRow(Shape):
     ended_at: datetime | None
 
 
-class RunPage(Page):
-    runs: list[RunRow]
-
-
 class RunInFull(RunRow):
     orchestrated: bool
     input: dict[str, Any]
@@ -108,10 +104,6 @@ class ItemRow(Shape):
     result: Any
     due_at: datetime
     finished_at: datetime | None
-
-
-class ItemPage(Page):
-    items: list[ItemRow]
 
 
 class WaitingRow(Shape):

@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any
 
 from ecluse.base.errors import NotFound
-from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all, fetch_one, fetch_value
 from ecluse.engine.runs.items import COUNTS
@@ -60,15 +59,6 @@ FROM stages s CROSS JOIN LATERAL {COUNTS} n CROSS JOIN LATERAL (
                ELSE 0 END::int AS in_flight) c
 WHERE s.run_id = ANY(%(runs)s) ORDER BY s.started_at, s.stage
 """  # noqa: S608 - our own names
-
-# Ordered by (stage, key) like the index that finds the items: a page needs no sort.
-ITEMS = """
-SELECT i.id, i.flow, i.stage, i.key, i.target, l.name AS lane, i.status,
-       i.status = 'open' AND i.claim_id IS NOT NULL AS in_flight, i.permanent, i.round, i.executions, i.crashes,
-       i.error_code, i.error, i.result, i.due_at, i.finished_at
-FROM items i JOIN lanes l ON l.id = i.lane_id
-WHERE i.run_id = %(run)s {where} ORDER BY i.stage, i.key LIMIT %(limit)s OFFSET %(offset)s
-"""
 
 LOG = """
 SELECT id, at, level, run_log_message(message, count, targets) AS message, event_id, data, count, targets, last_at
@@ -238,27 +228,6 @@ async def schedules_of(connection: Connection, tenant: str, ids: Collection[int]
     """Return the names of schedules by id, deleted ones included."""
     rows = await fetch_all(connection, dict, SCHEDULES_OF_RUNS, {"tenant": tenant, "ids": list(ids)}) if ids else []
     return {row["id"]: row for row in rows}
-
-
-async def list_items(
-    connection: Connection,
-    tenant: str | None,
-    run_id: int,
-    *,
-    stage: str | None = None,
-    status: str | None = None,
-    limit: int,
-    offset: int,
-) -> list[Row]:
-    await check_tenant(connection, tenant, run_id)
-    given: dict[str, Any] = {"stage": stage, "status": status}
-    where = "".join(f" AND i.{name} = %({name})s" for name, value in given.items() if value is not None)
-    rows = await fetch_all(
-        connection, dict, ITEMS.format(where=where), {**given, "run": run_id, "limit": limit, "offset": offset}
-    )
-    for row in rows:
-        row["event_id"] = item_event_id(row.pop("flow"), run_id, row["stage"], row["key"], row["round"])
-    return rows
 
 
 async def list_log(

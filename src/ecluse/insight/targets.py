@@ -1,73 +1,92 @@
-"""One target: what became of it in a run, each piece of work on it with its failed executions, its effects at vendors,
-what the log says of it and why it waits. And in which runs a target was selected."""
+"""One target of a run in full: its items with every attempt, its writes at vendors, its log lines, the runs made for it
+and why it waits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
 from ecluse.base.errors import NotFound
+from ecluse.base.ids import retry_id
+from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one
+from ecluse.db.query import Row, fetch_all, fetch_column, fetch_one
 from ecluse.insight.run_queries import EXPECTED, WILL_FAIL_WHY, check_tenant
 from ecluse.insight.waiting import why_items
 
-MOST = 200  # rows of each kind
+MOST = 200  # items, attempts, writes, log lines and runs, of each kind
 
 OUTCOME = f"""
-WITH e AS MATERIALIZED ({EXPECTED} AND target = %(target)s)
-SELECT o.target, o.outcome, o.error_code, o.reason, o.effect_may_exist, {WILL_FAIL_WHY} AS will_fail
-FROM outcomes o LEFT JOIN e ON true WHERE o.run_id = %(run)s AND o.target = %(target)s
+SELECT o.run_id, o.target, o.outcome, o.error_code, o.reason, o.effect_may_exist, {WILL_FAIL_WHY} AS will_fail
+FROM outcomes o LEFT JOIN ({EXPECTED} AND target = %(target)s) e ON e.target = o.target
+WHERE o.run_id = %(run)s AND o.target = %(target)s
 """  # noqa: S608 - our own words
-# The work on a target is that of the run, and all work of the runs that it waits for because of this target.
+# Items that serve the whole run have no target; their key may be one.
 ITEMS = """
-WITH others AS MATERIALIZED (
-    SELECT w.run_id FROM run_waiters w WHERE w.waiter_run_id = %(run)s AND w.target = %(target)s)
-SELECT i.id, i.run_id, i.flow, i.stage, i.key, l.name AS lane, i.status, i.executions, i.crashes, i.error_code, i.error,
-       i.status = 'open' AND i.claim_id IS NOT NULL AS in_flight, i.claim_id IS NULL AS waits, i.due_at, i.finished_at
-FROM items i JOIN lanes l ON l.id = i.lane_id
-WHERE (i.run_id = %(run)s AND %(target)s IN (i.target, i.key)) OR i.run_id IN (SELECT run_id FROM others)
-ORDER BY i.run_id, i.id LIMIT %(most)s
+SELECT id, event_id, stage, key, target, lane, status, in_flight, permanent, round, executions, crashes, error_code,
+       error, result, due_at, finished_at
+FROM run_items WHERE run_id = %(run)s AND (target = %(target)s OR target = '' AND key = %(target)s)
+ORDER BY stage, key LIMIT %(most)s
 """
 ATTEMPTS = """
-SELECT a.item_id, a.at, a.replica_id, a.error_code, a.error, a.ambiguous, a.retry_at, a.http_status
-FROM attempts a WHERE a.item_id = ANY(%(items)s) ORDER BY a.id LIMIT %(most)s
+SELECT item_id, event_id, round, execution, at, replica_id, error_code, error, http_status, ambiguous, maybe_paid,
+       outage, retry_at
+FROM attempts WHERE item_id = ANY(%(items)s) ORDER BY id LIMIT %(most)s
 """
 EFFECTS = """
-SELECT e.stage, e.key, e.state, e.sends, e.wanted, e.error, e.last_send_at
-FROM effects e WHERE e.run_id = %(run)s AND e.target = %(target)s ORDER BY e.first_send_at NULLS LAST LIMIT %(most)s
+SELECT id::text, stage, key, round, class AS kind, state, wanted, before, result, error, sends, first_send_at,
+       last_send_at, settled_at
+FROM effects WHERE run_id = %(run)s AND target = %(target)s ORDER BY stage, key, round LIMIT %(most)s
 """
 LOG = """
-SELECT at, level, run_log_message(message, count, targets) AS message, data FROM run_log
-WHERE (run_id = %(run)s AND targets @> ARRAY[%(target)s])
-   OR run_id IN (SELECT w.run_id FROM run_waiters w WHERE w.waiter_run_id = %(run)s AND w.target = %(target)s)
-ORDER BY id DESC LIMIT %(most)s
+SELECT id, at, level, run_log_message(message, count, targets) AS message, event_id, data, count, targets, last_at
+FROM run_log WHERE run_id = %(run)s AND (%(target)s = ANY(targets) OR event_id = ANY(%(events)s))
+ORDER BY id LIMIT %(most)s
 """
-FOUND = """
-SELECT o.run_id, o.target, o.outcome, o.error_code, o.reason, r.flow, r.status, r.state, r.parent_run_id, r.schedule_id,
-       r.redrive_of, r.created_at, s.name AS schedule
-FROM outcomes o JOIN runs r ON r.id = o.run_id AND r.tenant_id = %(tenant)s
-LEFT JOIN schedules s ON s.id = r.schedule_id
-WHERE o.target = %(target)s ORDER BY o.run_id DESC LIMIT %(limit)s OFFSET %(offset)s
+RUNS = """
+SELECT r.id, r.flow, r.status, r.state, r.selected, r.successful, r.failed, r.ignored, r.created_at, r.ended_at
+FROM run_waiters w JOIN runs r ON r.id = w.run_id
+WHERE w.waiter_run_id = %(run)s AND w.target = %(target)s ORDER BY r.id DESC LIMIT %(most)s
+"""
+WAITING = """
+SELECT i.id FROM items i WHERE i.id = ANY(%(items)s) AND i.claim_id IS NULL
+UNION ALL
+SELECT i.id FROM run_waiters w JOIN items i ON i.run_id = w.run_id AND i.claim_id IS NULL
+WHERE w.waiter_run_id = %(run)s AND w.target = %(target)s LIMIT %(most)s
 """
 
 
 async def show_target(connection: Connection, tenant: str, run_id: int, target: str) -> Row:
     await check_tenant(connection, tenant, run_id)
-    asked = {"run": run_id, "target": target, "most": MOST}
-    outcome = await fetch_one(connection, dict, OUTCOME, asked)
-    if outcome is None:
-        raise NotFound(f"there is no such target in run {run_id}")
-    items = await fetch_all(connection, dict, ITEMS, asked)
-    ids = [item["id"] for item in items]
+    given: dict[str, Any] = {"run": run_id, "target": target, "most": MOST}
+    found = await fetch_one(connection, dict, OUTCOME, given)
+    if found is None:
+        raise NotFound(f"run {run_id} has no target {storable(target, 50)}")
+    items = await fetch_all(connection, dict, ITEMS, given)
+    given |= {"items": [item["id"] for item in items], "events": _events(items)}
+    waiting = await fetch_column(connection, WAITING, given) if found["outcome"] is None else []
     return {
-        "outcome": outcome,
-        "items": items,
-        "attempts": await fetch_all(connection, dict, ATTEMPTS, {"items": ids, "most": MOST}),
-        "effects": await fetch_all(connection, dict, EFFECTS, asked),
-        "log": await fetch_all(connection, dict, LOG, asked),
-        "waits": await why_items(connection, [item["id"] for item in items if item["waits"]], shared=True),
+        **found,
+        "items": await _with_attempts(connection, items, given),
+        "effects": await fetch_all(connection, dict, EFFECTS, given),
+        "log": await fetch_all(connection, dict, LOG, given),
+        "runs": await fetch_all(connection, dict, RUNS, given),
+        "waiting": [asdict(one) for one in await why_items(connection, waiting, shared=True)],
     }
 
 
-async def find_target(connection: Connection, tenant: str, target: str, *, limit: int, offset: int) -> list[Row]:
-    """Return the runs that selected this target and what became of it there, the newest run first."""
-    given = {"tenant": tenant, "target": target, "limit": limit, "offset": offset}
-    return await fetch_all(connection, dict, FOUND, given)
+def _events(items: Sequence[Row]) -> list[str]:
+    """Return the event ids of the items in every round."""
+    found = []
+    for item in items:
+        first = item["event_id"].removesuffix(f"-retry-{item['round']}") if item["round"] else item["event_id"]
+        found += [retry_id(first, one) for one in range(item["round"] + 1)]
+    return found
+
+
+async def _with_attempts(connection: Connection, items: list[Row], given: Row) -> list[Row]:
+    attempts: dict[int, list[Row]] = {}
+    for one in await fetch_all(connection, dict, ATTEMPTS, given):
+        attempts.setdefault(one.pop("item_id"), []).append(one)
+    return [{**item, "attempts": attempts.get(item["id"], [])} for item in items]

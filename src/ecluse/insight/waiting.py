@@ -187,8 +187,7 @@ async def why(connection: Connection, tenant: str | None, run_id: int, *, limit:
 
 
 async def why_items(connection: Connection, ids: Collection[int], *, shared: bool) -> list[Waiting]:
-    """Return those of these items that wait, in queue order. `shared`: without what is not the tenant's of a lane that
-    tenants share."""
+    """Return those of the items that wait, in queue order. `shared`: the answer is for a tenant."""
     return [
         Waiting(
             one.id,

@@ -22,6 +22,7 @@ class Action(NamedTuple):
     label: str
     says: str  # what will change
     done: str
+    what: str = ""  # what it is done with
     home: str = "/ui/runs"  # the page to go to, if the action was not asked for on another one
     leaves: bool = False  # the page it was asked for on is gone once it is done
     grave: bool = False  # cannot be taken back, or stops work
@@ -38,107 +39,91 @@ class Said(NamedTuple):
     link: str
 
 
+RUNS, SCHEDULES, LANES, AUDITS = "/ui/runs", "/ui/schedules", "/ui/lanes", "/ui/audits"
+CHANGED = "Schedule {schedule_id} changes for all later runs. Open runs keep what they began with."
+DELETED = "Schedule {schedule_id} is deleted, for good. Its runs stay."
+FIRED = "A run of schedule {schedule_id} starts now. Its due times stay as they are."
+
 ACTIONS = {
     "end_run": Action(
         "End run",
-        "Run {run_id} ends now as cancelled. Targets that are finished keep their outcome; calls in flight are "
-        "finished, and nothing more is started.",
+        "Run {run_id} ends now, as cancelled. Finished targets keep their outcome, calls in flight are finished, and "
+        "nothing more is started.",
         "Run {run_id} was ended.",
         grave=True,
     ),
     "redrive_run": Action(
         "Redrive",
         "A new run repeats the targets of run {run_id} that failed. Successful targets are not touched.",
-        "The failed targets of run {parent_run_id} are redriven.",
+        "The failed targets are redriven.",
+        "run",
     ),
-    "start_run": Action("Start again", "A new run of this flow starts now, with this input.", "The run was started."),
-    "run_schedule": Action(
-        "Run now",
-        "A run of schedule {schedule_id} starts now. Its due times stay as they are.",
-        "A run was started.",
-        "/ui/schedules",
-    ),
-    "trigger_automation": Action(
-        "Run now",
-        "A run of the schedule starts now. Its due times stay as they are.",
-        "A run was started.",
-        "/ui/schedules",
-    ),
+    "start_run": Action("Start again", "A new run of this flow starts now, with this input.", "A run was started."),
+    "run_schedule": Action("Run now", FIRED, "A run was started.", "schedule", SCHEDULES),
     "enable_schedule": Action(
-        "Enable", "Schedule {schedule_id} starts runs again, from its next due time on.", "Enabled.", "/ui/schedules"
+        "Enable",
+        "Schedule {schedule_id} starts runs again, from its next due time on.",
+        "The schedule is enabled.",
+        "schedule",
+        SCHEDULES,
     ),
     "disable_schedule": Action(
         "Disable",
         "Schedule {schedule_id} starts no more runs until it is enabled. A run that is open goes on.",
-        "Disabled.",
-        "/ui/schedules",
+        "The schedule is disabled.",
+        "schedule",
+        SCHEDULES,
     ),
-    "create_schedule": Action("New schedule", "The schedule is created.", "The schedule was created.", "/ui/schedules"),
-    "change_schedule": Action(
-        "Edit",
-        "Schedule {schedule_id} changes for all later runs. Open runs keep what they began with.",
-        "Saved.",
-        "/ui/schedules",
-    ),
+    "create_schedule": Action("New schedule", "The schedule is created.", "The schedule was created.", "", SCHEDULES),
+    "change_schedule": Action("Edit", CHANGED, "The schedule was saved.", "schedule", SCHEDULES),
     "delete_schedule": Action(
-        "Delete",
-        "Schedule {schedule_id} is deleted, for good. Its runs stay.",
-        "The schedule was deleted.",
-        "/ui/schedules",
-        leaves=True,
-        grave=True,
+        "Delete", DELETED, "The schedule was deleted.", "schedule", SCHEDULES, leaves=True, grave=True
     ),
     "create_automation_schedule": Action(
         "New automation schedule",
         "The schedule is created and, if it is active, runs at its due times.",
         "The schedule was created.",
-        "/ui/schedules",
+        "",
+        SCHEDULES,
     ),
-    "change_automation_schedule": Action(
-        "Edit",
-        "Schedule {schedule_id} changes for all later runs. Open runs keep what they began with.",
-        "Saved.",
-        "/ui/schedules",
-    ),
+    "change_automation_schedule": Action("Edit", CHANGED, "The schedule was saved.", "schedule", SCHEDULES),
     "delete_automation_schedule": Action(
-        "Delete",
-        "Schedule {schedule_id} is deleted, for good. Its runs stay.",
-        "The schedule was deleted.",
-        "/ui/schedules",
-        leaves=True,
-        grave=True,
+        "Delete", DELETED, "The schedule was deleted.", "schedule", SCHEDULES, leaves=True, grave=True
     ),
     "pause_lane": Action(
         "Pause",
         "No replica starts calls of lane {name} until it is resumed. Calls in flight finish.",
         "Lane {name} is paused.",
-        "/ui/lanes",
+        "lane",
+        LANES,
         grave=True,
     ),
     "resume_lane": Action(
-        "Resume", "Calls of lane {name} start again at once.", "Lane {name} is resumed.", "/ui/lanes"
+        "Resume", "Calls of lane {name} start again at once.", "Lane {name} is resumed.", "lane", LANES
     ),
     "change_lane": Action(
-        "Change cap", "The caps of lane {name} change on every replica.", "Lane {name} was changed.", "/ui/lanes"
+        "Change cap", "The caps of lane {name} change on every replica.", "Lane {name} was changed.", "lane", LANES
     ),
     "create_config": Action(
-        "New config", "The config is created, in its first version.", "The config was created.", "/ui/audits"
+        "New config", "The config is created, in its first version.", "The config was created.", "", AUDITS
     ),
     "change_config": Action(
         "Edit",
         "Audit config {config_id} changes for later audits. Audits already made keep the version they were made with.",
-        "Saved.",
-        "/ui/audits",
+        "The config was saved.",
+        "audit config",
+        AUDITS,
     ),
     "delete_config": Action(
         "Delete",
         "Audit config {config_id} is deleted, for good. Audits made with it stay.",
         "The config was deleted.",
-        "/ui/audits",
+        "audit config",
+        AUDITS,
         leaves=True,
         grave=True,
     ),
-    "start_audit": Action("Audit a fiche", "One fiche is audited now.", "The audit was started.", "/ui/audits"),
+    "start_audit": Action("Audit a fiche", "One fiche is audited now.", "The audit was started.", "", AUDITS),
 }
 
 
@@ -181,6 +166,12 @@ def said(request: Request) -> Said | None:
     run = kept.get("run", "")
     link = f"/ui/runs/{run}" if re.fullmatch(r"[1-9][0-9]{0,18}", run) else ""
     return Said(PARAMETER.sub(lambda found: kept.get(found[1], ""), action.done), link)
+
+
+def titled(action: Action, values: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Return the heading of a form: what is done, and with what, by its name if it has one."""
+    which = record.get("name") or " ".join(values.values())
+    return " ".join(one for one in (action.label, action.what, which) if one)
 
 
 def in_words(text: str, values: Mapping[str, Any]) -> str:

@@ -47,7 +47,8 @@ class Asked:
     declared: Declared
     values: dict[str, str]
     back: str
-    current: dict[str, Any] | None  # the record that the operation changes
+    record: dict[str, Any]  # what the operation is about, as it is now
+    current: dict[str, Any] | None  # the same, if the form shows its values to be changed
     preview: dict[str, Any] | None = None
 
     @property
@@ -118,18 +119,17 @@ async def _asked(request: Request, name: str, place: str, back: str) -> Asked:
         raise NotFound("There is no such form.")
     values = dict(zip(names, parts, strict=True))
     preview = declared.command.preview if declared.command else ""
-    edits = (
-        _route(request, lambda route: route.name == name and bool({"PATCH", "PUT"} & set(route.methods or ())))
-        is not None
-    )
+    of_record = declared.path[: declared.path.rfind("}") + 1]
+    record = await _read(request, lambda route: route.path == of_record and "GET" in (route.methods or ()), values)
+    route = _route(request, lambda route: route.name == name)
+    edits = route is not None and bool({"PATCH", "PUT"} & set(route.methods or ()))
     return Asked(
         name,
         declared,
         values,
         inside(back, ACTIONS[name].home),
-        await _read(request, lambda route: route.path == declared.path and "GET" in (route.methods or ()), values)
-        if edits
-        else None,
+        record or {},
+        record if edits else None,
         await _read(request, lambda route: route.name == preview, values) if preview else None,
     )
 
@@ -213,6 +213,7 @@ def _form(
         "form.html",
         status,
         action=action,
+        title=actions.titled(action, asked.values, asked.record),
         says=actions.in_words(action.says, asked.values),
         fields=fields,
         texts=texts,

@@ -124,6 +124,8 @@ def plain(value: Any) -> Markup | str:
             return number(value)
         case str() if INSTANT.fullmatch(value):
             return instant(datetime.fromisoformat(value))
+        case datetime():
+            return instant(value)
         case str() | float():
             return str(value)
     return as_line(value)

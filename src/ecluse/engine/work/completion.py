@@ -170,7 +170,8 @@ async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
 
 async def _wake(connection: Connection, workflow: str, topic: str) -> None:
     try:
-        await durable.wake(connection, workflow, topic)
+        async with connection.transaction():  # the caller's transaction survives an error
+            await durable.wake(connection, workflow, topic)
     except psycopg.errors.ForeignKeyViolation:
         log.warning("completion: no workflow to wake, its gate will poll", workflow=workflow)
 

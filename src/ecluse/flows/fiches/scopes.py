@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from fastapi import Request
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import register_url_convertor
 
 from ecluse.access import listing
 from ecluse.access.door import caller_of
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
-from ecluse.access.wire import reads_of
+from ecluse.access.wire import TextConvertor, reads_of
 from ecluse.base.errors import NotFound
 from ecluse.base.text import first_few, storable
 from ecluse.db.connect import Connection
@@ -91,20 +91,7 @@ async def read_fiche(request: Request, fiche_id: str, read: Callable[[Connection
     return await reads_of(request)(ask)
 
 
-class FicheConvertor(Convertor[str]):
-    """`{fiche_id:fiche}` in the path of a read: matches any id, including slashes and line breaks. Not for writes,
-    where a slash may be a path separator: `POST …/7/status` must not queue a fiche `7/status`."""
-
-    regex = r"[\s\S]+"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("fiche", FicheConvertor())
+register_url_convertor("fiche", TextConvertor())
 
 
 def fiche_in_path(text: str) -> str:
