@@ -33,7 +33,7 @@ def filled(who, path: str, **given: str) -> str:
     body = answer.body.decode()
     shown = dict(re.findall(r'<input type="(?:text|number)" id="[^"]+" name="([^"]+)" value="([^"]*)"', body))
     shown |= {name: said.strip() for name, said in re.findall(r'name="([\w.]+)" rows=[^>]*>\n([^<]*)<', body)}
-    shown |= {name: "true" for name in re.findall(r'name="([\w.]+)" value="true" checked', body)}
+    shown |= dict.fromkeys(re.findall(r'name="([\w.]+)" value="true" checked', body), "true")
     return urlencode({**hidden(answer), **shown, **{name.replace("__", "."): value for name, value in given.items()}})
 
 
