@@ -12,13 +12,13 @@ import pytest
 from ecluse.flows.automation.shapes import (
     AutomationFichePage,
     AutomationLogPage,
-    AutomationRunPage,
+    AutomationRedriven,
+    AutomationRedrivePreview,
+    AutomationRun,
     Diagnostic,
-    Redriven,
-    RedrivePreview,
-    RunInFull,
     Triggered,
 )
+from ecluse.flows.automation.surface import ALL_RUNS
 from tests.support.api_server import add_tenant, new_key, serving
 from tests.support.automation_rows import NO_URL, WITHOUT_URL, end_run
 from tests.support.fiche_rows import call, details, save
@@ -80,7 +80,7 @@ def test_a_run_that_cannot_succeed_is_said_to_be_one(shared_api):
 def shown(client, run):
     answer = client.get(f"{RUNS}/{run}")
     assert answer.status == 200, answer.body
-    return RunInFull.model_validate(answer.json)
+    return AutomationRun.model_validate(answer.json)
 
 
 @pytest.mark.req("AUT-04", "AUT-06", "AUT-10", "AUT-13", "AUT-14")
@@ -104,7 +104,7 @@ def test_a_trigger_answers_with_the_run_there_is_to_look_at(shared_api, shared_d
     assert told["override_fiche_selection"] == {"mode": "manual", "fiche_ids": ["8", "9"], "use_rlm": True}
     assert (told["run_id"], told["schedule_id"]) == (run.id, schedule)
     for path in (f"{SCHEDULES}/{schedule}/runs", f"{RUNS}?schedule_id={schedule}"):
-        page = AutomationRunPage.model_validate(shared_api.get(path).json)
+        page = ALL_RUNS.page.model_validate(shared_api.get(path).json)
         assert [one.id for one in page.runs] == [run.id]
     assert [one["id"] for one in shared_api.get(f"{SCHEDULES}/{schedule}").json["runs"]] == [run.id]
     trail = "SELECT count(*) FROM audit_trail WHERE action = 'automation_schedule.trigger' AND subject = %s"
@@ -394,14 +394,14 @@ def test_cancelled_fiches_are_told_apart_and_redriven_on_request(shared_api, sha
     for status, there in (("cancelled", True), ("partial", False)):
         assert (run in [one["id"] for one in shared_api.get(f"{RUNS}?status={status}").json["runs"]]) is there
     path = f"{RUNS}/{run}/redrive"
-    told = RedrivePreview.model_validate(shared_api.get(path).json)
+    told = AutomationRedrivePreview.model_validate(shared_api.get(path).json)
     assert (told.failed, told.cancelled, told.takes, told.cannot_succeed) == (0, 2, 0, 0)
-    assert RedrivePreview.model_validate(shared_api.get(f"{path}?include_cancelled=true").json).takes == 2
+    assert AutomationRedrivePreview.model_validate(shared_api.get(f"{path}?include_cancelled=true").json).takes == 2
     refused = shared_api.post(path)
     assert (refused.status, refused.code) == (409, "ONLY_CANCELLED")
     assert "include_cancelled" in refused.json["error"]["message"]
     assert shared_api.post(path, {"includeCanceled": True}).status == 422
-    again = Redriven.model_validate(shared_api.post(path, {"includeCancelled": True}).json)
+    again = AutomationRedriven.model_validate(shared_api.post(path, {"includeCancelled": True}).json)
     assert again.parent_run_id == run
     on(shared_dsn, end_run, int(again.run_id), f2="successful", f3="failed")
     stands = shown(shared_api, run).after_redrives
@@ -417,9 +417,9 @@ def test_failed_fiches_are_redriven_as_a_linked_run_and_once_at_a_time(shared_ap
     early = shared_api.post(path)
     assert (early.status, early.code) == (409, "RUN_NOT_ENDED")
     on(shared_dsn, end_run, int(run), f1="failed", f2="successful", f3="failed")
-    first = Redriven.model_validate(shared_api.post(path).json)
+    first = AutomationRedriven.model_validate(shared_api.post(path).json)
     assert (first.parent_run_id, first.deduplicated) == (run, False)
-    second = Redriven.model_validate(shared_api.post(path).json)
+    second = AutomationRedriven.model_validate(shared_api.post(path).json)
     assert (second.run_id, second.deduplicated) == (first.run_id, True)
     assert shown(shared_api, run).redrives == [first.run_id]
     assert shown(shared_api, first.run_id).parent_run_id == run

@@ -13,7 +13,8 @@ from ecluse.bootstrap import automation_config
 from ecluse.engine import load_run
 from ecluse.flows.automation import events
 from ecluse.flows.automation.queries import staleness
-from ecluse.flows.automation.shapes import ChangedSchedule, ScheduleInFull, SchedulePage
+from ecluse.flows.automation.shapes import AutomationSchedule, ChangedAutomationSchedule
+from ecluse.flows.automation.surface import ALL_SCHEDULES
 from ecluse.settings import Settings
 from tests.support.api_server import add_tenant, new_key, serving
 
@@ -81,8 +82,8 @@ def change(client, schedule, **changes):
 
 def shown(answer):
     """Without the secret, which is shown once."""
-    told = ChangedSchedule.model_validate(answer.json).model_dump(exclude={"webhook_secret"})
-    return ScheduleInFull.model_validate(told)
+    told = ChangedAutomationSchedule.model_validate(answer.json).model_dump(exclude={"webhook_secret"})
+    return AutomationSchedule.model_validate(told)
 
 
 @pytest.mark.req(
@@ -118,8 +119,8 @@ def test_everything_that_is_said_is_kept_in_columns_of_its_own(shared_api, share
 def test_a_schedule_is_made_shown_listed_changed_and_deleted(shared_api, shared_dsn):
     schedule = made(shared_api)
     path = f"{PATH}/{schedule.id}"
-    assert ScheduleInFull.model_validate(shared_api.get(path).json) == schedule
-    page = SchedulePage.model_validate(shared_api.get(f"{PATH}?limit=200").json)
+    assert AutomationSchedule.model_validate(shared_api.get(path).json) == schedule
+    page = ALL_SCHEDULES.page.model_validate(shared_api.get(f"{PATH}?limit=200").json)
     assert [one.name for one in page.schedules] == sorted(one.name for one in page.schedules)
     assert schedule.id in {one.id for one in page.schedules}
     assert len(shared_api.get(f"{PATH}?limit=1").json["schedules"]) == 1
@@ -417,7 +418,7 @@ def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
     began = "UPDATE automation_settings SET last_run_at = ecluse_now() - %s * interval '1 minute' WHERE id = %s"
     ask(shared_dsn, "UPDATE schedules SET last_fired_at = NULL WHERE id = %s", schedule.id)  # the later one counts
     ask(shared_dsn, began, 69, schedule.id)
-    going = ScheduleInFull.model_validate(shared_api.get(f"{PATH}/{schedule.id}").json)
+    going = AutomationSchedule.model_validate(shared_api.get(f"{PATH}/{schedule.id}").json)
     assert (going.is_stale, going.overdue, going.last_run_status) == (False, False, "running")
     ask(shared_dsn, began, 71, schedule.id)
     ask(
@@ -434,7 +435,7 @@ def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
         " FROM generate_series(1, 3) n",
         schedule.id,
     )
-    shown = ScheduleInFull.model_validate(shared_api.get(f"{PATH}/{schedule.id}").json)
+    shown = AutomationSchedule.model_validate(shared_api.get(f"{PATH}/{schedule.id}").json)
     assert (shown.is_stale, shown.overdue, shown.failures, shown.error) == (True, True, 3, "no such input")
     assert shown.stale_at == shown.last_run_at + timedelta(minutes=70)
     assert (shown.holding_run_id, [one.id for one in shown.runs]) == (str(run), [str(run)]), "what it waits for"
@@ -446,7 +447,7 @@ def test_why_a_schedule_was_not_triggered_can_be_seen(shared_api, shared_dsn):
     assert (off.is_active, off.next_due_at, off.next_fires) == (False, None, [])
     ask(shared_dsn, "UPDATE schedules SET failures = 0, error = NULL, next_due_at = NULL WHERE id = %s", schedule.id)
     assert shared_api.post(f"/api/runs/{run}/end", {"reason": "stuck"}).status == 200
-    calm = ScheduleInFull.model_validate(shared_api.get(f"{PATH}/{schedule.id}").json)
+    calm = AutomationSchedule.model_validate(shared_api.get(f"{PATH}/{schedule.id}").json)
     assert (calm.is_stale, calm.stale_at, calm.overdue, calm.last_run_status) == (False, None, False, "cancelled")
     assert calm.holding_run_id is None, "it has ended: nothing waits for it"
 

@@ -132,9 +132,11 @@ class Surface:
         command: Command | None = None,
         **described: str,
     ) -> None:
-        """Add the route of a list. `described` is its name and its description. `check(look, **path)` raises NotFound
-        if what the list is of does not exist."""
+        """Add the route of a list. `described` is its name and its description. `check(look, …)` takes the parameters
+        of the path and the filters that it names; it raises NotFound if what the list is of does not exist, and may
+        return further parameters for the conditions and the source of the listing."""
         ((name, description),) = described.items()
+        checked = list(inspect.signature(check).parameters)[1:] if check is not None else []
 
         async def endpoint(request: Request, **given: Any) -> Response:
             cut = {one: given.pop(one) for one in ("limit", "offset", "cursor")}
@@ -144,9 +146,11 @@ class Surface:
             within |= {one: text_in_path(one, given[one]) for one in listing.named}
 
             async def ask(connection: Connection) -> Row:
+                known = {**given, **within}
                 if check is not None:
-                    await check(Look(request, connection), **within)
-                return await read_page(connection, caller_of(request), listing, {**given, **within}, **cut)
+                    more = await check(Look(request, connection), **{one: known[one] for one in checked})
+                    known |= more or {}
+                return await read_page(connection, caller_of(request), listing, known, **cut)
 
             return as_json(await reads_of(request)(ask))
 

@@ -95,6 +95,24 @@ class StageRow(Shape):
     end_cause: Literal["done", "timeout", "run ended"] | None
 
 
+class Deleted(Shape):
+    id: str = Field(examples=["7"])
+    deleted: Literal[True]
+
+
+class Fire(Shape):
+    at: datetime
+    mark: str | None = Field(description="What a change of the clocks, or the execution window, does to it.")
+
+
+class SlotRow(Shape):
+    due_at: datetime
+    state: Literal["fired", "waiting", "skipped", "missed"]
+    reason: str | None
+    run_id: str | None = Field(examples=["7"])
+    decided_at: datetime
+
+
 def number(noun: str, text: str) -> int:
     """Parse an id from a path; raise NotFound for text that cannot be an id, as for an id that does not exist."""
     if re.fullmatch(r"[1-9][0-9]{0,18}", text) and int(text) <= LARGEST_ID:

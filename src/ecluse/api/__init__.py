@@ -19,7 +19,7 @@ from ecluse.db.pools import READING
 from ecluse.db.reads import READ_SETTINGS, Reads
 from ecluse.engine.kit import Kit
 from ecluse.flows.audits.surface import surface as audits
-from ecluse.flows.automation import routes as automation
+from ecluse.flows.automation.surface import surface as automation
 from ecluse.flows.fiches import routes as fiches
 from ecluse.flows.transcriptions import routes as transcriptions
 

@@ -16,6 +16,7 @@ from ecluse.base.trace_files import TraceFiles, TraceFolder
 from ecluse.bootstrap.box import (
     Lacking,
     automation_config,
+    automation_plans,
     automation_vendors,
     lacking,
     load_flows,
@@ -167,7 +168,10 @@ def bootstrap(
         """Give the flow what was not available yet when it was loaded: secrets and the database."""
         if flow.name == NOTIFICATIONS:
             return working(notify_setup(settings, dsn, secrets))
-        return replace(flow, vendors=automation_vendors(settings, secrets)) if flow.name == "automation" else flow
+        if flow.name == "automation":
+            plans = automation_plans(settings, secrets)
+            return replace(flow, vendors=automation_vendors(settings, secrets), plans=plans)
+        return flow
 
     kit = Kit(
         dsn=dsn,

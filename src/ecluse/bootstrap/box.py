@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from ecluse.base.clock import Clock
 from ecluse.base.errors import SetUpError
-from ecluse.engine import Flow
+from ecluse.engine import Flow, Plans
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
@@ -132,6 +132,13 @@ def automation_vendors(
         read_secret=secrets.get if secrets else None,
     )
     return partial(connected, access)
+
+
+def automation_plans(settings: Settings, secrets: Secrets | None) -> Plans:
+    from ecluse.flows.automation.schedules import AutomationPlans
+    from ecluse.vendors.guarded import GuardedHttp
+
+    return AutomationPlans(automation_config(settings), secrets, GuardedHttp(settings.allowed_networks))
 
 
 def _audit(settings: Settings) -> Flow:

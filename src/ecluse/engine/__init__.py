@@ -54,6 +54,16 @@ from ecluse.engine.runs.leases import (
 from ecluse.engine.runs.leases import acquire as acquire_lease
 from ecluse.engine.runs.leases import release as release_lease
 from ecluse.engine.runs.lifecycle import keep_open, load_run, load_runs, lock_open, lock_runs, note_errors
+from ecluse.engine.runs.redrive import (
+    Choice,
+    Estimate,
+    FailedTarget,
+    Redrive,
+    failed_targets,
+    preview_redrive,
+    redrive,
+    redrive_of,
+)
 from ecluse.engine.runs.run_log import write as write_log
 from ecluse.engine.runs.stages import Priority, give_up, open_stage, wake_workers
 from ecluse.engine.runs.start import TENANT, Start, Started, start_run, start_runs
@@ -61,6 +71,14 @@ from ecluse.engine.runs.targets import Settled, open_targets, settle_targets
 from ecluse.engine.runs.targets import select as select_targets
 from ecluse.engine.runs.units import Counted
 from ecluse.engine.runs.waiters import Waiter, put_waiters
+from ecluse.engine.schedule.plans import (
+    Fired,
+    Plans,
+    change_planned,
+    create_planned,
+    delete_planned,
+    plans_of,
+)
 from ecluse.engine.schedule.schedules import (
     NewSchedule,
     create_schedule,
@@ -69,6 +87,7 @@ from ecluse.engine.schedule.schedules import (
     fire_by_hand,
     list_schedules,
     load_schedule,
+    next_fires,
     show_schedule,
     update_schedule,
 )

@@ -23,7 +23,9 @@ from ecluse.engine.outbox.events import Event
 
 if TYPE_CHECKING:
     from ecluse.engine.lead.story import Story
+    from ecluse.engine.runs.redrive import Redrive
     from ecluse.engine.runs.units import CountUnits
+    from ecluse.engine.schedule.plans import Plans
 
 
 GRACE = timedelta(minutes=15)
@@ -258,6 +260,9 @@ class Flow:
     units: CountUnits | None = None  # for a flow with a stage whose work is done by other runs
     # Called in the transaction that ends these runs, however they end: updates the flow's own rows, returns events.
     ended: Callable[[Connection, Sequence[Run]], Awaitable[Sequence[Event]]] | None = None
+    plan: type[BaseModel] | None = None  # what its schedules say beyond when they are due; by default `input`
+    plans: Plans | None = None  # where these plans are kept, if not in the input of the runs
+    redrive: Redrive | None = None  # how failed targets of a run are repeated; None: they cannot be
 
     @property
     def stale_after(self) -> timedelta:

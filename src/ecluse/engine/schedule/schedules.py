@@ -195,6 +195,15 @@ async def _drop(connection: Connection, row: dict[str, Any], now: datetime, why:
             await connection.execute(DROP_DUE, (row["id"], row["tenant_id"], why, now, due))
 
 
+def next_fires(row: dict[str, Any], now: datetime, count: int) -> list[dict[str, Any]]:
+    """Return the next due times of a schedule, and what a change of the clocks or its window does to each."""
+    if row["cron"] is None:
+        return []
+    with suppress(InvalidInput):  # stored by another version: the schedule's `error` says so once it is due
+        return [fire._asdict() for fire in _timetable(row).preview(now, count)]
+    return []
+
+
 def _timetable(row: dict[str, Any]) -> Timetable:
     return timetable(row["cron"], row["timezone"], row["window_start"], row["window_end"])
 

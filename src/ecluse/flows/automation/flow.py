@@ -43,7 +43,10 @@ from ecluse.flows.audits.plan import plan_audits
 from ecluse.flows.automation import eligibility, events, select, snapshot, work
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.eligibility import FETCH
+from ecluse.flows.automation.plan import Work
+from ecluse.flows.automation.schedules import AutomationPlans
 from ecluse.flows.automation.select import REVALIDATE
+from ecluse.flows.automation.start import AutomationRedrive
 from ecluse.flows.automation.transcripts import TRANSCRIBE, Transcripts
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ NAME = "automation"
 # CRM reads: three attempts, with pauses of one and four seconds.
 CRM_READS = RetryPolicy(executions=3, base=1.0, multiplier=4.0)
 NOT_BY_HAND = (
-    "Runs of automation are started by a schedule: use `ecluse automation trigger SCHEDULE`, or POST "
+    "Runs of automation are started by a schedule: use `ecluse schedules run SCHEDULE`, or POST "
     "/api/automation/trigger."
 )
 NO_CONFIGS = "No audit configs resolved"
@@ -136,6 +139,9 @@ class Automation:
             slot_key="automation-schedule-{schedule}-{due}",
             not_by_hand=NOT_BY_HAND,
             about=_about,
+            plan=Work,
+            plans=AutomationPlans(config),
+            redrive=AutomationRedrive(config),
         )
 
     async def _story(self, story: Story) -> None:

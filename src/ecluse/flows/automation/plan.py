@@ -1,10 +1,10 @@
-"""Models of a schedule as people write it: due times, selection of fiches, what is done with them, and recipients of
-notifications."""
+"""Models of a schedule as people write it: selection of fiches, what is done with them, recipients of notifications,
+and due times: a type with a time of day is a way to write a cron expression."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
@@ -25,6 +25,7 @@ NEEDED: dict[ScheduleType, tuple[str, ...]] = {
     "CRON": ("cron_expression",),
 }
 TIMES = ("cron_expression", "time_of_day", "day_of_week", "day_of_month")
+DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 MOST_CONFIGS = 100
 LARGEST_ID = 2**63 - 1
 
@@ -33,6 +34,16 @@ def _sendable(key: SecretStr | None) -> SecretStr | None:
     if key is not None and not re.fullmatch("[!-~]([ -~]*[!-~])?", key.get_secret_value()):
         raise ValueError("an API key is printable ASCII, without blanks around it")
     return key
+
+
+def _day_of_week(given: Any) -> Any:
+    """Parse the name of a day, or its first three letters."""
+    if not isinstance(given, str):
+        return given
+    found = [n for n, day in enumerate(DAYS) if given.lower() in (day, day[:3])]
+    if not found:
+        raise ValueError(f"a day of the week is its name, such as monday, or its number, not {storable(given, 30)!r}")
+    return found[0]
 
 
 def _config_ids(given: Any) -> Any:
@@ -57,8 +68,9 @@ TimeOfDay = Annotated[
     ),
 ]
 DayOfWeek = Annotated[
-    int | None,
-    Field(ge=0, le=7, examples=[1], description="With WEEKLY: 0 is Sunday, and so is 7."),
+    Annotated[int, Field(ge=0, le=7)] | None,
+    BeforeValidator(_day_of_week, json_schema_input_type=int | str | None),
+    Field(examples=[1], description="With WEEKLY: its name, or its number: 0 is Sunday, and so is 7."),
     AfterValidator(lambda day: day and day % 7),
 ]
 DayOfMonth = Annotated[
@@ -101,20 +113,9 @@ EXAMPLES: list[Any] = [
 ]
 
 
-class Plan(EitherSpelling):
-    """A schedule: when it is due, which fiches it selects, what is done with them, and who is notified."""
+class Work(EitherSpelling):
+    """The plan of a schedule of automation: which fiches it selects, what is done with them, and who is notified."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES})
-
-    name: Name
-    schedule_type: ScheduleType = Field(examples=["DAILY"])
-    cron_expression: CronText = None
-    timezone: Zone = "UTC"
-    time_of_day: TimeOfDay = None
-    day_of_week: DayOfWeek = None
-    day_of_month: DayOfMonth = None
-    is_active: bool = True
-    catch_up: CatchUp = Field("latest", description="After a downtime: run the latest due time, or none.")
     fiche_selection: Selection
     run_transcription: bool = True
     skip_if_transcribed: bool = True
@@ -131,6 +132,41 @@ class Plan(EitherSpelling):
     notify_on_error: bool = True
     external_api_key: ApiKey = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _selects(cls, given: Any) -> Any:
+        """Let the selection say what is missing if there is none at all."""
+        if isinstance(given, dict) and not given.keys() & {"fiche_selection", "ficheSelection"}:
+            return {**given, "fiche_selection": {}}
+        return given
+
+
+class Plan(Work):
+    """A schedule: when it is due, which fiches it selects, what is done with them, and who is notified."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES})
+
+    name: Name
+    schedule_type: ScheduleType = Field(
+        "MANUAL", examples=["DAILY"], description="By default CRON with a `cron_expression`, otherwise MANUAL."
+    )
+    cron_expression: CronText = None
+    timezone: Zone = "UTC"
+    time_of_day: TimeOfDay = None
+    day_of_week: DayOfWeek = None
+    day_of_month: DayOfMonth = None
+    is_active: bool = True
+    catch_up: CatchUp = Field("latest", description="After a downtime: run the latest due time, or none.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cron_is_a_type(cls, given: Any) -> Any:
+        """Add the type that a cron expression leaves no doubt about: no other has one."""
+        if not isinstance(given, dict) or given.keys() & {"schedule_type", "scheduleType"}:
+            return given
+        has_cron = any(given.get(name) is not None for name in ("cron_expression", "cronExpression"))
+        return {**given, "schedule_type": "CRON"} if has_cron else given
+
     @model_validator(mode="after")
     def _has_what_its_type_needs(self) -> Self:
         needed, kind = NEEDED[self.schedule_type], self.schedule_type
@@ -141,31 +177,52 @@ class Plan(EitherSpelling):
             raise ValueError(f"{foreign[0]} goes with schedule_type {' or '.join(kinds)}, not with {kind}")
         return self
 
+    @property
+    def cron(self) -> str | None:
+        return cron_of(self.schedule_type, *(getattr(self, name) for name in TIMES))
 
-@partial_of(Plan)
-class Changes(Partial):
-    """Changes to a schedule: only the given fields, within the selection, too. A new `schedule_type` comes with its own
-    fields; those of the former type are dropped."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"is_active": False}, {"fiche_selection": {"groupes": ["Paris"]}}]}
-    )
-    nullable = (*TIMES, "webhook_url", "external_api_key")
+@partial_of(Work)
+class WorkChanges(Partial):
+    """Changes to the plan of a schedule: only the given fields, within the selection, too."""
+
+    nullable: ClassVar[tuple[str, ...]] = ("webhook_url", "external_api_key")
 
     fiche_selection: Override | None = None
     webhook_url: Url = Field(None, description="null: none any more.")
     external_api_key: ApiKey = Field(None, description="null: none any more.")
 
 
-def changed(plan: Plan, changes: Changes) -> dict[str, Any]:
-    """Return the fields of the changed plan, for `Plan` to validate."""
-    known = {name: getattr(plan, name) for name in Plan.model_fields}
+@partial_of(Plan)
+class Changes(WorkChanges):
+    """Changes to a schedule: only the given fields, within the selection, too. A new `schedule_type` comes with its own
+    fields; those of the former type are dropped."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"is_active": False}, {"fiche_selection": {"groupes": ["Paris"]}}]}
+    )
+    nullable = (*TIMES, *WorkChanges.nullable)
+
+
+def changed(plan: Plan, changes: WorkChanges) -> dict[str, Any]:
+    """Return the fields of the changed plan, for `Plan` to validate. A key that is not given is left out: it stays."""
+    known = {name: getattr(plan, name) for name in Plan.model_fields if name != "external_api_key"}
     given = {name: getattr(changes, name) for name in changes.model_fields_set}
     if "fiche_selection" in given:
         given["fiche_selection"] = merged(plan.fiche_selection, given["fiche_selection"])
+    if "schedule_type" not in given and given.get("cron_expression") is not None:
+        given["schedule_type"] = "CRON"
     if (kind := given.get("schedule_type", plan.schedule_type)) != plan.schedule_type:
         known |= dict.fromkeys((name for name in TIMES if name not in NEEDED[kind]), None)
     return {**known, **given}
+
+
+def times_of(plan: Work, cron: str | None) -> dict[str, Any]:
+    """Return the type and the times of a schedule that is due by `cron`, as its plan writes them, if it does."""
+    if isinstance(plan, Plan) and plan.cron == cron:
+        return {name: getattr(plan, name) for name in ("schedule_type", *TIMES)}
+    by_hand = {"schedule_type": "MANUAL" if cron is None else "CRON", **dict.fromkeys(TIMES, None)}
+    return {**by_hand, "cron_expression": cron}
 
 
 def cron_of(

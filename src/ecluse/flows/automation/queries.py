@@ -9,35 +9,32 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Literal
 
-from ecluse.base.errors import InvalidInput, NotFound
-from ecluse.base.timetable import timetable
+from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row, fetch_value, where
-from ecluse.engine import show_schedule
-from ecluse.flows.automation.schedules import SELECTION
-from ecluse.flows.automation.selection_model import Selection
+from ecluse.engine import next_fires, show_schedule
 from ecluse.flows.fiches.cache import states
 from ecluse.insight import run_queries as engine
 from ecluse.insight.redrives import redrives_of, standing
-from ecluse.notify.rules import shown_to
 
 RunStatus = Literal["running", "completed", "partial", "failed"]
 RunFilter = Literal["running", "completed", "partial", "failed", "cancelled"]
 FicheStatus = Literal["open", "successful", "failed", "ignored"]
 
-OVERDUE = timedelta(minutes=1)
 LAST_RUNS = 10
 NEXT_FIRES = 5
 
-SCHEDULES = """
-SELECT s.*, e.cron, e.failures, e.error, ecluse_now() AS now, clock_stood(s.holding_run_id) AS clock_stood,
-       (SELECT h.id FROM runs h WHERE h.id = s.holding_run_id AND h.ended_at IS NULL) AS holding_run_id,
-       s.webhook_url IS NOT NULL AND EXISTS (SELECT FROM secrets k WHERE k.tenant_id = s.tenant_id
-           AND k.name = 'schedule:' || s.id || ':webhook') AS webhook_signed
-FROM automation_schedules s JOIN schedules e ON e.id = s.id
-WHERE s.deleted_at IS NULL AND (%(tenant)s::text IS NULL OR s.tenant_id = %(tenant)s) AND {where}
-ORDER BY s.tenant_id, s.name LIMIT %(limit)s OFFSET %(offset)s
-"""
+# The list of schedules, with what depends on the longest time that a run may take.
+SCHEDULES = """(
+    SELECT l.*, stale_at, coalesce(ecluse_now() > stale_at, false) AS is_stale
+    FROM automation_schedule_list l CROSS JOIN LATERAL (
+        SELECT l.running_since + l.clock_stood + %(longest)s AS stale_at) s)"""
+LIST = f"""
+SELECT * FROM {SCHEDULES} t WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s
+ORDER BY tenant_id, name LIMIT %(limit)s OFFSET %(offset)s
+"""  # noqa: S608 - our own names
+SHOW = f"SELECT *, ecluse_now() AS now FROM {SCHEDULES} t WHERE id = %(id)s AND tenant_id = %(tenant)s"  # noqa: S608
+ASIDE = ("window_start", "window_end", "running_since", "clock_stood", "now")  # not part of an answer
 # Deleted schedules are included: their runs can still be read.
 KNOWN = "SELECT 1 FROM automation_schedules WHERE id = %s AND (%s::text IS NULL OR tenant_id = %s::text)"
 KNOWN_RUN = """
@@ -96,37 +93,21 @@ async def list_schedules(
     connection: Connection, tenant: str | None, longest: timedelta, *, limit: int, offset: int
 ) -> list[Row]:
     """List schedules by name. `tenant` None means all tenants, which only the command line may ask for."""
-    given = {"tenant": tenant, "limit": limit, "offset": offset}
-    return [shown(row, longest) for row in await fetch_all(connection, dict, SCHEDULES.format(where="true"), given)]
+    given = {"tenant": tenant, "longest": longest, "limit": limit, "offset": offset}
+    return await fetch_all(connection, dict, LIST, given)
 
 
 async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id: int, longest: timedelta) -> Row:
     """Return a schedule with its last runs, its latest slots and its next fires."""
-    given = {"tenant": tenant, "id": schedule_id, "limit": 1, "offset": 0}
-    row = await fetch_one(connection, dict, SCHEDULES.format(where="s.id = %(id)s"), given)
+    given = {"tenant": tenant, "id": schedule_id, "longest": longest}
+    row = await fetch_one(connection, dict, SHOW, given)
     if row is None:
         raise NotFound(f"there is no automation schedule {schedule_id}")
+    fires = next_fires(row, row["now"], NEXT_FIRES) if row["is_active"] else []
     slots = (await show_schedule(connection, tenant, schedule_id))["slots"]
     runs = await list_runs(connection, tenant, schedule_id=schedule_id, limit=LAST_RUNS, offset=0)
-    return {**shown(row, longest), "next_fires": next_fires(row), "slots": slots, "runs": runs}
-
-
-def shown(row: Row, longest: timedelta) -> Row:
-    """Return a schedule as readers may see it: the selection as one field, the webhook URL without its secret parts,
-    and fields derived from the others."""
-    told = {name: value for name, value in row.items() if not name.startswith(SELECTION)}
-    now, longest = told.pop("now"), longest + told.pop("clock_stood")
-    del told["deleted_at"]
-    webhook = None if row["webhook_url"] is None else shown_to("webhook", row["webhook_url"])
-    due = row["next_due_at"]
-    return {
-        **told,
-        "fiche_selection": {name: row[SELECTION + name] for name in Selection.model_fields},
-        "specific_audit_configs": [str(one) for one in row["specific_audit_configs"]],
-        "webhook_url": webhook,
-        **staleness(row["last_run_at"] if row["last_run_status"] == "running" else None, now, longest),
-        "overdue": due is not None and now - due > OVERDUE,
-    }
+    shown = {name: value for name, value in row.items() if name not in ASIDE}
+    return {**shown, "next_fires": fires, "slots": slots, "runs": runs}
 
 
 def staleness(running_since: datetime | None, now: datetime, longest: timedelta) -> Row:
@@ -134,16 +115,6 @@ def staleness(running_since: datetime | None, now: datetime, longest: timedelta)
     if running_since is None:
         return {"is_stale": False, "stale_at": None}
     return {"is_stale": now - running_since > longest, "stale_at": running_since + longest}
-
-
-def next_fires(row: Row) -> list[Row]:
-    if row["cron"] is None or not row["is_active"]:
-        return []
-    try:
-        table = timetable(row["cron"], row["timezone"], None, None)
-    except InvalidInput:  # stored by another version: the schedule's `error` says so once it is due
-        return []
-    return [fire._asdict() for fire in table.preview(row["now"], NEXT_FIRES)]
 
 
 async def list_runs(
@@ -156,11 +127,17 @@ async def list_runs(
     offset: int,
 ) -> list[Row]:
     """List runs, the newest first; of a deleted schedule, too."""
-    if schedule_id is not None and await fetch_row(connection, KNOWN, (schedule_id, tenant, tenant)) is None:
-        raise NotFound(f"there is no automation schedule {schedule_id}")
+    if schedule_id is not None:
+        await require_schedule(connection, tenant, schedule_id)
     given = {"tenant": tenant, "schedule": schedule_id, "status": status}
     statement = RUNS.format(where=where(RUN_FILTERS, given))
     return await fetch_all(connection, dict, statement, {**given, "limit": limit, "offset": offset})
+
+
+async def require_schedule(connection: Connection, tenant: str | None, schedule_id: int) -> None:
+    """Raise NotFound unless there is such a schedule, or was."""
+    if await fetch_row(connection, KNOWN, (schedule_id, tenant, tenant)) is None:
+        raise NotFound(f"there is no automation schedule {schedule_id}")
 
 
 async def show_run(connection: Connection, tenant: str | None, run_id: int, longest: timedelta) -> Row:

@@ -1,112 +1,81 @@
-"""Choice of the fiches that a redrive of an ended run takes: those that failed and, on request, those that were
-cancelled before they were finished. Fiches that are known not to succeed are reported beforehand, and may be left
-out."""
+"""What is known of the failed fiches of a run before they are repeated: at which stage each failed and whether it can
+succeed as it is, and what it will take to repeat them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
-from ecluse.access.envelope import Refused
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_all
-from ecluse.engine import CANCELLED
+from ecluse.db.query import fetch_row, fetch_value
+from ecluse.engine import Estimate, FailedTarget, Run, failed_targets
+from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.eligibility import FETCH
-from ecluse.flows.automation.selection_model import MOST_FICHES
+from ecluse.flows.automation.transcripts import TRANSCRIBE
 from ecluse.flows.fiches.ids import is_fiche_id
 
-# Codes of permanent failures that are not the record's fault, but that of a setting, a key, a crash of workers or the
-# end of the run.
-MAY_HEAL = (
-    *("INCOMPLETE", "RUN_ENDED", "STALLED", "WORKER_CRASHED", "STORE_FAILED", "DISPATCH_FAILED", "BUG"),
-    *("NOT_CONFIGURED", "UNAUTHORIZED", "FORBIDDEN", "FORBIDDEN_URL", "QUOTA_EXCEEDED", "SEALED", "NO_KEY"),
-)
+# Only cached fiches are counted: the number of recordings of other fiches is not known yet.
+LEFT = """
+SELECT count(*) FROM fiche_cache f
+JOIN recordings r ON r.fiche_cache_id = f.id AND NOT r.has_transcription AND r.removed_at IS NULL
+WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
+"""
 # Per failed fiche, the first item that failed permanently, of the run itself or of the run that transcribed it. A
 # failed recording that has its transcript by now does not make the fiche hopeless, nor does NO_TRANSCRIPT if the fiche
 # has recordings: they may be transcribed yet.
 FAILED = f"""
-WITH for_good AS (
-    SELECT CASE i.stage WHEN '{FETCH}' THEN i.key ELSE i.target END AS fiche_id, i.stage, i.error_code, i.error
-    FROM items i WHERE i.run_id = %(run)s AND i.status = 'failed' AND i.permanent
+WITH failures AS (
+    SELECT CASE i.stage WHEN '{FETCH}' THEN i.key ELSE i.target END AS fiche_id, i.stage, i.error_code, i.error,
+           i.permanent AND i.error_code <> ALL(%(may_heal)s) AS for_good
+    FROM items i WHERE i.run_id = %(run)s AND i.status = 'failed'
     UNION ALL
-    SELECT f.fiche_id, i.stage, i.error_code, i.error
+    SELECT f.fiche_id, '{TRANSCRIBE}', i.error_code, i.error,
+           i.permanent AND i.target <> '' AND i.error_code <> ALL(%(may_heal)s)
     FROM automation_run_fiches f
     JOIN recordings r ON r.fiche_cache_id = f.fiche_cache_id AND NOT r.has_transcription AND r.removed_at IS NULL
     JOIN items i ON i.run_id = f.transcription_run_id AND i.key = r.call_id
-    WHERE f.run_id = %(run)s AND i.status = 'failed' AND i.permanent AND i.target <> '')
-SELECT o.target AS fiche_id, o.error_code, p.error_code AS cause, p.error AS why
+    WHERE f.run_id = %(run)s AND i.status = 'failed')
+SELECT o.target, o.error_code, o.reason, CASE o.error_code WHEN 'DETAILS_NOT_FETCHED' THEN '{FETCH}'
+           WHEN 'TRANSCRIPTION_INCOMPLETE' THEN '{TRANSCRIBE}' ELSE s.stage END AS stage,
+       p.error_code AS cause, p.error AS why
 FROM outcomes o
 LEFT JOIN automation_run_fiches f ON f.run_id = o.run_id AND f.fiche_id = o.target
+LEFT JOIN (SELECT fiche_id, min(stage) AS stage FROM failures WHERE stage <> '{FETCH}' GROUP BY 1) s
+  ON s.fiche_id = o.target
 LEFT JOIN (
-    SELECT DISTINCT ON (fiche_id) fiche_id, stage, error_code, error FROM for_good
-    WHERE error_code <> ALL(%(may_heal)s) ORDER BY fiche_id, error_code, error) p
+    SELECT DISTINCT ON (fiche_id) fiche_id, stage, error_code, error FROM failures
+    WHERE for_good ORDER BY fiche_id, error_code, error) p
   ON p.fiche_id = o.target AND (p.stage <> '{FETCH}' OR o.error_code = 'DETAILS_NOT_FETCHED')
      AND (p.error_code <> 'NO_TRANSCRIPT' OR f.recordings_count = 0)
 WHERE o.run_id = %(run)s AND o.outcome = 'failed' ORDER BY o.target
 """  # noqa: S608 - our own words
+SETTINGS = """
+SELECT run_transcription, run_audits, specific_audit_configs, use_automatic_audits
+FROM automation_settings WHERE id = %s
+"""
+# What audits of these configs have cost lately.
+COST = """
+SELECT avg(cost) FROM (SELECT cost FROM audits WHERE tenant_id = %s AND audit_config_id = ANY(%s) AND cost IS NOT NULL
+                       ORDER BY id DESC LIMIT 200) a
+"""
 
 
-class Failed(NamedTuple):
-    """A fiche that failed or was cancelled. `cause` and `why` are set if another try is hopeless, and say what makes it
-    so."""
-
-    fiche_id: str
-    error_code: str | None
-    cause: str | None
-    why: str | None
-
-    @property
-    def cancelled(self) -> bool:
-        return self.error_code == CANCELLED
+async def failed_in(connection: Connection, run: Run) -> list[FailedTarget]:
+    return [one for one in await failed_targets(connection, run, FAILED) if is_fiche_id(one.target)]
 
 
-async def failed_in(connection: Connection, run_id: int) -> list[Failed]:
-    found = await fetch_all(connection, Failed, FAILED, {"run": run_id, "may_heal": list(MAY_HEAL)})
-    return [one for one in found if is_fiche_id(one.fiche_id)]
-
-
-def chosen(run_id: int, failed: Sequence[Failed], *, include_cancelled: bool, leave_out_hopeless: bool) -> list[str]:
-    """Return the fiches to redrive; refuse and say why if there are none."""
-    wanted = [one for one in failed if include_cancelled or not one.cancelled]
-    taken = [one.fiche_id for one in wanted if not (leave_out_hopeless and one.cause)]
-    if taken:
-        return taken[:MOST_FICHES]
-    if wanted:
-        why = f"None of the {len(wanted)} fiches that failed in run {run_id} can succeed as it is: {_causes(wanted)}."
-        raise Refused(409, "ONLY_HOPELESS", why)
-    if cancelled := len(failed):
-        why = f"No fiche failed in run {run_id}, but {cancelled} were cancelled before they were finished: redrive them"
-        raise Refused(409, "ONLY_CANCELLED", f"{why} with include_cancelled (`--cancelled` on the command line).")
-    why = f"No fiche failed in run {run_id}: there is nothing to redrive. A trigger starts its schedule anew."
-    raise Refused(409, "NOTHING_FAILED", why)
-
-
-def _causes(failed: Sequence[Failed]) -> str:
-    return ", ".join(f"{one['count']} {one['error_code']}" for one in hopeless(failed))
-
-
-def hopeless(failed: Sequence[Failed]) -> list[dict[str, Any]]:
-    """Group the hopeless fiches by cause, the most frequent first."""
-    by_cause: dict[str, list[Failed]] = {}
-    for one in failed:
-        if one.cause:
-            by_cause.setdefault(one.cause, []).append(one)
-    told = [
-        {"error_code": cause, "count": len(several), "fiche_id": several[0].fiche_id, "error": several[0].why}
-        for cause, several in by_cause.items()
-    ]
-    return sorted(told, key=lambda one: (-one["count"], one["error_code"]))
-
-
-def preview(run_id: int, failed: Sequence[Failed], *, include_cancelled: bool) -> dict[str, Any]:
-    """Count the fiches that a redrive would take, and those among them that cannot succeed."""
-    wanted = [one for one in failed if include_cancelled or not one.cancelled]
-    cancelled, causes = sum(one.cancelled for one in failed), hopeless(wanted)
-    return {
-        "run_id": str(run_id),
-        "failed": len(failed) - cancelled,
-        "cancelled": cancelled,
-        "takes": min(len(wanted), MOST_FICHES),
-        "cannot_succeed": sum(one["count"] for one in causes),
-        "causes": causes,
-    }
+async def estimate(connection: Connection, run: Run, fiche_ids: Sequence[str], per_minute: float) -> Estimate:
+    """Count the transcripts and audits that are still to be made. Time is known of transcripts, by the rate of their
+    lane; cost of audits, by what they have cost lately."""
+    row = await fetch_row(connection, SETTINGS, (run.schedule_id,))
+    if row is None or not fiche_ids:
+        return Estimate()
+    transcribes, audits, named, automatic = row
+    found = await resolve_configs(connection, run.tenant_id, named, automatic)
+    configs = [one.id for one in found.configs] if audits else []
+    left = await fetch_value(connection, LEFT, (run.tenant_id, list(fiche_ids))) if transcribes or audits else 0
+    each, made = await fetch_value(connection, COST, (run.tenant_id, configs)), len(fiche_ids) * len(configs)
+    return Estimate(
+        {"transcripts": left, "audits": made},
+        left * 60 / per_minute if left else None,
+        None if each is None else f"{each * made:.6f}",
+    )

@@ -1,21 +1,33 @@
-"""Schedules as stored: the columns that the engine needs in `schedules`, the others in `automation_settings`, both
+"""Schedules as stored: the columns that the engine needs in `schedules`, their plans in `automation_settings`, both
 written in one transaction. Deleted schedules are not found any more, but their runs stay."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ecluse.base.errors import EcluseError, InvalidInput, NotFound
+from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_one, fetch_row, fetch_value
-from ecluse.engine import Flow, NewSchedule, create_schedule, delete_schedule, load_schedule, update_schedule
+from ecluse.engine import (
+    Fired,
+    Flow,
+    NewSchedule,
+    Plans,
+    change_planned,
+    create_planned,
+    delete_planned,
+    load_schedule,
+)
 from ecluse.flows.audits.configs import resolve_configs
-from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
+from ecluse.flows.automation.config import Config
+from ecluse.flows.automation.plan import Changes, Plan, Work, WorkChanges, changed, times_of
 from ecluse.flows.automation.selection_model import Selection
-from ecluse.notify.rules import why_refused
+from ecluse.notify.rules import shown_to, why_refused
 from ecluse.notify.signature import new_secret, old_name, schedule_secret_name
 from ecluse.retention.kinds import Aged
 
@@ -28,8 +40,7 @@ if TYPE_CHECKING:
 
 FLOW = "automation"
 SELECTION = "fiche_selection_"
-ENGINES = ("name", "timezone", "is_active", "catch_up")  # stored by the engine
-APART = (*ENGINES, "fiche_selection", "external_api_key")
+APART = {"fiche_selection", "external_api_key"}  # of a plan: not columns of the same name
 
 LOAD = "SELECT * FROM automation_schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
 NAMED = "SELECT id FROM automation_schedules WHERE tenant_id = %s AND name = %s AND deleted_at IS NULL"
@@ -63,63 +74,113 @@ def secret_name(schedule_id: int) -> str:
     return f"schedule:{schedule_id}"
 
 
-async def create(
-    connection: Connection, flow: Flow, tenant: str, plan: Plan, *, secrets: Secrets | None, guard: GuardedHttp
-) -> Row:
-    async with connection.transaction():
-        await _check(connection, tenant, plan, guard)
-        schedule_id = await create_schedule(connection, _timed(flow, tenant, plan))
-        columns = {"id": schedule_id, **_columns(plan)}
+@dataclass(frozen=True)
+class AutomationPlans(Plans):
+    """The plans of automation. Without `secrets`, no schedule can have a key of its own or a webhook; without `guard`,
+    a webhook leads to public addresses only."""
+
+    config: Config = field(default_factory=Config)
+    secrets: Secrets | None = None
+    guard: GuardedHttp | None = None
+
+    def changed(self, flow: Flow, known: Plan, given: Mapping[str, Any]) -> Plan:  # noqa: ARG002 - as declared
+        try:
+            return Plan.model_validate(changed(known, WorkChanges.model_validate(given)))
+        except ValidationError as error:
+            raise InvalidInput(f"plan: {readable(error)}") from error
+
+    def input(self, plan: Work) -> Row:  # noqa: ARG002 - a run reads the plan when it begins
+        return {}
+
+    async def load(self, connection: Connection, row: Row) -> Plan:
+        return plan_of(await load(connection, row["tenant_id"], row["id"]))
+
+    async def shown(self, connection: Connection, row: Row) -> Row:
+        plan = await self.load(connection, row)
+        told = plan.model_dump(mode="json", include=set(Work.model_fields) - {"external_api_key"})
+        told["specific_audit_configs"] = [str(one) for one in plan.specific_audit_configs]
+        return {**told, "webhook_url": None if plan.webhook_url is None else shown_to("webhook", plan.webhook_url)}
+
+    async def save(
+        self, connection: Connection, schedule_id: int, new: NewSchedule, plan: Work, known: Plan | None
+    ) -> Row:
+        await self._check(connection, new.tenant_id, plan, known)
+        columns = {"id": schedule_id, **times_of(plan, new.cron), **_columns(plan)}
         names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
-        sql = f"INSERT INTO automation_settings ({names}) VALUES ({marks})"  # noqa: S608 - our own names
-        await connection.execute(sql, columns)
-        if plan.external_api_key is not None:
-            await _seal(connection, tenant, schedule_id, plan.external_api_key, secrets)
-        secret = None if plan.webhook_url is None else await _sign(connection, tenant, schedule_id, secrets)
-        return {**await load(connection, tenant, schedule_id), "webhook_secret": secret}
+        sets = ", ".join(f"{name} = excluded.{name}" for name in columns)
+        await connection.execute(
+            f"INSERT INTO automation_settings ({names}) VALUES ({marks})"  # noqa: S608 - our own names
+            f" ON CONFLICT (id) DO UPDATE SET {sets}",
+            columns,
+        )
+        if "external_api_key" in plan.model_fields_set:
+            await _seal(connection, new.tenant_id, schedule_id, plan.external_api_key, self.secrets)
+        before = None if known is None else known.webhook_url
+        if plan.webhook_url in (None, before) or await _has_secret(connection, new.tenant_id, schedule_id):
+            return {"webhook_secret": None}
+        return {"webhook_secret": await _sign(connection, new.tenant_id, schedule_id, self.secrets)}
+
+    async def forget(self, connection: Connection, schedule_id: int) -> None:
+        await connection.execute(FORGET_KEY, (schedule_id,))
+        await connection.execute(FORGET, (schedule_id,))
+
+    async def fire(
+        self, connection: Connection, flow: Flow, row: Row, instead: Mapping[str, Any] | None, correlation_id: str
+    ) -> Fired:
+        from ecluse.flows.automation import start
+
+        override = start.override_of(instead)
+        return await start.fire(
+            connection, flow, row["tenant_id"], row["id"], override, self.config, correlation_id=correlation_id
+        )
+
+    async def _check(self, connection: Connection, tenant: str, plan: Work, known: Plan | None) -> None:
+        """Check what a plan cannot validate by itself. Values that have not changed are not checked again."""
+        url = None if known is not None and plan.webhook_url == known.webhook_url else plan.webhook_url
+        if url is not None and (why := why_refused(url, self.guard or _public_only())) is not None:
+            raise InvalidInput(f"webhook_url: {why}")
+        if known is None or plan.specific_audit_configs != known.specific_audit_configs:
+            found = await resolve_configs(connection, tenant, plan.specific_audit_configs, use_automatic=False)
+            if found.unknown:
+                raise InvalidInput(f"specific_audit_configs: there is no audit config {found.unknown[0]}")
+
+
+def _public_only() -> GuardedHttp:
+    from ecluse.vendors.guarded import GuardedHttp  # most commands do not need it
+
+    return GuardedHttp(())
+
+
+async def create(connection: Connection, flow: Flow, tenant: str, plan: Plan, **means: Any) -> Row:
+    """Create a schedule as `Plan` writes it. `means` replaces the secrets and the guard of the flow's own plans."""
+    async with connection.transaction():
+        made = await create_planned(connection, NewSchedule(_able(flow, means), **_timed(plan), tenant_id=tenant), plan)
+        return {**await load(connection, tenant, made.id), **made.once}
 
 
 async def update(
-    connection: Connection,
-    flow: Flow,
-    tenant: str,
-    schedule_id: int,
-    changes: Changes,
-    *,
-    secrets: Secrets | None,
-    guard: GuardedHttp,
+    connection: Connection, flow: Flow, tenant: str, schedule_id: int, changes: Changes, **means: Any
 ) -> Row:
-    async with connection.transaction():
-        await load_schedule(connection, tenant, schedule_id, lock=True)
-        row = await load(connection, tenant, schedule_id)
+    def changing(_: Row, known: Plan) -> tuple[Row, Plan]:
         try:
-            known = plan_of(row)
             plan = Plan.model_validate(changed(known, changes))
         except ValidationError as error:
             raise InvalidInput(readable(error)) from error
-        await _check(connection, tenant, plan, guard, known=known)
-        await update_schedule(connection, tenant, schedule_id, _timed(flow, tenant, plan))
-        columns = _columns(plan)
-        sets = ", ".join(f"{name} = %({name})s" for name in columns)
-        sql = f"UPDATE automation_settings SET {sets} WHERE id = %(id)s"  # noqa: S608 - our own names
-        await connection.execute(sql, {**columns, "id": schedule_id})
-        if "external_api_key" in changes.model_fields_set:
-            await _seal(connection, tenant, schedule_id, changes.external_api_key, secrets)
-        secret = None
-        if changes.webhook_url is not None and not await _has_secret(connection, tenant, schedule_id):
-            secret = await _sign(connection, tenant, schedule_id, secrets)
-        return {**await load(connection, tenant, schedule_id), "webhook_secret": secret}
+        return _timed(plan), plan
+
+    async with connection.transaction():
+        once = await change_planned(connection, _able(flow, means), tenant, schedule_id, changing)
+        return {**await load(connection, tenant, schedule_id), **once}
 
 
 async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *, secrets: Secrets | None) -> Row:
     """Create a new secret to sign the webhook with, or its first; for a day the old one signs as well."""
-    from ecluse.access.envelope import Refused
-
     async with connection.transaction():
         await load_schedule(connection, tenant, schedule_id, lock=True)
         row = await load(connection, tenant, schedule_id)
         if row["webhook_url"] is None:
-            raise Refused(409, "NO_WEBHOOK", f"Schedule {schedule_id} has no webhook_url: there is nothing to sign.")
+            why = f"Schedule {schedule_id} has no webhook_url: there is nothing to sign."
+            raise Conflict(why, code="NO_WEBHOOK")
         name = schedule_secret_name(schedule_id)
         if secrets is not None and await _has_secret(connection, tenant, schedule_id):
             await secrets.put(connection, tenant, old_name(name), await secrets.get(connection, tenant, name))
@@ -127,12 +188,9 @@ async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *
 
 
 async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
-    """Delete a schedule. Its runs and slots stay, its name is free again; an open run is not stopped."""
     async with connection.transaction():
-        await load(connection, tenant, schedule_id)
-        await delete_schedule(connection, tenant, schedule_id)
-        await connection.execute(FORGET_KEY, (schedule_id,))
-        await connection.execute(FORGET, (schedule_id,))
+        await load(connection, tenant, schedule_id)  # raises NotFound for a schedule of another flow
+        await delete_planned(connection, AutomationPlans(), tenant, schedule_id)
 
 
 async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
@@ -163,35 +221,19 @@ def plan_of(row: Row) -> Plan:
     return Plan.model_validate({name: row[name] for name in names} | {"fiche_selection": selection_of(row)})
 
 
-def _timed(flow: Flow, tenant: str, plan: Plan) -> NewSchedule:
-    times = (plan.cron_expression, plan.time_of_day, plan.day_of_week, plan.day_of_month)
-    return NewSchedule(
-        flow,
-        plan.name,
-        cron_of(plan.schedule_type, *times),
-        plan.timezone,
-        catch_up=plan.catch_up,
-        enabled=plan.is_active,
-        tenant_id=tenant,
-    )
+def _able(flow: Flow, means: Mapping[str, Any]) -> Flow:
+    return replace(flow, plans=AutomationPlans(**means)) if means else flow
 
 
-def _columns(plan: Plan) -> Row:
+def _timed(plan: Plan) -> Row:
+    same = {"name": plan.name, "timezone": plan.timezone, "catch_up": plan.catch_up}
+    return {**same, "cron": plan.cron, "enabled": plan.is_active}
+
+
+def _columns(plan: Work) -> Row:
     chosen = plan.fiche_selection.model_dump()
-    return plan.model_dump(exclude=set(APART)) | {SELECTION + name: value for name, value in chosen.items()}
-
-
-async def _check(
-    connection: Connection, tenant: str, plan: Plan, guard: GuardedHttp, *, known: Plan | None = None
-) -> None:
-    """Check what a plan cannot validate by itself. Values that have not changed are not checked again."""
-    url = None if known is not None and plan.webhook_url == known.webhook_url else plan.webhook_url
-    if url is not None and (why := why_refused(url, guard)) is not None:
-        raise InvalidInput(f"webhook_url: {why}")
-    if known is None or plan.specific_audit_configs != known.specific_audit_configs:
-        found = await resolve_configs(connection, tenant, plan.specific_audit_configs, use_automatic=False)
-        if found.unknown:
-            raise InvalidInput(f"specific_audit_configs: there is no audit config {found.unknown[0]}")
+    own = plan.model_dump(include=set(Work.model_fields) - APART)
+    return own | {SELECTION + name: value for name, value in chosen.items()}
 
 
 async def _has_secret(connection: Connection, tenant: str, schedule_id: int) -> bool:
@@ -207,11 +249,9 @@ async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: 
     return secret
 
 
-def _no_key(why: str) -> EcluseError:
-    from ecluse.access.envelope import Refused
-
+def _no_key(why: str) -> Conflict:
     told = f"{why}, and there is no key here to seal with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
-    return Refused(409, "NO_SECRET_KEY", told)
+    return Conflict(told, code="NO_SECRET_KEY")
 
 
 async def _seal(

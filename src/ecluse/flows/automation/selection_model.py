@@ -96,7 +96,9 @@ class Selection(EitherSpelling):
     """Which fiches a run takes. Mode `filter` is the same as `date_range`, a name for callers that use its filters. A
     manual list may be empty: such a run completes and says so."""
 
-    mode: Mode = Field(examples=["date_range"])
+    mode: Mode = Field(
+        examples=["date_range"], description="By default `manual` with `fiche_ids`, `date_range` with a `date_range`."
+    )
     date_range: DateRange | None = Field(None, examples=["yesterday"], description=PRESETS)
     start_date: Day = None
     end_date: Day = None
@@ -109,6 +111,18 @@ class Selection(EitherSpelling):
     max_recordings_per_fiche: Most = Field(
         None, description="A fiche with more is ignored; null: as AUTOMATION_MAX_RECORDINGS_PER_FICHE says."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_follows(cls, given: Any) -> Any:
+        """Add the mode that a list of fiches or a range leaves no doubt about."""
+        if not isinstance(given, dict) or given.get("mode") is not None:
+            return given
+        if given.keys() & {"date_range", "dateRange"}:
+            return {**given, "mode": "date_range"}
+        if given.keys() & {"fiche_ids", "ficheIds"}:
+            return {**given, "mode": "manual"}
+        raise ValueError("select fiches by the days of their sales (date_range) or by id (fiche_ids), or give a mode")
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:

@@ -1,4 +1,4 @@
-"""Response models of the automation routes, and the bodies of a trigger and a redrive; the body of a schedule is in
+"""What the automation routes answer, and the bodies of a trigger and a redrive; the body of a schedule is in
 `plan.py`."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from ecluse.access.wire import Page, Shape, StageRow, Standing, WillFail
+from ecluse.access.wire import Fire, Page, Shape, SlotRow, StageRow, Standing, WillFail
 from ecluse.base.validation import fields_of
 from ecluse.engine import EndCause, State
 from ecluse.flows.automation.plan import Plan
@@ -44,7 +44,7 @@ class Triggered(Shape):
     warnings: list[str] = Field(description="What is known beforehand: fiches left out, waits that are too short.")
 
 
-class Redrive(EitherSpelling):
+class AutomationRedrive(EitherSpelling):
     model_config = ConfigDict(json_schema_extra=in_camel_case)
 
     include_cancelled: bool = Field(False, description="Those, too, that were cancelled before they were finished.")
@@ -58,7 +58,7 @@ class Hopeless(Shape):
     error: str | None
 
 
-class RedrivePreview(Shape):
+class AutomationRedrivePreview(Shape):
     run_id: Id
     failed: int = Field(description="Fiches that failed, without the cancelled ones.")
     cancelled: int = Field(description="Fiches that were cancelled before they were finished.")
@@ -67,7 +67,7 @@ class RedrivePreview(Shape):
     causes: list[Hopeless] = Field(description="Why these cannot, the most frequent first.")
 
 
-class Redriven(Triggered):
+class AutomationRedriven(Triggered):
     parent_run_id: Id = Field(description="The run whose failed fiches these are.")
     deduplicated: bool = Field(description="They were redriven before, and that run is still open: this is it.")
 
@@ -101,10 +101,6 @@ class AutomationRunRow(Shape):
     duration_ms: int | None
 
 
-class AutomationRunPage(Page):
-    runs: list[AutomationRunRow]
-
-
 class ExpectedFailure(Shape):
     code: str = Field(examples=["NO_URL"])
     reason: str = Field(examples=["1 of 3 recordings has no URL in the CRM (171234-2)"])
@@ -114,7 +110,7 @@ class AutomationStageRow(StageRow):
     """A stage of an automation run."""
 
 
-class RunInFull(AutomationRunRow):
+class AutomationRun(AutomationRunRow):
     correlation_id: str | None
     is_stale: bool
     stale_at: datetime | None = Field(description="When it is taken for dead, if it still goes on then.")
@@ -183,7 +179,7 @@ class AutomationFichePage(Page):
 
 
 @fields_of(Plan, without=("external_api_key",))
-class ScheduleRow(Shape):
+class AutomationScheduleRow(Shape):
     id: Id
     tenant_id: str
     specific_audit_configs: list[str]
@@ -213,39 +209,17 @@ class ScheduleRow(Shape):
     updated_at: datetime
 
 
-class SchedulePage(Page):
-    schedules: list[ScheduleRow]
-
-
-class Fire(Shape):
-    at: datetime
-    mark: str | None = Field(description="What a change of the clocks does to it.")
-
-
-class Slot(Shape):
-    due_at: datetime
-    state: Literal["fired", "waiting", "skipped", "missed"]
-    reason: str | None
-    run_id: Id | None
-    decided_at: datetime
-
-
-class ScheduleInFull(ScheduleRow):
+class AutomationSchedule(AutomationScheduleRow):
     next_fires: list[Fire]
-    slots: list[Slot] = Field(description="What became of its latest due times, the newest first.")
+    slots: list[SlotRow] = Field(description="What became of its latest due times, the newest first.")
     runs: list[AutomationRunRow] = Field(description="Its last runs, the newest first.")
 
 
-class ChangedSchedule(ScheduleInFull):
+class ChangedAutomationSchedule(AutomationSchedule):
     webhook_secret: str | None = Field(
         description="What its webhook is signed with, if it is new. Not shown again.",
         examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"],
     )
-
-
-class Deleted(Shape):
-    id: Id
-    deleted: Literal[True]
 
 
 class Diagnostic(Shape):

@@ -1,4 +1,4 @@
-"""Runs started on request: a trigger of a schedule, perhaps over other fiches, or a redrive of failed fiches.
+"""Runs of a schedule that are started on request, perhaps over other fiches than it selects.
 
 Everything is checked before a run is inserted: a schedule that is unknown or switched off starts nothing.
 """
@@ -6,22 +6,42 @@ Everything is checked before a run is inserted: a schedule that is unknown or sw
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ecluse.access.envelope import Refused
-from ecluse.base.errors import NotFound
+from pydantic import ValidationError
+
+from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.ids import uuid7
+from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_row, fetch_value
-from ecluse.engine import Flow, Start, Started, fire_by_hand, load_schedule, write_events
+from ecluse.db.query import fetch_rows, fetch_value
+from ecluse.engine import (
+    Choice,
+    Estimate,
+    FailedTarget,
+    Fired,
+    Flow,
+    Redrive,
+    Run,
+    Start,
+    Started,
+    fire_by_hand,
+    load_runs,
+    load_schedule,
+    write_events,
+)
+from ecluse.engine import preview_redrive as preview_of
+from ecluse.engine import redrive as start_redrive
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation import events
 from ecluse.flows.automation.config import Config
-from ecluse.flows.automation.redrive import chosen, failed_in, preview
-from ecluse.flows.automation.schedules import load, selection_of
+from ecluse.flows.automation.redrive import LEFT, estimate, failed_in
+from ecluse.flows.automation.schedules import FLOW, load, selection_of
 from ecluse.flows.automation.selection_model import (
     AUDIT_WAIT,
+    MOST_FICHES,
     WAIT,
     Override,
     budget_warning,
@@ -36,34 +56,38 @@ NO_CONFIGS = (
     "were paid for. Make one that has run_automatically, or name it in specific_audit_configs."
 )
 
-ENDED = """
-SELECT r.schedule_id, r.ended_at IS NOT NULL, r.status, r.input -> 'override_fiche_selection',
-       s.id IS NOT NULL AND s.deleted_at IS NULL
-FROM runs r LEFT JOIN schedules s ON s.id = r.schedule_id AND s.tenant_id = r.tenant_id
-WHERE r.id = %s AND r.tenant_id = %s AND r.flow = 'automation'
-"""
-# Only cached fiches are counted: the number of recordings of other fiches is not known yet.
-LEFT = """
-SELECT count(*) FROM fiche_cache f
-JOIN recordings r ON r.fiche_cache_id = f.id AND NOT r.has_transcription AND r.removed_at IS NULL
-WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
+SCHEDULE = """
+SELECT s.id, r.input -> 'override_fiche_selection' FROM runs r
+LEFT JOIN schedules s ON s.id = r.schedule_id AND s.tenant_id = r.tenant_id AND s.deleted_at IS NULL WHERE r.id = %s
 """
 
 
-async def start(
-    connection: Connection,
-    flow: Flow,
-    tenant: str,
-    schedule_id: int,
-    override: Override | None,
-    *,
-    correlation_id: str | None = None,
-) -> Started:
-    async with connection.transaction():
-        await _startable(connection, tenant, schedule_id, override)
-        return await _fire(
-            connection, flow, tenant, schedule_id, override, Start(flow, "", correlation_id=correlation_id)
-        )
+@dataclass(frozen=True)
+class AutomationRedrive(Redrive):
+    """Repeats failed fiches in a run of the same schedule over these fiches."""
+
+    config: Config = field(default_factory=Config)
+    most: int = MOST_FICHES
+
+    async def failed(self, connection: Connection, run: Run) -> list[FailedTarget]:
+        return await failed_in(connection, run)
+
+    async def estimate(self, connection: Connection, run: Run, targets: Sequence[str]) -> Estimate:
+        return await estimate(connection, run, targets, self.config.per_minute)
+
+    async def start(
+        self, connection: Connection, flow: Flow, run: Run, targets: Sequence[str], correlation_id: str | None
+    ) -> Started:
+        ((schedule_id, given),) = await fetch_rows(connection, SCHEDULE, (run.id,))
+        if schedule_id is None:
+            why = f"The schedule of run {run.id} is deleted: nothing can be redriven."
+            raise Conflict(why, code="SCHEDULE_GONE")
+        idle = {"date_range", "start_date", "end_date"}
+        kept = {name: value for name, value in (given or {}).items() if name not in idle}
+        again = Override.model_validate({**kept, "mode": "manual", "fiche_ids": list(targets), "max_fiches": None})
+        key = f"automation-{run.id}-redrive"
+        how = Start(flow, key, redrive_of=run.id, correlation_id=correlation_id, again=True)
+        return await start(connection, flow, run.tenant_id, schedule_id, again, how=how)
 
 
 async def redrive(
@@ -76,43 +100,76 @@ async def redrive(
     leave_out_hopeless: bool = False,
     correlation_id: str | None = None,
 ) -> Started:
-    """Start a run like `run_id` over the fiches that failed in it. While the redrive is open, a second request returns
-    it."""
-    async with connection.transaction():
-        schedule_id, given, there = await _ended(connection, tenant, run_id)
-        failed = chosen(
-            run_id,
-            await failed_in(connection, run_id),
-            include_cancelled=include_cancelled,
-            leave_out_hopeless=leave_out_hopeless,
-        )
-        if not there:
-            raise Refused(409, "SCHEDULE_GONE", f"The schedule of run {run_id} is deleted: nothing can be redriven.")
-        idle = {"date_range", "start_date", "end_date"}
-        kept = {name: value for name, value in (given or {}).items() if name not in idle}
-        again = Override.model_validate({**kept, "mode": "manual", "fiche_ids": failed, "max_fiches": None})
-        await _startable(connection, tenant, schedule_id, again)
-        link = Start(flow, f"automation-{run_id}-redrive", redrive_of=run_id, correlation_id=correlation_id)
-        return await _fire(connection, flow, tenant, schedule_id, again, replace(link, again=True))
+    choice = Choice("all" if include_cancelled else "failed", leave_out_hopeless=leave_out_hopeless)
+    run = await _of_tenant(connection, tenant, run_id)
+    return await start_redrive(connection, flow, run, choice, correlation_id=correlation_id)
 
 
 async def preview_redrive(
     connection: Connection, tenant: str, run_id: int, *, include_cancelled: bool = False
 ) -> dict[str, Any]:
-    await _ended(connection, tenant, run_id)
-    return preview(run_id, await failed_in(connection, run_id), include_cancelled=include_cancelled)
+    """Preview a redrive as the contract of automation words it."""
+    run = await _of_tenant(connection, tenant, run_id)
+    choice = Choice("all" if include_cancelled else "failed")
+    told = await preview_of(connection, AutomationRedrive(), run, choice)
+    causes = [{**one, "fiche_id": one["target"]} for one in told["causes"]]
+    for one in causes:
+        del one["target"]
+    same = {name: told[name] for name in ("run_id", "failed", "cancelled", "cannot_succeed")}
+    return {**same, "takes": told["count"], "causes": causes}
 
 
-async def _ended(connection: Connection, tenant: str, run_id: int) -> tuple[int, dict[str, Any] | None, bool]:
-    """Return the schedule of a run, the override it was started with, and whether the schedule still exists. Refuse a
-    run that has not ended."""
-    row = await fetch_row(connection, ENDED, (run_id, tenant))
-    if row is None:
+async def _of_tenant(connection: Connection, tenant: str, run_id: int) -> Run:
+    found = await load_runs(connection, [run_id])
+    if not found or (found[0].tenant_id, found[0].flow) != (tenant, FLOW):
         raise NotFound(f"there is no automation run {run_id}")
-    schedule_id, ended, status, given, there = row
-    if not ended:
-        raise Refused(409, "RUN_NOT_ENDED", f"Run {run_id} is still going ({status}): it can be redriven once over.")
-    return schedule_id, given, there
+    return found[0]
+
+
+async def start(
+    connection: Connection,
+    flow: Flow,
+    tenant: str,
+    schedule_id: int,
+    override: Override | None,
+    *,
+    correlation_id: str | None = None,
+    how: Start | None = None,
+) -> Started:
+    """Start a run of the schedule. `how` gives it another key, and links it to the run that it repeats."""
+    async with connection.transaction():
+        await _startable(connection, tenant, schedule_id, override)
+        how = how or Start(flow, "", correlation_id=correlation_id)
+        return await _fire(connection, flow, tenant, schedule_id, override, how)
+
+
+def override_of(instead: Mapping[str, Any] | None) -> Override | None:
+    """Return the part of a plan that may differ for one run: the selection. A list of fiches is a mode."""
+    if not instead:
+        return None
+    if set(instead) != {"fiche_selection"} or not isinstance(instead["fiche_selection"], dict):
+        raise InvalidInput("plan: for one run, only the object fiche_selection can differ from the schedule")
+    given = instead["fiche_selection"]
+    mode = {"mode": "manual"} if given.keys() & {"fiche_ids", "ficheIds"} else {}
+    try:
+        return Override.model_validate({**mode, **given})
+    except ValidationError as error:
+        raise InvalidInput(f"plan.fiche_selection: {readable(error)}") from error
+
+
+async def fire(
+    connection: Connection,
+    flow: Flow,
+    tenant: str,
+    schedule_id: int,
+    override: Override | None,
+    config: Config,
+    *,
+    correlation_id: str | None = None,
+) -> Fired:
+    """Start a run now, whatever else is running, and warn of what is known beforehand not to work out."""
+    started = await start(connection, flow, tenant, schedule_id, override, correlation_id=correlation_id)
+    return Fired(started, await warnings(connection, tenant, schedule_id, override, config))
 
 
 async def warnings(
@@ -145,7 +202,8 @@ async def _startable(connection: Connection, tenant: str, schedule_id: int, over
     await load_schedule(connection, tenant, schedule_id, lock=True)
     row = await load(connection, tenant, schedule_id)
     if not row["is_active"]:
-        raise Refused(409, "SCHEDULE_INACTIVE", f"Schedule {schedule_id} is switched off: switch it on (is_active).")
+        why = f"Schedule {schedule_id} is switched off: switch it on (is_active)."
+        raise Conflict(why, code="SCHEDULE_INACTIVE")
     merged(selection_of(row), override)
 
 

@@ -16,6 +16,43 @@ SELECT a.id, a.tenant_id, a.fiche_id, a.fiche_cache_id, a.audit_config_id, a.con
 FROM audits a JOIN audit_config_versions v ON v.audit_config_id = a.audit_config_id AND v.version = a.config_version
 """
 
+SCHEDULES = """
+CREATE VIEW schedule_list AS
+SELECT s.id, s.tenant_id, s.flow, s.name, s.cron, s.timezone, s.window_start, s.window_end, s.overlap, s.catch_up,
+       s.enabled, s.next_due_at, coalesce(s.next_due_at < ecluse_now() - interval '1 minute', false) AS overdue,
+       s.failures, s.error, h.id AS holding_run_id, s.last_run_id, r.state AS last_run_state, s.last_fired_at,
+       s.created_at, s.updated_at
+FROM schedules s LEFT JOIN runs h ON h.id = s.holding_run_id AND h.ended_at IS NULL
+LEFT JOIN runs r ON r.id = s.last_run_id
+WHERE s.deleted_at IS NULL
+"""
+
+# Without what depends on a knob: how long a run may take. Of a webhook only the origin is shown: its path is often a
+# secret.
+AUTOMATION_SCHEDULES = """
+CREATE VIEW automation_schedule_list AS
+SELECT s.id, s.tenant_id, s.name, s.is_active, s.schedule_type, s.cron_expression, s.timezone, s.time_of_day,
+       s.day_of_week, s.day_of_month, s.catch_up, jsonb_build_object(
+           'mode', s.fiche_selection_mode, 'date_range', s.fiche_selection_date_range,
+           'start_date', s.fiche_selection_start_date, 'end_date', s.fiche_selection_end_date,
+           'fiche_ids', s.fiche_selection_fiche_ids, 'groupes', s.fiche_selection_groupes,
+           'only_with_recordings', s.fiche_selection_only_with_recordings,
+           'only_unaudited', s.fiche_selection_only_unaudited, 'use_rlm', s.fiche_selection_use_rlm,
+           'max_fiches', s.fiche_selection_max_fiches,
+           'max_recordings_per_fiche', s.fiche_selection_max_recordings_per_fiche) AS fiche_selection,
+       s.run_transcription, s.skip_if_transcribed, s.transcription_priority, s.run_audits, s.use_automatic_audits,
+       s.specific_audit_configs::text[] AS specific_audit_configs, s.continue_on_error, s.retry_failed, s.max_retries,
+       lower(substring(s.webhook_url FROM '^([^:/?#]+)://')) || '://'
+           || substring(s.webhook_url FROM '^[^:/?#]+://(?:[^/?#]*@)?([^/?#]*)') || '/…' AS webhook_url,
+       s.webhook_url IS NOT NULL AND EXISTS (SELECT FROM secrets k WHERE k.tenant_id = s.tenant_id
+           AND k.name = 'schedule:' || s.id || ':webhook') AS webhook_signed,
+       s.notify_emails, s.notify_on_complete, s.notify_on_error, s.has_external_api_key, s.last_run_at,
+       s.last_run_status, s.total_runs, s.successful_runs, s.partial_runs, s.failed_runs, s.cancelled_runs, l.cron,
+       l.window_start, l.window_end, s.next_due_at, l.overdue, l.failures, l.error, l.holding_run_id, s.last_run_id,
+       s.created_at, s.updated_at, CASE s.last_run_status WHEN 'running' THEN s.last_run_at END AS running_since,
+       clock_stood(s.holding_run_id) AS clock_stood
+FROM automation_schedules s JOIN schedule_list l ON l.id = s.id
+"""
 
 # An item's event id as `item_event_id` (base/ids.py) computes it.
 RUNS = """
@@ -40,5 +77,6 @@ FROM outcomes o JOIN runs r ON r.id = o.run_id;
 
 
 def upgrade() -> None:
-    op.execute(AUDITS)
-    op.get_bind().connection.driver_connection.execute(RUNS)  # type: ignore[union-attr]
+    connection = op.get_bind().connection.driver_connection
+    for part in (AUDITS, RUNS, SCHEDULES, AUTOMATION_SCHEDULES):
+        connection.execute(part)  # type: ignore[union-attr]

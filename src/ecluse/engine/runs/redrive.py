@@ -1,0 +1,184 @@
+"""Redrives: a new run over targets that failed in an ended one. The choice of the targets, its preview and its refusals
+are the same for every flow; how the new run is started is the flow's (`Flow.redrive`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from ecluse.base.errors import Conflict
+from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all, fetch_rows
+from ecluse.engine.model.flow import Flow, Run
+from ecluse.engine.runs.finalize import CANCELLED
+from ecluse.engine.runs.start import Started
+
+Which = Literal["failed", "cancelled", "all"]
+
+# Codes of permanent failures that are not the record's fault, but that of a setting, a key, a crash of workers or the
+# end of the run.
+MAY_HEAL = (
+    *("INCOMPLETE", "RUN_ENDED", "STALLED", "WORKER_CRASHED", "STORE_FAILED", "DISPATCH_FAILED", "BUG"),
+    *("NOT_CONFIGURED", "UNAUTHORIZED", "FORBIDDEN", "FORBIDDEN_URL", "QUOTA_EXCEEDED", "SEALED", "NO_KEY"),
+)
+FAILED = """
+SELECT o.target, o.error_code, o.reason, f.stage, CASE WHEN f.for_good THEN f.error_code END AS cause,
+       CASE WHEN f.for_good THEN f.error END AS why
+FROM outcomes o LEFT JOIN (
+    SELECT DISTINCT ON (target) target, stage, error_code, error,
+           permanent AND error_code <> ALL(%(may_heal)s) AS for_good
+    FROM items WHERE run_id = %(run)s AND status = 'failed' AND target <> ''
+    ORDER BY target, permanent AND error_code <> ALL(%(may_heal)s) DESC, error_code, error) f ON f.target = o.target
+WHERE o.run_id = %(run)s AND o.outcome = 'failed' ORDER BY o.target
+"""
+STATUS = "SELECT status, ended_at IS NOT NULL FROM runs WHERE id = %s"
+
+
+class FailedTarget(NamedTuple):
+    """A target that failed or was cancelled. `cause` and `why` are set if another try is hopeless, and say what makes
+    it so."""
+
+    target: str
+    error_code: str | None
+    reason: str | None = None
+    stage: str | None = None
+    cause: str | None = None
+    why: str | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self.error_code == CANCELLED
+
+
+class Choice(NamedTuple):
+    """Which of the failed targets are repeated; `outcome` "failed" is those that were not cancelled."""
+
+    outcome: Which = "failed"
+    error_code: str | None = None
+    stage: str | None = None
+    leave_out_hopeless: bool = False
+
+    def wants(self, one: FailedTarget) -> bool:
+        return (
+            (self.outcome == "all" or one.cancelled == (self.outcome == "cancelled"))
+            and self.error_code in (None, one.error_code)
+            and self.stage in (None, one.stage)
+        )
+
+    def takes(self, one: FailedTarget) -> bool:
+        return self.wants(one) and not (self.leave_out_hopeless and one.cause)
+
+
+class Estimate(NamedTuple):
+    """What a redrive will take, as far as it is known: calls that cost time or money, by kind."""
+
+    calls: dict[str, int] = {}  # noqa: RUF012 - never changed
+    seconds: float | None = None
+    cost: str | None = None
+
+
+class Redrive:
+    """How a flow repeats failed targets of a run, in a new run that is linked to it."""
+
+    most: int  # targets that one redrive takes
+
+    async def failed(self, connection: Connection, run: Run) -> list[FailedTarget]:
+        return await failed_targets(connection, run)
+
+    async def estimate(self, connection: Connection, run: Run, targets: Sequence[str]) -> Estimate:  # noqa: ARG002
+        return Estimate()  # nothing is known, unless the flow says so
+
+    async def start(
+        self, connection: Connection, flow: Flow, run: Run, targets: Sequence[str], correlation_id: str | None
+    ) -> Started:
+        """Start the run. While it is open, a repeated start must return it."""
+        raise NotImplementedError
+
+
+async def failed_targets(connection: Connection, run: Run, statement: str = FAILED) -> list[FailedTarget]:
+    return await fetch_all(connection, FailedTarget, statement, {"run": run.id, "may_heal": list(MAY_HEAL)})
+
+
+async def redrive(
+    connection: Connection, flow: Flow, run: Run, choice: Choice, *, correlation_id: str | None = None
+) -> Started:
+    """Repeat the chosen targets of an ended run in a new one. While that is open, a second request returns it."""
+    how = redrive_of(flow)
+    async with connection.transaction():
+        await _ended(connection, run)
+        targets = chosen(run.id, await how.failed(connection, run), choice)[: how.most]
+        return await how.start(connection, flow, run, targets, correlation_id)
+
+
+async def preview_redrive(connection: Connection, how: Redrive, run: Run, choice: Choice) -> dict[str, Any]:
+    """Return what a redrive would take, and what is known of its time and cost."""
+    await _ended(connection, run)
+    failed = await how.failed(connection, run)
+    taken = [one.target for one in failed if choice.takes(one)][: how.most]
+    estimate = await how.estimate(connection, run, taken)
+    return {
+        "run_id": str(run.id),
+        "flow": run.flow,
+        "count": len(taken),
+        **overview(failed, choice),
+        "calls": estimate.calls,
+        "expected_seconds": estimate.seconds,
+        "expected_cost": estimate.cost,
+    }
+
+
+def overview(failed: Sequence[FailedTarget], choice: Choice) -> dict[str, Any]:
+    """Count the chosen targets by error code, and those that cannot succeed as they are by cause."""
+    wanted = [one for one in failed if choice.wants(one)]
+    hopeless = [one for one in wanted if one.cause]
+    cancelled, lost = sum(one.cancelled for one in failed), Counter(one.error_code for one in hopeless)
+    groups = _grouped((one.error_code, one.target, one.reason) for one in wanted)
+    return {
+        "failed": len(failed) - cancelled,
+        "cancelled": cancelled,
+        "cannot_succeed": len(hopeless),
+        "groups": [{**group, "cannot_succeed": lost[group["error_code"]]} for group in groups],
+        "causes": _grouped((one.cause, one.target, one.why) for one in hopeless),
+    }
+
+
+def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[str]:
+    """Return the targets to repeat; refuse and say why if there are none."""
+    if taken := [one.target for one in failed if choice.takes(one)]:
+        return taken
+    if causes := overview(failed, choice)["causes"]:
+        named = ", ".join(f"{one['count']} {one['error_code']}" for one in causes)
+        why = f"None of the targets that failed in run {run_id} can succeed as it is: {named}."
+        raise Conflict(why, code="ONLY_HOPELESS")
+    if failed and (choice.error_code or choice.stage):
+        why = f"{len(failed)} targets failed in run {run_id}, but none of them with this error_code and stage."
+        raise Conflict(why, code="NOTHING_CHOSEN")
+    if choice.outcome == "failed" and failed:
+        why = f"Nothing failed in run {run_id}, but {len(failed)} targets were cancelled before they were finished: "
+        raise Conflict(f"{why}redrive them with outcome all (or include_cancelled).", code="ONLY_CANCELLED")
+    why = f"Nothing failed in run {run_id}: there is nothing to redrive. Start a new run instead."
+    raise Conflict(why, code="NOTHING_FAILED")
+
+
+def _grouped(rows: Iterable[tuple[str | None, str, str | None]]) -> list[dict[str, Any]]:
+    """Count targets by code, the most frequent first; the first target of each code is its example."""
+    found: dict[str | None, dict[str, Any]] = {}
+    for code, target, why in rows:
+        group = found.setdefault(code, {"error_code": code, "count": 0, "target": target, "error": why})
+        group["count"] += 1
+    return sorted(found.values(), key=lambda one: (-one["count"], one["error_code"] or ""))
+
+
+def redrive_of(flow: Flow) -> Redrive:
+    if flow.redrive is None:
+        instead = flow.not_by_hand or f"Start a new run of it: `ecluse runs start {flow.name}`, or POST /api/runs."
+        raise Conflict(f"Runs of flow {flow.name} cannot be redriven. {instead}", code="NO_REDRIVE")
+    return flow.redrive
+
+
+async def _ended(connection: Connection, run: Run) -> None:
+    ((status, ended),) = await fetch_rows(connection, STATUS, (run.id,))
+    if not ended:
+        why = f"Run {run.id} is still going ({status}): it can be redriven once it has ended."
+        raise Conflict(why, code="RUN_NOT_ENDED")

@@ -1,0 +1,137 @@
+"""Schedules with their plans: one way to create, change, delete and fire the schedules of every flow. A plan is what a
+schedule says beyond its name and its timetable; by default it is the input of the runs."""
+
+# ruff: noqa: ARG002 - the hooks take what a flow with tables of its own needs
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from ecluse.base.errors import InvalidInput
+from ecluse.base.validation import readable
+from ecluse.db.connect import Connection
+from ecluse.engine.model.flow import Flow
+from ecluse.engine.runs.start import Started
+from ecluse.engine.schedule.schedules import (
+    NewSchedule,
+    create_schedule,
+    delete_schedule,
+    fire_by_hand,
+    load_schedule,
+    update_schedule,
+)
+
+Row = dict[str, Any]
+TIMETABLE = tuple(one.name for one in fields(NewSchedule) if one.name not in ("flow", "input", "tenant_id"))
+
+
+class Fired(NamedTuple):
+    started: Started
+    warnings: list[str]
+
+
+class Plans:
+    """Where the plans of a flow's schedules are kept: by default in `schedules.input`. A flow with tables of its own
+    for them overrides all of it (`Flow.plans`). `known` is a plan as `load` returns it."""
+
+    def parsed(self, flow: Flow, given: Mapping[str, Any]) -> Any:
+        """Validate a plan as it is given for a new schedule."""
+        return parsed(flow.plan or flow.input, given)
+
+    def changed(self, flow: Flow, known: Any, given: Mapping[str, Any]) -> Any:
+        """Return the known plan with the given fields replaced."""
+        return self.parsed(flow, {**known, **given})
+
+    def input(self, plan: Any) -> Row:
+        """Return the input of the runs that such a schedule starts."""
+        found: Row = plan.model_dump(mode="json")
+        return found
+
+    async def load(self, connection: Connection, row: Row) -> Any:
+        return row["input"]
+
+    async def shown(self, connection: Connection, row: Row) -> Row:
+        """Return the plan for readers: without secrets."""
+        found: Row = await self.load(connection, row)
+        return found
+
+    async def save(
+        self, connection: Connection, schedule_id: int, new: NewSchedule, plan: Any, known: Any | None
+    ) -> Row:
+        """Check and store the plan of a schedule that has just been created (`known` is None) or changed, in the same
+        transaction. Return what is shown this once."""
+        return {}
+
+    async def forget(self, connection: Connection, schedule_id: int) -> None:
+        """Delete what a deleted schedule has no more use for."""
+
+    async def fire(
+        self, connection: Connection, flow: Flow, row: Row, instead: Mapping[str, Any] | None, correlation_id: str
+    ) -> Fired:
+        """Start a run of the schedule now. The fields in `instead` replace those of the plan for this run."""
+        given = None if instead is None else self.input(self.changed(flow, await self.load(connection, row), instead))
+        started = await fire_by_hand(
+            connection,
+            row["tenant_id"],
+            row["id"],
+            flow,
+            input=given,
+            start=lambda start: replace(start, correlation_id=correlation_id),
+        )
+        return Fired(started, [])
+
+
+IN_INPUT = Plans()
+
+
+def plans_of(flow: Flow) -> Plans:
+    return flow.plans or IN_INPUT
+
+
+def parsed(model: type[BaseModel], given: Mapping[str, Any]) -> Any:
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise InvalidInput(f"plan: {readable(error)}") from error
+
+
+class Created(NamedTuple):
+    id: int
+    once: Row  # secrets that are shown in this answer only
+
+
+async def create_planned(connection: Connection, new: NewSchedule, plan: Any) -> Created:
+    plans = plans_of(new.flow)
+    async with connection.transaction():
+        schedule_id = await create_schedule(connection, replace(new, input=plans.input(plan)))
+        return Created(schedule_id, await plans.save(connection, schedule_id, new, plan, None))
+
+
+# Of the schedule's row and its plan: the columns to change, and the plan as it is to be.
+Changing = Callable[[Row, Any], tuple[Mapping[str, Any], Any]]
+
+
+async def change_planned(
+    connection: Connection, flow: Flow, tenant_id: str, schedule_id: int, changing: Changing
+) -> Row:
+    """Change a schedule and its plan; return what is shown this once."""
+    plans = plans_of(flow)
+    async with connection.transaction():
+        row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
+        known = await plans.load(connection, row)
+        columns, plan = changing(row, known)
+        kept = {name: row[name] for name in TIMETABLE}
+        new = NewSchedule(flow, **{**kept, **columns}, input=plans.input(plan), tenant_id=tenant_id)
+        await update_schedule(connection, tenant_id, schedule_id, new)
+        return await plans.save(connection, schedule_id, new, plan, known)
+
+
+async def delete_planned(connection: Connection, plans: Plans, tenant_id: str, schedule_id: int) -> None:
+    """Delete a schedule. Its runs and slots stay, its name is free again; an open run is not stopped."""
+    async with connection.transaction():
+        await delete_schedule(connection, tenant_id, schedule_id)
+        await plans.forget(connection, schedule_id)

@@ -1,0 +1,298 @@
+"""What the API, the command line and the pages offer of automation: schedules, their runs, the outcome of each fiche.
+Requests are checked before a run is inserted, so that nothing is started by mistake."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Body
+
+from ecluse.access.listing import Filters, Listing, Where
+from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.wire import Deleted, Filter, Limit, Offset, Order, number, with_ids_as_text
+from ecluse.db.query import Row
+from ecluse.engine import Flow, Started
+from ecluse.flows.automation import diagnostic, queries, schedules, shapes, start
+from ecluse.flows.automation.plan import Changes, Plan
+from ecluse.flows.automation.queries import FicheStatus, RunFilter
+from ecluse.insight.run_queries import count_log
+
+surface = Surface("automation")
+
+SCHEDULES, RUNS = "/api/automation/schedules", "/api/automation/runs"
+READ, WRITE = "automation.read", "automation.write"
+ScheduleNumber = Annotated[int, Noun("automation schedule")]
+RunNumber = Annotated[int, Noun("automation run")]
+# Short names of the fields that are given every day.
+OPTIONS = {
+    "type": "schedule_type",
+    "at": "time_of_day",
+    "cron": "cron_expression",
+    "tz": "timezone",
+    "mode": "fiche_selection.mode",
+    "range": "fiche_selection.date_range",
+    "start-date": "fiche_selection.start_date",
+    "end-date": "fiche_selection.end_date",
+    "fiches": "fiche_selection.fiche_ids",
+    "groupe": "fiche_selection.groupes",
+    "max-fiches": "fiche_selection.max_fiches",
+}
+
+
+class RunStatusFilter(Filters):
+    """A cancelled run is found as cancelled only."""
+
+    status: Annotated[
+        RunFilter | None, Where("CASE t.state WHEN 'cancelled' THEN 'cancelled' ELSE t.status END = %(status)s")
+    ] = None
+
+
+class RunFilters(RunStatusFilter):
+    schedule_id: Annotated[Filter, Where("t.schedule_id = %(schedule_id)s::bigint")] = None
+
+
+ALL_SCHEDULES = Listing("schedules", shapes.AutomationScheduleRow, queries.SCHEDULES, READ, order=("name",))
+ALL_RUNS = Listing("runs", shapes.AutomationRunRow, "automation_runs", READ, filters=RunFilters)
+OF_SCHEDULE = Listing(
+    *("runs", shapes.AutomationRunRow, "automation_runs", READ), filters=RunStatusFilter, within=("schedule_id",)
+)
+RUN_COLUMNS = ("id", "schedule_id", "status", "started_at", "selected", "successful_fiches", "failed_fiches")
+
+
+async def longest(look: Look) -> Row:
+    return {"longest": look.state.automation.config.longest}
+
+
+async def known_schedule(look: Look, schedule_id: Any) -> None:
+    if schedule_id is not None:
+        wanted = number("automation schedule", str(schedule_id))
+        await queries.require_schedule(look.connection, look.tenant, wanted)
+
+
+surface.listing(
+    SCHEDULES,
+    ALL_SCHEDULES,
+    check=longest,
+    list_automation_schedules="List schedules by name, with their due times and the status of their last runs.",
+    command=Command(
+        "automation schedules list",
+        columns=("id", "schedule_type", "name", "next_due_at", "last_run_status", "is_stale", "error"),
+        empty="no schedules yet: `ecluse schedules create automation --name … --range yesterday`",
+    ),
+)
+surface.listing(
+    RUNS,
+    ALL_RUNS,
+    check=known_schedule,
+    list_automation_runs="List runs, the newest first. With a status filter, cancelled runs are found by"
+    " `status=cancelled` only.",
+    command=Command(
+        "automation runs list", columns=RUN_COLUMNS, empty="no runs yet: start one with `ecluse schedules run ID`"
+    ),
+)
+surface.listing(
+    f"{SCHEDULES}/{{schedule_id}}/runs",
+    OF_SCHEDULE,
+    check=known_schedule,
+    list_runs_of_schedule="List the runs of a schedule, the newest first; of a deleted schedule, too.",
+)
+
+
+@surface.operation(
+    "POST",
+    SCHEDULES,
+    needs=WRITE,
+    answer=shapes.ChangedAutomationSchedule,
+    status=201,
+    action="automation_schedule.create",
+    subject="schedule:{id}",
+    command=Command(
+        "schedules create automation",
+        options=OPTIONS,
+        example="ecluse schedules create automation --name nightly --type DAILY --at 06:30 --tz Europe/Paris"
+        " --range yesterday",
+    ),
+)
+async def create_automation_schedule(act: Act, body: Plan) -> Row:
+    """Add a schedule. It is due for times from now on. Fields are accepted in snake_case and in camelCase. The response
+    holds the secret that its webhook is signed with, if it has one; it is not shown again."""
+    made = await schedules.create(act.connection, _flow(act), act.tenant, body)
+    act.answers(201, webhook_secret=made["webhook_secret"])
+    return {**await _in_full(act, made["id"]), "webhook_secret": None}
+
+
+@surface.read(
+    f"{SCHEDULES}/{{schedule_id}}",
+    needs=READ,
+    answer=shapes.AutomationSchedule,
+    command=Command("automation schedules show"),
+)
+async def show_automation_schedule(look: Look, schedule_id: ScheduleNumber) -> Row:
+    """Show a schedule with its last runs, the outcomes of its latest due times, and its next due times."""
+    return await _in_full(look, schedule_id)
+
+
+@surface.operation(
+    "PATCH",
+    f"{SCHEDULES}/{{schedule_id}}",
+    needs=WRITE,
+    answer=shapes.ChangedAutomationSchedule,
+    action="automation_schedule.update",
+    subject="schedule:{schedule_id}",
+    command=Command("schedules update automation", options=OPTIONS),
+)
+async def change_automation_schedule(act: Act, schedule_id: ScheduleNumber, body: Changes) -> Row:
+    """Change the given fields only. Runs under way go on as they began. Setting a `webhook_url` on a schedule without a
+    signing secret creates one, which is in this response only."""
+    changed = await schedules.update(act.connection, _flow(act), act.tenant, schedule_id, body)
+    act.answers(200, webhook_secret=changed["webhook_secret"])
+    return {**await _in_full(act, schedule_id), "webhook_secret": None}
+
+
+@surface.operation(
+    "POST",
+    f"{SCHEDULES}/{{schedule_id}}/rotate-secret",
+    needs=WRITE,
+    answer=shapes.ChangedAutomationSchedule,
+    action="automation_schedule.rotate-secret",
+    subject="schedule:{schedule_id}",
+    command=Command("schedules rotate-secret"),
+)
+async def rotate_schedule_secret(act: Act, schedule_id: ScheduleNumber) -> Row:
+    """Create a new secret for the signatures of the schedule's webhook, or the first one if the webhook was not signed
+    yet. For a day the old secret signs as well, so that the receiver can change over."""
+    row = await schedules.rotate_secret(act.connection, act.tenant, schedule_id, secrets=act.state.secrets)
+    act.answers(200, webhook_secret=row["webhook_secret"])
+    return {**await _in_full(act, schedule_id), "webhook_secret": None}
+
+
+@surface.operation(
+    "DELETE",
+    f"{SCHEDULES}/{{schedule_id}}",
+    needs=WRITE,
+    answer=Deleted,
+    action="automation_schedule.delete",
+    subject="schedule:{schedule_id}",
+)
+async def delete_automation_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
+    """Delete a schedule. It is not due any more, and not listed. Its runs can be read as before; a run under way
+    finishes."""
+    await schedules.delete(act.connection, act.tenant, schedule_id)
+    return {"id": schedule_id, "deleted": True}
+
+
+@surface.operation(
+    "POST",
+    "/api/automation/trigger",
+    needs=WRITE,
+    answer=shapes.Triggered,
+    action="automation_schedule.trigger",
+    subject="schedule:{body.schedule_id}",
+)
+async def trigger_automation(act: Act, body: shapes.Trigger) -> Row:
+    """Run a schedule now, whatever else is running, perhaps over other fiches than it selects. Of a list that is longer
+    than `max_fiches`, only the first `max_fiches` are taken, and `warnings` says so."""
+    wanted, override = number("automation schedule", body.schedule_id), body.override_fiche_selection
+    config, how = act.state.automation.config, {"correlation_id": act.request_id}
+    fired = await start.fire(act.connection, _flow(act), act.tenant, wanted, override, config, **how)
+    return _started(fired.started, fired.warnings)
+
+
+@surface.read(f"{RUNS}/{{run_id}}", needs=READ, answer=shapes.AutomationRun, command=Command("automation runs show"))
+async def show_automation_run(look: Look, run_id: RunNumber) -> Row:
+    """Show a run in full: its progress, the settings it runs with, which fiches were picked and why the others were
+    not."""
+    return await queries.show_run(look.connection, look.tenant, run_id, look.state.automation.config.longest)
+
+
+@surface.read(
+    f"{RUNS}/{{run_id}}/logs", needs=READ, answer=shapes.AutomationLogPage, command=Command("automation runs logs")
+)
+async def list_automation_logs(
+    look: Look, run_id: RunNumber, order: Order = "asc", limit: Limit = 50, offset: Offset = 0
+) -> Row:
+    """List the log of a run, the oldest line first, or the newest (`order=desc`)."""
+    cut = {"limit": limit, "offset": offset}
+    rows = await queries.list_logs(look.connection, look.tenant, run_id, newest_first=order == "desc", **cut)
+    return {"logs": with_ids_as_text(rows), "total": await count_log(look.connection, run_id), **cut}
+
+
+@surface.read(
+    f"{RUNS}/{{run_id}}/fiches",
+    needs=READ,
+    answer=shapes.AutomationFichePage,
+    command=Command(
+        "automation runs fiches", columns=("fiche_id", "status", "error_code", "error", "ignore_reason", "details")
+    ),
+)
+async def list_automation_fiches(
+    look: Look, run_id: RunNumber, status: FicheStatus | None = None, limit: Limit = 50, offset: Offset = 0
+) -> Row:
+    """List the outcomes of a run's fiches, by id; of an open fiche, what it still lacks."""
+    cut = {"limit": limit, "offset": offset}
+    rows = await queries.list_fiches(look.connection, look.tenant, run_id, status=status, **cut)
+    return {"fiches": with_ids_as_text(rows), **cut}
+
+
+@surface.read(f"{RUNS}/{{run_id}}/redrive", needs=READ, answer=shapes.AutomationRedrivePreview)
+async def preview_automation_redrive(look: Look, run_id: RunNumber, include_cancelled: bool = False) -> Row:
+    """Preview a redrive: how many fiches it would take, and which of them cannot succeed as they are. Nothing is
+    started."""
+    return await start.preview_redrive(look.connection, look.tenant, run_id, include_cancelled=include_cancelled)
+
+
+@surface.operation(
+    "POST",
+    f"{RUNS}/{{run_id}}/redrive",
+    needs=WRITE,
+    answer=shapes.AutomationRedriven,
+    action="automation_run.redrive",
+    subject="run:{parent_run_id}",
+)
+async def redrive_automation(
+    act: Act,
+    run_id: RunNumber,
+    body: Annotated[
+        shapes.AutomationRedrive | None, Body(examples=[{"includeCancelled": False, "leaveOutHopeless": True}])
+    ] = None,
+) -> Row:
+    """Start a run over the fiches that failed in this one, linked to it. While that run is open, a repeated request
+    returns it."""
+    options = (body or shapes.AutomationRedrive()).model_dump()
+    started = await start.redrive(
+        act.connection, _flow(act), act.tenant, run_id, **options, correlation_id=act.request_id
+    )
+    if started.deduplicated:
+        act.changes_nothing()
+    return {**_started(started, []), "parent_run_id": run_id, "deduplicated": started.deduplicated}
+
+
+@surface.read(
+    "/api/automation/diagnostic",
+    needs=READ,
+    answer=shapes.Diagnostic,
+    command=Command("automation diagnose"),
+)
+async def diagnose_automation(look: Look) -> Row:
+    """Check whether everything is in place that automation needs, and say what to do if not."""
+    lanes = {stage.lane.name for name in ("automation", "transcription") for stage in look.kit.flow(name).stages}
+    found = await diagnostic.look(look.connection, look.state.automation, look.tenant, lanes)
+    with_ids_as_text(found["schedules"]["worst"])
+    return found
+
+
+async def _in_full(look: Look, schedule_id: int) -> Row:
+    longest = look.state.automation.config.longest
+    row = await queries.show_schedule_in_full(look.connection, look.tenant, schedule_id, longest)
+    for part in ("slots", "runs"):
+        with_ids_as_text(row[part])
+    return row
+
+
+def _flow(look: Look) -> Flow:
+    return look.kit.flow(schedules.FLOW)
+
+
+def _started(started: Started, warnings: list[str]) -> Row:
+    run = started.run
+    return {"success": True, "run_id": str(run.id), "event_ids": [run.event_key], "warnings": warnings}
