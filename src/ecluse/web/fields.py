@@ -27,7 +27,7 @@ Texts = Mapping[str, str]  # entered text by the name of its field
 class Field:
     name: str
     label: str
-    kind: str  # text, long, number, check, choice, lines, json, date, group or rows
+    kind: str  # text, long, number, check, choice, lines, json, date, password, group or rows
     hint: str
     required: bool
     schema: Schema
@@ -114,8 +114,8 @@ def _kind(schema: Schema) -> str:
             items = schema.get("items", {})
             return "rows" if "$ref" in items or items.get("type") == "object" else "lines"
         case "string":
-            if schema.get("format") == "date":
-                return "date"
+            if schema.get("format") in ("date", "password"):
+                return str(schema["format"])
             return "long" if schema.get("maxLength", 0) > LONG else "text"
     return "json"
 

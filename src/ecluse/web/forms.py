@@ -94,7 +94,10 @@ async def do_it(request: Request, name: str, place: str = "") -> Response:
         return _form(request, asked, given, status, _at_field(asked, error.message))
     found = json.loads(bytes(answer.body))
     action, follows = ACTIONS[name], asked.declared.command.follows if asked.declared.command else ""
-    shown = RedirectResponse(action.home if action.leaves else asked.back, 303)
+    leads = action.home if action.leaves else asked.back
+    if secret := next((value for one, value in found.items() if one.endswith("secret") and value), None):
+        return render.page(request, "secret.html", action=action, secret=secret, back=leads)
+    shown = RedirectResponse(leads, 303)
     actions.keep_said(shown, name, {**asked.values, **found}, follows)
     return shown
 
@@ -205,7 +208,8 @@ def _form(
     model, action = asked.declared.body, ACTIONS[asked.name]
     fields = fields_of(model, asked.current, given) if model else []
     begun = texts_of(fields, asked.current)
-    texts = {**({} if TOKEN in given else begun), **given}
+    kept = {one: given[one] for one in given if one not in _names(fields, "password")}
+    texts = {**({} if TOKEN in given else begun), **kept}
     problems = problems or {}
     known = set(_names(fields))
     return render.page(
@@ -226,8 +230,10 @@ def _form(
     )
 
 
-def _names(fields: Sequence[Field]) -> list[str]:
+def _names(fields: Sequence[Field], kind: str = "") -> list[str]:
+    """Return the names of the fields, at any depth; only of those of one kind, if it is given."""
     found: list[str] = []
     for one in fields:
-        found += [one.name, *_names(one.fields), *(name for row in one.rows for name in _names(row))]
+        found += [one.name] if kind in ("", one.kind) else []
+        found += [name for part in (one.fields, *one.rows) for name in _names(part, kind)]
     return found
