@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 
 from ecluse.access.keys import Keys
 from ecluse.access.surface import Surface
-from ecluse.api import events, leases, me, notifications, outcomes, pusher, realtime, runs, targets
+from ecluse.api import events, lanes, leases, me, notifications, outcomes, pusher, realtime, runs, targets
 from ecluse.db.connect import pool
 from ecluse.db.pools import READING
 from ecluse.db.reads import READ_SETTINGS, Reads
@@ -27,7 +27,19 @@ from ecluse.flows.transcriptions import routes as transcriptions
 def mount(app: FastAPI) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
-    for part in (me, runs.surface, targets.surface, outcomes, leases, *flows, notifications, realtime, events, pusher):
+    for part in (
+        me,
+        runs.surface,
+        targets.surface,
+        lanes.surface,
+        outcomes,
+        leases,
+        *flows,
+        notifications,
+        realtime,
+        events,
+        pusher,
+    ):
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
         app.state.operations |= part.operations if isinstance(part, Surface) else {}
 

@@ -6,6 +6,7 @@ they import DBOS, which takes longer than all the rest, and a command that only 
 """
 
 from ecluse.engine.cluster.maintenance import Job
+from ecluse.engine.lanes.caps import set_caps as set_lane_caps
 from ecluse.engine.lanes.pause import MovedDeadline
 from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane

@@ -11,14 +11,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ecluse.base.clock import Clock
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import until_back
-from ecluse.db.query import fetch_all, fetch_row, fetch_rows, fetch_value
+from ecluse.db.query import fetch_all, fetch_value
 from ecluse.engine.lanes.breaker_counts import HOLD, Change, record_results
+from ecluse.engine.lanes.caps import IN_FORCE
 from ecluse.engine.lanes.lane_log import log_to_runs
 from ecluse.engine.model.breaker import (
     NO_FAILURES,
@@ -38,30 +39,33 @@ from ecluse.engine.model.item import ClaimedItem, Item
 LANES_CHANNEL = "ecluse_lanes"
 A_MOMENT = 0.02  # seconds by which our clock may be ahead of the database's
 
-# A call of any weight may start as soon as one permit is free. So that the vendor's bucket is not overdrawn, the lane's
-# burst is lowered by the weight of its heaviest call (`put`).
+# A call of any weight may start as soon as one permit is free. So that the vendor's bucket is not overdrawn, the burst
+# in force is lowered by the weight of the lane's heaviest call.
 PUT_LANE = """
-INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst, break_after)
-VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (name) DO NOTHING
+INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst, break_after, declared_max_in_flight,
+                   declared_max_per_key, declared_per_second, declared_burst, heaviest)
+VALUES (%(name)s, %(max_in_flight)s, %(max_per_key)s, %(per_second)s, greatest(1, %(burst)s::int - %(heaviest)s + 1),
+        %(break_after)s, %(max_in_flight)s, %(max_per_key)s, %(per_second)s, %(burst)s, %(heaviest)s)
+ON CONFLICT (name) DO NOTHING
 """
 # Only if a value has changed: a replica that hangs in a claim holds the row's lock, and must not block the start of
 # others.
-CHANGE_LANE = """
-UPDATE lanes l SET max_in_flight = n.max_in_flight, max_per_key = n.max_per_key, per_second = n.per_second,
-    burst = n.burst, break_after = n.break_after
-FROM (VALUES (%s::text, %s::integer, %s::integer, %s::double precision, %s::integer, %s::integer))
-    AS n(name, max_in_flight, max_per_key, per_second, burst, break_after)
-WHERE l.name = n.name AND (l.max_in_flight, l.max_per_key, l.per_second, l.burst, l.break_after)
-    IS DISTINCT FROM (n.max_in_flight, n.max_per_key, n.per_second, n.burst, n.break_after)
-"""
-KNOWN_LANE = """
-SELECT id, num_nulls(max_in_flight, max_per_key, per_second, break_after) < 4, spacing FROM lanes WHERE name = %s
-"""
-
+CHANGE_LANE = f"""
+UPDATE lanes l SET declared_max_in_flight = n.max_in_flight, declared_max_per_key = n.max_per_key,
+    declared_per_second = n.per_second, declared_burst = n.burst, heaviest = n.heaviest, break_after = n.break_after,
+    {IN_FORCE.format(declared="n.", heaviest="n.heaviest", set="l.set_")}
+FROM (VALUES (%(name)s::text, %(max_in_flight)s::integer, %(max_per_key)s::integer, %(per_second)s::double precision,
+              %(burst)s::integer, %(heaviest)s::integer, %(break_after)s::integer))
+    AS n(name, max_in_flight, max_per_key, per_second, burst, heaviest, break_after)
+WHERE l.name = n.name AND (l.declared_max_in_flight, l.declared_max_per_key, l.declared_per_second, l.declared_burst,
+                           l.heaviest, l.break_after)
+    IS DISTINCT FROM (n.max_in_flight, n.max_per_key, n.per_second, n.burst, n.heaviest, n.break_after)
+"""  # noqa: S608 - our own names
 STANDING = """
 SELECT id, paused_at IS NOT NULL AS paused, CASE WHEN held_until > ecluse_now() THEN held_until END AS held_until,
-       failures, trips, failing_since, failing
-FROM lanes WHERE id = ANY(%s)
+       failures, trips, failing_since, failing,
+       num_nulls(max_in_flight, max_per_key, per_second, break_after) < 4 AS capped, spacing
+FROM lanes WHERE id = ANY(%s) ORDER BY id
 """
 
 # Computed from the row alone: a statement that had to wait for the row's lock reads its current values.
@@ -69,6 +73,18 @@ RESERVE = """
 UPDATE lanes SET next_free_at = greatest(next_free_at, ecluse_now() - (burst - 1) * spacing) + %(weight)s * spacing
 WHERE id = %(lane)s RETURNING next_free_at - %(weight)s * spacing
 """
+
+
+class Standing(NamedTuple):
+    id: int
+    paused: bool
+    held_until: datetime | None
+    failures: int
+    trips: int
+    failing_since: datetime | None
+    failing: list[int]
+    capped: bool
+    spacing: timedelta | None
 
 
 class Closed(Exception):
@@ -81,7 +97,7 @@ class Lanes:
         self._clock = clock
         self.stages = {(flow.name, stage.name): stage for flow in flows for stage in flow.stages}
         self._ids: dict[str, int] = {}
-        self._spacing: dict[str, timedelta | None] = {}
+        self._spacing: dict[int, timedelta | None] = {}
         self.uncapped: list[int] = []
         self.capped: list[int] = []
         self.counting: dict[int, FailureStreak] = {}  # lanes whose breaker has counted failures, and its counts
@@ -97,16 +113,22 @@ class Lanes:
         lanes = {stage.lane.name: stage.lane for stage in self.stages.values()}
         async with self._pool.connection() as connection:
             for name, lane in sorted(lanes.items()):
-                heaviest = max(stage.weight for stage in self.stages.values() if stage.lane.name == name)
-                burst, breaker = max(1, lane.burst - heaviest + 1), lane.breaker
-                caps = (lane.max_in_flight, lane.max_per_key, lane.per_second, burst)
+                breaker = lane.breaker
+                given = {
+                    "name": name,
+                    "max_in_flight": lane.max_in_flight,
+                    "max_per_key": lane.max_per_key,
+                    "per_second": lane.per_second,
+                    "burst": lane.burst,
+                    "heaviest": max(stage.weight for stage in self.stages.values() if stage.lane.name == name),
+                    "break_after": breaker.failures if breaker else None,
+                }
                 for statement in (PUT_LANE, CHANGE_LANE):
-                    await connection.execute(statement, (name, *caps, breaker.failures if breaker else None))
-                if (row := await fetch_row(connection, KNOWN_LANE, (name,))) is not None:
-                    self._ids[name], _, self._spacing[name] = row
-                    (self.capped if row[1] else self.uncapped).append(row[0])
-                    if breaker is not None:
-                        self._breakers[row[0]] = breaker
+                    await connection.execute(statement, given)
+                lane_id = await fetch_value(connection, "SELECT id FROM lanes WHERE name = %s", (name,))
+                self._ids[name] = lane_id
+                if breaker is not None:
+                    self._breakers[lane_id] = breaker
             await self._read(connection)
 
     def refresh(self) -> None:
@@ -122,7 +144,7 @@ class Lanes:
     def spacing(self, item: Item) -> float:
         """Return the seconds until the lane's next permit after a call for this item."""
         stage = self.stages[item.flow, item.stage]
-        spacing = self._spacing[stage.lane.name]
+        spacing = self._spacing[self._ids[stage.lane.name]]
         return stage.weight * spacing.total_seconds() if spacing else 0.0
 
     def record_result(self, claimed: ClaimedItem, error: Exception | None, *, called: bool = True) -> Spared | None:
@@ -168,7 +190,7 @@ class Lanes:
         is being executed goes before items that wait to start. Raises Closed if the lane is closed."""
         stage = self.stages[item.flow, item.stage]
         lane_id = self._ids[stage.lane.name]
-        if stage.lane.per_second is not None and not self.is_closed(lane_id):
+        if self._spacing[lane_id] is not None and not self.is_closed(lane_id):
             start_at = await until_back("lanes", partial(self._reserved, lane_id, weight or stage.weight))
             await asyncio.sleep((start_at - self._clock.now()).total_seconds())
         if self.is_closed(lane_id):
@@ -217,12 +239,15 @@ class Lanes:
             await self._read(connection)
 
     async def _read(self, connection: Connection) -> None:
-        rows = await fetch_rows(connection, STANDING, (self.uncapped + self.capped,))
-        self._closed = {lane: None if paused else until for lane, paused, until, *_ in rows if paused or until}
+        rows = await fetch_all(connection, Standing, STANDING, (list(self._ids.values()),))
+        self.capped = [one.id for one in rows if one.capped]
+        self.uncapped = [one.id for one in rows if not one.capped]
+        self._spacing = {one.id: one.spacing for one in rows}
+        self._closed = {one.id: None if one.paused else one.held_until for one in rows if one.paused or one.held_until}
         self.counting = {
-            lane: FailureStreak(failures, trips, since, frozenset(failing))
-            for lane, _, _, failures, trips, since, failing in rows
-            if failures
+            one.id: FailureStreak(one.failures, one.trips, one.failing_since, frozenset(one.failing))
+            for one in rows
+            if one.failures
         }
         for end in self._unwritten:
             self._count(end)
@@ -244,7 +269,8 @@ class Lanes:
 
 
 LIST = """
-SELECT l.name, l.max_in_flight, l.max_per_key, l.per_second, l.burst, l.paused_at, l.paused_by, l.paused_reason,
+SELECT l.name, l.max_in_flight, l.max_per_key, l.per_second, coalesce(l.set_burst, l.declared_burst) AS burst,
+       l.paused_at, l.paused_by, l.paused_reason,
        l.clock_stopped_at, CASE WHEN l.held_until > ecluse_now() THEN l.held_until END AS held_until, l.held_reason,
        CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since, l.last_failure,
        (SELECT coalesce(sum(in_flight), 0)::int FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0) AS in_flight,

@@ -58,7 +58,6 @@ FROM automation_schedules s JOIN schedule_list l ON l.id = s.id
 RUNS = """
 CREATE INDEX runs_of_flow ON runs (tenant_id, flow, id);
 CREATE INDEX runs_not_deliveries ON runs (tenant_id, id) WHERE flow <> 'notifications';
-CREATE INDEX runs_created ON runs (tenant_id, created_at);
 CREATE INDEX outcomes_target ON outcomes (target, run_id);
 
 CREATE VIEW run_items AS

@@ -1,0 +1,202 @@
+"""Lanes to vendors: load and state of each; pause, resume and caps, which hold for every tenant at once."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ecluse.access.envelope import Refused
+from ecluse.access.listing import Listing
+from ecluse.access.surface import Act, Command, Look, Surface
+from ecluse.access.tenants import DEFAULT
+from ecluse.access.wire import Body, Shape, text_in_path, with_ids_as_text
+from ecluse.api.shapes import Id, Reason
+from ecluse.base.errors import NotFound
+from ecluse.base.text import storable
+from ecluse.db.query import Row, fetch_one, fetch_value
+from ecluse.engine import needing_lane, pause_lane, resume_lane, set_lane_caps
+
+surface = Surface("lanes")
+
+Count = Annotated[int, Field(ge=1, le=1_000_000, examples=[10])]
+Rate = Annotated[float, Field(ge=0.0001, le=100_000, examples=[2.5])]
+CLEARS = "null: as the flows declare it."
+
+
+class LaneRow(Shape):
+    name: str = Field(examples=["crm"])
+    max_in_flight: int | None = Field(description="Calls at once, over all replicas and tenants.")
+    max_per_key: int | None
+    per_second: float | None
+    burst: int
+    overrides: dict[str, Any] = Field(description="Caps that an operator has set instead of the flows' own.")
+    in_flight: int = Field(description="Calls of this tenant.")
+    waiting: int = Field(description="Items of this tenant.")
+    shared: bool = Field(description="Other tenants have work in this lane now.")
+    paused_at: datetime | None
+    paused_by: str | None = Field(description="Known to the tenant `default` only.")
+    paused_reason: str | None
+    clock_stopped_at: datetime | None = Field(description="Since then no stage that needs the lane times out.")
+    held_until: datetime | None = Field(description="By a Retry-After or an open breaker.")
+    held_reason: str | None
+    down_since: datetime | None = Field(description="The breaker is open, and no call has been answered since.")
+    last_failure: str | None
+
+
+class PauseLane(Reason):
+    stop_clock: bool = Field(False, description="No stage that needs the lane times out until it is resumed.")
+
+
+class LaneCaps(Body):
+    """Fields that are left out stay as they are."""
+
+    max_in_flight: Count | None = Field(None, description=CLEARS)
+    max_per_key: Count | None = Field(None, description=CLEARS)
+    per_second: Rate | None = Field(None, description=CLEARS)
+    burst: Count | None = Field(None, description=CLEARS)
+    reason: str | None = Field(None, min_length=1, max_length=2000)
+
+
+class StageNeedingLane(Shape):
+    run_id: Id
+    tenant_id: str
+    flow: str
+    stage: str
+    waiting: int = Field(description="Items that wait in the lane, of the run or of runs that it waits for.")
+    deadline_at: datetime = Field(description="Items that still wait then fail, unless the clock is stopped.")
+
+
+class LanePreview(Shape):
+    name: str
+    paused_at: datetime | None
+    clock_stopped_at: datetime | None
+    stages: list[StageNeedingLane] = Field(description="The earliest deadline first; of this tenant, or of all.")
+
+
+class MovedStage(Shape):
+    run_id: Id
+    tenant_id: str
+    flow: str
+    stage: str
+    deadline_at: datetime
+    by_seconds: float = Field(description="For so long its clock stood still.")
+
+
+class ResumedLane(Shape):
+    name: str
+    resumed: bool = Field(description="false: it was not paused.")
+    moved: list[MovedStage] = Field(description="Stages whose deadlines moved.")
+
+
+LANES = Listing("lanes", LaneRow, "lane_list", "vendors.read", order=("name",))
+ONE = f"SELECT {', '.join(LaneRow.model_fields)} FROM lane_list WHERE tenant_id = %s AND name = %s"  # noqa: S608
+
+surface.listing(
+    "/api/lanes",
+    LANES,
+    list_lanes="List the lanes with their caps, load and state. Counts are of the caller's own tenant.",
+    command=Command(
+        "lanes list",
+        columns=("name", "max_in_flight", "per_second", "in_flight", "waiting", "paused_reason", "held_until"),
+        empty="no lanes yet: a server makes the lanes of its flows when it starts",
+    ),
+)
+
+
+@surface.read("/api/lanes/{name}", needs="vendors.read", answer=LaneRow, command=Command("lanes show"))
+async def show_lane(look: Look, name: str) -> Row:
+    """Show one lane."""
+    found = await fetch_one(look.connection, dict, ONE, (look.tenant, text_in_path("lane", name)))
+    if found is None:
+        raise NotFound(f"there is no lane {storable(name, 50)}")
+    return found
+
+
+@surface.read("/api/lanes/{name}/pause", needs="vendors.read", answer=LanePreview)
+async def preview_pause_of_lane(look: Look, name: str) -> Row:
+    """Preview a pause: the stages that need the lane, and when each times out if its clock is not stopped."""
+    return await _preview(look, name)
+
+
+@surface.read("/api/lanes/{name}/resume", needs="vendors.read", answer=LanePreview)
+async def preview_resume_of_lane(look: Look, name: str) -> Row:
+    """Preview a resume: the stages that need the lane. If their clock was stopped, their deadlines move by so long."""
+    return await _preview(look, name)
+
+
+async def _preview(look: Look, name: str) -> Row:
+    lane = await show_lane(look, name)
+    found = [one._asdict() for one in await needing_lane(look.connection, name)]
+    stages = [one for one in found if look.caller.administers_tenants or one["tenant_id"] == look.tenant]
+    kept = {one: lane[one] for one in ("name", "paused_at", "clock_stopped_at")}
+    return {**kept, "stages": with_ids_as_text(stages)}
+
+
+@surface.operation(
+    "POST",
+    "/api/lanes/{name}/pause",
+    needs="vendors.write",
+    answer=LaneRow,
+    action="lane.pause",
+    subject="lane:{name}",
+    command=Command("lanes pause", preview="preview_pause_of_lane"),
+)
+async def pause_lane_now(act: Act, name: str, body: PauseLane) -> Row:
+    """Pause a lane: no replica starts its items until it is resumed; calls in flight finish. Stages that need the lane
+    still time out, unless their clock is stopped."""
+    await _check_right(act, name)
+    await pause_lane(act.connection, name, reason=body.reason, by=act.caller.name, stop_clock=body.stop_clock)
+    return await show_lane(act, name)
+
+
+@surface.operation(
+    "POST",
+    "/api/lanes/{name}/resume",
+    needs="vendors.write",
+    answer=ResumedLane,
+    action="lane.resume",
+    subject="lane:{name}",
+    command=Command("lanes resume", preview="preview_resume_of_lane"),
+)
+async def resume_lane_now(act: Act, name: str, body: Reason) -> Row:
+    """Resume a paused lane, at once. The deadline of each stage moves by the time its clock was stopped."""
+    await _check_right(act, name)
+    moved = await resume_lane(act.connection, name, reason=body.reason, by=act.caller.name)
+    if moved is None:
+        act.changes_nothing()
+    rows = [one._asdict() for one in moved or ()]
+    for row in rows:
+        row["by_seconds"] = row.pop("by").total_seconds()
+    return {"name": name, "resumed": moved is not None, "moved": with_ids_as_text(rows)}
+
+
+@surface.operation(
+    "PATCH",
+    "/api/lanes/{name}",
+    needs="vendors.write",
+    answer=LaneRow,
+    action="lane.cap",
+    subject="lane:{name}",
+    command=Command("lanes cap", example="ecluse lanes cap crm --max-in-flight 5"),
+)
+async def cap_lane(act: Act, name: str, body: LaneCaps) -> Row:
+    """Change the caps of a lane while workers run: they hold for the next calls of every replica, and after restarts,
+    until they are cleared with null."""
+    await _check_right(act, name)
+    changes = body.model_dump(exclude_unset=True, exclude={"reason"})
+    if changes:
+        await set_lane_caps(act.connection, name, changes, by=act.caller.name)
+    else:
+        act.changes_nothing()
+    return await show_lane(act, name)
+
+
+async def _check_right(act: Act, name: str) -> None:
+    await show_lane(act, name)
+    if act.caller.administers_tenants:
+        return
+    if await fetch_value(act.connection, "SELECT count(*) FROM tenants") > 1:
+        message = f"Lanes are shared by all tenants: with more than one, only an admin key of {DEFAULT} changes them."
+        raise Refused(403, "FORBIDDEN", message)
