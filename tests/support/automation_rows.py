@@ -58,10 +58,11 @@ async def new_schedule(connection: AsyncConnection[Any], tenant: str = "default"
 
 
 async def end_run(connection: AsyncConnection[Any], run_id: int, **outcomes: str) -> None:
-    """What became of each fiche: `f7="failed"`. The run's status follows; if one was `cancelled`, so was the run."""
-    found = [(fiche.removeprefix("f"), outcome) for fiche, outcome in outcomes.items()]
+    """What became of each fiche: `f7="failed"`, or with a code: `f7="failed/BUSY"`. The run's status follows; if one
+    was `cancelled`, so was the run."""
+    found = [(fiche.removeprefix("f"), *outcome.split("/")) for fiche, outcome in outcomes.items()]
     words = ("successful", "failed", "ignored", "cancelled")
-    count = {word: sum(outcome == word for _, outcome in found) for word in words}
+    count = {word: sum(outcome == word for _, outcome, *_ in found) for word in words}
     count["failed"] += count["cancelled"]
     status = "completed" if not count["failed"] else "partial" if count["successful"] else "failed"
     state = {"completed": "succeeded", "partial": "partial", "failed": "failed"}[status]
@@ -69,12 +70,12 @@ async def end_run(connection: AsyncConnection[Any], run_id: int, **outcomes: str
     if count["cancelled"]:
         state, how = "cancelled", {"cause": "operator", "by": "laptop"}
     async with connection.transaction():
-        for fiche, outcome in found:
+        for fiche, outcome, *given in found:
             why = None if outcome == "successful" else f"{fiche} was {outcome}"
-            code = None if outcome == "successful" else outcome.upper()
+            code = None if outcome == "successful" else [*given, outcome.upper()][0]
             await connection.execute(
                 "INSERT INTO outcomes (run_id, target, outcome, error_code, reason) VALUES (%s, %s, %s, %s, %s)",
                 (run_id, fiche, "failed" if outcome == "cancelled" else outcome, code, why),
             )
-        given = {"run": run_id, "status": status, "state": state, "selected": len(found), **count, **how}
-        await connection.execute(END, given)
+        end = {"run": run_id, "status": status, "state": state, "selected": len(found), **count, **how}
+        await connection.execute(END, end)

@@ -1,6 +1,6 @@
-"""The HTTP API: runs and leases of every flow, the routes of the flows, notifications and realtime. Routes are thin;
-each declares the permission it needs and answers with rows as JSON. The models in `shapes.py` only describe the
-answers; answers are not validated against them while serving."""
+"""The HTTP API: runs, schedules and leases of every flow, the routes of the flows, notifications and realtime. Routes
+are thin; each declares the permission it needs and answers with rows as JSON. The models in `shapes.py` only describe
+the answers; answers are not validated against them while serving."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from fastapi.openapi.utils import get_openapi
 from ecluse.access.keys import Keys
 from ecluse.access.surface import Surface
 from ecluse.api import events, lanes, leases, me, notifications, outcomes, pusher, realtime, runs, targets
+from ecluse.api.redrives import surface as redrives
+from ecluse.api.schedules import surface as schedules
 from ecluse.db.connect import pool
 from ecluse.db.pools import READING
 from ecluse.db.reads import READ_SETTINGS, Reads
@@ -27,19 +29,8 @@ from ecluse.flows.transcriptions import routes as transcriptions
 def mount(app: FastAPI) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
-    for part in (
-        me,
-        runs.surface,
-        targets.surface,
-        lanes.surface,
-        outcomes,
-        leases,
-        *flows,
-        notifications,
-        realtime,
-        events,
-        pusher,
-    ):
+    ours = (runs.surface, targets.surface, redrives, lanes.surface, schedules)
+    for part in (me, *ours, outcomes, leases, *flows, notifications, realtime, events, pusher):
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
         app.state.operations |= part.operations if isinstance(part, Surface) else {}
 

@@ -22,7 +22,7 @@ class Action(NamedTuple):
     label: str
     says: str  # what will change
     done: str
-    what: str = ""  # what it is done with
+    what: str = ""  # the kind of record that it is done with, which has a name
     home: str = "/ui/runs"  # the page to go to, if the action was not asked for on another one
     leaves: bool = False  # the page it was asked for on is gone once it is done
     grave: bool = False  # cannot be taken back, or stops work
@@ -53,21 +53,20 @@ ACTIONS = {
         grave=True,
     ),
     "redrive_run": Action(
-        "Redrive",
-        "A new run repeats the targets of run {run_id} that failed. Successful targets are not touched.",
-        "The failed targets are redriven.",
-        "run",
+        "Redrive run",
+        "A new run repeats the chosen targets of run {run_id}. Successful targets are not touched.",
+        "The targets are redriven.",
     ),
     "start_run": Action("Start again", "A new run of this flow starts now, with this input.", "A run was started."),
     "run_schedule": Action("Run now", FIRED, "A run was started.", "schedule", SCHEDULES),
-    "enable_schedule": Action(
+    "enable_schedule_of_flow": Action(
         "Enable",
         "Schedule {schedule_id} starts runs again, from its next due time on.",
         "The schedule is enabled.",
         "schedule",
         SCHEDULES,
     ),
-    "disable_schedule": Action(
+    "disable_schedule_of_flow": Action(
         "Disable",
         "Schedule {schedule_id} starts no more runs until it is enabled. A run that is open goes on.",
         "The schedule is disabled.",
@@ -87,10 +86,7 @@ ACTIONS = {
         SCHEDULES,
     ),
     "change_automation_schedule": Action("Edit", CHANGED, "The schedule was saved.", "schedule", SCHEDULES),
-    "delete_automation_schedule": Action(
-        "Delete", DELETED, "The schedule was deleted.", "schedule", SCHEDULES, leaves=True, grave=True
-    ),
-    "pause_lane": Action(
+    "pause_lane_now": Action(
         "Pause",
         "No replica starts calls of lane {name} until it is resumed. Calls in flight finish.",
         "Lane {name} is paused.",
@@ -98,11 +94,11 @@ ACTIONS = {
         LANES,
         grave=True,
     ),
-    "resume_lane": Action(
+    "resume_lane_now": Action(
         "Resume", "Calls of lane {name} start again at once.", "Lane {name} is resumed.", "lane", LANES
     ),
-    "change_lane": Action(
-        "Change cap", "The caps of lane {name} change on every replica.", "Lane {name} was changed.", "lane", LANES
+    "cap_lane": Action(
+        "Change caps", "The caps of lane {name} change on every replica.", "Lane {name} was changed.", "lane", LANES
     ),
     "create_config": Action(
         "New config", "The config is created, in its first version.", "The config was created.", "", AUDITS

@@ -21,7 +21,7 @@ from pydantic.alias_generators import to_snake
 from ecluse.access.door import caller_of, check_storable, needs
 from ecluse.access.envelope import status_of
 from ecluse.access.surface import Declared
-from ecluse.access.wire import reads_of
+from ecluse.access.wire import kit_of, reads_of
 from ecluse.base.errors import EcluseError, NotFound
 from ecluse.base.validation import problem
 from ecluse.db.query import fetch_value
@@ -31,6 +31,7 @@ from ecluse.web.door import Page, admitted, inside
 from ecluse.web.fields import MORE, Field, changes, fields_of, texts_of, values_of
 
 TOKEN, SHOWN, BACK = "_token", "_shown", "_back"  # hidden fields
+LOOK = "_look"  # the button that asks for another preview
 STALE = "The record has changed since this form was shown. The form now has its present values; nothing was saved."
 USED = "SELECT 1 FROM idempotency_keys WHERE tenant_id = %s AND key = %s AND answer IS NOT NULL"
 KEY = b"idempotency-key"
@@ -66,7 +67,7 @@ async def show_form(request: Request, name: str, place: str = "") -> Response:
     given = request.query_params
     if not place and (chosen := _chosen(request, name)):
         return RedirectResponse(chosen, 303)
-    asked = await _asked(request, name, place, given.get("back", ""))
+    asked = await _asked(request, name, place, given, given.get("back", ""))
     return _form(request, asked, {one: text for one, text in given.items() if one != "back"})
 
 
@@ -77,8 +78,8 @@ async def do_it(request: Request, name: str, place: str = "") -> Response:
     pairs = parse_qsl(sent.decode("ascii", "replace"), keep_blank_values=True)
     given = {one: entered.replace("\r\n", "\n") for one, entered in pairs}  # browsers send line breaks so
     check_storable(given)
-    asked = await _asked(request, name, place, given.get(BACK, ""))
-    if MORE in given:
+    asked = await _asked(request, name, place, given, given.get(BACK, ""))
+    if MORE in given or LOOK in given:
         return _form(request, asked, given)
     if asked.current is not None and given.get(SHOWN) != asked.digest and not await _was_done(request, given):
         return _form(request, asked, {}, 409, {"": STALE})
@@ -95,7 +96,8 @@ async def do_it(request: Request, name: str, place: str = "") -> Response:
     found = json.loads(bytes(answer.body))
     action, follows = ACTIONS[name], asked.declared.command.follows if asked.declared.command else ""
     leads = action.home if action.leaves else asked.back
-    if secret := next((value for one, value in found.items() if one.endswith("secret") and value), None):
+    made = {**found, **(found.get("once") or {})}
+    if secret := next((value for one, value in made.items() if one.endswith("secret") and value), None):
         return render.page(request, "secret.html", action=action, secret=secret, back=leads)
     shown = RedirectResponse(leads, 303)
     actions.keep_said(shown, name, {**asked.values, **found}, follows)
@@ -111,7 +113,7 @@ def _chosen(request: Request, name: str) -> str:
     return actions.address(declared.path, name, given, given.get("back", ""), {})
 
 
-async def _asked(request: Request, name: str, place: str, back: str) -> Asked:
+async def _asked(request: Request, name: str, place: str, given: Mapping[str, str], back: str) -> Asked:
     declared: Declared | None = request.app.state.operations.get(name)
     if declared is None or name not in ACTIONS:
         raise NotFound("There is no such form.")
@@ -122,7 +124,7 @@ async def _asked(request: Request, name: str, place: str, back: str) -> Asked:
         raise NotFound("There is no such form.")
     values = dict(zip(names, parts, strict=True))
     preview = declared.command.preview if declared.command else ""
-    of_record = declared.path[: declared.path.rfind("}") + 1]
+    of_record = declared.path[: declared.path.rfind("}") + 1] if ACTIONS[name].what else ""
     record = await _read(request, lambda route: route.path == of_record and "GET" in (route.methods or ()), values)
     route = _route(request, lambda route: route.name == name)
     edits = route is not None and bool({"PATCH", "PUT"} & set(route.methods or ()))
@@ -133,7 +135,7 @@ async def _asked(request: Request, name: str, place: str, back: str) -> Asked:
         inside(back, ACTIONS[name].home),
         record or {},
         record if edits else None,
-        await _read(request, lambda route: route.name == preview, values) if preview else None,
+        await _read(request, lambda route: route.name == preview, values, given) if preview else None,
     )
 
 
@@ -143,13 +145,19 @@ def _route(request: Request, wanted: Callable[[APIRoute], bool]) -> APIRoute | N
 
 
 async def _read(
-    request: Request, wanted: Callable[[APIRoute], bool], values: Mapping[str, str]
+    request: Request,
+    wanted: Callable[[APIRoute], bool],
+    values: Mapping[str, str],
+    given: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Return what a declared read answers to the caller; None if there is no such read."""
+    """Return what a declared read answers to the caller; None if there is no such read. `given`: texts of the form, of
+    which the read has parameters."""
     if (route := _route(request, wanted)) is None:
         return None
     names = actions.parameters(route.path)
-    answer = await route.endpoint(request=request, **{name: values[name] for name in names})
+    known = {one.name for one in route.dependant.query_params}
+    chosen = {name: text for name, text in (given or {}).items() if name in known and text}
+    answer = await route.endpoint(request=request, **chosen, **{name: values[name] for name in names})
     found: dict[str, Any] = json.loads(bytes(answer.body))
     return found
 
@@ -226,7 +234,8 @@ def _form(
         preview=asked.preview,
         back=asked.back,
         hidden={TOKEN: secrets.token_urlsafe(16), SHOWN: asked.digest, BACK: asked.back},
-        about=(asked.declared.function.__doc__ or "").strip(),
+        looks=bool(asked.preview and fields),
+        flows=sorted(kit_of(request).by_name),
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
-from ecluse.access.door import needs
+from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import reads_of
-from ecluse.engine import list_lanes
+from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_value
 from ecluse.web import live, render
 from ecluse.web.actions import buttons
 from ecluse.web.door import Page
@@ -16,6 +15,8 @@ from ecluse.web.live import Context
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
 MAY = "vendors.read"
+LANES = "SELECT * FROM lane_list WHERE tenant_id = %s ORDER BY name"
+TENANTS = "SELECT count(*) FROM tenants"
 LIST = live.Page("lanes_live.html")
 
 
@@ -31,16 +32,22 @@ async def follow_lanes(request: Request) -> Response:
 
 
 async def _lanes(request: Request) -> Context:
-    lanes = await reads_of(request)(list_lanes)
+    caller = caller_of(request)
+
+    async def ask(connection: Connection) -> tuple[list[Row], int]:
+        return await fetch_all(connection, dict, LANES, (caller.tenant,)), await fetch_value(connection, TENANTS)
+
+    lanes, tenants = await reads_of(request)(ask)
+    # Lanes are shared: with several tenants, only the administrators of the first one change them.
+    may = tenants == 1 or caller.administers_tenants
     for lane in lanes:
-        first = "pause_lane" if lane["paused_at"] is None else "resume_lane"
-        named = {"name": lane["name"], "lane": lane["name"], "lane_name": lane["name"]}
+        first, named = "pause_lane_now" if lane["paused_at"] is None else "resume_lane_now", {"name": lane["name"]}
         lane["caps"] = caps(lane)
-        lane["buttons"] = buttons(request, (first, named), ("change_lane", named), back="/ui/lanes")
+        lane["buttons"] = buttons(request, (first, named), ("cap_lane", named), back="/ui/lanes") if may else []
     return {"lanes": lanes, "busy": True, "over": False}
 
 
-def caps(lane: dict[str, Any]) -> str:
+def caps(lane: Row) -> str:
     found = [f"{lane['max_in_flight']:,} in flight"] if lane["max_in_flight"] else []
     found += [f"{lane['max_per_key']:,} per key"] if lane["max_per_key"] else []
     if lane["per_second"]:

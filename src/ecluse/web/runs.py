@@ -211,11 +211,17 @@ def _buttons(request: Request, run: run_queries.Row) -> list[Button]:
     one, back = {"run_id": run["id"]}, f"/ui/runs/{run['id']}"
     if run["ended_at"] is None:
         return buttons(request, ("end_run", one), back=back)
-    found = buttons(request, ("redrive_run", one), back=back) if run["failed"] and run["flow"] == AUTOMATION else []
+    flow = kit_of(request).by_name.get(run["flow"])
+    redriven = run["failed"] and flow is not None and flow.redrive is not None
+    found = buttons(request, ("redrive_run", one), back=back, **_choice(run)) if redriven else []
     if run["schedule_id"] is not None:
         return found + buttons(request, ("run_schedule", {"schedule_id": run["schedule_id"]}), back=back)
-    flow = kit_of(request).by_name.get(run["flow"])
     if run["parent_run_id"] is not None or flow is None or flow.not_by_hand:
         return found
     given = {"flow": run["flow"], "input": render.as_line(run["input"])}
     return found + buttons(request, ("start_run", {}), back=back, **given)
+
+
+def _choice(run: run_queries.Row) -> dict[str, str]:
+    """Return what a redrive is to take, if not what failed: in a run of which nothing failed, what was cancelled."""
+    return {"outcome": "cancelled"} if run["failed"] == run["cancelled"] else {}

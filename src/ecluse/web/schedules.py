@@ -145,13 +145,15 @@ async def _schedule(request: Request, schedule_id: int) -> Context:
 def _often(request: Request, row: Row, back: str) -> list[Button]:
     one = {"schedule_id": row["id"]}
     return buttons(
-        request, ("run_schedule", one), ("disable_schedule" if row["enabled"] else "enable_schedule", one), back=back
+        request,
+        ("run_schedule", one),
+        (f"{'disable' if row['enabled'] else 'enable'}_schedule_of_flow", one),
+        back=back,
     )
 
 
 def _all(request: Request, row: Row) -> list[Button]:
     """Return what can be done with a schedule; one of automation has settings of its own."""
-    one, back, kind = {"schedule_id": row["id"]}, f"{HOME}/{row['id']}", "schedule"
-    if row["flow"] == AUTOMATION:
-        kind = "automation_schedule"
-    return _often(request, row, back) + buttons(request, (f"change_{kind}", one), (f"delete_{kind}", one), back=back)
+    one, back = {"schedule_id": row["id"]}, f"{HOME}/{row['id']}"
+    change = "change_automation_schedule" if row["flow"] == AUTOMATION else "change_schedule"
+    return _often(request, row, back) + buttons(request, (change, one), ("delete_schedule", one), back=back)

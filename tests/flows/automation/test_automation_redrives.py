@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from ecluse.access.envelope import Refused
-from ecluse.engine import load_run
+from ecluse.base.errors import Conflict
+from ecluse.engine import Choice, FailedTarget, load_run
+from ecluse.engine.runs.redrive import chosen, overview
 from ecluse.flows.automation import events
-from ecluse.flows.automation.redrive import Failed, chosen, preview
 from ecluse.flows.automation.start import preview_redrive, redrive, start
 from ecluse.flows.automation.statistics import last_run_status
 from ecluse.insight import run_queries
@@ -21,7 +21,7 @@ STATED += " automation_schedules WHERE id = %s"
 
 
 def failed(fiche_id, code="BUSY", cause=None):
-    return Failed(fiche_id, code, cause, cause and f"{fiche_id}: {cause}")
+    return FailedTarget(fiche_id, code, "it failed", "audit", cause, cause and f"{fiche_id}: {cause}")
 
 
 SOME = [failed("1"), failed("2", "NO_URL", "NO_URL"), failed("3", "CANCELLED"), failed("4", "NO_URL", "NO_URL"),
@@ -33,38 +33,59 @@ SOME = [failed("1"), failed("2", "NO_URL", "NO_URL"), failed("3", "CANCELLED"), 
     [(False, False, "124"), (False, True, "1"), (True, False, "12345"), (True, True, "13")],
 )
 def test_a_redrive_takes_failures_and_on_request_what_was_cancelled(include_cancelled, leave_out_hopeless, taken):
-    how = {"include_cancelled": include_cancelled, "leave_out_hopeless": leave_out_hopeless}
-    assert chosen(7, SOME, **how) == list(taken)
+    choice = Choice("all" if include_cancelled else "failed", leave_out_hopeless=leave_out_hopeless)
+    assert chosen(7, SOME, choice) == list(taken)
 
 
 @pytest.mark.parametrize(
     ("there", "code", "says"),
     [
         ([], "NOTHING_FAILED", "nothing to redrive"),
-        ([failed("3", "CANCELLED")], "ONLY_CANCELLED", "include_cancelled (`--cancelled`"),
+        ([failed("3", "CANCELLED")], "ONLY_CANCELLED", "outcome all (or include_cancelled)"),
         ([failed("2", "NO_URL", "NO_URL")], "ONLY_HOPELESS", "1 NO_URL"),
     ],
 )
 def test_where_there_is_nothing_to_redrive_it_is_said_why(there, code, says):
-    with pytest.raises(Refused) as refused:
-        chosen(7, there, include_cancelled=False, leave_out_hopeless=True)
-    assert (refused.value.status, refused.value.code) == (409, code)
+    with pytest.raises(Conflict) as refused:
+        chosen(7, there, Choice(leave_out_hopeless=True))
+    assert refused.value.code == code
     assert says in refused.value.message
 
 
 def test_which_of_them_cannot_succeed_is_told_by_cause():
-    told = preview(7, SOME, include_cancelled=False)
-    assert told == {
-        "run_id": "7",
+    assert overview(SOME, Choice()) == {
         "failed": 3,
         "cancelled": 2,
-        "takes": 3,
         "cannot_succeed": 2,
-        "causes": [{"error_code": "NO_URL", "count": 2, "fiche_id": "2", "error": "2: NO_URL"}],
+        "groups": [
+            {"error_code": "NO_URL", "count": 2, "target": "2", "error": "it failed", "cannot_succeed": 2},
+            {"error_code": "BUSY", "count": 1, "target": "1", "error": "it failed", "cannot_succeed": 0},
+        ],
+        "causes": [{"error_code": "NO_URL", "count": 2, "target": "2", "error": "2: NO_URL"}],
     }
-    both = preview(7, SOME, include_cancelled=True)
-    assert (both["takes"], both["cannot_succeed"]) == (5, 3)
+    both = overview(SOME, Choice("all"))
+    assert (sum(group["count"] for group in both["groups"]), both["cannot_succeed"]) == (5, 3)
     assert [one["error_code"] for one in both["causes"]] == ["NO_URL", "NOT_FOUND"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "taken"),
+    [
+        (Choice("cancelled"), "35"),
+        (Choice(error_code="NO_URL"), "24"),
+        (Choice("all", stage="audit"), "12345"),
+        (Choice("cancelled", leave_out_hopeless=True), "3"),
+    ],
+)
+def test_targets_are_chosen_by_outcome_code_and_stage(choice, taken):
+    assert chosen(7, SOME, choice) == list(taken)
+
+
+def test_a_choice_that_finds_nothing_says_so():
+    for choice in (Choice(error_code="UNKNOWN"), Choice(stage="fetch")):
+        with pytest.raises(Conflict) as refused:
+            chosen(7, SOME, choice)
+        assert refused.value.code == "NOTHING_CHOSEN"
 
 
 @pytest.mark.parametrize(
@@ -135,9 +156,9 @@ async def test_what_was_cancelled_is_redriven_on_request_only(connection, query)
     first = (await start(connection, FLOW, "default", schedule, None)).run
     await ended(connection, first, f1="successful", f2="cancelled", f3="cancelled")
     assert query(STATED, schedule) == [("cancelled", 1, 0, 0, 0, 1)], "no failure"
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Conflict) as refused:
         await redrive(connection, FLOW, "default", first.id)
-    assert (refused.value.status, refused.value.code) == (409, "ONLY_CANCELLED")
+    assert refused.value.code == "ONLY_CANCELLED"
     again = (await redrive(connection, FLOW, "default", first.id, include_cancelled=True)).run
     assert dict(again.input)["override_fiche_selection"]["fiche_ids"] == ["2", "3"]
     await ended(connection, again, f2="successful", f3="failed")

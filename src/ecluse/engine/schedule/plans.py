@@ -18,6 +18,7 @@ from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import Started
 from ecluse.engine.schedule.schedules import (
     NewSchedule,
+    check_schedulable,
     create_schedule,
     delete_schedule,
     fire_by_hand,
@@ -40,6 +41,7 @@ class Plans:
 
     def parsed(self, flow: Flow, given: Mapping[str, Any]) -> Any:
         """Validate a plan as it is given for a new schedule."""
+        check_schedulable(flow)
         return parsed(flow.plan or flow.input, given)
 
     def changed(self, flow: Flow, known: Any, given: Mapping[str, Any]) -> Any:

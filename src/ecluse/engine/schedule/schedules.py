@@ -43,8 +43,7 @@ class NewSchedule:
 
     def columns(self) -> dict[str, Any]:
         """Return the columns as they are stored; raise InvalidInput if one is wrong."""
-        if self.flow.story is None:
-            raise InvalidInput(f"runs of flow {self.flow.name} are only items: they cannot be scheduled")
+        check_schedulable(self.flow)
         if not 1 <= len(self.name.strip()) <= LONGEST_NAME or "\x00" in self.name:
             raise InvalidInput(f"the name of a schedule is 1 to {LONGEST_NAME} characters")
         if not TENANT.fullmatch(self.tenant_id):
@@ -54,6 +53,11 @@ class NewSchedule:
         timetable("@daily" if self.cron is None else self.cron, self.timezone, self.window_start, self.window_end)
         given = {**vars(self), "flow": self.flow.name, "name": self.name.strip()}
         return given | {"input": Jsonb(valid_input(self.flow, self.input))}
+
+
+def check_schedulable(flow: Flow) -> None:
+    if flow.story is None:
+        raise InvalidInput(f"runs of flow {flow.name} are only items: they cannot be scheduled")
 
 
 TIMING = ("cron", "timezone", "window_start", "window_end", "enabled")

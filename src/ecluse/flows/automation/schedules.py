@@ -129,10 +129,8 @@ class AutomationPlans(Plans):
     ) -> Fired:
         from ecluse.flows.automation import start
 
-        override = start.override_of(instead)
-        return await start.fire(
-            connection, flow, row["tenant_id"], row["id"], override, self.config, correlation_id=correlation_id
-        )
+        which, override = (row["tenant_id"], row["id"]), start.override_of(instead)
+        return await start.fire(connection, flow, *which, override, self.config, correlation_id)
 
     async def _check(self, connection: Connection, tenant: str, plan: Work, known: Plan | None) -> None:
         """Check what a plan cannot validate by itself. Values that have not changed are not checked again."""

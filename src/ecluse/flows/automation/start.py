@@ -25,7 +25,6 @@ from ecluse.engine import (
     Flow,
     Redrive,
     Run,
-    Start,
     Started,
     fire_by_hand,
     load_runs,
@@ -85,9 +84,8 @@ class AutomationRedrive(Redrive):
         idle = {"date_range", "start_date", "end_date"}
         kept = {name: value for name, value in (given or {}).items() if name not in idle}
         again = Override.model_validate({**kept, "mode": "manual", "fiche_ids": list(targets), "max_fiches": None})
-        key = f"automation-{run.id}-redrive"
-        how = Start(flow, key, redrive_of=run.id, correlation_id=correlation_id, again=True)
-        return await start(connection, flow, run.tenant_id, schedule_id, again, how=how)
+        how = {"event_key": f"automation-{run.id}-redrive", "redrive_of": run.id, "again": True}
+        return await start(connection, flow, run.tenant_id, schedule_id, again, correlation_id=correlation_id, **how)
 
 
 async def redrive(
@@ -112,9 +110,7 @@ async def preview_redrive(
     run = await _of_tenant(connection, tenant, run_id)
     choice = Choice("all" if include_cancelled else "failed")
     told = await preview_of(connection, AutomationRedrive(), run, choice)
-    causes = [{**one, "fiche_id": one["target"]} for one in told["causes"]]
-    for one in causes:
-        del one["target"]
+    causes = [{"fiche_id": one.pop("target"), **one} for one in told["causes"]]
     same = {name: told[name] for name in ("run_id", "failed", "cancelled", "cannot_succeed")}
     return {**same, "takes": told["count"], "causes": causes}
 
@@ -132,15 +128,32 @@ async def start(
     tenant: str,
     schedule_id: int,
     override: Override | None,
-    *,
-    correlation_id: str | None = None,
-    how: Start | None = None,
+    **how: Any,
 ) -> Started:
-    """Start a run of the schedule. `how` gives it another key, and links it to the run that it repeats."""
+    """Start a run of the schedule. `how` has fields of its `Start`, such as the run that it repeats."""
+    key = f"automation-manual-{uuid7(time.time_ns() // 1_000_000)}"
+    given = None if override is None else override.model_dump(mode="json", exclude_unset=True)
     async with connection.transaction():
-        await _startable(connection, tenant, schedule_id, override)
-        how = how or Start(flow, "", correlation_id=correlation_id)
-        return await _fire(connection, flow, tenant, schedule_id, override, how)
+        # Locked, so that it is not switched off before the run is inserted.
+        await load_schedule(connection, tenant, schedule_id, lock=True)
+        row = await load(connection, tenant, schedule_id)
+        if not row["is_active"]:
+            why = f"Schedule {schedule_id} is switched off: switch it on (is_active)."
+            raise Conflict(why, code="SCHEDULE_INACTIVE")
+        merged(selection_of(row), override)  # raises InvalidInput
+        started = await fire_by_hand(
+            connection,
+            tenant,
+            schedule_id,
+            flow,
+            input={"override_fiche_selection": given},
+            start=lambda start: replace(start, **{"event_key": key, **how}),
+        )
+        if not started.deduplicated:
+            # The run emits these events, too, under the same keys (deduplicated). Written here, subscribers need not
+            # wait until a replica takes up the run.
+            await write_events(connection, events.asked_for(started.run))
+    return started
 
 
 def override_of(instead: Mapping[str, Any] | None) -> Override | None:
@@ -164,8 +177,7 @@ async def fire(
     schedule_id: int,
     override: Override | None,
     config: Config,
-    *,
-    correlation_id: str | None = None,
+    correlation_id: str,
 ) -> Fired:
     """Start a run now, whatever else is running, and warn of what is known beforehand not to work out."""
     started = await start(connection, flow, tenant, schedule_id, override, correlation_id=correlation_id)
@@ -195,34 +207,3 @@ async def warnings(
         budget_warning(left, config.per_minute, max_wait, knob),
     )
     return [one for one in found if one is not None]
-
-
-async def _startable(connection: Connection, tenant: str, schedule_id: int, override: Override | None) -> None:
-    """Check that the schedule may start a run. Lock it, so that it is not switched off before the run is inserted."""
-    await load_schedule(connection, tenant, schedule_id, lock=True)
-    row = await load(connection, tenant, schedule_id)
-    if not row["is_active"]:
-        why = f"Schedule {schedule_id} is switched off: switch it on (is_active)."
-        raise Conflict(why, code="SCHEDULE_INACTIVE")
-    merged(selection_of(row), override)
-
-
-async def _fire(
-    connection: Connection, flow: Flow, tenant: str, schedule_id: int, override: Override | None, how: Start
-) -> Started:
-    given: dict[str, Any] | None = None
-    if override is not None:
-        given = override.model_dump(mode="json", exclude_unset=True)
-
-    def named(start: Start) -> Start:
-        key = how.event_key or f"automation-manual-{uuid7(time.time_ns() // 1_000_000)}"
-        link = {"redrive_of": how.redrive_of, "correlation_id": how.correlation_id, "again": how.again}
-        return replace(start, event_key=key, **link)  # type: ignore[arg-type]
-
-    wanted = {"override_fiche_selection": given}
-    started = await fire_by_hand(connection, tenant, schedule_id, flow, input=wanted, start=named)
-    if not started.deduplicated:
-        # The run emits these events, too, under the same keys (deduplicated). Written here, subscribers need not wait
-        # until a replica takes up the run.
-        await write_events(connection, events.asked_for(started.run))
-    return started

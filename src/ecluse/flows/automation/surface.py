@@ -193,8 +193,8 @@ async def trigger_automation(act: Act, body: shapes.Trigger) -> Row:
     """Run a schedule now, whatever else is running, perhaps over other fiches than it selects. Of a list that is longer
     than `max_fiches`, only the first `max_fiches` are taken, and `warnings` says so."""
     wanted, override = number("automation schedule", body.schedule_id), body.override_fiche_selection
-    config, how = act.state.automation.config, {"correlation_id": act.request_id}
-    fired = await start.fire(act.connection, _flow(act), act.tenant, wanted, override, config, **how)
+    config = act.state.automation.config
+    fired = await start.fire(act.connection, _flow(act), act.tenant, wanted, override, config, act.request_id)
     return _started(fired.started, fired.warnings)
 
 

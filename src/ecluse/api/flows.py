@@ -1,0 +1,46 @@
+"""The flow of a run or a schedule: it must be loaded here, and a caller needs the permission of its area, too, if it
+has one of its own."""
+
+from __future__ import annotations
+
+from ecluse.access.envelope import Refused
+from ecluse.access.keys import Caller
+from ecluse.access.permissions import PERMISSIONS
+from ecluse.access.surface import Look
+from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.engine import Flow, Run, load_run
+
+
+def loaded(look: Look, name: str, what: str) -> Flow:
+    """Return the flow of `what`, which is stored and may be of a flow that this server does not know."""
+    if name not in look.kit.by_name:
+        raise Refused(409, "FLOW_NOT_LOADED", f"{what} is of flow {name!r}, which is not loaded here.")
+    return look.kit.by_name[name]
+
+
+def named(look: Look, name: str) -> Flow:
+    """Return the flow that a caller names."""
+    known = look.kit.by_name
+    if name not in known:
+        raise InvalidInput(f"there is no flow {name!r} (known: {', '.join(sorted(known)) or 'none'})")
+    return known[name]
+
+
+def permit(caller: Caller, flow: str, verb: str) -> None:
+    """Refuse a caller that lacks the permission of the flow's own area."""
+    if (wanted := f"{flow}.{verb}") in PERMISSIONS and not caller.may(wanted):
+        raise Refused(403, "FORBIDDEN", f"This needs the permission {wanted}, which a {caller.role} does not have.")
+
+
+def hidden(caller: Caller) -> list[str]:
+    """Return the names of the flows whose area the caller may not read."""
+    reads = {one for one in PERMISSIONS if one.endswith(".read")}
+    return sorted(one.removesuffix(".read") for one in reads if not caller.may(one))
+
+
+async def run_of(look: Look, run_id: int, verb: str) -> tuple[Flow, Run]:
+    run = await load_run(look.connection, run_id)
+    if run.tenant_id != look.tenant:
+        raise NotFound(f"there is no run {run_id}")
+    permit(look.caller, run.flow, verb)
+    return loaded(look, run.flow, f"Run {run_id}"), run

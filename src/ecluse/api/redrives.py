@@ -1,0 +1,111 @@
+"""Redrives of runs of every flow: a preview of what a redrive would take, and its start."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Body as InBody
+from pydantic import Field
+
+from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.wire import Body, Filter, Shape
+from ecluse.api.flows import run_of
+from ecluse.db.query import Row
+from ecluse.engine import Choice, preview_redrive, redrive, redrive_of
+from ecluse.engine.runs.redrive import Which
+
+surface = Surface("runs")
+PATH = "/api/runs/{run_id}/redrive"
+RunNumber = Annotated[int, Noun("run")]
+WHICH = "`failed`: those that were not cancelled; `cancelled`: those that were never finished; `all`: both."
+Text = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class RedriveChoice(Body):
+    """Which of the failed targets are repeated."""
+
+    outcome: Which = Field("failed", description=WHICH)
+    error_code: Text | None = Field(None, examples=["UPSTREAM_TIMEOUT"], description="Only those with this code.")
+    stage: Text | None = Field(None, examples=["audit"], description="Only those that failed at this stage.")
+    leave_out_hopeless: bool = Field(False, description="Not those that cannot succeed as they are (see the preview).")
+
+
+class RedriveCause(Shape):
+    error_code: str | None = Field(examples=["NO_URL"])
+    count: int
+    target: str = Field(description="One of them.")
+    error: str | None = Field(description="Of that one.")
+
+
+class RedriveGroup(RedriveCause):
+    cannot_succeed: int = Field(description="How many of them cannot succeed as they are.")
+
+
+class RedrivePreview(Shape):
+    run_id: str
+    flow: str
+    count: int = Field(description="How many targets the redrive would take.")
+    failed: int = Field(description="Targets of the run that failed, without the cancelled ones.")
+    cancelled: int = Field(description="Targets that were cancelled before they were finished.")
+    cannot_succeed: int = Field(description="Of those chosen, how many cannot succeed as they are.")
+    groups: list[RedriveGroup] = Field(description="Those chosen by error code, the most frequent first.")
+    causes: list[RedriveCause] = Field(description="Why some cannot succeed, the most frequent first.")
+    calls: dict[str, int] = Field(
+        description="What is still to be made, as far as it is known.", examples=[{"transcripts": 12, "audits": 40}]
+    )
+    expected_seconds: float | None = Field(description="By the rates of the lanes; null: not known.")
+    expected_cost: str | None = Field(description="By what such calls have cost lately; null: not known.")
+
+
+class RedrivenRun(Shape):
+    run_id: str
+    event_key: str
+    parent_run_id: str = Field(description="The run whose targets are repeated.")
+    deduplicated: bool = Field(description="They were redriven before, and that run is still open: this is it.")
+
+
+@surface.read(PATH, needs="runs.read", answer=RedrivePreview)
+async def preview_redrive_of_run(
+    look: Look,
+    run_id: RunNumber,
+    outcome: Which = "failed",
+    error_code: Filter = None,
+    stage: Filter = None,
+    leave_out_hopeless: bool = False,
+) -> Row:
+    """Preview a redrive: how many targets it would take, by error code, which of them cannot succeed as they are, and
+    what it is expected to take. Nothing is started."""
+    flow, run = await run_of(look, run_id, "read")
+    choice = Choice(outcome, error_code, stage, leave_out_hopeless)
+    return await preview_redrive(look.connection, redrive_of(flow), run, choice)
+
+
+@surface.operation(
+    "POST",
+    PATH,
+    needs="runs.write",
+    answer=RedrivenRun,
+    status=201,
+    also={200: "The redrive of this run is still open; nothing new was started"},
+    action="run.redrive",
+    subject="run:{parent_run_id}",
+    command=Command("runs redrive", preview="preview_redrive_of_run", follows="run_id"),
+)
+async def redrive_run(
+    act: Act, run_id: RunNumber, body: Annotated[RedriveChoice | None, InBody(examples=[{"outcome": "all"}])] = None
+) -> Row:
+    """Start a run over targets that failed in this one, linked to it. While that run is open, a repeated request
+    returns it."""
+    flow, run = await run_of(act, run_id, "write")
+    choice = Choice(**(body or RedriveChoice()).model_dump())
+    started = await redrive(act.connection, flow, run, choice, correlation_id=act.request_id)
+    if started.deduplicated:
+        act.answers(200)
+        act.changes_nothing()
+    new = started.run
+    return {
+        "run_id": str(new.id),
+        "event_key": new.event_key,
+        "parent_run_id": str(run_id),
+        "deduplicated": started.deduplicated,
+    }

@@ -1,0 +1,279 @@
+"""Schedules of every flow: when they are due, what their runs are to do, and what became of each due time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Body, Query
+
+from ecluse.access.listing import Filters, Listing, Where
+from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.wire import Deleted, Filter, SlotRow, with_ids_as_text
+from ecluse.api import flows
+from ecluse.api.schedule_shapes import (
+    ChangedSchedule,
+    ChangedScheduleInFull,
+    FiredRun,
+    PreviewedTimetable,
+    RunNow,
+    ScheduleBody,
+    ScheduleInFull,
+    ScheduleRow,
+    Timetable,
+)
+from ecluse.base.errors import NotFound
+from ecluse.base.timetable import timetable
+from ecluse.db.query import Row, fetch_all, fetch_row
+from ecluse.engine import (
+    Flow,
+    NewSchedule,
+    change_planned,
+    create_planned,
+    delete_planned,
+    enable_schedule,
+    load_schedule,
+    next_fires,
+    plans_of,
+    show_schedule,
+)
+
+surface = Surface("schedules")
+PATH = "/api/schedules"
+ONE = f"{PATH}/{{schedule_id}}"
+READ, WRITE = "schedules.read", "schedules.write"
+NEXT_FIRES = 5
+ScheduleNumber = Annotated[int, Noun("schedule")]
+Count = Annotated[int, Query(ge=1, le=200)]
+KNOWN = "SELECT flow FROM schedules WHERE id = %s AND tenant_id = %s"
+SHOWN = "SELECT * FROM schedule_list WHERE id = %s"
+
+OPTIONS = {"tz": "timezone"}
+
+
+class ScheduleFilters(Filters):
+    flow: Filter = None
+    enabled: bool | None = None
+    q: Annotated[
+        Filter, Where("starts_with(lower(t.name), lower(%(q)s))"), Query(description="The name begins with this.")
+    ] = None
+
+
+SCHEDULES = Listing(
+    *("schedules", ScheduleRow, "schedule_list", READ),
+    filters=ScheduleFilters,
+    order=("name",),
+    where="t.flow <> ALL(%(hidden)s)",
+)
+SLOTS = Listing("slots", SlotRow, "schedule_slots", READ, order=("-due_at",), within=("schedule_id",))
+
+
+async def hidden(look: Look) -> Row:
+    return {"hidden": flows.hidden(look.caller)}
+
+
+async def known(look: Look, schedule_id: int) -> None:
+    """Raise NotFound unless there is such a schedule, or was: its slots stay."""
+    row = await fetch_row(look.connection, KNOWN, (schedule_id, look.tenant))
+    if row is None:
+        raise NotFound(f"there is no schedule {schedule_id}")
+    flows.permit(look.caller, row[0], "read")
+
+
+surface.listing(
+    PATH,
+    SCHEDULES,
+    check=hidden,
+    list_schedules="List the schedules of every flow by name, with their next due times.",
+    command=Command(
+        "schedules list",
+        columns=("id", "flow", "name", "cron", "timezone", "next_due_at", "last_run_state", "error"),
+        empty="no schedules yet: `ecluse schedules create FLOW --name … --cron …`",
+    ),
+)
+surface.listing(
+    f"{ONE}/slots",
+    SLOTS,
+    check=known,
+    list_slots="List what became of the due times of a schedule, the newest first; of a deleted schedule, too.",
+    command=Command("schedules slots", empty="no due time has been decided yet"),
+)
+
+
+@surface.read(ONE, needs=READ, answer=ScheduleInFull, command=Command("schedules show"))
+async def show_schedule_of_flow(look: Look, schedule_id: ScheduleNumber) -> Row:
+    """Show a schedule with its plan, its next due times and what became of the latest ones."""
+    await _readable(look, schedule_id)
+    return await _in_full(look, schedule_id)
+
+
+@surface.operation(
+    "POST",
+    PATH,
+    needs=WRITE,
+    answer=ChangedScheduleInFull,
+    status=201,
+    action="schedule.create",
+    subject="schedule:{id}",
+    command=Command(
+        "schedules create",
+        arguments=("flow",),
+        options=OPTIONS,
+        example="ecluse schedules create hello --name nightly --cron '30 2 * * *' --tz Europe/Paris",
+    ),
+)
+async def create_schedule(act: Act, body: ScheduleBody) -> Row:
+    """Add a schedule of a flow. It is due for times from now on."""
+    flow = flows.named(act, body.flow)
+    flows.permit(act.caller, flow.name, "write")
+    plan = plans_of(flow).parsed(flow, body.plan)
+    columns = body.model_dump(exclude={"flow", "plan"})
+    made = await create_planned(act.connection, NewSchedule(flow, **columns, tenant_id=act.tenant), plan)
+    act.answers(201, once=made.once)
+    return {**await _in_full(act, made.id), "once": {}}
+
+
+@surface.operation(
+    "PATCH",
+    ONE,
+    needs=WRITE,
+    answer=ChangedScheduleInFull,
+    action="schedule.update",
+    subject="schedule:{schedule_id}",
+    command=Command("schedules update", options=OPTIONS),
+)
+async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSchedule) -> Row:
+    """Change the given fields only. Runs under way go on as they began."""
+    flow, _ = await _of_caller(act, schedule_id)
+    given = body.model_dump(exclude_unset=True)
+    may_be_null = ("cron", "window_start", "window_end")
+    columns = {name: value for name, value in given.items() if value is not None or name in may_be_null}
+    instead, plans = columns.pop("plan", {}), plans_of(flow)
+    once = await change_planned(
+        act.connection, flow, act.tenant, schedule_id, lambda _, plan: (columns, plans.changed(flow, plan, instead))
+    )
+    act.answers(200, once=once)
+    return {**await _in_full(act, schedule_id), "once": {}}
+
+
+@surface.operation(
+    "DELETE",
+    ONE,
+    needs=WRITE,
+    answer=Deleted,
+    action="schedule.delete",
+    subject="schedule:{schedule_id}",
+    command=Command("schedules delete"),
+)
+async def delete_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
+    """Delete a schedule. Its runs and slots stay, its name is free again; a run under way finishes."""
+    flow, _ = await _of_caller(act, schedule_id)
+    await delete_planned(act.connection, plans_of(flow), act.tenant, schedule_id)
+    return {"id": schedule_id, "deleted": True}
+
+
+@surface.operation(
+    "POST",
+    f"{ONE}/enable",
+    needs=WRITE,
+    answer=ScheduleInFull,
+    action="schedule.enable",
+    subject="schedule:{schedule_id}",
+    command=Command("schedules enable"),
+)
+async def enable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row:
+    """Enable a schedule. Due times before now are not caught up on."""
+    return await _switch(act, schedule_id, enabled=True)
+
+
+@surface.operation(
+    "POST",
+    f"{ONE}/disable",
+    needs=WRITE,
+    answer=ScheduleInFull,
+    action="schedule.disable",
+    subject="schedule:{schedule_id}",
+    command=Command("schedules disable"),
+)
+async def disable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row:
+    """Disable a schedule. Its open runs go on."""
+    return await _switch(act, schedule_id, enabled=False)
+
+
+@surface.operation(
+    "POST",
+    f"{ONE}/run",
+    needs=WRITE,
+    answer=FiredRun,
+    status=201,
+    action="schedule.run",
+    subject="schedule:{schedule_id}",
+    command=Command("schedules run", follows="run_id"),
+)
+async def run_schedule(
+    act: Act, schedule_id: ScheduleNumber, body: Annotated[RunNow | None, Body(examples=[{"plan": None}])] = None
+) -> Row:
+    """Start a run of a schedule now, whatever else is running. Due times are not affected."""
+    flow, row = await _of_caller(act, schedule_id)
+    instead = None if body is None else body.plan
+    fired = await plans_of(flow).fire(act.connection, flow, row, instead, act.request_id)
+    run = fired.started.run
+    return {"run_id": str(run.id), "event_key": run.event_key, "warnings": fired.warnings}
+
+
+@surface.read(f"{ONE}/preview", needs=READ, answer=Timetable, command=Command("schedules preview"))
+async def preview_schedule(look: Look, schedule_id: ScheduleNumber, count: Count = 50) -> Row:
+    """Preview the next due times, whether or not the schedule is enabled: what a change of the clocks does to each, and
+    which the execution window moves."""
+    row = await _readable(look, schedule_id)
+    if row["cron"] is None:
+        return {"in_words": None, "timezone": row["timezone"], "fires": []}
+    return _timetable(look, row, count)
+
+
+@surface.operation(
+    "POST",
+    f"{PATH}/preview",
+    needs=READ,
+    answer=Timetable,
+    action=None,
+    command=Command("schedules preview cron", arguments=("cron",), options=OPTIONS),
+)
+async def preview_timetable(act: Act, body: PreviewedTimetable) -> Row:
+    """Preview the due times of a timetable that is not stored."""
+    return _timetable(act, body.model_dump(), body.count)
+
+
+def _timetable(look: Look, row: Row, count: int) -> Row:
+    table = timetable(row["cron"], row["timezone"], row["window_start"], row["window_end"])
+    fires = [fire._asdict() for fire in table.preview(look.kit.clock.now(), count)]
+    return {"in_words": table.cron.explain(), "timezone": row["timezone"], "fires": fires}
+
+
+async def _readable(look: Look, schedule_id: int) -> Row:
+    row = await load_schedule(look.connection, look.tenant, schedule_id)
+    flows.permit(look.caller, row["flow"], "read")
+    return row
+
+
+async def _of_caller(act: Act, schedule_id: int) -> tuple[Flow, Row]:
+    row = await load_schedule(act.connection, act.tenant, schedule_id)
+    flows.permit(act.caller, row["flow"], "write")
+    return flows.loaded(act, row["flow"], f"Schedule {schedule_id}"), row
+
+
+async def _switch(act: Act, schedule_id: int, *, enabled: bool) -> Row:
+    await _of_caller(act, schedule_id)
+    await enable_schedule(act.connection, act.tenant, schedule_id, enabled=enabled)
+    return await _in_full(act, schedule_id)
+
+
+async def _in_full(look: Look, schedule_id: int) -> Row:
+    row = await show_schedule(look.connection, look.tenant, schedule_id)
+    (listed,) = await fetch_all(look.connection, dict, SHOWN, (schedule_id,))
+    flow = look.kit.by_name.get(row["flow"])  # of a flow that is not loaded here, the plan is shown as it is stored
+    return {
+        **listed,
+        "plan": row["input"] if flow is None else await plans_of(flow).shown(look.connection, row),
+        "next_fires": next_fires(row, look.kit.clock.now(), NEXT_FIRES) if row["enabled"] else [],
+        "slots": with_ids_as_text(row["slots"]),
+    }
