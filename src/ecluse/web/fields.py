@@ -50,9 +50,11 @@ class Field:
 
 
 def fields_of(model: type[BaseModel], current: Mapping[str, Any] | None, given: Texts) -> list[Field]:
-    """Return the fields of a model; a list of models has the rows that `current` or `given` fill, and a spare one."""
+    """Return the fields of a model; a list of models has the rows that `current` or `given` fill, and a spare one. The
+    name comes first."""
     schema = model.model_json_schema()
-    return _fields(schema, schema.get("$defs", {}), current or {}, given, "")
+    found = _fields(schema, schema.get("$defs", {}), current or {}, given, "")
+    return sorted(found, key=lambda field: field.name != "name")
 
 
 def _fields(schema: Schema, known: Schema, current: Mapping[str, Any], given: Texts, before: str) -> list[Field]:

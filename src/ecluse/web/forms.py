@@ -51,6 +51,7 @@ class Asked:
     record: dict[str, Any]  # what the operation is about, as it is now
     current: dict[str, Any] | None  # the same, if the form shows its values to be changed
     preview: dict[str, Any] | None = None
+    looks: frozenset[str] = frozenset()  # parameters of the preview
 
     @property
     def digest(self) -> str:
@@ -136,6 +137,7 @@ async def _asked(request: Request, name: str, place: str, given: Mapping[str, st
         record or {},
         record if edits else None,
         await _read(request, lambda route: route.name == preview, values, given) if preview else None,
+        frozenset(_parameters(_route(request, lambda route: route.name == preview))),
     )
 
 
@@ -155,11 +157,15 @@ async def _read(
     if (route := _route(request, wanted)) is None:
         return None
     names = actions.parameters(route.path)
-    known = {one.name for one in route.dependant.query_params}
+    known = _parameters(route)
     chosen = {name: text for name, text in (given or {}).items() if name in known and text}
     answer = await route.endpoint(request=request, **chosen, **{name: values[name] for name in names})
     found: dict[str, Any] = json.loads(bytes(answer.body))
     return found
+
+
+def _parameters(route: APIRoute | None) -> set[str]:
+    return {one.name for one in route.dependant.query_params} if route is not None else set()
 
 
 async def _was_done(request: Request, given: Mapping[str, str]) -> bool:
@@ -234,7 +240,7 @@ def _form(
         preview=asked.preview,
         back=asked.back,
         hidden={TOKEN: secrets.token_urlsafe(16), SHOWN: asked.digest, BACK: asked.back},
-        looks=bool(asked.preview and fields),
+        looks=bool(asked.looks & {field.name for field in fields}),
         flows=sorted(kit_of(request).by_name),
     )
 

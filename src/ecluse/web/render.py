@@ -131,6 +131,13 @@ def plain(value: Any) -> Markup | str:
     return as_line(value)
 
 
+def with_code(text: str) -> Markup:
+    """Return a text whose words in backticks are shown as code."""
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(text.split("`"))
+    )
+
+
 def as_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
@@ -154,7 +161,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"instant": instant, "lasted": lasted, "number": number, "as_json": as_json, "as_line": as_line}
-    made.filters |= {"stamp": stamp, "elapsed": elapsed, "how_ended": how_ended, "words": words, "plain": plain}
+    made.filters |= {
+        "stamp": stamp,
+        "elapsed": elapsed,
+        "how_ended": how_ended,
+        "words": words,
+        "plain": plain,
+        "with_code": with_code,
+    }
     made.globals |= {"static": address, "query": query, "dash": NONE}
     made.globals["parts"] = made.get_template("parts.html").module  # global: blocks rendered alone need it, too
     return made

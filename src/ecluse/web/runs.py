@@ -200,6 +200,7 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
         "sentence": standing.sentence(run, progress, stuck),
         "title": standing.title(run, name, progress),
         "buttons": _buttons(request, run),
+        "redrive": lambda code: _redrive(request, run, error_code=code),
         "advice": advice,
     }
     bars = [figures.of_stage(stage) for stage in shown["run"]["stages"]]
@@ -211,9 +212,9 @@ def _buttons(request: Request, run: run_queries.Row) -> list[Button]:
     one, back = {"run_id": run["id"]}, f"/ui/runs/{run['id']}"
     if run["ended_at"] is None:
         return buttons(request, ("end_run", one), back=back)
+    # In a run of which nothing failed, what was cancelled is redriven.
+    found = _redrive(request, run, outcome="" if run["failed"] > run["cancelled"] else "cancelled")
     flow = kit_of(request).by_name.get(run["flow"])
-    redriven = run["failed"] and flow is not None and flow.redrive is not None
-    found = buttons(request, ("redrive_run", one), back=back, **_choice(run)) if redriven else []
     if run["schedule_id"] is not None:
         return found + buttons(request, ("run_schedule", {"schedule_id": run["schedule_id"]}), back=back)
     if run["parent_run_id"] is not None or flow is None or flow.not_by_hand:
@@ -222,6 +223,9 @@ def _buttons(request: Request, run: run_queries.Row) -> list[Button]:
     return found + buttons(request, ("start_run", {}), back=back, **given)
 
 
-def _choice(run: run_queries.Row) -> dict[str, str]:
-    """Return what a redrive is to take, if not what failed: in a run of which nothing failed, what was cancelled."""
-    return {"outcome": "cancelled"} if run["failed"] == run["cancelled"] else {}
+def _redrive(request: Request, run: run_queries.Row, **choice: str | None) -> list[Button]:
+    """Return the button to redrive failed targets of an ended run, with this choice of them."""
+    flow = kit_of(request).by_name.get(run["flow"])
+    if run["ended_at"] is None or not run["failed"] or flow is None or flow.redrive is None:
+        return []
+    return buttons(request, ("redrive_run", {"run_id": run["id"]}), back=f"/ui/runs/{run['id']}", **choice)
