@@ -7,6 +7,7 @@ which only the command line may read; otherwise a run of another tenant is not f
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
 from typing import Any
 
 from ecluse.base.errors import NotFound
@@ -17,6 +18,7 @@ from ecluse.engine.runs.waiters import IN_FLIGHT
 from ecluse.insight.redrive_chains import redrives_of, standing
 
 Row = dict[str, Any]
+SOME = 5  # targets named with the reason for which they failed
 WILL_FAIL = "will fail"  # standing of a target that has no outcome yet, but is known to fail
 
 LIST = """
@@ -122,8 +124,10 @@ known AS NOT MATERIALIZED (
            coalesce(o.error_code, e.error_code) AS code, {WILL_FAIL_WHY} AS will_fail
     FROM outcomes o LEFT JOIN expected e ON e.target = o.target WHERE o.run_id = %(run)s),
 reasons AS MATERIALIZED (
-    SELECT standing AS outcome, why, count(*) AS count, min(words) FILTER (WHERE code IS NOT NULL) AS example
-    FROM known GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT %(reasons)s),
+    SELECT standing AS outcome, why, min(code) AS code, count(*) AS count,
+           min(words) FILTER (WHERE code IS NOT NULL) AS example,
+           (array_agg(target ORDER BY target) FILTER (WHERE standing IN ('failed', '{WILL_FAIL}')))[1:%(some)s] AS some
+    FROM known GROUP BY 1, 2 ORDER BY standing NOT IN ('failed', '{WILL_FAIL}'), 4 DESC, 1, 2 LIMIT %(reasons)s),
 unsettled AS MATERIALIZED (
     SELECT {IS_OPEN} AND %(outcome)s::text IS NULL AND coalesce(bool_and(outcome = 'open'), false) AS it FROM reasons)
 SELECT (SELECT count(*) FROM expected)::int AS will_fail, u.it AS unsettled,
@@ -154,6 +158,9 @@ async def list_runs(
     folded: bool = False,
     parent: int | None = None,
     schedule: int | None = None,
+    target: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
     ids: Collection[int] | None = None,
     limit: int,
     offset: int,
@@ -161,7 +168,8 @@ async def list_runs(
     """Return a page of runs, the newest first, that meet all the filters given. `state` is a neutral state or a flow's
     own status label, which does not find cancelled runs; flows in `but` are left out unless `flow` names one. `top`:
     only runs started by people or schedules, not by other runs; `folded`: without redrives, which belong to their run;
-    `parent`: runs that this run started."""
+    `parent`: runs that this run started; `target`: runs that selected it; `since` and `until` compare the instant at
+    which a run was created."""
     filters: dict[str, tuple[Any, str]] = {
         "tenant": (tenant, "tenant_id = %(tenant)s"),
         "flow": (flow, "flow = %(flow)s"),
@@ -171,6 +179,9 @@ async def list_runs(
         "folded": (folded or None, "redrive_of IS NULL"),
         "parent": (parent, "parent_run_id = %(parent)s"),
         "schedule": (schedule, "schedule_id = %(schedule)s"),
+        "target": (target, "id IN (SELECT o.run_id FROM outcomes o WHERE o.target = %(target)s)"),
+        "since": (since, "created_at >= %(since)s"),
+        "until": (until, "created_at < %(until)s"),
         "ids": (None if ids is None else list(ids), "id = ANY(%(ids)s)"),
     }
     where = " AND ".join(text for value, text in filters.values() if value is not None)
@@ -265,12 +276,13 @@ async def results(
     limit: int,
     offset: int = 0,
 ) -> Row:
-    """Return the results on a run's page: `reasons` (counts of its targets by outcome and reason, the most frequent
-    first, at most so many as the parameter says), a page of `outcomes`, failed ones before all others, and how many
-    targets `will_fail`. The page is filtered by `outcome`, which may be `open`, or `will fail` for open targets that
-    are known to fail, and by `why`, a reason's code, or else its text. `unsettled`: nothing is known of any target yet.
-    The caller has checked the tenant."""
+    """Return the results on a run's page: `reasons` (counts of its targets by outcome and reason, failures first, then
+    the most frequent, at most so many as the parameter says; of failures the first targets), a page of `outcomes`,
+    failed ones before all others, and how many targets `will_fail`. The page is filtered by `outcome`, which may be
+    `open`, or `will fail` for open targets that are known to fail, and by `why`, a reason's code, or else its text.
+    `unsettled`: nothing is known of any target yet. The caller has checked the tenant."""
     given = {"run": run_id, "outcome": outcome, "why": why, "reasons": reasons, "limit": limit, "offset": offset}
+    given["some"] = SOME
     (row,) = await fetch_all(connection, dict, RESULTS, given)
     return row
 

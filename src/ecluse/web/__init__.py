@@ -1,5 +1,5 @@
-"""The pages for operators: rendered on the server, read-only, kept up to date by server-sent events, and the same for
-every flow. A visitor uses an API key, sent in a cookie; pages read the database as the API does."""
+"""The pages for operators: rendered on the server, kept up to date by server-sent events, the same for every flow. A
+visitor uses an API key, sent in a cookie; pages read the database as the API does, and act through its operations."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, FastAPI
 
-from ecluse.web import entrance, runs, schedules
+from ecluse.web import audits, entrance, forms, lanes, runs, schedules, targets
 from ecluse.web.live import Pace
 
 # In this order: the last one has a route that matches every remaining path.
-PARTS = (runs, schedules, entrance)
+PARTS = (runs, targets, schedules, lanes, audits, forms, entrance)
 
 
 def mount(app: FastAPI, others: Sequence[APIRouter] = ()) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import psycopg
 from fastapi import Request, Response
@@ -43,6 +43,7 @@ class Page(APIRoute):
 
         async def shown(request: Request) -> Response:
             try:
+                refuse_other_sites(request)
                 if permission is not None:
                     request.state.caller = await admitted(request, permission)
                 answer = await handle(request)
@@ -61,10 +62,24 @@ async def admitted(request: Request, permission: str) -> Caller:
     return await door.admit(request, key, permission)
 
 
-def same_site(request: Request) -> None:
-    """Refuse a form that another site submitted from the visitor's browser (CSRF)."""
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+def refuse_other_sites(request: Request) -> None:
+    """Refuse a form that another site submitted from the visitor's browser (CSRF). Browsers say where a request comes
+    from in Sec-Fetch-Site, which no script can set; without it (plain http, old browsers) in Origin. A request with
+    neither is no browser's."""
+    if request.method in ("GET", "HEAD"):
+        return
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        ours = site in ("same-origin", "none")
+    else:
+        ours = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    if not ours:
         raise Refused(403, "ANOTHER_SITE", "The request came from another site.")
+
+
+def inside(wanted: str, home: str) -> str:
+    """Return the path to redirect to: `wanted` if it is one of our pages, else `home`."""
+    return wanted if wanted.startswith("/ui/") and not wanted.startswith(LOGIN) else home
 
 
 def _instead(request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ from ecluse.access import door
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
 from ecluse.web import render
-from ecluse.web.door import COOKIE, LOGIN, Page, admitted, same_site
+from ecluse.web.door import COOKIE, LOGIN, Page, admitted, inside
 from ecluse.web.files import FILES, PATH, VERSION
 
 HOME = "/ui/runs"
@@ -35,15 +35,14 @@ async def show_form(request: Request, next: str = "") -> Response:  # noqa: A002
     try:
         await admitted(request, "runs.read")
     except Refused:
-        return render.page(request, "login.html", next=_inside(next), problem=None)
-    return RedirectResponse(_inside(next), 303)
+        return render.page(request, "login.html", next=inside(next, HOME), problem=None)
+    return RedirectResponse(inside(next, HOME), 303)
 
 
 @routes.post(LOGIN)
 async def log_in(request: Request) -> Response:
-    same_site(request)
     form = await request.form()
-    key, wanted = str(form.get("key", "")).strip(), _inside(str(form.get("next", "")))
+    key, wanted = str(form.get("key", "")).strip(), inside(str(form.get("next", "")), HOME)
     try:
         await door.admit(request, key, "runs.read")
     except Refused as refused:
@@ -55,8 +54,7 @@ async def log_in(request: Request) -> Response:
 
 
 @routes.post("/ui/logout")
-async def log_out(request: Request) -> Response:
-    same_site(request)
+async def log_out() -> Response:
     answer = RedirectResponse(LOGIN, 303)
     answer.delete_cookie(COOKIE, path="/ui", httponly=True, samesite="strict")
     return answer
@@ -79,8 +77,3 @@ async def show_nothing(request: Request) -> Response:
     with suppress(Refused):
         request.state.caller = await admitted(request, "runs.read")
     raise NotFound("There is no such page.")
-
-
-def _inside(wanted: str) -> str:
-    """Return the path to redirect to after the log-in: `wanted` if it is one of our pages, else the home page."""
-    return wanted if wanted.startswith("/ui/") and not wanted.startswith(LOGIN) else HOME

@@ -4,6 +4,7 @@ file."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,8 +17,10 @@ from markupsafe import Markup
 
 from ecluse.access.wire import kit_of
 from ecluse.engine import STOPPED
+from ecluse.web import actions
 from ecluse.web.files import address
 
+INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 NONE = "\N{EN DASH}"
 NO_STORE = {"Cache-Control": "no-store"}
 WHOLE = "whole"
@@ -27,7 +30,11 @@ Regions = dict[str, Markup]
 
 
 def page(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
-    return HTMLResponse(fragment(request, template, streamed=False, **context), status, NO_STORE)
+    done = actions.said(request)
+    answer = HTMLResponse(fragment(request, template, streamed=False, done=done, **context), status, NO_STORE)
+    if done is not None:
+        answer.delete_cookie(actions.DONE, path="/ui", httponly=True, samesite="strict")
+    return answer
 
 
 def fragment(request: Request, template: str, *, streamed: bool = True, **context: Any) -> str:
@@ -102,6 +109,35 @@ def number(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
+def words(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def plain(value: Any) -> Markup | str:
+    """Format a value of a JSON answer."""
+    match value:
+        case None:
+            return NONE
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return number(value)
+        case str() if INSTANT.fullmatch(value):
+            return instant(datetime.fromisoformat(value))
+        case datetime():
+            return instant(value)
+        case str() | float():
+            return str(value)
+    return as_line(value)
+
+
+def with_code(text: str) -> Markup:
+    """Return a text whose words in backticks are shown as code."""
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(text.split("`"))
+    )
+
+
 def as_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
@@ -125,7 +161,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"instant": instant, "lasted": lasted, "number": number, "as_json": as_json, "as_line": as_line}
-    made.filters |= {"stamp": stamp, "elapsed": elapsed, "how_ended": how_ended}
+    made.filters |= {
+        "stamp": stamp,
+        "elapsed": elapsed,
+        "how_ended": how_ended,
+        "words": words,
+        "plain": plain,
+        "with_code": with_code,
+    }
     made.globals |= {"static": address, "query": query, "dash": NONE}
     made.globals["parts"] = made.get_template("parts.html").module  # global: blocks rendered alone need it, too
     return made

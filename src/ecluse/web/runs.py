@@ -3,10 +3,11 @@ the same regions."""
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 
 from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import Filter, Offset, kit_of, number, reads_of
@@ -18,17 +19,24 @@ from ecluse.insight.causes import BLOCKING
 from ecluse.insight.waiting import why_run
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 from ecluse.web import figures, live, render, standing
+from ecluse.web.actions import Button, buttons
+from ecluse.web.advice import advice
 from ecluse.web.automation import budget_warning
 from ecluse.web.door import Page
 from ecluse.web.figures import Table
 from ecluse.web.live import Context
 
-RUNS, OUTCOMES, LOG, CHILDREN, REASONS = 25, 25, 20, 10, 12  # rows of each on a page
+RUNS, OUTCOMES, LOG, CHILDREN, REASONS, SCHEDULES = 25, 25, 20, 10, 12, 200  # rows of each on a page
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
 MAY = "runs.read"
+OUTCOMES_FILE = "/api/runs/{run_id}/outcomes.csv"
 LIST = live.Page("runs_live.html")
-ONE = live.Page("run_live.html", ("title", "header", "waiting", "outcomes", "stages", "log", "children"))
+REGIONS = ("title", "header", "failures", "waiting", "outcomes", "stages", "log", "children")
+ONE = live.Page("run_live.html", REGIONS)
+
+
+Day = Annotated[date | None, BeforeValidator(lambda given: given or None)]
 
 
 class Wanted(BaseModel):
@@ -37,6 +45,10 @@ class Wanted(BaseModel):
     flow: Filter = None
     state: Filter = None
     parent: Filter = None
+    schedule: Filter = None
+    target: Filter = None
+    since: Day = None
+    until: Day = None
     all: bool = False
     offset: Offset = 0
 
@@ -56,10 +68,19 @@ PartOfRun = Annotated[Part, Query()]
 
 @routes.get("/ui/runs", openapi_extra=needs(MAY))
 async def show_runs(request: Request, wanted: WantedRuns) -> Response:
+    tenant = caller_of(request).tenant
     shown = await _runs(request, wanted)
-    flows = {*kit_of(request).by_name, *filter(None, [wanted.flow])}
-    regions = LIST.regions(request, **shown)
-    return render.page(request, "runs.html", flows=sorted(flows), states=list(State), regions=regions, **shown)
+    schedules = await reads_of(request)(lambda c: list_schedules(c, tenant, limit=SCHEDULES, offset=0))
+    return render.page(
+        request,
+        "runs.html",
+        flows=sorted({*kit_of(request).by_name, *filter(None, [wanted.flow])}),
+        states=list(State),
+        schedules=schedules,
+        may_trigger=bool(buttons(request, ("run_schedule", {"schedule_id": 0}))),
+        regions=LIST.regions(request, **shown),
+        **shown,
+    )
 
 
 @routes.get("/ui/runs/live", openapi_extra=needs(MAY))
@@ -71,6 +92,14 @@ async def follow_runs(request: Request, wanted: WantedRuns) -> Response:
 async def show_run(request: Request, run_id: str, part: PartOfRun) -> Response:
     shown = await _run(request, number("run", run_id), part)
     return render.page(request, "run.html", regions=ONE.regions(request, **shown), **shown)
+
+
+@routes.get("/ui/runs/{run_id}/outcomes.csv", openapi_extra=needs(MAY))
+async def send_outcomes(request: Request, run_id: str) -> Response:
+    """Send the file of the API: its own address does not get the cookie."""
+    (route,) = [one for one in request.app.router.routes if getattr(one, "path", "") == OUTCOMES_FILE]
+    answer: Response = await route.endpoint(request=request, run_id=run_id)
+    return answer
 
 
 @routes.get("/ui/runs/{run_id}/live", openapi_extra=needs(MAY))
@@ -86,11 +115,16 @@ async def follow_run(request: Request, run_id: str, part: PartOfRun) -> Response
     )
 
 
+def _midnight(day: date | None, later: int = 0) -> datetime | None:
+    """Return the instant at which the day begins, in UTC, or the one that is so many days later."""
+    return None if day is None else datetime.combine(day, time(), UTC) + timedelta(days=later)
+
+
 async def _runs(request: Request, wanted: Wanted) -> Context:
     tenant, parent = caller_of(request).tenant, number("run", wanted.parent) if wanted.parent else None
 
-    # A filter by state shows every run in that state, redrives included.
-    fold = not wanted.all and not wanted.state
+    # A filter by state or target shows every such run, redrives included.
+    fold = not (wanted.all or wanted.state or wanted.target)
 
     async def ask(connection: Connection) -> tuple[bool, Table, run_queries.Row | None]:
         rows = await run_queries.list_runs(
@@ -99,9 +133,13 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
             flow=wanted.flow or None,
             state=wanted.state or None,
             but=() if wanted.all else [NOTIFICATIONS],
-            top=not wanted.all and parent is None,
+            top=not wanted.all and parent is None and not wanted.target,
             folded=fold,
             parent=parent,
+            schedule=number("schedule", wanted.schedule) if wanted.schedule else None,
+            target=wanted.target or None,
+            since=_midnight(wanted.since),
+            until=_midnight(wanted.until, 1),
             limit=RUNS + 1,
             offset=wanted.offset,
         )
@@ -112,7 +150,8 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
 
     more, table, first = await reads_of(request)(ask)
     shown = sum(not run.get("folded") for run in table.runs)
-    there = {"table": table, "first": first, "shown": shown, "more": more, "size": RUNS}
+    filtered = any(wanted.model_dump(exclude={"all"}).values())
+    there = {"filtered": filtered, "table": table, "first": first, "shown": shown, "more": more, "size": RUNS}
     return {"wanted": wanted, **there, "busy": table.busy, "over": False}
 
 
@@ -153,5 +192,40 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
     shown = await reads_of(request)(ask)
     ended = shown["run"]["ended_at"] is not None
     sizes = {"outcomes": OUTCOMES, "log": LOG, "reasons": REASONS}
+    run, progress = shown["run"], shown["progress"]
+    stuck = shown["standing"] is not None and shown["standing"].stuck
+    name = shown["schedule"]["name"] if shown["schedule"] else f"{run['flow']} #{run['id']}"
+    said = {
+        "name": name,
+        "sentence": standing.sentence(run, progress, stuck),
+        "title": standing.title(run, name, progress),
+        "buttons": _buttons(request, run),
+        "redrive": lambda code: _redrive(request, run, error_code=code),
+        "advice": advice,
+    }
     bars = [figures.of_stage(stage) for stage in shown["run"]["stages"]]
-    return {**shown, "part": part, "sizes": sizes, "bars": bars, "busy": not ended, "over": ended}
+    return {**shown, **said, "part": part, "sizes": sizes, "bars": bars, "busy": not ended, "over": ended}
+
+
+def _buttons(request: Request, run: run_queries.Row) -> list[Button]:
+    """Return what can be done with a run in its present state."""
+    one, back = {"run_id": run["id"]}, f"/ui/runs/{run['id']}"
+    if run["ended_at"] is None:
+        return buttons(request, ("end_run", one), back=back)
+    # In a run of which nothing failed, what was cancelled is redriven.
+    found = _redrive(request, run, outcome="" if run["failed"] > run["cancelled"] else "cancelled")
+    flow = kit_of(request).by_name.get(run["flow"])
+    if run["schedule_id"] is not None:
+        return found + buttons(request, ("run_schedule", {"schedule_id": run["schedule_id"]}), back=back)
+    if run["parent_run_id"] is not None or flow is None or flow.not_by_hand:
+        return found
+    given = {"flow": run["flow"], "input": render.as_line(run["input"])}
+    return found + buttons(request, ("start_run", {}), back=back, **given)
+
+
+def _redrive(request: Request, run: run_queries.Row, **choice: str | None) -> list[Button]:
+    """Return the button to redrive failed targets of an ended run, with this choice of them."""
+    flow = kit_of(request).by_name.get(run["flow"])
+    if run["ended_at"] is None or not run["failed"] or flow is None or flow.redrive is None:
+        return []
+    return buttons(request, ("redrive_run", {"run_id": run["id"]}), back=f"/ui/runs/{run['id']}", **choice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
@@ -15,11 +15,13 @@ from ecluse.access.wire import Offset, kit_of, number, reads_of
 from ecluse.base.errors import InvalidInput
 from ecluse.base.timetable import Fire, timetable
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row
 from ecluse.engine import list_schedules, show_schedule
 from ecluse.flows.automation.schedules import FLOW as AUTOMATION
 from ecluse.insight import run_queries
 from ecluse.realtime.hub import Message
 from ecluse.web import figures, live, render
+from ecluse.web.actions import Button, buttons
 from ecluse.web.automation import plan_of
 from ecluse.web.door import Page
 from ecluse.web.live import Context
@@ -29,6 +31,7 @@ FIRES_IN_LIST, FIRES = 3, 10
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
 MAY = "schedules.read"
+HOME = "/ui/schedules"
 LIST, ONE = live.Page("schedules_live.html"), live.Page("schedule_live.html")
 
 
@@ -48,7 +51,7 @@ class Ahead:
     problem: str | None = None
 
 
-def ahead(row: dict[str, Any], now: datetime, count: int) -> Ahead:
+def ahead(row: Row, now: datetime, count: int) -> Ahead:
     if row["cron"] is None:
         return Ahead("Manual")
     try:
@@ -61,7 +64,8 @@ def ahead(row: dict[str, Any], now: datetime, count: int) -> Ahead:
 @routes.get("/ui/schedules", openapi_extra=needs(MAY))
 async def show_schedules(request: Request, wanted: WantedSchedules) -> Response:
     shown = await _schedules(request, wanted)
-    return render.page(request, "schedules.html", regions=LIST.regions(request, **shown), **shown)
+    new = buttons(request, ("create_automation_schedule", {}), ("create_schedule", {}), back=HOME)
+    return render.page(request, "schedules.html", new=new, regions=LIST.regions(request, **shown), **shown)
 
 
 @routes.get("/ui/schedules/live", openapi_extra=needs(MAY))
@@ -106,6 +110,7 @@ async def _schedules(request: Request, wanted: Wanted) -> Context:
         "last": shown["last"],
         "stands": shown["stands"],
         "ahead": {row["id"]: ahead(row, now, FIRES_IN_LIST) for row in rows},
+        "buttons": {row["id"]: _often(request, row, HOME) for row in rows},
         "more": len(shown["rows"]) > SCHEDULES,
         "wanted": wanted,
         "size": SCHEDULES,
@@ -128,4 +133,27 @@ async def _schedule(request: Request, schedule_id: int) -> Context:
         return {"schedule": row, "automated": row["flow"] == AUTOMATION, "plan": plan, "table": table}
 
     shown = await reads_of(request)(ask)
-    return {**shown, "ahead": ahead(shown["schedule"], now, FIRES), "busy": shown["table"].busy, "over": False}
+    return {
+        **shown,
+        "ahead": ahead(shown["schedule"], now, FIRES),
+        "buttons": _all(request, shown["schedule"]),
+        "busy": shown["table"].busy,
+        "over": False,
+    }
+
+
+def _often(request: Request, row: Row, back: str) -> list[Button]:
+    one = {"schedule_id": row["id"]}
+    return buttons(
+        request,
+        ("run_schedule", one),
+        (f"{'disable' if row['enabled'] else 'enable'}_schedule_of_flow", one),
+        back=back,
+    )
+
+
+def _all(request: Request, row: Row) -> list[Button]:
+    """Return what can be done with a schedule; one of automation has settings of its own."""
+    one, back = {"schedule_id": row["id"]}, f"{HOME}/{row['id']}"
+    change = "change_automation_schedule" if row["flow"] == AUTOMATION else "change_schedule"
+    return _often(request, row, back) + buttons(request, (change, one), ("delete_schedule", one), back=back)

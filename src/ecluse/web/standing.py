@@ -1,14 +1,17 @@
-"""The state of an open run for the top of its page: whether it makes progress, since when not, and its time limit."""
+"""How a run stands, for the top of its page: in one sentence, whether it makes progress, and its time limit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ecluse.db.connect import Connection
 from ecluse.insight.run_queries import Row
 from ecluse.insight.stalls import is_quiet
 from ecluse.insight.waiting import RunWaits
+from ecluse.web.figures import Bar
+
+ENOUGH = 5  # units that are done before their pace predicts the rest
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Standing:
     limited: Row | None  # the open stage, whose deadline limits the run
     clock_stopped: bool  # a paused lane has stopped the clock of that stage
     ends_by: datetime | None
+    ends_about: datetime | None  # at its present pace, its open stage ends then; to the minute
 
     @property
     def too_late(self) -> bool:
@@ -46,7 +50,49 @@ async def of(connection: Connection, run: Row, now: datetime, waits: RunWaits | 
         open_[-1] if open_ else None,
         bool(open_) and await _is_stopped(connection, run["id"], open_[-1]["stage"]),
         max(lasts) if lasts and len(lasts) == len(waits.groups) else None,
+        _at_this_pace(open_[-1], now) if open_ and not (waits.blocked or quiet) else None,
     )
+
+
+def _at_this_pace(stage: Row, now: datetime) -> datetime | None:
+    done = sum(stage[name] for name in ("done", "failed", "ignored"))
+    if done < ENOUGH or done >= stage["expected"]:
+        return None
+    left: timedelta = (now - stage["started_at"]) * ((stage["expected"] - done) / done)
+    # To the minute, so that a stream does not send another guess each time.
+    return (now + left + timedelta(seconds=30)).replace(second=0, microsecond=0)
+
+
+def sentence(run: Row, progress: tuple[str, Bar] | None, stuck: bool) -> str:
+    """Say in one sentence how the run stands."""
+    if run["ended_at"] is None:
+        if progress is None:
+            return "Waits to be taken up." if run["state"] == "queued" else "Runs; no stage has begun yet."
+        stage, bar = progress
+        failed = f", {bar.failed:,} failed" if bar.failed else ""
+        verb = "Waits at" if stuck else "Running,"
+        return f"{verb} {bar.percent} %: {stage} {bar.finished:,} of {bar.total:,}{failed}."
+    ended = "Cancelled" if run["state"] == "cancelled" else f"Ended {run['status']}"
+    if not run["selected"]:
+        return f"{ended}: no targets."
+    counts = {
+        "failed": run["failed"] - run["cancelled"],
+        "cancelled": run["cancelled"],
+        "ignored": run["ignored"],
+    }
+    wrong = [f"{count:,} {name}" for name, count in counts.items() if count]
+    if not wrong:
+        return f"{ended}: all {run['successful']:,} successful."
+    return f"{ended}: {', '.join(wrong)} of {run['selected']:,}."
+
+
+def title(run: Row, name: str, progress: tuple[str, Bar] | None) -> str:
+    """Return the title of the document: what a tab should say first."""
+    if run["ended_at"] is None:
+        return f"{progress[1].percent if progress else 0} % · {name}"
+    failed = run["failed"] - run["cancelled"]
+    ended = "cancelled" if run["state"] == "cancelled" else run["status"]
+    return f"{ended} · {failed:,} failed · {name}" if failed else f"{ended} · {name}"
 
 
 async def _is_stopped(connection: Connection, run_id: int, stage: str) -> bool:

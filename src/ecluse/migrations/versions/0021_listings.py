@@ -54,7 +54,6 @@ SELECT s.id, s.tenant_id, s.name, s.is_active, s.schedule_type, s.cron_expressio
 FROM automation_schedules s JOIN schedule_list l ON l.id = s.id
 """
 
-
 # An item's event id as `item_event_id` (base/ids.py) computes it.
 RUNS = """
 CREATE INDEX runs_of_flow ON runs (tenant_id, flow, id);

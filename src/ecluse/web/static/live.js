@@ -1,5 +1,5 @@
-// Shows beside the heading whether the page is updated live, does not reconnect a stream after its "end" event, and
-// updates elapsed and remaining times every second.
+// Shows beside the heading whether the page is updated live, does not reconnect a stream after its "end" event, updates
+// elapsed and remaining times every second, writes instants in the reader's time zone, and applies filters at once.
 const ended = new WeakSet();
 const ahead = Date.parse(document.body.dataset.now) - Date.now(); // server clock minus browser clock
 const two = (number) => String(number).padStart(2, "0");
@@ -21,7 +21,36 @@ const tick = () => {
 };
 tick();
 setInterval(tick, 1000);
-document.addEventListener("htmx:after:swap", tick);
+const { timeZone } = Intl.DateTimeFormat().resolvedOptions();
+const local = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium", timeZone });
+const localise = () => {
+  if (timeZone === "UTC") return;
+  for (const one of document.querySelectorAll("time[datetime]")) {
+    const text = local.format(new Date(one.dateTime));
+    if (one.textContent === text) continue;
+    one.title = `${one.dateTime.replace("T", " ").replace("Z", "")} UTC`;
+    one.textContent = text;
+  }
+};
+localise();
+const zone = document.getElementById("zone");
+if (zone && timeZone !== "UTC") {
+  zone.textContent = timeZone;
+  document.getElementById("zone-note").hidden = false;
+}
+document.addEventListener("htmx:after:swap", () => (tick(), localise()));
+for (const form of document.querySelectorAll('form[aria-label="Filter"]')) {
+  form.addEventListener("formdata", ({ formData }) => {
+    for (const [name, value] of [...formData]) if (!value) formData.delete(name);
+  });
+  form.addEventListener("change", ({ target }) => {
+    sessionStorage.setItem("filtered", target.name);
+    form.requestSubmit();
+  });
+  const last = sessionStorage.getItem("filtered");
+  if (last) form.elements[last]?.focus({ preventScroll: true });
+  sessionStorage.removeItem("filtered");
+}
 const say = (state, text) => {
   const pulse = document.getElementById("pulse");
   pulse.hidden = !text;

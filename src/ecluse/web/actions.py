@@ -1,0 +1,174 @@
+"""What pages let people do: for each operation that has a form, its button, the sentence that asks for a confirmation
+and the one that is shown once it is done. A button is offered only to callers whose role may press it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, urlencode
+
+from fastapi import Request, Response
+
+from ecluse.access.surface import Declared
+
+DONE = "ecluse_done"  # cookie: what was done; the page that shows it deletes it
+DONE_SECONDS = 60
+PARAMETER = re.compile(r"\{(\w+)\}")
+LONGEST = 200  # characters of a value in a message
+
+
+class Action(NamedTuple):
+    label: str
+    says: str  # what will change
+    done: str
+    what: str = ""  # the kind of record that it is done with, which has a name
+    home: str = "/ui/runs"  # the page to go to, if the action was not asked for on another one
+    leaves: bool = False  # the page it was asked for on is gone once it is done
+    grave: bool = False  # cannot be taken back, or stops work
+
+
+class Button(NamedTuple):
+    label: str
+    address: str
+    grave: bool
+
+
+class Said(NamedTuple):
+    text: str
+    link: str
+
+
+RUNS, SCHEDULES, LANES, AUDITS = "/ui/runs", "/ui/schedules", "/ui/lanes", "/ui/audits"
+CHANGED = "Schedule {schedule_id} changes for all later runs. Open runs keep what they began with."
+DELETED = "Schedule {schedule_id} is deleted, for good. Its runs stay."
+FIRED = "A run of schedule {schedule_id} starts now. Its due times stay as they are."
+
+ACTIONS = {
+    "end_run": Action(
+        "End run",
+        "Run {run_id} ends now, as cancelled. Finished targets keep their outcome, calls in flight are finished, and "
+        "nothing more is started.",
+        "Run {run_id} was ended.",
+        grave=True,
+    ),
+    "redrive_run": Action(
+        "Redrive run",
+        "A new run repeats the chosen targets of run {run_id}. Successful targets are not touched.",
+        "The targets are redriven.",
+    ),
+    "start_run": Action("Start again", "A new run of this flow starts now, with this input.", "A run was started."),
+    "run_schedule": Action("Run now", FIRED, "A run was started.", "schedule", SCHEDULES),
+    "enable_schedule_of_flow": Action(
+        "Enable",
+        "Schedule {schedule_id} starts runs again, from its next due time on.",
+        "The schedule is enabled.",
+        "schedule",
+        SCHEDULES,
+    ),
+    "disable_schedule_of_flow": Action(
+        "Disable",
+        "Schedule {schedule_id} starts no more runs until it is enabled. A run that is open goes on.",
+        "The schedule is disabled.",
+        "schedule",
+        SCHEDULES,
+    ),
+    "create_schedule": Action("New schedule", "The schedule is created.", "The schedule was created.", "", SCHEDULES),
+    "change_schedule": Action("Edit", CHANGED, "The schedule was saved.", "schedule", SCHEDULES),
+    "delete_schedule": Action(
+        "Delete", DELETED, "The schedule was deleted.", "schedule", SCHEDULES, leaves=True, grave=True
+    ),
+    "create_automation_schedule": Action(
+        "New automation schedule",
+        "The schedule is created and, if it is active, runs at its due times.",
+        "The schedule was created.",
+        "",
+        SCHEDULES,
+    ),
+    "change_automation_schedule": Action("Edit", CHANGED, "The schedule was saved.", "schedule", SCHEDULES),
+    "pause_lane_now": Action(
+        "Pause",
+        "No replica starts calls of lane {name} until it is resumed. Calls in flight finish.",
+        "Lane {name} is paused.",
+        "lane",
+        LANES,
+        grave=True,
+    ),
+    "resume_lane_now": Action(
+        "Resume", "Calls of lane {name} start again at once.", "Lane {name} is resumed.", "lane", LANES
+    ),
+    "cap_lane": Action(
+        "Change caps", "The caps of lane {name} change on every replica.", "Lane {name} was changed.", "lane", LANES
+    ),
+    "create_config": Action(
+        "New config", "The config is created, in its first version.", "The config was created.", "", AUDITS
+    ),
+    "change_config": Action(
+        "Edit",
+        "Audit config {config_id} changes for later audits. Audits already made keep the version they were made with.",
+        "The config was saved.",
+        "audit config",
+        AUDITS,
+    ),
+    "delete_config": Action(
+        "Delete",
+        "Audit config {config_id} is deleted, for good. Audits made with it stay.",
+        "The config was deleted.",
+        "audit config",
+        AUDITS,
+        leaves=True,
+        grave=True,
+    ),
+    "start_audit": Action("Audit a fiche", "One fiche is audited now.", "The audit was started.", "", AUDITS),
+}
+
+
+def buttons(request: Request, *wanted: tuple[str, Mapping[str, Any]], back: str = "", **given: Any) -> list[Button]:
+    """Return the buttons for those of these operations that exist here and that the caller may do. `wanted`: the name
+    of an operation, and the parameters of its path; `given`: what its form begins with."""
+    declared: Mapping[str, Declared] = request.app.state.operations
+    return [
+        Button(ACTIONS[name].label, address(declared[name].path, name, values, back, given), ACTIONS[name].grave)
+        for name, values in wanted
+        if name in declared and request.state.caller.may(declared[name].permission)
+    ]
+
+
+def address(path: str, name: str, values: Mapping[str, Any], back: str, given: Mapping[str, Any]) -> str:
+    place = "".join(f"/{quote(str(values[one]), safe='')}" for one in parameters(path))
+    asked = {"back": back, **given}
+    query = urlencode({one: value for one, value in asked.items() if value})
+    return f"/ui/do/{name}{place}" + (f"?{query}" if query else "")
+
+
+def parameters(path: str) -> Sequence[str]:
+    return PARAMETER.findall(path)
+
+
+def keep_said(answer: Response, name: str, values: Mapping[str, Any], follows: str) -> None:
+    """Remember in a cookie what was done. It has the name of the operation and values for its sentence, no text."""
+    wanted = {one: values[one] for one in PARAMETER.findall(ACTIONS[name].done) if one in values}
+    if follows and follows in values:
+        wanted["run"] = values[follows]
+    kept = urlencode({"did": name, **{one: str(value)[:LONGEST] for one, value in wanted.items()}})
+    answer.set_cookie(DONE, kept, max_age=DONE_SECONDS, path="/ui", httponly=True, samesite="strict")
+
+
+def said(request: Request) -> Said | None:
+    """Return what was done just now, for the page that is shown next."""
+    kept = dict(parse_qsl(request.cookies.get(DONE, "")))
+    if (action := ACTIONS.get(kept.get("did", ""))) is None:
+        return None
+    run = kept.get("run", "")
+    link = f"/ui/runs/{run}" if re.fullmatch(r"[1-9][0-9]{0,18}", run) else ""
+    return Said(PARAMETER.sub(lambda found: kept.get(found[1], ""), action.done), link)
+
+
+def titled(action: Action, values: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Return the heading of a form: what is done, and with what, by its name if it has one."""
+    which = record.get("name") or " ".join(values.values())
+    return " ".join(one for one in (action.label, action.what, which) if one)
+
+
+def in_words(text: str, values: Mapping[str, Any]) -> str:
+    return PARAMETER.sub(lambda found: str(values.get(found[1], "")), text)

@@ -1,0 +1,254 @@
+"""Forms: every operation that a page offers is done through its form, made from what the operation declares. The
+operation does what it does over HTTP, in one transaction with its row in the audit trail; the form adds the preview,
+a token that makes a double submit act once, and a digest of the record that it showed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from pydantic.alias_generators import to_snake
+
+from ecluse.access.door import caller_of, check_storable, needs
+from ecluse.access.envelope import status_of
+from ecluse.access.surface import Declared
+from ecluse.access.wire import kit_of, reads_of
+from ecluse.base.errors import EcluseError, NotFound
+from ecluse.base.validation import problem
+from ecluse.db.query import fetch_value
+from ecluse.web import actions, render
+from ecluse.web.actions import ACTIONS
+from ecluse.web.door import Page, admitted, inside
+from ecluse.web.fields import MORE, Field, changes, fields_of, texts_of, values_of
+
+TOKEN, SHOWN, BACK = "_token", "_shown", "_back"  # hidden fields
+LOOK = "_look"  # the button that asks for another preview
+STALE = "The record has changed since this form was shown. The form now has its present values; nothing was saved."
+USED = "SELECT 1 FROM idempotency_keys WHERE tenant_id = %s AND key = %s AND answer IS NOT NULL"
+KEY = b"idempotency-key"
+ANY_PAGE = needs("me.read")  # the operation names the permission that its form needs
+
+routes = APIRouter(route_class=Page, include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An operation asked for: its declaration, the values of its path, and where to go afterwards."""
+
+    name: str
+    declared: Declared
+    values: dict[str, str]
+    back: str
+    record: dict[str, Any]  # what the operation is about, as it is now
+    current: dict[str, Any] | None  # the same, if the form shows its values to be changed
+    preview: dict[str, Any] | None = None
+    looks: frozenset[str] = frozenset()  # parameters of the preview
+
+    @property
+    def digest(self) -> str:
+        """Of those values of the record that the form shows."""
+        if self.current is None or self.declared.body is None:
+            return ""
+        shown = {name: self.current.get(name) for name in sorted(self.declared.body.model_fields)}
+        return hashlib.sha256(json.dumps(shown, default=str).encode()).hexdigest()[:32]
+
+
+@routes.get("/ui/do/{name}", openapi_extra=ANY_PAGE)
+@routes.get("/ui/do/{name}/{place:path}", openapi_extra=ANY_PAGE)
+async def show_form(request: Request, name: str, place: str = "") -> Response:
+    given = request.query_params
+    if not place and (chosen := _chosen(request, name)):
+        return RedirectResponse(chosen, 303)
+    asked = await _asked(request, name, place, given, given.get("back", ""))
+    return _form(request, asked, {one: text for one, text in given.items() if one != "back"})
+
+
+@routes.post("/ui/do/{name}", openapi_extra=ANY_PAGE)
+@routes.post("/ui/do/{name}/{place:path}", openapi_extra=ANY_PAGE)
+async def do_it(request: Request, name: str, place: str = "") -> Response:
+    sent = await request.body()
+    pairs = parse_qsl(sent.decode("ascii", "replace"), keep_blank_values=True)
+    given = {one: entered.replace("\r\n", "\n") for one, entered in pairs}  # browsers send line breaks so
+    check_storable(given)
+    asked = await _asked(request, name, place, given, given.get(BACK, ""))
+    if MORE in given or LOOK in given:
+        return _form(request, asked, given)
+    if asked.current is not None and given.get(SHOWN) != asked.digest and not await _was_done(request, given):
+        return _form(request, asked, {}, 409, {"": STALE})
+    try:
+        body = _body(asked, given)
+    except ValidationError as error:
+        return _form(request, asked, given, 422, _at_fields(error))
+    try:
+        answer = await asked.declared.call(_repeatable(request, sent, _key(given)), **asked.values, **body)
+    except EcluseError as error:
+        if (status := status_of(error)) is None or status in (401, 403, 404):
+            raise
+        return _form(request, asked, given, status, _at_field(asked, error.message))
+    found = json.loads(bytes(answer.body))
+    action, follows = ACTIONS[name], asked.declared.command.follows if asked.declared.command else ""
+    leads = action.home if action.leaves else asked.back
+    made = {**found, **(found.get("once") or {})}
+    if secret := next((value for one, value in made.items() if one.endswith("secret") and value), None):
+        return render.page(request, "secret.html", action=action, secret=secret, back=leads)
+    shown = RedirectResponse(leads, 303)
+    actions.keep_said(shown, name, {**asked.values, **found}, follows)
+    return shown
+
+
+def _chosen(request: Request, name: str) -> str:
+    """Return the address of the form, if the query has the parameters of its path: a record chosen from a list."""
+    declared, given = request.app.state.operations.get(name), request.query_params
+    names = actions.parameters(declared.path) if declared else ()
+    if not names or any(one not in given for one in names):
+        return ""
+    return actions.address(declared.path, name, given, given.get("back", ""), {})
+
+
+async def _asked(request: Request, name: str, place: str, given: Mapping[str, str], back: str) -> Asked:
+    declared: Declared | None = request.app.state.operations.get(name)
+    if declared is None or name not in ACTIONS:
+        raise NotFound("There is no such form.")
+    request.state.caller = await admitted(request, declared.permission)
+    names = actions.parameters(declared.path)
+    parts = [unquote(place)] if len(names) == 1 else place.split("/") if place else []
+    if len(parts) != len(names):
+        raise NotFound("There is no such form.")
+    values = dict(zip(names, parts, strict=True))
+    preview = declared.command.preview if declared.command else ""
+    of_record = declared.path[: declared.path.rfind("}") + 1] if ACTIONS[name].what else ""
+    record = await _read(request, lambda route: route.path == of_record and "GET" in (route.methods or ()), values)
+    route = _route(request, lambda route: route.name == name)
+    edits = route is not None and bool({"PATCH", "PUT"} & set(route.methods or ()))
+    return Asked(
+        name,
+        declared,
+        values,
+        inside(back, ACTIONS[name].home),
+        record or {},
+        record if edits else None,
+        await _read(request, lambda route: route.name == preview, values, given) if preview else None,
+        frozenset(_parameters(_route(request, lambda route: route.name == preview))),
+    )
+
+
+def _route(request: Request, wanted: Callable[[APIRoute], bool]) -> APIRoute | None:
+    found = (route for route in request.app.router.routes if isinstance(route, APIRoute) and wanted(route))
+    return next(found, None)
+
+
+async def _read(
+    request: Request,
+    wanted: Callable[[APIRoute], bool],
+    values: Mapping[str, str],
+    given: Mapping[str, str] | None = None,
+) -> dict[str, Any] | None:
+    """Return what a declared read answers to the caller; None if there is no such read. `given`: texts of the form, of
+    which the read has parameters."""
+    if (route := _route(request, wanted)) is None:
+        return None
+    names = actions.parameters(route.path)
+    known = _parameters(route)
+    chosen = {name: text for name, text in (given or {}).items() if name in known and text}
+    answer = await route.endpoint(request=request, **chosen, **{name: values[name] for name in names})
+    found: dict[str, Any] = json.loads(bytes(answer.body))
+    return found
+
+
+def _parameters(route: APIRoute | None) -> set[str]:
+    return {one.name for one in route.dependant.query_params} if route is not None else set()
+
+
+async def _was_done(request: Request, given: Mapping[str, str]) -> bool:
+    """Return whether this very form was submitted before: then the first answer is given again."""
+    used = caller_of(request).tenant, _key(given)
+    return bool(await reads_of(request)(lambda connection: fetch_value(connection, USED, used)))
+
+
+def _key(given: Mapping[str, str]) -> str:
+    return f"form-{given.get(TOKEN, '')}"
+
+
+def _repeatable(request: Request, sent: bytes, key: str) -> Request:
+    """Return the request as a client of the API would send it, with the token of the form as its Idempotency-Key."""
+
+    async def again() -> dict[str, Any]:
+        return {"type": "http.request", "body": sent, "more_body": False}
+
+    others = [one for one in request.scope["headers"] if one[0] != KEY]
+    headers = [*others, (KEY, key.encode("ascii", "replace"))]
+    return Request({**request.scope, "headers": headers}, again)
+
+
+def _body(asked: Asked, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the body of the operation; of a record that is edited, only what differs."""
+    model = asked.declared.body
+    if model is None:
+        return {}
+    entered = values_of(fields_of(model, asked.current, given), given, asked.current)
+    if asked.current is not None:
+        entered = changes(entered, asked.current)
+    return {"body": model.model_validate(entered)}
+
+
+def _at_fields(error: ValidationError) -> dict[str, str]:
+    """Return the problems by the names of their fields."""
+    found: dict[str, str] = {}
+    for one in error.errors():
+        name = ".".join(to_snake(part) if isinstance(part, str) else str(part) for part in one["loc"])
+        found.setdefault(name, problem(one))
+    return found
+
+
+def _at_field(asked: Asked, message: str) -> dict[str, str]:
+    """Return the problem at its field, if the message begins with the name of one (`name: …`)."""
+    name, colon, rest = message.partition(": ")
+    known = asked.declared.body.model_fields if asked.declared.body else {}
+    return {name: rest} if colon and name.partition(".")[0] in known else {"": message}
+
+
+def _form(
+    request: Request, asked: Asked, given: Mapping[str, str], status: int = 200, problems: dict[str, str] | None = None
+) -> Response:
+    model, action = asked.declared.body, ACTIONS[asked.name]
+    fields = fields_of(model, asked.current, given) if model else []
+    begun = texts_of(fields, asked.current)
+    kept = {one: given[one] for one in given if one not in _names(fields, "password")}
+    texts = {**({} if TOKEN in given else begun), **kept}
+    problems = problems or {}
+    known = set(_names(fields))
+    return render.page(
+        request,
+        "form.html",
+        status,
+        action=action,
+        title=actions.titled(action, asked.values, asked.record),
+        says=actions.in_words(action.says, asked.values),
+        fields=fields,
+        texts=texts,
+        problems=problems,
+        elsewhere=[f"{name}: {text}" if name else text for name, text in problems.items() if name not in known],
+        preview=asked.preview,
+        back=asked.back,
+        hidden={TOKEN: secrets.token_urlsafe(16), SHOWN: asked.digest, BACK: asked.back},
+        looks=bool(asked.looks & {field.name for field in fields}),
+        flows=sorted(kit_of(request).by_name),
+    )
+
+
+def _names(fields: Sequence[Field], kind: str = "") -> list[str]:
+    """Return the names of the fields, at any depth; only of those of one kind, if it is given."""
+    found: list[str] = []
+    for one in fields:
+        found += [one.name] if kind in ("", one.kind) else []
+        found += [name for part in (one.fields, *one.rows) for name in _names(part, kind)]
+    return found

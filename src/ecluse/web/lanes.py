@@ -1,0 +1,56 @@
+"""Page of the lanes to the vendors: their load, and what stops them."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from ecluse.access.door import caller_of, needs
+from ecluse.access.wire import reads_of
+from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_value
+from ecluse.web import live, render
+from ecluse.web.actions import buttons
+from ecluse.web.door import Page
+from ecluse.web.live import Context
+
+routes = APIRouter(route_class=Page, include_in_schema=False)
+MAY = "vendors.read"
+LANES = "SELECT * FROM lane_list WHERE tenant_id = %s ORDER BY name"
+TENANTS = "SELECT count(*) FROM tenants"
+LIST = live.Page("lanes_live.html")
+
+
+@routes.get("/ui/lanes", openapi_extra=needs(MAY))
+async def show_lanes(request: Request) -> Response:
+    shown = await _lanes(request)
+    return render.page(request, "lanes.html", regions=LIST.regions(request, **shown), **shown)
+
+
+@routes.get("/ui/lanes/live", openapi_extra=needs(MAY))
+async def follow_lanes(request: Request) -> Response:
+    return live.stream(request, MAY, LIST, lambda: _lanes(request), lambda _: False)
+
+
+async def _lanes(request: Request) -> Context:
+    caller = caller_of(request)
+
+    async def ask(connection: Connection) -> tuple[list[Row], int]:
+        return await fetch_all(connection, dict, LANES, (caller.tenant,)), await fetch_value(connection, TENANTS)
+
+    lanes, tenants = await reads_of(request)(ask)
+    # Lanes are shared: with several tenants, only the administrators of the first one change them.
+    may = tenants == 1 or caller.administers_tenants
+    for lane in lanes:
+        first, named = "pause_lane_now" if lane["paused_at"] is None else "resume_lane_now", {"name": lane["name"]}
+        lane["caps"] = caps(lane)
+        lane["buttons"] = buttons(request, (first, named), ("cap_lane", named), back="/ui/lanes") if may else []
+    return {"lanes": lanes, "busy": True, "over": False}
+
+
+def caps(lane: Row) -> str:
+    found = [f"{lane['max_in_flight']:,} in flight"] if lane["max_in_flight"] else []
+    found += [f"{lane['max_per_key']:,} per key"] if lane["max_per_key"] else []
+    if lane["per_second"]:
+        slow = lane["per_second"] < 1
+        found.append(f"{lane['per_second'] * (60 if slow else 1):g} per {'minute' if slow else 'second'}")
+    return ", ".join(found) or "none"
