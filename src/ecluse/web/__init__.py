@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from ecluse.web import entrance, runs, schedules
+from ecluse.web import entrance, reference, runs, schedules
 from ecluse.web.live import Pace
 
 # In this order: the last one has a route that matches every remaining path.
-PARTS = (runs, schedules, entrance)
+PARTS = (runs, schedules, reference, entrance)
 
 
 def mount(app: FastAPI) -> None:
