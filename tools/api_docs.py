@@ -39,9 +39,9 @@ def overview() -> str:
         for method, operation in methods.items():
             tags.setdefault(operation["tags"][0], []).append(_row(path, method, operation))
     columns = ("method", "path", "permission", "what it does", "command")
-    parts = [
-        line for tag in sorted(tags) for line in (f"\n## {tag}\n", *_table(columns, sorted(tags[tag], key=_place)))
-    ]
+    parts: list[str] = []
+    for tag, rows in sorted(tags.items()):
+        parts += [f"\n## {tag}\n", *_table(columns, sorted(rows, key=_place))]
     head = [
         f"# API\n\n{GENERATED} A server has the full description: `/openapi.json` for programs, `/docs` for people.",
         "[errors.md](errors.md) explains every error code.",
@@ -55,8 +55,9 @@ def _row(path: str, method: str, operation: dict[str, Any]) -> tuple[str, ...]:
     return (method.upper(), f"`{path}`", operation[PERMISSION], said, f"`ecluse {command['name']}`" if command else "")
 
 
-def _place(row: tuple[str, ...]) -> tuple[str, str]:
-    return row[1].strip("`"), row[0]
+def _place(row: Sequence[object]) -> tuple[str, str]:
+    method, path, *_ = map(str, row)
+    return path.strip("`"), method
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

@@ -20,6 +20,7 @@ from tests.support.waits import wait_for
 
 # Without a key: what leads to the log-in, and what every page is made with.
 PUBLIC = {"/", "/ui", "/ui/login", "/ui/logout", "/ui/static/{version}/{name:path}", "/ui/{rest:path}"}
+PUBLIC |= {"/docs", "/docs/errors"}  # as the OpenAPI document
 UNKNOWN = ("nobody", "garbage", "expired", "revoked")
 SCHEDULE = """
 INSERT INTO schedules (tenant_id, flow, name, zone_rules, handled_until, created_at, updated_at)

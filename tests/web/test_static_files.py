@@ -39,8 +39,8 @@ def test_everything_vendored_is_in_the_manifest():
 
 
 def test_the_files_of_a_page_may_be_kept_for_good_and_those_of_another_version_not(reader):
-    page = reader.with_key(None).get("/ui/login").body.decode()
-    addresses = re.findall(r'(?:src|href)="(/ui/static/[^"]+)"', page)
+    pages = [reader.with_key(None).get(path).body.decode() for path in ("/ui/login", "/docs")]
+    addresses = sorted({one for page in pages for one in re.findall(r'(?:src|href)="(/ui/static/[^"]+)"', page)})
     assert {address.split("/", 4)[4] for address in addresses} == set(FILES)
     for address in addresses:
         answer = reader.with_key(None).get(address)

@@ -6,6 +6,7 @@ Scripts cannot read the cookie, other sites cannot cause it to be sent, and it e
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
@@ -68,7 +69,8 @@ async def send_file(request: Request, version: str, name: str) -> Response:
         raise NotFound("There is no such file.")
     headers = {"Cache-Control": FOR_GOOD if version == VERSION else "no-cache", "Vary": "Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(file.gzipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=file.type)
+        gzipped = await asyncio.to_thread(lambda: file.gzipped)
+        return Response(gzipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=file.type)
     return Response(file.plain, headers=headers, media_type=file.type)
 
 

@@ -1,22 +1,26 @@
-"""Scripts, styles and the icon: few and small, kept in memory as they are sent. Their address contains a digest of all
-of them, so that browsers may cache them for ever."""
+"""Scripts, styles and the icon: few, kept in memory as they are sent. Their address contains a digest of all of them,
+so that browsers may cache them for ever."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+from functools import cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import NamedTuple
 
 TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 PATH = "/ui/static"
 
 
-class File(NamedTuple):
-    type: str
-    plain: bytes
-    gzipped: bytes
+class File:
+    def __init__(self, kind: str, plain: bytes) -> None:
+        self.type, self.plain = kind, plain
+
+    @cached_property
+    def gzipped(self) -> bytes:
+        """The compressed content: made when it is first asked for, as the largest file takes a tenth of a second."""
+        return gzip.compress(self.plain, mtime=0)
 
 
 def _found(folder: Traversable, path: str = "") -> dict[str, File]:
@@ -26,7 +30,7 @@ def _found(folder: Traversable, path: str = "") -> dict[str, File]:
         if entry.is_dir():
             found |= _found(entry, f"{name}/")
         elif kind := TYPES.get(name.rpartition(".")[2]):
-            found[name] = File(kind, plain := entry.read_bytes(), gzip.compress(plain, mtime=0))
+            found[name] = File(kind, entry.read_bytes())
     return dict(sorted(found.items()))
 
 

@@ -1,0 +1,70 @@
+"""The OpenAPI document: names, codes and descriptions that client generators and people can rely on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ecluse.access.codes import REFUSALS
+from ecluse.app import create_app
+from ecluse.bootstrap import Database
+from tests.support.api_server import FLOW, SEALING
+
+
+@pytest.fixture(scope="module")
+def document(shared_dsn):
+    return create_app(SEALING, Database(shared_dsn, None), [FLOW], frozenset({"api"})).openapi()
+
+
+@pytest.fixture(scope="module")
+def operations(document):
+    return [(method, path, one) for path, methods in document["paths"].items() for method, one in methods.items()]
+
+
+def test_operations_have_the_names_of_functions_and_no_two_the_same(operations):
+    names = [one["operationId"] for _, _, one in operations]
+    assert [name for name in names if not re.fullmatch("[a-z]+(_[a-z]+)*", name)] == []
+    assert len(names) == len(set(names)) > 50
+
+
+def test_schemas_have_readable_names_and_no_two_the_same_title(document):
+    schemas = document["components"]["schemas"]
+    assert [name for name in schemas if not re.fullmatch("([A-Z][a-z]+)+", name)] == []
+    titles = [one.get("title", name) for name, one in schemas.items()]
+    assert len(titles) == len(set(titles))
+
+
+def test_every_error_of_every_operation_has_its_codes_from_the_table(operations):
+    for method, path, one in operations:
+        errors = {int(status): answer for status, answer in one["responses"].items() if status[0] in "45"}
+        assert {401, 403, 404, 422, 500, 503} <= set(errors), f"{method} {path}"
+        assert ({400, 413, 415} <= set(errors)) == ("requestBody" in one), f"{method} {path}"
+        for status, answer in errors.items():
+            assert {REFUSALS[code].status for code in answer["x-codes"]} == {status}
+            assert set(answer["content"]) == {"application/json", "application/problem+json"}
+
+
+def test_an_operation_declares_the_codes_of_its_own(document):
+    ended = document["paths"]["/api/runs/{run_id}/end"]["post"]["responses"]["409"]
+    assert ended["x-codes"] == ["ALREADY_ENDED", "FLOW_NOT_LOADED"]
+    assert "The run had ended already" in ended["description"]
+
+
+def test_operations_with_an_idempotency_key_take_it_as_a_parameter(operations):
+    for method, path, one in operations:
+        codes = {code for answer in one["responses"].values() for code in answer.get("x-codes", [])}
+        named = [parameter["name"] for parameter in one.get("parameters", [])]
+        assert ("Idempotency-Key" in named) == ("IDEMPOTENCY_KEY_REUSED" in codes), f"{method} {path}"
+    assert len([one for _, _, one in operations if "Idempotency-Key" in str(one.get("parameters"))]) > 8
+
+
+def test_ids_and_pages_are_described(operations):
+    wanted = {"limit", "offset", "cursor", "order"}
+    silent = [
+        f"{method} {path}: {parameter['name']}"
+        for method, path, one in operations
+        for parameter in one.get("parameters", [])
+        if (parameter["in"] == "path" or parameter["name"] in wanted) and not parameter.get("description")
+    ]
+    assert silent == []
