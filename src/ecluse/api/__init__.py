@@ -13,7 +13,22 @@ from fastapi.openapi.utils import get_openapi
 
 from ecluse.access.keys import Keys
 from ecluse.access.surface import Surface
-from ecluse.api import events, keys, lanes, leases, me, notifications, outcomes, pusher, realtime, runs, targets, trail
+from ecluse.api import (
+    erasure,
+    events,
+    keys,
+    lanes,
+    leases,
+    me,
+    notifications,
+    outcomes,
+    pusher,
+    realtime,
+    runs,
+    targets,
+    trail,
+    upkeep,
+)
 from ecluse.db.connect import pool
 from ecluse.db.pools import READING
 from ecluse.db.reads import READ_SETTINGS, Reads
@@ -27,7 +42,7 @@ from ecluse.flows.transcriptions import routes as transcriptions
 def mount(app: FastAPI) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
-    own = [one.surface for one in (runs, targets, lanes, keys, trail)]
+    own = [one.surface for one in (runs, targets, lanes, keys, trail, erasure, upkeep)]
     for part in (me, *own, outcomes, leases, *flows, notifications, realtime, events, pusher):
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
         app.state.operations |= part.operations if isinstance(part, Surface) else {}

@@ -11,56 +11,16 @@ import typer
 
 from ecluse import bootstrap, settings
 from ecluse.access import audit_trail, tenants
-from ecluse.base.errors import InvalidInput
+from ecluse.access.maintenance import NAMELESS, RUNS, SHOWN, TENANT, erase_rows, refuse_open_runs
 from ecluse.cli import confirm
 from ecluse.cli.database import operator, with_connection
 from ecluse.cli.options import FicheId, Flows, JsonLine, Tenant, Yes
 from ecluse.cli.prune import Progress
 from ecluse.db.connect import Connection
 from ecluse.retention import erasure
-from ecluse.retention.erasure import Erasure
 from ecluse.retention.pace import Pace
 
 app = typer.Typer(no_args_is_help=True, help="Erase the data of a fiche or of a tenant for good.")
-
-SHOWN = 8  # runs
-
-OF_TENANT = "t.tenant_id = %(tenant)s"
-OF_SCHEDULES = "t.schedule_id IN (SELECT s.id FROM schedules s WHERE s.tenant_id = %(tenant)s)"
-# All tables but runs and their rows, which are deleted first; in the order of the foreign keys. The tenant's row stays,
-# disabled, and so does its audit trail.
-TENANT = (
-    Erasure("events", "events_outbox", OF_TENANT),
-    Erasure("trace rows", "workflow_logs", OF_TENANT),
-    Erasure("leases", "leases", OF_TENANT),
-    Erasure("idempotency keys", "idempotency_keys", OF_TENANT),
-    Erasure("counts of requests", "transcription_requests", OF_TENANT),
-    Erasure("paid results", "speech_results", OF_TENANT),
-    Erasure("audits", "audits", OF_TENANT),
-    Erasure("fiches", "fiche_cache", OF_TENANT),
-    Erasure("instants of schedules", "schedule_slots", OF_TENANT),
-    Erasure("records of deleted runs", "pruned_runs", OF_SCHEDULES),
-    Erasure("schedules", "schedules", OF_TENANT),
-    Erasure(
-        "versions of audit configs",
-        "audit_config_versions",
-        "t.audit_config_id IN (SELECT c.id FROM audit_configs c WHERE c.tenant_id = %(tenant)s)",
-    ),
-    Erasure("audit configs", "audit_configs", OF_TENANT),
-    Erasure("notification endpoints", "notification_endpoints", OF_TENANT),
-    Erasure("listeners", "realtime_interests", OF_TENANT),
-    Erasure("realtime apps", "realtime_apps", OF_TENANT),
-    Erasure("secrets", "secrets", OF_TENANT),
-    Erasure("API keys", "api_keys", OF_TENANT),
-)
-RUNS = (
-    Erasure("runs", "runs", OF_TENANT),
-    Erasure("items", "items", OF_TENANT),
-    Erasure("deliveries", "deliveries", OF_TENANT),
-)
-OPEN = "SELECT id FROM runs WHERE tenant_id = %s AND ended_at IS NULL ORDER BY id LIMIT %s"
-OF_FLOWS = "SELECT flow, id FROM runs WHERE tenant_id = %s AND flow = ANY(%s)"
-NAMELESS = "UPDATE tenants SET name = id WHERE id = %s"
 
 
 @app.command()
@@ -115,7 +75,7 @@ def erase_tenant(
 
     async def look(connection: Connection) -> Counter[str]:
         await tenants.require(connection, tenant)
-        await _refuse_open_runs(connection, tenant)
+        await refuse_open_runs(connection, tenant)
         return await erasure.count(connection, (*RUNS, *TENANT), {"tenant": tenant})
 
     async def erase(connection: Connection) -> Counter[str]:
@@ -124,12 +84,9 @@ def erase_tenant(
             if await tenants.set_disabled(connection, tenant, True):
                 await audit_trail.record(connection, tenant, operator(), "tenant.disable", subject, "to be erased")
             await connection.execute(NAMELESS, (tenant,))
-            await _refuse_open_runs(connection, tenant)
-        cursor = await connection.execute(OF_FLOWS, (tenant, list(folders)))
-        files = sum(folders[name].erase(run) for name, run in await cursor.fetchall())
+            await refuse_open_runs(connection, tenant)
         pace = Pace(rest=0, longest=math.inf)  # no pauses: an operator waits
-        done = await erasure.delete_tenant(connection, flows, tenant, TENANT, Progress(), pace)
-        done["log files"] = files
+        done = await erase_rows(connection, flows, folders, tenant, Progress(), pace)
         await audit_trail.record(connection, tenant, operator(), "tenant.erase", subject, _counts(done))
         return done
 
@@ -138,14 +95,6 @@ def erase_tenant(
     _show(foreseen)
     confirm.ask(f"Erase tenant {tenant}? This cannot be undone.", yes=yes)
     _done("tenant", tenant, with_connection(erase), as_json=as_json)
-
-
-async def _refuse_open_runs(connection: Connection, tenant: str) -> None:
-    cursor = await connection.execute(OPEN, (tenant, SHOWN + 1))
-    if found := [row[0] for row in await cursor.fetchall()]:
-        raise InvalidInput(
-            f"Tenant {tenant} has open runs ({_named(found)}): wait for their end, or end them with `ecluse runs end`."
-        )
 
 
 def _named(runs: list[int]) -> str:
