@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 
 from ecluse.access.keys import Keys
 from ecluse.access.surface import Surface
-from ecluse.api import events, keys, lanes, outcomes, pusher, runs, targets, trail
+from ecluse.api import erasure, events, keys, lanes, outcomes, pusher, runs, targets, trail, upkeep
 from ecluse.api.deliveries import surface as deliveries
 from ecluse.api.endpoints import surface as endpoints
 from ecluse.api.leases import surface as leases
@@ -34,7 +34,7 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 def mount(app: FastAPI) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
-    own = [one.surface for one in (runs, targets, lanes, keys, trail)]
+    own = [one.surface for one in (runs, targets, lanes, keys, trail, erasure, upkeep)]
     others = (redrives, outcomes, leases, schedules, *flows, endpoints, deliveries, realtime, events, pusher)
     for part in (me, *own, *others):
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request

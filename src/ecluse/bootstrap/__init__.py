@@ -23,7 +23,7 @@ from ecluse.bootstrap.box import (
     load_flows,
     transcription_config,
 )
-from ecluse.bootstrap.keeping import retention_rules
+from ecluse.bootstrap.keeping import keep_days, retention_rules
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
 from ecluse.db.pools import DELIVERING
@@ -161,6 +161,7 @@ def bootstrap(
     live: EmitLive = lambda _: None,
     sinks: Sequence[Sink] = (),
 ) -> Kit:
+    from ecluse.access import maintenance
     from ecluse.engine.kit import Kit
     from ecluse.notify.dispatch import dispatch
     from ecluse.notify.flow import working
@@ -174,6 +175,7 @@ def bootstrap(
             return replace(flow, vendors=automation_vendors(settings, secrets), plans=plans)
         return flow
 
+    by_name, rules = {flow.name: flow for flow in flows}, retention_rules(settings, flows)
     kit = Kit(
         dsn=dsn,
         flows=[able(flow) for flow in flows],
@@ -190,6 +192,6 @@ def bootstrap(
             look_back=timedelta(minutes=settings.AUTOMATION_SCHEDULER_WINDOW_MINUTES),
             catch_up_within=timedelta(hours=settings.ECLUSE_CATCH_UP_HOURS),
         ),
-        jobs=[retention_job({flow.name: flow for flow in flows}, retention_rules(settings, flows))],
+        jobs=[retention_job(by_name, rules), maintenance.job(by_name, rules, trace_folders(settings))],
     )
     return kit
