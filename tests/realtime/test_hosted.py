@@ -109,6 +109,8 @@ def test_clients_of_that_tenant_are_sent_there_and_get_their_rights_for_there(ds
             "eu",
             url,
         ]
+        refused = client.with_key(new_key(dsn, "admin")).post("/api/realtime/rotate")
+        assert (refused.status, refused.code) == (409, "REALTIME_OFF"), "its secret is made there"
         form, headers = (
             b"socket_id=1.2&channel_name=private-fiche-1",
             {"Content-Type": "application/x-www-form-urlencoded"},

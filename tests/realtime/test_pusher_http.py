@@ -6,10 +6,12 @@ import json
 import time
 from urllib.parse import urlencode
 
+import psycopg
 import pytest
 
 from ecluse.realtime.signatures import signed_query
 from tests.realtime.conftest import app_of, secret_of
+from tests.support.api_server import add_tenant, new_key
 from tests.support.waits import wait_for
 
 
@@ -96,3 +98,21 @@ def test_an_answer_with_info_counts_the_listeners_of_all_replicas(ask, live, rep
     )
     batch = {"batch": [GOOD | {"channel": "private-fiche-603", "info": "subscription_count"}, GOOD]}
     assert ask("/batch_events", batch).json == {"batch": [{"subscription_count": 2}, {}]}
+
+
+@pytest.mark.req("ENG-88", "ENG-102")
+def test_a_new_secret_is_shown_once_and_the_old_one_signs_no_more(live, live_dsn, ask):
+    add_tenant(live_dsn, "rotating")
+    operator, admin = (live.with_key(new_key(live_dsn, role, "rotating")) for role in ("operator", "admin"))
+    app, old = app_of(operator), secret_of(live, "rotating")
+    assert (operator.post("/api/realtime/rotate").status, secret_of(live, "rotating")) == (403, old)
+    first, again = (admin.post("/api/realtime/rotate", headers={"Idempotency-Key": "once"}) for _ in range(2))
+    assert (first.json["app_id"], first.json["key"]) == (app["app_id"], app["key"]), "clients need no change"
+    assert first.json["secret"] == secret_of(live, "rotating") != old
+    assert again.json == {**first.json, "secret": None}
+    signed = {"app_id": app["app_id"], "key": app["key"]}
+    wait_for(lambda: ask("/events", GOOD, **signed, secret=first.json["secret"]).status == 200)
+    assert ask("/events", GOOD, **signed, secret=old).status == 401
+    with psycopg.connect(live_dsn) as connection:
+        trail = connection.execute("SELECT action, subject FROM audit_trail WHERE tenant_id = 'rotating'").fetchall()
+    assert trail == [("realtime.rotate", f"realtime:{app['app_id']}")]

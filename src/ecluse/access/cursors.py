@@ -30,7 +30,7 @@ def after(row: type[Shape], order: Sequence[str], cursor: str) -> tuple[str, Row
     """Return the condition for the rows that follow the cursor's, and its parameters."""
     try:
         name, *place = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        str(place).encode()  # no lone surrogates
+        json.dumps(place, ensure_ascii=False).encode()  # no lone surrogates
     except (ValueError, TypeError) as error:
         raise foreign() from error
     if name != row.__name__ or len(place) != len(order):
