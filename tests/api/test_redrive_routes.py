@@ -10,8 +10,10 @@ import psycopg
 import pytest
 
 from ecluse.api.redrives import RedrivenRun, RedrivePreview
-from tests.support.api_server import add_tenant, new_key
+from ecluse.engine import Redrive, Start, start_run
+from tests.support.api_server import add_tenant, new_key, serving
 from tests.support.automation_rows import end_run
+from tests.support.engine_flows import flow, stage
 from tests.support.fiche_rows import call, details, save
 
 NAMES = itertools.count(1)
@@ -141,6 +143,32 @@ def test_a_run_that_goes_on_or_whose_flow_has_no_redrive_is_refused_and_what_to_
     rival = shared_api.with_key(new_key(shared_dsn, "admin", "rival"))
     for answer in (rival.get(f"/api/runs/{going}/redrive"), rival.post(f"/api/runs/{going}/redrive")):
         assert (answer.status, answer.code) == (404, "NOT_FOUND")
+
+
+class Again(Redrive):
+    """The same work, over the targets that failed."""
+
+    async def start(self, connection, flow, run, targets, correlation_id):
+        key, given = f"again-{run.id}", {"targets": list(targets)}
+        link = {"redrive_of": run.id, "again": True, "correlation_id": correlation_id}
+        return await start_run(connection, Start(flow, key, run.tenant_id, given, **link))
+
+
+def test_a_flow_of_ones_own_says_how_its_runs_are_redriven(dsn):
+    with serving(dsn, flow(stage(), "again", redrive=Again())) as client:
+        client = client.with_key(new_key(dsn))
+        run = client.post("/api/runs", {"flow": "again", "input": {"targets": ["1", "2", "3"]}}).json["run_id"]
+        on(dsn, end_run, int(run), f1="failed/BAD_ANSWER", f2="failed/BUSY", f3="successful")
+        fail(dsn, run, "1", "work", "BAD_ANSWER", permanent=True)
+        fail(dsn, run, "2", "work", "FORBIDDEN", permanent=True)  # of a setting, which may be put right
+        told = preview(client, run, "?stage=work")
+        assert (told.count, told.cannot_succeed, [one.target for one in told.causes]) == (2, 1, ["1"])
+        assert (told.calls, told.expected_seconds, told.expected_cost) == ({}, None, None), "not known"
+        again = redriven(client, run, leave_out_hopeless=True)
+        assert ask(dsn, "SELECT input -> 'targets', redrive_of FROM runs WHERE id = %s", again.run_id) == [
+            (["2"], int(run))
+        ]
+        assert redriven(client, run, status=200).run_id == again.run_id
 
 
 def test_the_expected_time_and_cost_are_told_where_they_are_known(shared_api, shared_dsn):

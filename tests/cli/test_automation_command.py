@@ -196,7 +196,7 @@ def test_runs_are_started_looked_at_and_redriven(ecluse, dsn, one, query):
     schedule = ecluse("automation", "schedules", "create", "--name", "two", "--fiches", "1 2 3", "--more",
                       '{"fiche_selection": {"max_fiches": 2}}').json["schedule_id"]  # fmt: skip
     by_hand = ecluse("runs", "start", "automation", "--input", "{}")
-    assert (by_hand.code, "use `ecluse automation trigger SCHEDULE`" in by_hand.err) == (2, True)
+    assert (by_hand.code, "use `ecluse schedules run SCHEDULE`" in by_hand.err) == (2, True)
     assert one("SELECT count(*) FROM runs") == 0
     unknown = ecluse("automation", "trigger", "three")
     assert (unknown.code, unknown.err) == (2, "ecluse: there is no automation schedule 'three'\n")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ecluse.base import cron
 from ecluse.base.validation import readable
-from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of
+from ecluse.flows.automation.plan import Changes, Plan, changed, cron_of, times_of
 
 PLAN = {"name": "n", "schedule_type": "MANUAL", "fiche_selection": {"mode": "manual"}}
 
@@ -101,6 +101,43 @@ def test_sunday_has_two_numbers_and_configs_two_spellings():
     more = {"ficheSelection": {"mode": "manual"}, "specificAuditConfigs": ["3", 9223372036854775807, 3]}
     plan = Plan.model_validate(given | more)
     assert (plan.day_of_week, plan.specific_audit_configs) == (0, [3, 9223372036854775807])
+
+
+@pytest.mark.parametrize(("day", "number"), [("monday", 1), ("SUN", 0), ("Sat", 6), (3, 3), (7, 0)])
+def test_a_day_of_the_week_has_a_name_and_a_number(day, number):
+    weekly = {**PLAN, "schedule_type": "WEEKLY", "time_of_day": "06:00"}
+    assert Plan.model_validate({**weekly, "day_of_week": day}).day_of_week == number
+    assert Changes.model_validate({"day_of_week": day}).day_of_week == number
+    for wrong in ("mo", "1", "", "8"):
+        with pytest.raises(ValidationError) as refused:
+            Plan.model_validate({**weekly, "day_of_week": wrong})
+        assert f"such as monday, or its number, not {wrong!r}" in readable(refused.value)
+
+
+def test_a_cron_expression_is_a_type_and_without_one_a_schedule_is_manual():
+    bare = {"name": "n", "fiche_selection": {"date_range": "yesterday"}}
+    assert Plan.model_validate(bare).schedule_type == "MANUAL"
+    for spelling in ("cron_expression", "cronExpression"):
+        assert Plan.model_validate({**bare, spelling: "@daily"}).schedule_type == "CRON"
+        daily = Plan.model_validate({**bare, "schedule_type": "DAILY", "time_of_day": "06:00"})
+        after = Plan.model_validate(changed(daily, Changes.model_validate({spelling: "@hourly"})))
+        assert (after.schedule_type, after.time_of_day, after.cron) == ("CRON", None, "@hourly")
+    with pytest.raises(ValidationError) as refused:
+        Plan.model_validate({"name": "n"})
+    assert "fiche_selection: select fiches by the days of their sales" in readable(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("cron", "times"),
+    [
+        ("0 6 * * *", {"schedule_type": "DAILY", "time_of_day": "06:00", "cron_expression": None}),
+        ("0 7 * * *", {"schedule_type": "CRON", "time_of_day": None, "cron_expression": "0 7 * * *"}),
+        (None, {"schedule_type": "MANUAL", "time_of_day": None, "cron_expression": None}),
+    ],
+)
+def test_times_stay_as_they_are_written_while_they_say_the_same(cron, times):
+    daily = Plan.model_validate({**PLAN, "schedule_type": "DAILY", "time_of_day": "06:00"})
+    assert times_of(daily, cron) == {**times, "day_of_week": None, "day_of_month": None}
 
 
 def test_a_change_of_type_drops_the_fields_of_the_former_and_keeps_what_both_need():

@@ -88,6 +88,26 @@ def test_what_makes_no_sense_is_refused_and_named(wrong, said):
     assert said in readable(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        ({"date_range": "today"}, "date_range"),
+        ({"dateRange": "today", "groupes": ["A"]}, "date_range"),
+        ({"fiche_ids": "1, 2"}, "manual"),
+        ({"ficheIds": []}, "manual"),
+        ({"mode": "filter", "date_range": "today"}, "filter"),
+    ],
+)
+def test_the_mode_follows_from_a_range_or_a_list(given, mode):
+    assert Selection.model_validate(given).mode == mode
+
+
+def test_a_range_and_a_list_are_refused_together():
+    with pytest.raises(ValidationError) as refused:
+        Selection.model_validate({"date_range": "today", "fiche_ids": ["1"]})
+    assert "fiche_ids go with mode 'manual'" in readable(refused.value)
+
+
 @pytest.mark.req("AUT-34", "AUT-35", "AUT-36", "AUT-37")
 def test_both_spellings_say_the_same():
     snake = {"mode": "filter", "date_range": "custom", "start_date": "2026-01-01", "end_date": "2026-01-31",

@@ -56,7 +56,7 @@ class ChangedSchedule(Body):
 
 class PreviewedTimetable(Timing):
     cron: str = Field(max_length=200, examples=["30 2 * * 1-5"])
-    count: int = Field(50, ge=1, le=200)
+    count: int = Field(50, ge=1, le=100)
 
 
 class RunNow(Body):

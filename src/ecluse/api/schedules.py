@@ -43,7 +43,7 @@ ONE = f"{PATH}/{{schedule_id}}"
 READ, WRITE = "schedules.read", "schedules.write"
 NEXT_FIRES = 5
 ScheduleNumber = Annotated[int, Noun("schedule")]
-Count = Annotated[int, Query(ge=1, le=200)]
+Count = Annotated[int, Query(ge=1, le=100)]
 KNOWN = "SELECT flow FROM schedules WHERE id = %s AND tenant_id = %s"
 SHOWN = "SELECT * FROM schedule_list WHERE id = %s"
 

@@ -81,7 +81,7 @@ class Estimate(NamedTuple):
 class Redrive:
     """How a flow repeats failed targets of a run, in a new run that is linked to it."""
 
-    most: int  # targets that one redrive takes
+    most: int = 50_000  # targets that one redrive takes
 
     async def failed(self, connection: Connection, run: Run) -> list[FailedTarget]:
         return await failed_targets(connection, run)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ecluse.access.listing import Filters, Listing, Where, every_row
 from ecluse.access.surface import Act, Command, Look, Noun, Surface
-from ecluse.access.wire import Body, Shape
+from ecluse.access.wire import Body, Deleted, Shape
 from ecluse.base.validation import fields_of, partial_of
 from ecluse.db.query import Row, fetch_value
 from ecluse.engine import Start, start_run
@@ -56,11 +56,6 @@ class ConfigRow(Shape):
     version: int = Field(examples=[1])
     created_at: datetime
     updated_at: datetime
-
-
-class Deleted(Shape):
-    id: str
-    deleted: bool
 
 
 class NewAudit(Body):

@@ -92,7 +92,10 @@ class AutomationPlans(Plans):
         return {}
 
     async def load(self, connection: Connection, row: Row) -> Plan:
-        return plan_of(await load(connection, row["tenant_id"], row["id"]))
+        try:
+            return plan_of(await load(connection, row["tenant_id"], row["id"]))
+        except ValidationError as error:  # changed in the database, by hand
+            raise InvalidInput(readable(error)) from error
 
     async def shown(self, connection: Connection, row: Row) -> Row:
         (found,) = await fetch_all(connection, dict, SHOWN, (row["id"],))

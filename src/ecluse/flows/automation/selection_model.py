@@ -68,7 +68,11 @@ def _day(given: Any) -> Any:
     raise ValueError("a day as YYYY-MM-DD")
 
 
-FicheIds = Annotated[list[str], BeforeValidator(_ids), Field(examples=[["171234", "171235"]])]
+FicheIds = Annotated[
+    list[str],
+    BeforeValidator(_ids, json_schema_input_type=list[str] | str),
+    Field(examples=[["171234", "171235"]]),
+]
 Groupes = Annotated[list[str], BeforeValidator(_groupes), Field(examples=[["Paris"]])]
 Day = Annotated[date | None, BeforeValidator(_day), Field(examples=["2026-03-01"])]
 Most = Annotated[int | None, Field(ge=1, le=LARGEST)]
