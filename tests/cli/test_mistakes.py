@@ -11,7 +11,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.support.command_line import EXAMPLES, Answer, environment, free_port

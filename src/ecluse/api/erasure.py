@@ -20,7 +20,7 @@ from ecluse.base.errors import Conflict
 from ecluse.base.trace_files import TraceFolder
 from ecluse.db.query import Row, fetch_value
 from ecluse.flows.automation import erasure
-from ecluse.flows.fiches.scopes import fiche_in_path
+from ecluse.flows.fiches.scopes import FicheInPath
 
 surface = Surface("erasure")
 
@@ -47,9 +47,9 @@ class TenantErasure(Shape):
 
 
 @surface.read("/api/erasure/fiches/{fiche_id:text}", needs="erasure.read", answer=FicheErasure)
-async def preview_erasure_of_fiche(look: Look, fiche_id: str) -> Row:
+async def preview_erasure_of_fiche(look: Look, fiche_id: FicheInPath) -> Row:
     """Preview what the erasure of a fiche would remove. Refused while a run of it is open."""
-    found = await erasure.find(look.connection, look.tenant, fiche_in_path(fiche_id))
+    found = await erasure.find(look.connection, look.tenant, fiche_id)
     await erasure.refuse_open_runs(look.connection, found)
     return {
         "fiche_id": fiche_id,
@@ -67,10 +67,10 @@ async def preview_erasure_of_fiche(look: Look, fiche_id: str) -> Row:
     action=None,  # recorded with what was removed
     command=Command("erase fiche", preview="preview_erasure_of_fiche"),
 )
-async def erase_fiche(act: Act, fiche_id: str, body: Reason) -> Row:
+async def erase_fiche(act: Act, fiche_id: FicheInPath, body: Reason) -> Row:
     """Erase a fiche for good: its data, recordings, transcripts, audits, paid results, and the texts about it in runs,
     events, deliveries and logs. Its runs keep ids, counts, outcomes and codes. Erase it in the CRM first."""
-    found = await erasure.find(act.connection, act.tenant, fiche_in_path(fiche_id))
+    found = await erasure.find(act.connection, act.tenant, fiche_id)
     done = await erasure.erase(act.connection, found)
     done["log files"] = await asyncio.to_thread(_erase_files, act.state.upkeep.folders, found)
     said = f"{body.reason} ({maintenance.in_words(done)})"

@@ -89,7 +89,7 @@ def _group(commands: Sequence[Local | Json], found: Found) -> int:
     name = " ".join(("ecluse", *found.words))
     if found.rest and found.rest[0] not in HELP:
         word = found.rest[0]
-        known = {
+        names = {
             one.split()[len(found.words)]
             for one in _names(commands)
             if one.split()[: len(found.words)] == [*found.words]
