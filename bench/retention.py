@@ -42,11 +42,11 @@ from bench.harness import fresh_database
 from bench.reads import quantile
 from bench.server import server
 from bench.serving import cpu_of_machine, cpu_of_server, postmaster
-from ecluse.cli.growth import GROUPS
 from ecluse.db.connect import Connection, Pool, normalise, pool
 from ecluse.insight import run_queries
 from ecluse.migrations.runner import upgrade
 from ecluse.retention import sweep
+from ecluse.retention.growth import GROUPS
 from ecluse.retention.pace import Pace
 from ecluse.retention.sweep import OldRuns, Rule
 from ecluse.settings import Settings

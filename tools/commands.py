@@ -68,7 +68,8 @@ def as_document(commands: list[Json]) -> str:
     text += "\n## Commands of this host\n"
     text += "".join(_local(one) for one in COMMANDS if one.help)
     text += "\n## Commands of a server\n"
-    return text + "".join(_remote(one) for one in commands)
+    own = {one.name for one in COMMANDS}
+    return text + "".join(_remote(one) for one in commands if one["name"] not in own)
 
 
 def _local(command: Local) -> str:

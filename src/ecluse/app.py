@@ -20,6 +20,7 @@ from ecluse import api, web
 from ecluse.access import envelope
 from ecluse.api import health
 from ecluse.api.metrics import Metrics
+from ecluse.api.upkeep import Upkeep
 from ecluse.base import trace
 from ecluse.base.errors import SetUpError
 from ecluse.base.version import version
@@ -27,13 +28,18 @@ from ecluse.bootstrap import (
     Database,
     automation_config,
     bootstrap,
+    keep_days,
     lacking,
     notify_setup,
     open_realtime,
     open_secrets,
+    retention_rules,
     trace_files,
+    trace_folders,
     transcription_config,
 )
+from ecluse.bootstrap.checks import check_disk, check_settings
+from ecluse.doctor.findings import Finding
 from ecluse.engine import ROLES, Flow, Role
 from ecluse.engine.kit import Kit
 from ecluse.flow import Package
@@ -103,6 +109,7 @@ def create_app(
     app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits)
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
     app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
+    app.state.upkeep = _upkeep(settings, database, flows)
     gauges = [gauge for package in packages for gauge in package.gauges]
     app.state.metrics, app.state.readiness = Metrics(gauges), health.Readiness()
     app.state.packages = packages
@@ -129,6 +136,16 @@ def _automation(settings: Settings, *, sealing: bool) -> Setup:
         | {"ECLUSE_SECRET_KEY": sealing},
         knobs={name: getattr(settings, name) for name in knobs},
         unset=tuple(unset),
+    )
+
+
+def _upkeep(settings: Settings, database: Database, flows: Sequence[Flow]) -> Upkeep:
+    def check() -> list[Finding]:
+        disk = [check_disk(str(database.server.data_dir))] if database.server is not None else []
+        return [*check_settings(settings), *disk]
+
+    return Upkeep(
+        retention_rules(settings, flows), keep_days(settings), trace_folders(settings), settings.ECLUSE_DB_POOL, check
     )
 
 

@@ -51,9 +51,26 @@ BODIES = {
     "/api/schedules/preview": {"cron": "@daily"},
     "/api/notifications/endpoints": {"kind": "webhook", "url": "https://8.8.8.8/", "events": ["*"]},
     "/api/notifications/endpoints/{endpoint_id}": {"description": "matrix"},
+    "/api/lanes/{name}": {"max_in_flight": 3},
+    "/api/lanes/{name}/pause": {"reason": "matrix"},
+    "/api/lanes/{name}/resume": {"reason": "matrix"},
+    "/api/keys": {"name": "matrix", "role": "viewer"},
+    "/api/tenants/{tenant}/disable": {"reason": "matrix"},
+    "/api/erasure/fiches/{fiche_id}": {"reason": "matrix"},
+    "/api/erasure/tenants/{tenant}": {"reason": "matrix"},
 }
 # A number that one tenant has may be another's, too: whoever asks for it gets a run of his own.
-EVERYBODYS = {"/api/transcriptions/{fiche_id}": "/api/transcriptions/100000001"}
+EVERYBODYS = {
+    "/api/transcriptions/{fiche_id}": "/api/transcriptions/100000001",
+    "/api/lanes/{name}": "/api/lanes/matrix",
+    "/api/lanes/{name}/pause": "/api/lanes/matrix/pause",
+    "/api/lanes/{name}/resume": "/api/lanes/matrix/resume",
+    "/api/tenants/{tenant}/disable": "/api/tenants/spare/disable",
+    "/api/tenants/{tenant}/enable": "/api/tenants/spare/enable",
+    "/api/erasure/tenants/{tenant}": "/api/erasure/tenants/spare",
+}
+# Of the whole installation: only for admins of the tenant `default`. Of lanes, which are shared, only the changes.
+ADMINISTERED = ("/api/tenants", "/api/erasure/tenants", "/api/retention", "/api/doctor")
 # Where a path is another one's with a name in place of a number, its other methods are those of the other.
 NAME_OF_NONE = {"/api/schedules/preview": "/api/schedules/{schedule_id}"}
 # What they are about is named in the body.
@@ -61,6 +78,13 @@ NAMED = ("/api/leases/release", "/api/audits", "/api/automation/trigger")
 HOLD = """
 INSERT INTO leases (tenant_id, key, fence, owner, ttl, acquired_at, expires_at)
 VALUES ('default', 'fiche:7', %s, 'somebody', '2 hours', ecluse_now(), ecluse_now() + interval '2 hours')
+"""
+SPARE = """
+WITH lane AS (INSERT INTO lanes (name) VALUES ('matrix') ON CONFLICT DO NOTHING),
+target AS (INSERT INTO outcomes (run_id, target) VALUES (%(id)s, %(id)s) ON CONFLICT DO NOTHING)
+INSERT INTO api_keys (id, tenant_id, name, hint, hash, role, created_at) OVERRIDING SYSTEM VALUE
+VALUES (%(key)s, 'default', 'spare', 'ecl_', sha256(%(key)s::text::bytea), 'viewer', ecluse_now())
+ON CONFLICT DO NOTHING
 """
 # Under the number of the run, because the paths are filled in with it; attributed to the user of limited scope.
 FICHE = """
@@ -132,7 +156,7 @@ async def seal(dsn, name):
 
 @pytest.fixture(scope="module")
 def callers(shared_dsn):
-    for tenant in ("rival", "closed"):
+    for tenant in ("rival", "closed", "spare"):
         add_tenant(shared_dsn, tenant)
     made = {role: new_key(shared_dsn, role) for role in ROLES} | {
         "nobody": None,
@@ -166,6 +190,7 @@ def something(shared_api, shared_dsn):
             connection.execute(TOLD, {"id": int(run)})
             if not connection.execute("SELECT 1 FROM secrets WHERE name = %s", (f"webhook:{run}",)).fetchone():
                 asyncio.run(seal(shared_dsn, f"webhook:{run}"))
+            connection.execute(SPARE, {"id": int(run), "key": int(run) + APART})
             connection.execute(FICHE, {"id": run})
             connection.execute(AUDIT, {"id": int(run)})
             for statement in (SCHEDULE, AUTOMATION_RUN, END_AUTOMATION_RUN):
@@ -194,6 +219,7 @@ def named(path, number, cells):
         "/api/automation/trigger": {"schedule_id": number},
         "/api/automation/schedules": {"name": f"matrix cell {cells}"},
         "/api/schedules": {"name": f"matrix cell {cells}"},
+        "/api/tenants": {"id": f"matrix-{cells}"},
     }.get(path, {})
 
 
@@ -206,9 +232,13 @@ def expected(who, path, route):
     role = who if who in ROLES else "admin"
     if declared["x-permission"] not in ROLES[role]:
         return {403}
+    if who != "admin" and (
+        path.startswith(ADMINISTERED) or (path.startswith("/api/lanes/") and not route.methods & {"GET"})
+    ):
+        return {403}
     named = "{" in path or (path in NAMED and "POST" in route.methods)
     theirs = who == "other tenant's admin" and named and path not in EVERYBODYS
-    return {404} if theirs else {200, 201}
+    return {404} if theirs else {200, 201, 202}
 
 
 @pytest.mark.req("ENG-102", "G-33")
@@ -218,7 +248,8 @@ def test_every_route_answers_every_caller_as_its_permission_says(shared_api, cal
         if path in PUBLIC | SIGNED | BY_CHANNEL or (path in NAME_OF_NONE and route is None):
             continue
         for who in CALLERS:
-            about = str(int(number) + APART) if path.startswith(ENDED) else number
+            apart = path.startswith((*ENDED, "/api/keys/"))
+            about = str(int(number) + APART) if apart else number
             address, body = EVERYBODYS.get(path, re.sub(r"\{\w+\}", about, path)), None
             if method in ("POST", "PATCH"):
                 body = {**BODIES.get(path, {}), **named(path, number, cells)}
@@ -229,7 +260,8 @@ def test_every_route_answers_every_caller_as_its_permission_says(shared_api, cal
             cells += 1
             if answer.status not in wanted:
                 wrong.append((method, path, who, answer.status, wanted))
-            if who == "other tenant's admin" and route is not None and "{" in path and method == "GET":
+            shared = path in EVERYBODYS
+            if who == "other tenant's admin" and route is not None and "{" in path and method == "GET" and not shared:
                 assert (answer.status, answer.code) == (404, "NOT_FOUND")
             if answer.status == 401:
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
@@ -264,7 +296,8 @@ def test_the_public_routes_need_no_key(shared_api, path):
 def test_roles_grow_and_nobody_but_an_admin_decides_who_comes_in():
     assert ROLES["viewer"] < ROLES["operator"] < ROLES["admin"] == PERMISSIONS
     assert all(permission.endswith(".read") for permission in ROLES["viewer"])
-    assert ROLES["admin"] - ROLES["operator"] == {"keys.read", "keys.write", "tenants.read", "tenants.write"}
+    both = {f"{area}.{verb}" for area in ("keys", "tenants", "erasure", "retention") for verb in ("read", "write")}
+    assert ROLES["admin"] - ROLES["operator"] == both | {"trail.read", "doctor.read"}
     for area in ("automation", "transcriptions", "runs", "schedules"):
         assert {f"{area}.read", f"{area}.write"} <= ROLES["operator"]
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from ecluse.cli.doctor import FREE, _disk
-from ecluse.cli.doctor_database import allowed_connections
-from ecluse.cli.findings import graded
+from ecluse.bootstrap.checks import FREE, _disk
 from ecluse.db.pools import most_connections
+from ecluse.doctor.database import allowed_connections
+from ecluse.doctor.findings import graded
 
 FLOW = "hello_flow:FLOW"
 KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="

@@ -119,7 +119,7 @@ def test_of_nothing_it_says_so_on_stderr(operator):
         (("audits", "show", "seven"), "There is no audit seven."),
         (("audits", "show", "../audit-configs"), "NOT_FOUND"),
         (("--tenant", "nobody", "audits", "list"), "tenants create nobody"),
-        (("--key-file", "/nowhere", "audits", "list"), "Cannot read the key file /nowhere"),
+        (("--key-file", "/nowhere", "audits", "list"), "--key-file: cannot read /nowhere: No such file"),
         (("--url",), "--url needs a value"),
         (("--url", "ftp://x", "audits", "list"), "begins with http:// or https://"),
         (("--profile", "none", "audits", "list"), "There is no profile 'none'"),

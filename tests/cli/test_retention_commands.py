@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ecluse.cli.erase import RUNS, TENANT
-from ecluse.cli.growth import GROUPS
+from ecluse.access.maintenance import RUNS, TENANT
+from ecluse.retention.growth import GROUPS
 
 OLD = "clock_timestamp() - interval '100 days'"
 RUN = """

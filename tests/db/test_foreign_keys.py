@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ecluse.access.maintenance import RUNS, TENANT
 from ecluse.bootstrap import load_flows, retention_rules
-from ecluse.cli.erase import RUNS, TENANT
 from ecluse.flows.automation.erasure import OF_THE_FICHE
 from ecluse.retention import families, sweep
 from ecluse.retention.kinds import Aged

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from ecluse.access.keys import Keys
 from ecluse.access.surface import Surface
-from ecluse.api import events, keys, lanes, outcomes, pusher, runs, targets, trail
+from ecluse.api import erasure, events, keys, lanes, outcomes, pusher, runs, targets, trail, upkeep
 from ecluse.api.deliveries import surface as deliveries
 from ecluse.api.document import describe
 from ecluse.api.endpoints import surface as endpoints
@@ -35,22 +35,11 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
-    own = [one.surface for one in (runs, targets, lanes, keys, trail)]
+    own = [one.surface for one in (runs, targets, lanes, keys, trail, erasure, upkeep)]
+    of_notify = (endpoints, deliveries)
     others = [package.surface for package in packages if package.surface is not None]
-    parts: list[Any] = [
-        me,
-        *own,
-        redrives,
-        outcomes,
-        leases,
-        schedules,
-        *flows,
-        endpoints,
-        deliveries,
-        realtime,
-        events,
-    ]
-    for part in [*parts, pusher, *others]:
+    parts: list[Any] = [me, *own, redrives, outcomes, leases, schedules, *flows, *of_notify, realtime, events, pusher]
+    for part in [*parts, *others]:
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
         app.state.operations |= part.operations if isinstance(part, Surface) else {}
 

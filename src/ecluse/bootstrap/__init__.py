@@ -24,7 +24,7 @@ from ecluse.bootstrap.box import (
     load_packages,
     transcription_config,
 )
-from ecluse.bootstrap.keeping import retention_rules
+from ecluse.bootstrap.keeping import keep_days, retention_rules
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
 from ecluse.db.pools import DELIVERING
@@ -169,6 +169,7 @@ def bootstrap(
 ) -> Kit:
     """Build the engine with these flows, ready to be started. `dsn` is the address of a migrated database; `live` takes
     ephemeral events, `sinks` take published ones besides notifications."""
+    from ecluse.access import maintenance
     from ecluse.engine.kit import Kit
     from ecluse.notify.dispatch import dispatch
     from ecluse.notify.flow import working
@@ -182,6 +183,7 @@ def bootstrap(
             return replace(flow, vendors=automation_vendors(settings, secrets), plans=plans)
         return flow
 
+    by_name, rules = {flow.name: flow for flow in flows}, retention_rules(settings, flows)
     kit = Kit(
         dsn=dsn,
         flows=[able(flow) for flow in flows],
@@ -198,6 +200,6 @@ def bootstrap(
             look_back=timedelta(minutes=settings.AUTOMATION_SCHEDULER_WINDOW_MINUTES),
             catch_up_within=timedelta(hours=settings.ECLUSE_CATCH_UP_HOURS),
         ),
-        jobs=[retention_job({flow.name: flow for flow in flows}, retention_rules(settings, flows))],
+        jobs=[retention_job(by_name, rules), maintenance.job(by_name, rules, trace_folders(settings))],
     )
     return kit

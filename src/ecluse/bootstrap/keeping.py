@@ -47,3 +47,8 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
         days = getattr(settings, knob := f"ECLUSE_KEEP_{name}_DAYS")
         rules.append(Rule(kind, timedelta(days=days) if days else None, knob))
     return rules
+
+
+def keep_days(settings: Settings) -> dict[str, int]:
+    """Return the knobs of retention by name, in days; 0: for ever."""
+    return {name: getattr(settings, name) for name in Settings.model_fields if name.startswith("ECLUSE_KEEP_")}

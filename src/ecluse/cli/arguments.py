@@ -102,8 +102,8 @@ def _dest(field: Json) -> str:
 def metavar(field: Json) -> str:
     if "place" in field:
         return str(field["name"].rpartition(".")[2].upper())
-    kinds = {"string": "TEXT", "integer": "N", "number": "X", "list": "A,B", "json": "JSON"}
-    return kinds.get(field["type"], "")
+    kinds = {"integer": "N", "number": "X", "list": "A,B", "json": "JSON", "secret": "FILE", "boolean": ""}
+    return kinds.get(field["type"], "TEXT")
 
 
 def explained(field: Json) -> str:
@@ -113,6 +113,8 @@ def explained(field: Json) -> str:
         parts = [f"{'id' if field['name'].endswith('_id') else 'name'} of the {noun(field)}"]
     if "choices" in field:
         parts.append("one of " + ", ".join(str(one) for one in field["choices"]))
+    if field["type"] == "secret":
+        parts.append("read from a file, - is stdin")
     if field["type"] == "list":
         parts.append("repeatable" if "place" not in field else "several may be given")
     if "default" in field:
@@ -165,6 +167,8 @@ def value_of(field: Json, given: Any) -> Any:
         return _listed(field, name, given)
     if field["type"] == "json":
         return read_json(given, name)
+    if field["type"] == "secret":  # all users of the host can read command lines
+        return read_text(given, name).strip()
     return _scalar(field["type"], field.get("choices"), name, given)
 
 
@@ -183,6 +187,8 @@ def _scalar(kind: str, choices: Sequence[Any] | None, name: str, given: Any) -> 
             value = NUMBERS[kind](given)
         except ValueError:
             raise misused(f"{name}: {given!r} is not a{'n integer' if kind == 'integer' else ' number'}.") from None
+    elif kind == "word" and given.isdecimal():
+        value = int(given)
     elif kind == "boolean" and isinstance(given, str):
         if given not in ("true", "false"):
             raise misused(f"{name}: {given!r} is neither true nor false.")
@@ -196,13 +202,19 @@ def _scalar(kind: str, choices: Sequence[Any] | None, name: str, given: Any) -> 
 def read_json(text: str, name: str) -> Any:
     """Parse JSON; `@file` reads a file and `@-` stdin."""
     try:
-        if text.startswith("@"):
-            text = sys.stdin.read() if text == "@-" else Path(text[1:]).read_text()
-        return json.loads(text)
-    except OSError as error:
-        raise misused(f"{name}: cannot read {text[1:]}: {error.strerror}.") from error
+        return json.loads(read_text(text[1:], name) if text.startswith("@") else text)
     except (ValueError, RecursionError) as error:
         raise misused(f"{name} is not valid JSON: {error}.") from error
+
+
+def read_text(file: str, name: str) -> str:
+    """Read a file, or stdin if the name is `-`."""
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).expanduser().read_text()
+    except OSError as error:
+        raise misused(f"{name}: cannot read {file}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise misused(f"{name}: {file} is not UTF-8 text.") from error
 
 
 def _whole_body(given: argparse.Namespace) -> Json:

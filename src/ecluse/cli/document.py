@@ -12,7 +12,7 @@ from typing import Any
 
 Json = dict[str, Any]
 DEEPEST = 4  # levels of nested objects that become options; below, an object is given as JSON
-SCALARS = ("string", "integer", "number", "boolean")
+SCALARS = ("string", "integer", "number", "boolean")  # besides: `word` is an integer or text, `secret` from a file
 
 
 def commands_of(document: Json) -> list[Json]:
@@ -61,6 +61,8 @@ def _either(kinds: list[Json]) -> Json:
         return _merged(kinds)
     if all("enum" in one or "const" in one for one in kinds):
         return {"type": kinds[0].get("type", "string"), "enum": [value for one in kinds for value in _choices(one)]}
+    if {one.get("type") for one in kinds} == {"integer", "string"}:
+        return {"type": "word"}
     for wanted in ("array", "string"):
         if chosen := next((one for one in kinds if one.get("type") == wanted), None):
             return {"type": wanted, **({"items": chosen.get("items", {})} if wanted == "array" else {})}
@@ -134,6 +136,8 @@ def _answer(schemas: _Schemas, operation: Json, declared: Json) -> Json:
     if len(lists) != 1 or not ("limit" in properties or len(properties) == 1):
         return {}
     row, _ = schemas.resolved(properties[lists[0]].get("items", {}))
+    if "properties" not in row:
+        return {}
     kinds = {name: schemas.resolved(one)[0].get("type") for name, one in row.get("properties", {}).items()}
     plain = [name for name, kind in kinds.items() if kind not in ("object", "array") and name != "tenant_id"]
     return {"list": lists[0], "columns": columns or plain}
@@ -148,8 +152,8 @@ def _fields(schemas: _Schemas, path: str, schema: Json, required: bool, depth: i
         needed = required and name in found.get("required", ())
         nested = inner.get("type") == "object" and inner.get("properties") and depth > 0
         fields.append(_field(schemas, where, one, "body", needed and not nested))
-        if nested:
-            fields += _fields(schemas, where, one, needed, depth - 1)
+        if nested:  # required fields within it may follow from others: that is left to the server
+            fields += _fields(schemas, where, one, False, depth - 1)
     return fields
 
 
@@ -159,12 +163,15 @@ def _field(schemas: _Schemas, name: str, schema: Json, place: str, required: boo
     if kind == "array":
         items = schemas.resolved(found.get("items", {}))[0]
         kind = "list" if items.get("type") in SCALARS else "json"
+    if found.get("writeOnly") and kind == "string":
+        kind = "secret"
     default = found.get("default")
+    option = re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).lower().replace("_", "-").replace(".", "-")
     return {
         "name": name,
         "in": place,
-        "option": "--" + re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).lower().replace("_", "-").replace(".", "-"),
-        "type": kind if kind in (*SCALARS, "list") else "json",
+        "option": f"--{option}-file" if kind == "secret" else f"--{option}",
+        "type": kind if kind in (*SCALARS, "word", "secret", "list") else "json",
         "items": items.get("type") if items is not None and kind == "list" else None,
         "choices": _choices(items if items is not None else found) or None,
         "default": None if default == [] or default == {} else default,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ecluse.cli import show
 from ecluse.cli.arguments import Parser
-from ecluse.cli.catalogue import Local, packaged
+from ecluse.cli.catalogue import Json, Local, packaged
 from ecluse.cli.client import Client
 from ecluse.cli.completion import SCRIPTS, candidates
 from ecluse.cli.failure import OK, misused
@@ -47,17 +47,6 @@ def migrate(before: Given, given: Namespace) -> int:
     from ecluse.cli import database
 
     return database.migrate(given.flow, as_json=before.json or given.json)
-
-
-def _prune_arguments(parser: Parser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="count the rows, delete nothing")
-    _migrate_arguments(parser)
-
-
-def prune(before: Given, given: Namespace) -> int:
-    from ecluse.cli import prune
-
-    return prune.run(given.flow, dry_run=given.dry_run, as_json=before.json or given.json)
 
 
 def psql(words: list[str]) -> int:
@@ -181,7 +170,7 @@ def completion(_: Given, given: Namespace) -> int:
 
 
 def complete(words: list[str]) -> int:
-    for word in candidates([*COMMANDS, *packaged()], words[1:] if words[:1] == ["--"] else words):
+    for word in candidates(known(), words[1:] if words[:1] == ["--"] else words):
         show.write(word)
     return OK
 
@@ -200,12 +189,6 @@ COMMANDS = [
         "Migrate the database to this program's schema. Servers also do this when they start.",
         migrate,
         _migrate_arguments,
-    ),
-    Local(
-        "prune",
-        "Delete rows that are older than the ECLUSE_KEEP_… knobs allow. Servers also do this, every five minutes.",
-        prune,
-        _prune_arguments,
     ),
     Local(
         "psql",
@@ -253,8 +236,8 @@ COMMANDS = [
     ),
     Local(
         "doctor",
-        "Check the settings of this host, and the server or, without one, the database, with advice for each problem. "
-        "Read-only. Exit code 0 if no check failed, else 1.",
+        "Show what the server finds wrong with settings, disk and database, with advice for each problem; without a "
+        "server, this host checks them. Read-only. Exit code 0 if no check failed, else 1.",
         doctor,
         connects=True,
     ),
@@ -283,3 +266,9 @@ COMMANDS = [
     ),
     Local("complete", "", complete, takes_rest=True),
 ]
+
+
+def known() -> list[Local | Json]:
+    """Return all commands; one of this program stands for the server's of the same name."""
+    own = {one.name for one in COMMANDS}
+    return [*COMMANDS, *(one for one in packaged() if one["name"] not in own)]

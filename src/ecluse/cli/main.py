@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from ecluse.cli import show
 from ecluse.cli.arguments import Parser
-from ecluse.cli.catalogue import CONNECTION, Found, Json, Local, add_connection, find, help_of_group, merged, packaged
+from ecluse.cli.catalogue import CONNECTION, Found, Json, Local, add_connection, find, help_of_group, merged
 from ecluse.cli.client import Client
 from ecluse.cli.document import commands_of
 from ecluse.cli.failure import INTERRUPTED, OK, REFUSED, Failure, meant, misused
-from ecluse.cli.local import COMMANDS
+from ecluse.cli.local import known
 from ecluse.cli.remote import execute
 from ecluse.cli.target import Given, client_for
 
@@ -52,7 +52,7 @@ def _dispatch(words: list[str]) -> int:
 
         show.write(f"ecluse {version()}")
         return OK
-    commands: list[Local | Json] = [*COMMANDS, *packaged()]
+    commands = known()
     found = find(commands, words)
     if found.command is None and found.rest and not found.rest[0].startswith("-"):
         commands, found = _ask_server(commands, found, words, given)
@@ -89,13 +89,13 @@ def _group(commands: Sequence[Local | Json], found: Found) -> int:
     name = " ".join(("ecluse", *found.words))
     if found.rest and found.rest[0] not in HELP:
         word = found.rest[0]
-        known = {
+        names = {
             one.split()[len(found.words)]
             for one in _names(commands)
             if one.split()[: len(found.words)] == [*found.words]
         }
         what = "option" if word.startswith("-") else "command"
-        raise misused(f"there is no {what} {show.harmless(word)!r}.{meant(word, known)} See `{name} --help`.")
+        raise misused(f"there is no {what} {show.harmless(word)!r}.{meant(word, names)} See `{name} --help`.")
     show.write(help_of_group(commands, found.words, shutil.get_terminal_size().columns))
     return OK if found.rest else REFUSED
 
@@ -114,8 +114,8 @@ def _ask_server(
     except Failure:  # there is no server to ask
         return commands, found
     more = {one["name"]: one for one in commands_of(document)}
-    known = set(_names(commands))
-    commands = [*commands, *(one for name, one in more.items() if name not in known)]
+    here = set(_names(commands))
+    commands = [*commands, *(one for name, one in more.items() if name not in here)]
     return commands, find(commands, words)
 
 

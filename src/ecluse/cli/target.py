@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ecluse.cli import operator_file
+from ecluse.cli.arguments import read_text
 from ecluse.cli.client import Client, Unreachable
 from ecluse.cli.failure import meant, misused
 
@@ -59,11 +59,7 @@ def checked_url(url: str) -> str:
 
 def read_key(name: str) -> str:
     """Read a key from a file, or from stdin if the name is `-`."""
-    try:
-        text = sys.stdin.read() if name == "-" else Path(name).expanduser().read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise misused(f"Cannot read the key file {name}: {error}.") from error
-    key = _checked(text, "The key file")
+    key = _checked(read_text(name, "--key-file"), "The key file")
     if key is None:
         raise misused(f"The key file {name} is empty.")
     return key

@@ -27,7 +27,7 @@ VALID = (
     "SELECT FROM api_keys WHERE hash = %s AND revoked_at IS NULL AND role = 'admin' AND tenant_id = %s"
     " AND (expires_at IS NULL OR expires_at > ecluse_now())"
 )
-CREATE_KEY = "ecluse keys create --name laptop --role operator"
+CREATE_KEY = "ecluse keys create laptop --role operator"
 
 
 def name_program() -> None:

@@ -277,7 +277,7 @@ class Lanes:
 
 
 LIST = """
-SELECT l.name, l.max_in_flight, l.max_per_key, l.per_second, coalesce(l.set_burst, l.declared_burst) AS burst,
+SELECT l.name, l.max_in_flight, l.max_per_key, l.per_second, coalesce(l.set_burst, l.declared_burst, l.burst) AS burst,
        l.paused_at, l.paused_by, l.paused_reason,
        l.clock_stopped_at, CASE WHEN l.held_until > ecluse_now() THEN l.held_until END AS held_until, l.held_reason,
        CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since, l.last_failure,

@@ -1,5 +1,5 @@
 """Caps of lanes that an operator sets at run time: they replace what the flows declare until they are cleared. The
-columns that claims read stay the caps in force."""
+columns that claims read stay the caps in force. And what administrators have asked a scheduler to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALTER TABLE lanes
     ADD COLUMN declared_max_in_flight integer,
     ADD COLUMN declared_max_per_key   integer,
     ADD COLUMN declared_per_second    double precision,
-    ADD COLUMN declared_burst         integer NOT NULL DEFAULT 1,
+    ADD COLUMN declared_burst         integer,
     ADD COLUMN heaviest               integer NOT NULL DEFAULT 1 CHECK (heaviest > 0),
     ADD COLUMN set_max_in_flight      integer CHECK (set_max_in_flight > 0),
     ADD COLUMN set_max_per_key        integer CHECK (set_max_per_key > 0),
@@ -31,7 +31,7 @@ COMMENT ON COLUMN lanes.heaviest IS 'weight of the heaviest call; the burst in f
 LISTED = """
 CREATE VIEW lane_list AS
 SELECT t.id AS tenant_id, l.name, l.max_in_flight, l.max_per_key, l.per_second,
-       coalesce(l.set_burst, l.declared_burst) AS burst,
+       coalesce(l.set_burst, l.declared_burst, l.burst) AS burst,
        jsonb_strip_nulls(jsonb_build_object('max_in_flight', l.set_max_in_flight, 'max_per_key', l.set_max_per_key,
            'per_second', l.set_per_second, 'burst', l.set_burst)) AS overrides,
        l.paused_at, CASE WHEN t.id = 'default' THEN l.paused_by END AS paused_by, l.paused_reason, l.clock_stopped_at,
@@ -50,8 +50,19 @@ SELECT t.id AS tenant_id, l.name, l.max_in_flight, l.max_per_key, l.per_second,
 FROM tenants t CROSS JOIN lanes l;
 """
 
+MAINTENANCE = """
+CREATE TABLE maintenance (
+    what     text NOT NULL CHECK (what IN ('prune', 'erase tenant')),
+    subject  text NOT NULL,
+    asked_by text NOT NULL,
+    asked_at timestamptz NOT NULL,
+    PRIMARY KEY (what, subject)
+);
+COMMENT ON TABLE maintenance IS 'asked for over HTTP, done by a scheduler in batches; a row is deleted once it is done';
+"""
+
 
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
-    for part in (CAPS, LISTED):
+    for part in (CAPS, LISTED, MAINTENANCE):
         connection.execute(part)  # type: ignore[union-attr]

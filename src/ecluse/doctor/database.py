@@ -1,8 +1,8 @@
-"""Checks of `ecluse doctor` on the database: server, schema, replicas, runs, lanes, outbox, schedules, growth."""
+"""Checks on the database: server, schema, replicas, runs, lanes, outbox, schedules, growth."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.resources import files
@@ -11,13 +11,12 @@ from typing import Any
 import psycopg
 from psycopg.rows import namedtuple_row
 
-from ecluse import settings
-from ecluse.cli import growth
-from ecluse.cli.findings import Finding, graded
 from ecluse.db.connect import Connection, open_session
 from ecluse.db.outage import one_line
 from ecluse.db.pools import most_connections
+from ecluse.doctor.findings import Finding, graded
 from ecluse.engine import ROLES, RUNS_AT_ONCE
+from ecluse.retention import growth
 
 SKEW = (1.0, 30.0)  # seconds: warn above, fail above
 SILENT_SECONDS = 15.0  # more than twice the time after which a silent replica is declared dead
@@ -29,12 +28,13 @@ def newest_revision() -> str:
     return max(name.partition("_")[0] for name in scripts if name[0].isdigit())
 
 
-async def check_database(dsn: str, pool: int) -> list[Finding]:
+async def check_database(dsn: str, pool: int, keep: Mapping[str, int]) -> list[Finding]:
+    """`pool` is the size of a replica's pool; `keep` has the knobs of retention, in days."""
     findings = []
     try:
         async with await open_session(dsn) as connection:
             await connection.execute("SET statement_timeout = '10s'")
-            for part in (*PARTS, partial(_connections, pool)):
+            for part in (*PARTS, partial(_growth, keep), partial(_connections, pool)):
                 async for finding in part(connection):
                     findings.append(finding)
                     if finding.level == "fail" and part is _schema:
@@ -252,15 +252,14 @@ async def _schedules(connection: Connection) -> AsyncIterator[Finding]:
         yield Finding("ok", "schedules", "none failing, none overdue")
 
 
-async def _growth(connection: Connection) -> AsyncIterator[Finding]:
-    given = settings.load()
-    standing, days, groups = await growth.measure(connection, given)
+async def _growth(keep: Mapping[str, int], connection: Connection) -> AsyncIterator[Finding]:
+    standing, days, groups = await growth.measure(connection, keep)
     yield Finding("ok", "growth", growth.sentence(standing, days, groups))
-    if (wrong := growth.trouble(standing, given)) is not None:
+    if (wrong := growth.trouble(standing, keep)) is not None:
         yield Finding("warn", "growth", *wrong)
 
 
-PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules, _growth)
+PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules)
 
 
 def _some(rows: list[Any], name: Callable[[Any], str]) -> str:

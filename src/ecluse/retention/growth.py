@@ -3,16 +3,16 @@ recent rows is taken from a sample of each large table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from psycopg.rows import namedtuple_row
 
 from ecluse.db.connect import Connection
-from ecluse.settings import Settings
 
 DAYS = 7.0
+RUNS = "ECLUSE_KEEP_RUNS_DAYS"
 SAMPLE = 50_000  # rows
 LATE = timedelta(days=1)  # without a sweep: worth a warning
 
@@ -29,7 +29,7 @@ class Group(NamedTuple):
 GROUPS = (
     Group(
         "runs",
-        "ECLUSE_KEEP_RUNS_DAYS",
+        RUNS,
         (
             "runs", "stages", "items", "claims", "attempts", "effects", "outcomes", "run_log", "run_waiters",
             "transcription_runs", "automation_run_facts", "automation_run_fiches", "deliveries", "schedule_slots",
@@ -86,10 +86,11 @@ class Standing(NamedTuple):
     old: bool  # there are runs older than the knob keeps
 
 
-async def measure(connection: Connection, given: Settings) -> tuple[Standing, float, list[Growing]]:
-    """Return the current state, the number of days measured, and the growth per group (none before a day of runs)."""
+async def measure(connection: Connection, keep: Mapping[str, int]) -> tuple[Standing, float, list[Growing]]:
+    """Return, under these knobs, the current state, the number of days measured, and the growth per group (none before
+    a day of runs)."""
     async with connection.cursor(row_factory=namedtuple_row) as cursor:
-        await cursor.execute(STANDING, (given.ECLUSE_KEEP_RUNS_DAYS or 36_500,))
+        await cursor.execute(STANDING, (keep[RUNS] or 36_500,))
         (row,) = await cursor.fetchall()
     standing = Standing(*row)
     age = (standing.now - standing.since) / timedelta(days=1) if standing.since else 0.0
@@ -101,7 +102,7 @@ async def measure(connection: Connection, given: Settings) -> tuple[Standing, fl
         percent = 100.0 if rows <= SAMPLE else 100 * SAMPLE / rows
         statement = SHARE.format(at=group.at, table=group.tables[0])
         share = await _one(connection, statement, {"days": days, "percent": percent})
-        groups.append(Growing(group.name, getattr(given, group.knob), size, size * share / days))
+        groups.append(Growing(group.name, keep[group.knob], size, size * share / days))
     return standing, days, groups
 
 
@@ -121,16 +122,16 @@ def sentence(standing: Standing, days: float, groups: Sequence[Growing]) -> str:
     return text
 
 
-def trouble(standing: Standing, given: Settings) -> tuple[str, str] | None:
+def trouble(standing: Standing, keep: Mapping[str, int]) -> tuple[str, str] | None:
     """Return what is wrong with retention and the advice, or None."""
-    keep = given.ECLUSE_KEEP_RUNS_DAYS
-    if not keep:
+    days = keep[RUNS]
+    if not days:
         return "runs are never deleted (ECLUSE_KEEP_RUNS_DAYS=0)", "set it to the number of days to keep runs"
-    swept_at = None if standing.before is None else standing.before + timedelta(days=keep)
+    swept_at = None if standing.before is None else standing.before + timedelta(days=days)
     if standing.old and (swept_at is None or standing.now - swept_at > LATE):
         since = "never pruned" if swept_at is None else f"last pruned at {swept_at:%Y-%m-%d %H:%M}"
         do = "start a server with the role scheduler, or run `ecluse prune`"
-        return f"runs older than {keep} days are not deleted: {since}", do
+        return f"runs older than {days} days are not deleted: {since}", do
     return None
 
 

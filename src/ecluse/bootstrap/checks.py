@@ -1,0 +1,66 @@
+"""Checks of the settings and of the disk, for `ecluse doctor` and the API."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+from ecluse.bootstrap.box import lacking
+from ecluse.doctor.findings import Finding, graded
+from ecluse.settings import Settings
+
+FREE = (2 * 1024**3, 200 * 1024**2)  # free bytes on the disk: warn below, fail below
+
+
+def check_settings(given: Settings) -> list[Finding]:
+    return [_environment(given), *_flows(given), *_secrets(given)]
+
+
+def check_disk(place: str) -> Finding:
+    return _disk(shutil.disk_usage(place).free, place)
+
+
+def _environment(given: Settings) -> Finding:
+    raised = [
+        f"{name}={text} is below its minimum, {getattr(given, name)} is used"
+        for name in Settings.model_fields
+        if (text := os.environ.get(name)) and _is_less(text, getattr(given, name))
+    ]
+    if raised:
+        return Finding("warn", "environment", "; ".join(raised), "see docs/configuration.md for the minimum")
+    return Finding("ok", "environment", "all settings are valid")
+
+
+def _flows(given: Settings) -> list[Finding]:
+    """Warn of flows that are set up in part. A flow of which no variable is set is not in use: no warning."""
+    return [
+        Finding(
+            "warn", one.flow, f"runs of this flow fail: {', '.join(one.unset)} unset", "set all variables of this flow"
+        )
+        if one.begun
+        else Finding("ok", one.flow, f"not set up; to use it, set {', '.join(one.unset)}")
+        for one in lacking(given)
+    ]
+
+
+def _secrets(given: Settings) -> list[Finding]:
+    """Warn if there is no secret key. The embedded PostgreSQL gets one by itself, other databases do not."""
+    if given.DATABASE_URL is None or given.ECLUSE_SECRET_KEY is not None or given.ECLUSE_SECRET_KEY_FILE is not None:
+        return []
+    says = "there is no key to encrypt secrets with: webhooks, API keys of schedules and Pusher apps are refused"
+    do = "set ECLUSE_SECRET_KEY (`openssl rand -base64 32`) or ECLUSE_SECRET_KEY_FILE, the same for every replica"
+    return [Finding("warn", "secrets", says, do)]
+
+
+def _is_less(text: str, used: Any) -> bool:
+    try:
+        return not isinstance(used, bool) and isinstance(used, int | float) and float(text) < used
+    except ValueError:
+        return False
+
+
+def _disk(free: int, place: str) -> Finding:
+    level = graded(-free, *(-limit for limit in FREE))
+    do = "" if level == "ok" else "free disk space: PostgreSQL stops when the disk is full"
+    return Finding(level, "disk", f"{free / 1024**3:.1f} GiB free in {place}", do)

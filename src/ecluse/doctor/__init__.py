@@ -1,0 +1,1 @@
+"""Checks of an installation, with advice per problem."""
