@@ -330,7 +330,7 @@ def test_the_document_names_every_route_its_permission_and_the_shape_of_its_erro
             described = document["paths"][path][method.lower()]
             assert described["x-permission"] in PERMISSIONS
             assert described["description"]
-            shape = described["responses"]["4XX"]["content"]["application/json"]["schema"]
+            shape = described["responses"]["401"]["content"]["application/json"]["schema"]
             assert shape == {"$ref": "#/components/schemas/ErrorAnswer"}
 
 
