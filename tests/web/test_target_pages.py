@@ -57,7 +57,7 @@ def test_a_fiche_is_shown_with_its_recordings_transcripts_and_audits(reader, end
     assert "Consent 4.5 of 5, weight 2 Clear. I agree recording c-1, character 5" in full
     assert "never said no transcript has this quote" in full
     assert f'href="/ui/audits/{audit_id}"' in reader.get("/ui/audits?fiche_id=171234").body.decode()
-    assert f"#{audit_id}" not in reader.shown("/ui/audits?fiche_id=other")
+    assert f'href="/ui/audits/{audit_id}"' not in reader.get("/ui/audits?fiche_id=other").body.decode()
     assert "No matching audits" in reader.shown("/ui/audits?status=failed")
 
 
