@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Response, sync_playwright
+from psycopg.types.json import Jsonb
 
 from ecluse.web.live import Pace
 from tests.support.api_server import FLOW, Client, add_tenant, new_key, serving
@@ -134,6 +135,49 @@ def ended_run(pages_dsn) -> Callable[..., int]:
             (run_id,) = connection.execute(BEGUN, values).fetchone() or (0,)
             connection.execute(ENDED, {"id": run_id, **values})
         return int(run_id)
+
+    return make
+
+
+AUDITED = """
+WITH at AS (SELECT '2026-03-02 10:01:00Z'::timestamptz AS at),
+fiche AS (INSERT INTO fiche_cache (tenant_id, fiche_id, created_at, updated_at)
+          SELECT 'default', %(fiche)s, at, at FROM at RETURNING id),
+calls AS (INSERT INTO recordings (fiche_cache_id, call_id, recording_url, start_time, duration_s, has_transcription,
+              transcription_text, transcribed_at, created_at, updated_at)
+          SELECT id, %(fiche)s || '-1', 'https://calls.test/a.mp3', at, 61, true, 'Yes, I agree.', at, at, at
+          FROM fiche, at),
+config AS (INSERT INTO audit_configs (tenant_id, name, steps, created_at, updated_at)
+           SELECT 'default', 'Compliance of ' || %(fiche)s, '[]', at, at FROM at RETURNING id),
+version AS (INSERT INTO audit_config_versions (audit_config_id, version, snapshot, created_at)
+            SELECT id, 1, jsonb_build_object('name', 'Compliance'), at FROM config, at)
+INSERT INTO audits (tenant_id, run_id, fiche_cache_id, fiche_id, audit_config_id, config_version, automation_run_id,
+    trigger_source, status, score, result, created_at, finished_at)
+SELECT 'default', %(run)s, fiche.id, %(fiche)s, config.id, 1, %(run)s, 'automation', 'completed', 90, %(result)s, at, at
+FROM fiche, config, at RETURNING id
+"""
+JUDGED = {
+    "name": "Consent",
+    "score": 4.5,
+    "max": 5,
+    "weight": 2,
+    "comment": "Clear.",
+    "evidence": [
+        {"quote": "I agree", "call_id": "c-1", "position": 5, "verified": True},
+        {"quote": "never said", "call_id": None, "position": None, "verified": False},
+    ],
+}
+
+
+@pytest.fixture
+def audited(pages_dsn) -> Callable[..., int]:
+    """A fiche with a transcript and an audit, made by this run; gives back the id of the audit."""
+
+    def make(fiche: str, run_id: int = 1) -> int:
+        given = {"fiche": fiche, "run": run_id, "result": Jsonb({"steps": [JUDGED]})}
+        with psycopg.connect(pages_dsn) as connection:
+            (audit_id,) = connection.execute(AUDITED, given).fetchone() or (0,)
+        return int(audit_id)
 
     return make
 
