@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -26,6 +26,7 @@ from ecluse.base.errors import Conflict, InvalidInput, NotFound, PermanentError,
 from ecluse.base.validation import fields_of, partial_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_one, fetch_row, fetch_rows, fetch_value
+from ecluse.doctor.findings import Finding
 from ecluse.engine import (
     PLAIN,
     VENDOR_DOWN,
@@ -94,15 +95,6 @@ class Invariant(NamedTuple):
     name: str
     counted: str
     statements: tuple[str, ...]
-
-
-class Finding(NamedTuple):
-    """A result of `ecluse doctor`: what was checked, how it is, and what to do."""
-
-    level: Literal["ok", "info", "warn", "fail"]
-    what: str
-    says: str
-    do: str = ""
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ async def erase_rows(
     flows: Mapping[str, Flow],
     folders: Mapping[str, TraceFolder],
     tenant: str,
-    tell: sweep.Tell,
+    tell: sweep.Report,
     pace: Pace,
 ) -> Counter[str]:
     """Erase the rows of a disabled tenant, and the log files of its runs on this host."""

@@ -139,4 +139,6 @@ async def check_installation(look: Look) -> Row:
     """Check settings, disk and database of this server, with advice per problem. Nothing is changed."""
     upkeep = _upkeep(look)
     found = [*upkeep.check(), *await check_database(look.kit.dsn, upkeep.db_pool, upkeep.keep)]
+    for package in look.state.packages:
+        found += await package.doctor(look.connection) if package.doctor is not None else ()
     return {"findings": [asdict(one) for one in found]}

@@ -23,7 +23,8 @@ def migrate(flows: Sequence[str], *, as_json: bool) -> int:
     logging.configure("WARNING", given.ECLUSE_LOG_FORMAT)
     database = bootstrap.open_database(given)
     try:
-        schema = runner.upgrade(database.dsn, bootstrap.load_flows(given, flows))
+        packages = bootstrap.load_packages(given, flows)
+        schema = runner.upgrade(database.dsn, bootstrap.load_flows(given, flows), packages)
     finally:
         database.release()
     if as_json:
@@ -52,8 +53,10 @@ def verify(ledger: str | None, *, as_json: bool) -> int:
     from ecluse.verify.__main__ import run
 
     logging.configure("WARNING")
-    database = bootstrap.open_database(settings.load())
+    given = settings.load()
+    invariants = [one for package in bootstrap.load_packages(given) for one in package.invariants]
+    database = bootstrap.open_database(given)
     try:
-        return run(database.dsn, ledger, as_json=as_json)
+        return run(database.dsn, ledger, as_json=as_json, more=invariants)
     finally:
         database.release()

@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from ecluse.cli import show
+from ecluse.cli import authors, show
 from ecluse.cli.arguments import Parser
 from ecluse.cli.catalogue import Json, Local, packaged
 from ecluse.cli.client import Client
@@ -265,6 +265,7 @@ COMMANDS = [
         example="completion bash > /etc/bash_completion.d/ecluse",
     ),
     Local("complete", "", complete, takes_rest=True),
+    *authors.COMMANDS,
 ]
 
 

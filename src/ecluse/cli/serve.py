@@ -60,13 +60,13 @@ def _serve(
     welcome.name_program()
     given = settings.load()
     logging.configure(given.ECLUSE_LOG_LEVEL, given.ECLUSE_LOG_FORMAT)
-    loaded = bootstrap.load_flows(given, flows)
+    loaded, packages = bootstrap.load_flows(given, flows), bootstrap.load_packages(given, flows)
     with _bound(host or given.ECLUSE_HOST, given.ECLUSE_PORT if port is None else port) as listener:
         database = bootstrap.open_database(given)
         try:
-            runner.upgrade(database.dsn, loaded)
+            runner.upgrade(database.dsn, loaded, packages)
             roles: frozenset[Role] = frozenset(one for one in ROLES if one in chosen) if chosen else ROLES
-            application = create_app(given, database, loaded, roles)
+            application = create_app(given, database, loaded, roles, packages=packages)
             server = Server(application)
             # uvicorn raises the signal that stopped it again after its shutdown: ignore it, the server is down by then.
             for number in (signal.SIGTERM, signal.SIGINT):
