@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlencode
 
 import pytest
@@ -96,6 +97,39 @@ def test_a_double_submit_acts_once_and_both_lead_to_the_same_page(operator, fill
     answers = [operator.post("/ui/do/create_config", form) for _ in range(3)]
     assert {(one.status, one.headers["Location"]) for one in answers} == {(303, "/ui/audits")}
     assert fill(COUNT, "Twice") == 1
+
+
+def test_a_double_submit_of_what_is_gone_then_is_answered_as_the_first(operator, fill, config):
+    made = config("Deleted twice")
+    form = filled(operator, f"/ui/do/delete_config/{made}")
+    assert [operator.post(f"/ui/do/delete_config/{made}", form).status for _ in range(2)] == [303, 303]
+    assert fill(TRAIL, f"audit_config:{made}").count("audit_config.delete") == 1
+
+
+def test_forms_submitted_at_once_act_once(operator, fill):
+    form = filled(operator, "/ui/do/create_config", **{**NEW, "name": "At once"})
+    with ThreadPoolExecutor(5) as threads:
+        answers = list(threads.map(lambda _: operator.post("/ui/do/create_config", form), range(5)))
+    assert {one.status for one in answers} == {303}
+    assert fill(COUNT, "At once") == 1
+
+
+def test_a_form_without_its_token_is_refused(operator, fill):
+    answer = operator.post("/ui/do/create_config", urlencode({**NEW, "name": "No token"}))
+    assert answer.status == 422
+    assert "open it again" in text(answer)
+    assert fill(COUNT, "No token") == 0
+
+
+def test_more_rows_do_not_hide_that_a_record_has_changed(operator, fill, config):
+    made = config("Changed below")
+    form = filled(operator, f"/ui/do/change_config/{made}", _more="steps")
+    fill("UPDATE audit_configs SET description = 'theirs' WHERE id = %s", made)
+    again = operator.post(f"/ui/do/change_config/{made}", form)
+    assert again.status == 200
+    mine = {**hidden(again), **STEP, "name": "Changed below", "description": "mine"}
+    assert operator.post(f"/ui/do/change_config/{made}", urlencode(mine)).status == 409
+    assert fill("SELECT description FROM audit_configs WHERE id = %s", made) == "theirs"
 
 
 def test_a_double_submit_of_an_edit_is_no_stale_form(operator, fill, config):

@@ -125,13 +125,21 @@ known AS NOT MATERIALIZED (
     FROM outcomes o LEFT JOIN expected e ON e.target = o.target WHERE o.run_id = %(run)s),
 reasons AS MATERIALIZED (
     SELECT standing AS outcome, why, min(code) AS code, count(*) AS count,
-           min(words) FILTER (WHERE code IS NOT NULL) AS example,
-           (array_agg(target ORDER BY target) FILTER (WHERE standing IN ('failed', '{WILL_FAIL}')))[1:%(some)s] AS some
+           min(words) FILTER (WHERE code IS NOT NULL) AS example
     FROM known GROUP BY 1, 2 ORDER BY standing NOT IN ('failed', '{WILL_FAIL}'), 4 DESC, 1, 2 LIMIT %(reasons)s),
+-- apart from the counts, so that only targets that fail are sorted
+named AS MATERIALIZED (
+    SELECT standing, why, array_agg(target ORDER BY target) AS targets FROM (
+        SELECT standing, why, target, row_number() OVER (PARTITION BY standing, why ORDER BY target) AS place
+        FROM known WHERE standing IN ('failed', '{WILL_FAIL}')) f
+    WHERE place <= %(some)s GROUP BY 1, 2),
 unsettled AS MATERIALIZED (
     SELECT {IS_OPEN} AND %(outcome)s::text IS NULL AND coalesce(bool_and(outcome = 'open'), false) AS it FROM reasons)
 SELECT (SELECT count(*) FROM expected)::int AS will_fail, u.it AS unsettled,
-       (SELECT coalesce(jsonb_agg(r), '[]') FROM reasons r) AS reasons,
+       (SELECT coalesce(jsonb_agg(to_jsonb(r) || jsonb_build_object('some', coalesce(s.targets, '{{}}'))
+                                  ORDER BY r.outcome NOT IN ('failed', '{WILL_FAIL}'), r.count DESC, r.outcome, r.why),
+                        '[]')
+        FROM reasons r LEFT JOIN named s ON s.standing = r.outcome AND s.why IS NOT DISTINCT FROM r.why) AS reasons,
        CASE WHEN u.it THEN '[]' ELSE (
            SELECT coalesce(jsonb_agg(p), '[]') FROM (
                SELECT target, outcome, error_code, reason, effect_may_exist, will_fail FROM known

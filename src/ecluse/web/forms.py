@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
@@ -22,7 +22,7 @@ from ecluse.access.door import caller_of, check_storable, needs
 from ecluse.access.envelope import status_of
 from ecluse.access.surface import Declared
 from ecluse.access.wire import kit_of, reads_of
-from ecluse.base.errors import EcluseError, NotFound
+from ecluse.base.errors import EcluseError, InvalidInput, NotFound
 from ecluse.base.validation import problem
 from ecluse.db.query import fetch_value
 from ecluse.web import actions, render
@@ -51,7 +51,7 @@ class Asked:
     record: dict[str, Any]  # what the operation is about, as it is now
     current: dict[str, Any] | None  # the same, if the form shows its values to be changed
     preview: dict[str, Any] | None = None
-    looks: frozenset[str] = frozenset()  # parameters of the preview
+    looks: bool = False  # the preview depends on fields of the form
 
     @property
     def digest(self) -> str:
@@ -65,11 +65,12 @@ class Asked:
 @routes.get("/ui/do/{name}", openapi_extra=ANY_PAGE)
 @routes.get("/ui/do/{name}/{place:path}", openapi_extra=ANY_PAGE)
 async def show_form(request: Request, name: str, place: str = "") -> Response:
-    given = request.query_params
+    given = dict(request.query_params)
     if not place and (chosen := _chosen(request, name)):
         return RedirectResponse(chosen, 303)
-    asked = await _asked(request, name, place, given, given.get("back", ""))
-    return _form(request, asked, {one: text for one, text in given.items() if one != "back"})
+    declared, values = await _operation(request, name, place)
+    asked = await _asked(request, name, declared, values, given, given.pop("back", ""))
+    return _form(request, asked, given)
 
 
 @routes.post("/ui/do/{name}", openapi_extra=ANY_PAGE)
@@ -79,29 +80,44 @@ async def do_it(request: Request, name: str, place: str = "") -> Response:
     pairs = parse_qsl(sent.decode("ascii", "replace"), keep_blank_values=True)
     given = {one: entered.replace("\r\n", "\n") for one, entered in pairs}  # browsers send line breaks so
     check_storable(given)
-    asked = await _asked(request, name, place, given, given.get(BACK, ""))
+    declared, values = await _operation(request, name, place)
+    keyed = _keyed(request, sent, given)
+    if await _was_done(request, given):
+        return _done(request, name, declared, values, given, await declared.call(keyed, **values))
+    asked = await _asked(request, name, declared, values, given, given.get(BACK, ""))
     if MORE in given or LOOK in given:
         return _form(request, asked, given)
-    if asked.current is not None and given.get(SHOWN) != asked.digest and not await _was_done(request, given):
+    if asked.current is not None and given.get(SHOWN) != asked.digest:
         return _form(request, asked, {}, 409, {"": STALE})
     try:
         body = _body(asked, given)
     except ValidationError as error:
         return _form(request, asked, given, 422, _at_fields(error))
     try:
-        answer = await asked.declared.call(_repeatable(request, sent, _key(given)), **asked.values, **body)
+        answer = await declared.call(keyed, **values, **body)
     except EcluseError as error:
         if (status := status_of(error)) is None or status in (401, 403, 404):
             raise
         return _form(request, asked, given, status, _at_field(asked, error.message))
-    found = json.loads(bytes(answer.body))
-    action, follows = ACTIONS[name], asked.declared.command.follows if asked.declared.command else ""
-    leads = action.home if action.leaves else asked.back
+    return _done(request, name, declared, values, given, answer)
+
+
+def _done(
+    request: Request,
+    name: str,
+    declared: Declared,
+    values: Mapping[str, str],
+    given: Mapping[str, str],
+    answer: Response,
+) -> Response:
+    """Return the answer to a form that was done: the page that it was opened from, which says so."""
+    found, action = json.loads(bytes(answer.body)), ACTIONS[name]
+    leads = action.home if action.leaves else inside(given.get(BACK, ""), action.home)
     made = {**found, **(found.get("once") or {})}
     if secret := next((value for one, value in made.items() if one.endswith("secret") and value), None):
         return render.page(request, "secret.html", action=action, secret=secret, back=leads)
     shown = RedirectResponse(leads, 303)
-    actions.keep_said(shown, name, {**asked.values, **found}, follows)
+    actions.keep_said(shown, name, {**values, **found}, declared.command.follows if declared.command else "")
     return shown
 
 
@@ -114,21 +130,30 @@ def _chosen(request: Request, name: str) -> str:
     return actions.address(declared.path, name, given, given.get("back", ""), {})
 
 
-async def _asked(request: Request, name: str, place: str, given: Mapping[str, str], back: str) -> Asked:
+async def _operation(request: Request, name: str, place: str) -> tuple[Declared, dict[str, str]]:
+    """Return the operation, which the caller may do, and the values of its path."""
     declared: Declared | None = request.app.state.operations.get(name)
     if declared is None or name not in ACTIONS:
         raise NotFound("There is no such form.")
     request.state.caller = await admitted(request, declared.permission)
     names = actions.parameters(declared.path)
-    parts = [unquote(place)] if len(names) == 1 else place.split("/") if place else []
+    parts = [place] if len(names) == 1 else place.split("/") if place else []
     if len(parts) != len(names):
         raise NotFound("There is no such form.")
-    values = dict(zip(names, parts, strict=True))
+    return declared, dict(zip(names, parts, strict=True))
+
+
+async def _asked(
+    request: Request, name: str, declared: Declared, values: dict[str, str], given: Mapping[str, str], back: str
+) -> Asked:
     preview = declared.command.preview if declared.command else ""
     of_record = declared.path[: declared.path.rfind("}") + 1] if ACTIONS[name].what else ""
     record = await _read(request, lambda route: route.path == of_record and "GET" in (route.methods or ()), values)
     route = _route(request, lambda route: route.name == name)
     edits = route is not None and bool({"PATCH", "PUT"} & set(route.methods or ()))
+    known = set(declared.body.model_fields) if declared.body else set()
+    looks = known & _parameters(_route(request, lambda route: route.name == preview))
+    chosen = {one: given[one] for one in looks if given.get(one)}
     return Asked(
         name,
         declared,
@@ -136,8 +161,8 @@ async def _asked(request: Request, name: str, place: str, given: Mapping[str, st
         inside(back, ACTIONS[name].home),
         record or {},
         record if edits else None,
-        await _read(request, lambda route: route.name == preview, values, given) if preview else None,
-        frozenset(_parameters(_route(request, lambda route: route.name == preview))),
+        await _read(request, lambda route: route.name == preview, values, chosen) if preview else None,
+        bool(looks),
     )
 
 
@@ -150,16 +175,13 @@ async def _read(
     request: Request,
     wanted: Callable[[APIRoute], bool],
     values: Mapping[str, str],
-    given: Mapping[str, str] | None = None,
+    chosen: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Return what a declared read answers to the caller; None if there is no such read. `given`: texts of the form, of
-    which the read has parameters."""
+    """Return what a declared read answers to the caller, with these parameters; None if there is no such read."""
     if (route := _route(request, wanted)) is None:
         return None
-    names = actions.parameters(route.path)
-    known = _parameters(route)
-    chosen = {name: text for name, text in (given or {}).items() if name in known and text}
-    answer = await route.endpoint(request=request, **chosen, **{name: values[name] for name in names})
+    named = {name: values[name] for name in actions.parameters(route.path)}
+    answer = await route.endpoint(request=request, **named, **(chosen or {}))
     found: dict[str, Any] = json.loads(bytes(answer.body))
     return found
 
@@ -175,17 +197,19 @@ async def _was_done(request: Request, given: Mapping[str, str]) -> bool:
 
 
 def _key(given: Mapping[str, str]) -> str:
-    return f"form-{given.get(TOKEN, '')}"
+    if not given.get(TOKEN):
+        raise InvalidInput("This form is incomplete: open it again.")
+    return f"form-{given[TOKEN]}"
 
 
-def _repeatable(request: Request, sent: bytes, key: str) -> Request:
+def _keyed(request: Request, sent: bytes, given: Mapping[str, str]) -> Request:
     """Return the request as a client of the API would send it, with the token of the form as its Idempotency-Key."""
 
     async def again() -> dict[str, Any]:
         return {"type": "http.request", "body": sent, "more_body": False}
 
     others = [one for one in request.scope["headers"] if one[0] != KEY]
-    headers = [*others, (KEY, key.encode("ascii", "replace"))]
+    headers = [*others, (KEY, _key(given).encode("ascii", "replace"))]
     return Request({**request.scope, "headers": headers}, again)
 
 
@@ -239,8 +263,8 @@ def _form(
         elsewhere=[f"{name}: {text}" if name else text for name, text in problems.items() if name not in known],
         preview=asked.preview,
         back=asked.back,
-        hidden={TOKEN: secrets.token_urlsafe(16), SHOWN: asked.digest, BACK: asked.back},
-        looks=bool(asked.looks & {field.name for field in fields}),
+        hidden={TOKEN: secrets.token_urlsafe(16), SHOWN: given.get(SHOWN, asked.digest), BACK: asked.back},
+        looks=asked.looks,
         flows=sorted(kit_of(request).by_name),
     )
 
