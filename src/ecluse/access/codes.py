@@ -90,6 +90,12 @@ REFUSALS = {
     "ONLY_HOPELESS": Refusal(
         409, "All failed targets would fail again.", "Correct what the message names, or redrive the hopeless ones too."
     ),
+    "NOTHING_CHOSEN": Refusal(
+        409,
+        "No target that did not succeed matches the filter of the redrive.",
+        "Preview the redrive, and widen its filter.",
+    ),
+    "NO_REDRIVE": Refusal(409, "Runs of this flow cannot be redriven.", "Start a new run, as the message says."),
     "SCHEDULE_GONE": Refusal(409, "The schedule of the run is deleted.", "Create a schedule and trigger that."),
     "SCHEDULE_INACTIVE": Refusal(409, "The schedule is switched off.", "Set `is_active` to true first."),
     "NAME_TAKEN": Refusal(409, "Another schedule has this name.", "Choose another name."),

@@ -25,7 +25,7 @@ class RedriveChoice(Body):
     """Which of the failed targets are repeated."""
 
     outcome: Which = Field("failed", description=WHICH)
-    error_code: Text | None = Field(None, examples=["UPSTREAM_TIMEOUT"], description="Only those with this code.")
+    error_code: Text | None = Field(None, examples=["TIMEOUT"], description="Only those with this code.")
     stage: Text | None = Field(None, examples=["audit"], description="Only those that failed at this stage.")
     leave_out_hopeless: bool = Field(False, description="Not those that cannot succeed as they are (see the preview).")
 
@@ -64,7 +64,12 @@ class RedrivenRun(Shape):
     deduplicated: bool = Field(description="They were redriven before, and that run is still open: this is it.")
 
 
-@surface.read(PATH, needs="runs.read", answer=RedrivePreview)
+@surface.read(
+    PATH,
+    needs="runs.read",
+    answer=RedrivePreview,
+    refuses=("RUN_NOT_ENDED", "SCHEDULE_GONE", "NO_REDRIVE", "FLOW_NOT_LOADED"),
+)
 async def preview_redrive_of_run(
     look: Look,
     run_id: RunNumber,
@@ -89,6 +94,17 @@ async def preview_redrive_of_run(
     also={200: "The redrive of this run is still open; nothing new was started"},
     action="run.redrive",
     subject="run:{parent_run_id}",
+    refuses=(
+        "RUN_NOT_ENDED",
+        "SCHEDULE_GONE",
+        "SCHEDULE_INACTIVE",
+        "NOTHING_FAILED",
+        "ONLY_CANCELLED",
+        "ONLY_HOPELESS",
+        "NOTHING_CHOSEN",
+        "NO_REDRIVE",
+        "FLOW_NOT_LOADED",
+    ),
     command=Command("runs redrive", preview="preview_redrive_of_run", follows="run_id"),
 )
 async def redrive_run(

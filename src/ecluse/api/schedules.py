@@ -114,6 +114,7 @@ async def show_schedule_of_flow(look: Look, schedule_id: ScheduleNumber) -> Row:
     status=201,
     action="schedule.create",
     subject="schedule:{id}",
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED"),
     command=Command(
         "schedules create",
         arguments=("flow",),
@@ -139,6 +140,7 @@ async def create_schedule(act: Act, body: ScheduleBody) -> Row:
     answer=ChangedScheduleInFull,
     action="schedule.update",
     subject="schedule:{schedule_id}",
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED"),
     command=Command("schedules update", options=OPTIONS),
 )
 async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSchedule) -> Row:
@@ -162,6 +164,7 @@ async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSc
     answer=Deleted,
     action="schedule.delete",
     subject="schedule:{schedule_id}",
+    refuses=("FLOW_NOT_LOADED",),
     command=Command("schedules delete"),
 )
 async def delete_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
@@ -178,6 +181,7 @@ async def delete_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
     answer=ScheduleInFull,
     action="schedule.enable",
     subject="schedule:{schedule_id}",
+    refuses=("FLOW_NOT_LOADED",),
     command=Command("schedules enable"),
 )
 async def enable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row:
@@ -192,6 +196,7 @@ async def enable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row:
     answer=ScheduleInFull,
     action="schedule.disable",
     subject="schedule:{schedule_id}",
+    refuses=("FLOW_NOT_LOADED",),
     command=Command("schedules disable"),
 )
 async def disable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row:
@@ -207,6 +212,7 @@ async def disable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row
     status=201,
     action="schedule.run",
     subject="schedule:{schedule_id}",
+    refuses=("SCHEDULE_INACTIVE", "FLOW_NOT_LOADED"),
     command=Command("schedules run", follows="run_id"),
 )
 async def run_schedule(

@@ -11,12 +11,12 @@ UNKNOWN = "If the cause is gone by now, a redrive can heal this."
 
 ADVICE = {
     **dict.fromkeys(("CANCELLED", "INCOMPLETE", "RUN_ENDED", "STALLED", "WORKER_CRASHED", "DISPATCH_FAILED"), REDRIVE),
-    **dict.fromkeys(("STORE_FAILED", "LEASE_LOST", "TIMEOUT", "UNANSWERED", "MISSED"), REDRIVE),
+    **dict.fromkeys(("STORE_FAILED", "LEASE_LOST", "TIMEOUT"), REDRIVE),
     **dict.fromkeys(("VENDOR_UNAVAILABLE", "VENDOR_UNREACHABLE", "VENDOR_DISCONNECTED", "THROTTLED"), LATER),
     **dict.fromkeys(("CRM_UNAVAILABLE", "CRM_UNSUCCESSFUL", "DETAILS_NOT_FETCHED", "CONCURRENCY"), LATER),
     **dict.fromkeys(("NOT_CONFIGURED", "UNAUTHORIZED", "FORBIDDEN", "FORBIDDEN_URL", "QUOTA_EXCEEDED"), SETTING),
     **dict.fromkeys(("SEALED", "NO_KEY", "NO_SECRET", "NO_SECRET_KEY"), SETTING),
-    **dict.fromkeys(("NO_URL", "NO_RECORDINGS", "NOT_FOUND", "GONE", "EMPTY_AUDIO"), RECORD),
+    **dict.fromkeys(("NO_URL", "NO_RECORDINGS", "NOT_FOUND", "GONE"), RECORD),
     **dict.fromkeys(("VENDOR_REFUSED", "CONTENT_FILTERED", "TRANSCRIPT_TOO_LONG", "ANSWER_TOO_LARGE"), NOTHING),
     "NO_TRANSCRIPT": "Transcribe a recording of the record first; then a redrive can heal this.",
 }

@@ -104,6 +104,7 @@ surface.listing(
     status=201,
     action="automation_schedule.create",
     subject="schedule:{id}",
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY"),
     command=Command(
         "schedules create automation",
         options=OPTIONS,
@@ -132,6 +133,7 @@ async def show_automation_schedule(look: Look, schedule_id: ScheduleNumber) -> R
     answer=shapes.ChangedAutomationSchedule,
     action="automation_schedule.update",
     subject=ABOUT,
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY"),
     command=Command("schedules update automation", options=OPTIONS),
 )
 async def change_automation_schedule(act: Act, schedule_id: ScheduleNumber, body: Changes) -> Row:
@@ -149,6 +151,7 @@ async def change_automation_schedule(act: Act, schedule_id: ScheduleNumber, body
     answer=shapes.ChangedAutomationSchedule,
     action="automation_schedule.rotate-secret",
     subject=ABOUT,
+    refuses=("NO_WEBHOOK", "NO_SECRET_KEY"),
     command=Command("schedules rotate-secret"),
 )
 async def rotate_schedule_secret(act: Act, schedule_id: ScheduleNumber) -> Row:
@@ -174,6 +177,7 @@ async def delete_automation_schedule(act: Act, schedule_id: ScheduleNumber) -> R
     answer=shapes.Triggered,
     action="automation_schedule.trigger",
     subject="schedule:{body.schedule_id}",
+    refuses=("SCHEDULE_INACTIVE",),
 )
 async def trigger_automation(act: Act, body: shapes.Trigger) -> Row:
     """Run a schedule now, whatever else is running, perhaps over other fiches than it selects. Of a list that is longer
@@ -218,7 +222,9 @@ async def list_automation_fiches(
     return {"fiches": with_ids_as_text(rows), **cut}
 
 
-@surface.read(f"{RUN}/redrive", needs=READ, answer=shapes.AutomationRedrivePreview)
+@surface.read(
+    f"{RUN}/redrive", needs=READ, answer=shapes.AutomationRedrivePreview, refuses=("RUN_NOT_ENDED", "SCHEDULE_GONE")
+)
 async def preview_automation_redrive(look: Look, run_id: RunNumber, include_cancelled: bool = False) -> Row:
     """Preview a redrive: how many fiches it would take, and which of them cannot succeed as they are. Nothing is
     started."""
@@ -232,6 +238,15 @@ async def preview_automation_redrive(look: Look, run_id: RunNumber, include_canc
     answer=shapes.AutomationRedriven,
     action="automation_run.redrive",
     subject="run:{parent_run_id}",
+    refuses=(
+        "RUN_NOT_ENDED",
+        "SCHEDULE_GONE",
+        "SCHEDULE_INACTIVE",
+        "NOTHING_FAILED",
+        "ONLY_CANCELLED",
+        "ONLY_HOPELESS",
+        "NOTHING_CHOSEN",
+    ),
 )
 async def redrive_automation(
     act: Act,
