@@ -81,7 +81,7 @@ async def test_what_has_failed_for_good_is_said_to_fail_while_the_run_goes_on(st
         ("a", None, None),
     ]
     told = [(row["outcome"], row["why"], row["count"]) for row in shown["reasons"]]
-    assert told == [("will fail", "BAD", 2), ("open", None, 1), ("will fail", "DOWN", 1)]
+    assert told == [("will fail", "BAD", 2), ("will fail", "DOWN", 1), ("open", None, 1)]
     for outcome, targets in (("will fail", ["bad1", "bad2", "late"]), ("open", ["bad1", "bad2", "late", "a"])):
         rows = (await results_of(connection, run_id, outcome=outcome))["outcomes"]
         assert [row["target"] for row in rows] == targets

@@ -132,7 +132,7 @@ named AS MATERIALIZED (
     SELECT standing, why, array_agg(target ORDER BY target) AS targets FROM (
         SELECT standing, why, target, row_number() OVER (PARTITION BY standing, why ORDER BY target) AS place
         FROM known WHERE standing IN ('failed', '{WILL_FAIL}')) f
-    WHERE place <= %(some)s GROUP BY 1, 2),
+    WHERE place <= {SOME} GROUP BY 1, 2),
 unsettled AS MATERIALIZED (
     SELECT {IS_OPEN} AND %(outcome)s::text IS NULL AND coalesce(bool_and(outcome = 'open'), false) AS it FROM reasons)
 SELECT (SELECT count(*) FROM expected)::int AS will_fail, u.it AS unsettled,
@@ -290,7 +290,6 @@ async def results(
     `open`, or `will fail` for open targets that are known to fail, and by `why`, a reason's code, or else its text.
     `unsettled`: nothing is known of any target yet. The caller has checked the tenant."""
     given = {"run": run_id, "outcome": outcome, "why": why, "reasons": reasons, "limit": limit, "offset": offset}
-    given["some"] = SOME
     (row,) = await fetch_all(connection, dict, RESULTS, given)
     return row
 
