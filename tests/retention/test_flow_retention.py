@@ -240,7 +240,7 @@ async def test_fiches_go_by_their_last_change_in_whatever_order_they_came(connec
     rules = [rule for rule in retention_rules(Settings(ECLUSE_KEEP_FICHES_DAYS=30), []) if rule.kind.name == "fiches"]
     told: list[int] = []
     pace = Pace(rows=200, most=200, rest=0)
-    await prune(connection, {}, rules, pace=pace, tell=lambda _, rows: told.append(rows))
+    await prune(connection, {}, rules, pace=pace, report=lambda _, rows: told.append(rows))
     assert query("SELECT count(*), max(fiche_id::int) FROM fiche_cache") == [(1000, 1000)]
     assert told == [0, 0, 0, 0, 0, 200, 200, 100], "a page at a time"
     # A fetch that finds nothing new changes these, and is a HOT update.

@@ -129,7 +129,7 @@ async def test_a_run_of_many_rows_is_deleted_in_batches(world, start_kit, query)
     world.later(91 * DAY)
     told: list[int] = []
     pace = Pace(rows=300, most=300, rest=0)
-    await prune(world.connection, FLOWS, [RUNS], pace=pace, tell=lambda _, rows: told.append(rows))
+    await prune(world.connection, FLOWS, [RUNS], pace=pace, report=lambda _, rows: told.append(rows))
     assert (max(told), sum(told) > 2_000) == (300, True)
     assert (world.runs, query("SELECT count(*) FROM items"), query("SELECT count(*) FROM pruning")) == (
         [], [(0,)], [(0,)],
