@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row, fetch_value
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row
 from ecluse.engine import (
     Fired,
     Flow,
@@ -193,16 +193,6 @@ async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
     if row is None:
         raise NotFound(f"there is no automation schedule {schedule_id}")
     return row
-
-
-async def find(connection: Connection, tenant: str, wanted: str) -> int:
-    """Return a schedule's id, given as id or by name."""
-    if wanted.isascii() and wanted.isdecimal() and len(wanted) < 19:
-        return int(wanted)
-    found = await fetch_value(connection, NAMED, (tenant, wanted.strip()))
-    if found is None:
-        raise NotFound(f"there is no automation schedule {wanted!r}")
-    return int(found)
 
 
 def selection_of(row: Row) -> Selection:
