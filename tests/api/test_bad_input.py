@@ -107,7 +107,7 @@ def test_what_is_wrong_is_said_and_nothing_before_it(shared_api, given, where, s
          "body", "scheduleType DAILY needs timeOfDay"),
         ("schedules", {"name": "x", "schedule_type": "DAILY", "fiche_selection": {"mode": "manual"}},
          "body", "schedule_type DAILY needs time_of_day"),
-        ("schedules", {"name": "x", "scheduleType": "MANUAL"}, "body.ficheSelection", "Field required"),
+        ("schedules", {"name": "x", "scheduleType": "MANUAL"}, "body.ficheSelection", "select fiches by"),
     ],
 )  # fmt: skip
 def test_a_field_is_named_as_it_was_sent(shared_api, path, given, where, said):

@@ -43,12 +43,8 @@ SELECT tenant_id FROM runs WHERE id = %s AND flow = 'automation' AND (%s::text I
 COLUMNS = """id, tenant_id, schedule_id, status, state, phase, selected, total_fiches, successful_fiches, failed_fiches,
     cancelled_fiches, ignored_fiches, transcriptions_run, audits_run, error_code, error_message, end_cause, ended_by,
     event_id, parent_run_id, created_at, started_at, completed_at, duration_ms"""
-# The page is cut first, so that the view computes its counts for that page only.
 RUNS = f"""
-SELECT {COLUMNS} FROM automation_runs WHERE id IN (
-    SELECT r.id FROM runs r WHERE r.flow = 'automation' AND {{where}}
-    ORDER BY r.id DESC LIMIT %(limit)s OFFSET %(offset)s)
-ORDER BY id DESC
+SELECT {COLUMNS} FROM automation_runs t WHERE {{where}} ORDER BY id DESC LIMIT %(limit)s OFFSET %(offset)s
 """  # noqa: S608 - our own names
 RUN = f"""
 SELECT {COLUMNS}, config_snapshot, result_summary, error_details, ecluse_now() AS now, clock_stood(a.id) AS clock_stood,
@@ -56,12 +52,12 @@ SELECT {COLUMNS}, config_snapshot, result_summary, error_details, ecluse_now() A
 FROM automation_runs a CROSS JOIN LATERAL (SELECT r.correlation_id FROM runs r WHERE r.id = a.id) r
 WHERE a.id = %s AND (%s::text IS NULL OR a.tenant_id = %s::text)
 """  # noqa: S608 - our own names
-# A queued run counts as running, as operators know it; a cancelled run is found as cancelled only.
-FOUND_AS = "CASE r.state WHEN 'queued' THEN 'running' WHEN 'cancelled' THEN 'cancelled' ELSE r.status END"
+# A cancelled run is found as cancelled only.
+HAS_STATUS = "CASE t.state WHEN 'cancelled' THEN 'cancelled' ELSE t.status END = %(status)s"
 RUN_FILTERS = {
-    "tenant": "r.tenant_id = %(tenant)s",
-    "schedule": "r.schedule_id = %(schedule)s",
-    "status": f"{FOUND_AS} = %(status)s",
+    "tenant": "t.tenant_id = %(tenant)s",
+    "schedule": "t.schedule_id = %(schedule)s",
+    "status": HAS_STATUS,
 }
 LOGS = """
 SELECT id, "timestamp", level, message, metadata, event_id, count, targets, last_at FROM automation_logs

@@ -42,11 +42,7 @@ OPTIONS = {
 
 
 class RunStatusFilter(Filters):
-    """A cancelled run is found as cancelled only."""
-
-    status: Annotated[
-        RunFilter | None, Where("CASE t.state WHEN 'cancelled' THEN 'cancelled' ELSE t.status END = %(status)s")
-    ] = None
+    status: Annotated[RunFilter | None, Where(queries.HAS_STATUS)] = None
 
 
 class RunFilters(RunStatusFilter):
