@@ -23,16 +23,16 @@ from ecluse.db.query import fetch_column
 from ecluse.flows.fiches.ids import is_fiche_id
 
 
-def visible(caller: Caller) -> Visible:
-    """Return the condition on fiches `f`, rows of `fiche_states`, that this caller sees."""
+def visible(caller: Caller, fiche: str = "f") -> Visible:
+    """Return the condition on a row of `fiche_states`, `fiche`, that this caller sees."""
     match caller.scope:
         case "ALL":
             return every_row(caller)
         case "GROUP":
-            condition = "coalesce(f.groupe = ANY(%(scope_groupes)s::text[]), false)"
+            condition = f"coalesce({fiche}.groupe = ANY(%(scope_groupes)s::text[]), false)"
             return Visible(condition, {"scope_groupes": list(caller.groupes)})
         case _:  # an unknown scope sees no more than SELF
-            condition = "coalesce(f.attribution_user_id = %(scope_user)s::text, false)"
+            condition = f"coalesce({fiche}.attribution_user_id = %(scope_user)s::text, false)"
             return Visible(condition, {"scope_user": caller.crm_user_id})
 
 

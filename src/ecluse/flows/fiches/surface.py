@@ -17,7 +17,7 @@ from ecluse.base.text import LONGEST_FOREIGN_ID, storable
 from ecluse.db.query import Row
 from ecluse.flows.fiches import queries
 from ecluse.flows.fiches.cache import Details
-from ecluse.flows.fiches.scopes import FicheInPath, visible_rows
+from ecluse.flows.fiches.scopes import FicheInPath, visible
 
 surface = Surface("fiches")
 
@@ -99,7 +99,7 @@ FICHES = Listing(
     "fiches.read",
     filters=FicheFilters,
     order=("-sales_date", "-fiche_cache_id"),
-    visible=visible_rows,
+    visible=lambda caller: visible(caller, "t"),
 )
 
 surface.listing(
