@@ -81,6 +81,7 @@ VALUES ('default', 'fiche:7', %s, 'somebody', '2 hours', ecluse_now(), ecluse_no
 """
 SPARE = """
 WITH lane AS (INSERT INTO lanes (name) VALUES ('matrix') ON CONFLICT DO NOTHING),
+run AS (UPDATE runs SET selected = 1 WHERE id = %(id)s AND ended_at IS NULL),
 target AS (INSERT INTO outcomes (run_id, target) VALUES (%(id)s, %(id)s) ON CONFLICT DO NOTHING)
 INSERT INTO api_keys (id, tenant_id, name, hint, hash, role, created_at) OVERRIDING SYSTEM VALUE
 VALUES (%(key)s, 'default', 'spare', 'ecl_', sha256(%(key)s::text::bytea), 'viewer', ecluse_now())
@@ -241,6 +242,7 @@ def expected(who, path, route):
     return {404} if theirs else {200, 201, 202}
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.req("ENG-102", "G-33")
 def test_every_route_answers_every_caller_as_its_permission_says(shared_api, callers, something):
     wrong, cells, number = [], 0, something()

@@ -57,6 +57,16 @@ def test_a_key_names_the_decision_to_run_and_a_second_start_says_so(api, one):
     assert one("SELECT count(*) FROM runs") == 1
 
 
+def walked(api, path, name, column):
+    """What a reader gets that follows the cursors."""
+    found, cursor = [], ""
+    while cursor is not None:
+        page = api.get(f"{path}{cursor and f'&cursor={cursor}'}").json
+        found += [row[column] for row in page[name]]
+        cursor = page["next_cursor"]
+    return found
+
+
 @pytest.mark.req("ENG-104")
 def test_lists_come_in_pages_in_one_order_and_can_be_filtered(api, query):
     ids = [api.post("/api/runs", {"flow": "test", "key": f"k{n}"}).json["run_id"] for n in range(5)]
@@ -64,6 +74,7 @@ def test_lists_come_in_pages_in_one_order_and_can_be_filtered(api, query):
     for offset in range(0, 6, 2):
         page = api.get(f"/api/runs?limit=2&offset={offset}").json
         assert ([row["id"] for row in page["runs"]], page["limit"]) == (newest_first[offset : offset + 2], 2)
+    assert walked(api, "/api/runs?limit=2", "runs", "id") == newest_first
     api.post(f"/api/runs/{ids[2]}/end", {"reason": "enough"})
     for filters, expected in {
         "state=cancelled": [ids[2]],
@@ -82,6 +93,7 @@ def test_items_log_and_stages_of_a_run_are_shown_as_described(api, dsn, started,
     items = ITEMS.page.model_validate(api.get(f"/api/runs/{started}/items").json)
     assert [item.key for item in items.items] == ["a", "b", "c"]
     assert items.items[0].event_id == f"test-{started}-work-a"
+    assert walked(api, f"/api/runs/{started}/items?limit=2", "items", "key") == ["a", "b", "c"]
     assert api.get(f"/api/runs/{started}/items?status=failed").json["items"] == []
     assert [i["key"] for i in api.get(f"/api/runs/{started}/items?limit=1&offset=2").json["items"]] == ["c"]
 

@@ -52,7 +52,7 @@ class PauseLane(Reason):
 class LaneCaps(Body):
     """Fields that are left out stay as they are."""
 
-    max_in_flight: Count | None = Field(None, description=CLEARS)
+    max_in_flight: Count | None = Field(None, description=CLEARS, examples=[5])
     max_per_key: Count | None = Field(None, description=CLEARS)
     per_second: Rate | None = Field(None, description=CLEARS)
     burst: Count | None = Field(None, description=CLEARS)

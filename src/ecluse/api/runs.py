@@ -25,7 +25,7 @@ from ecluse.insight.waiting import why, why_run
 
 surface = Surface("runs")
 RunId = Annotated[int, Noun("run")]
-# As the predicate of the index `runs_not_deliveries` has it; a test compares the name with the flow's.
+# In the words of the index `runs_not_deliveries`.
 NO_DELIVERIES = "t.flow <> 'notifications'"
 SELECTED = "t.id IN (SELECT o.run_id FROM outcomes o WHERE o.target = %(target)s)"
 
