@@ -21,15 +21,14 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# uv does not read pip's configuration: where only pip knows the registry, pip does the work, more slowly. The file is
-# complete: nothing is resolved when it is installed (pip would refuse what pyproject.toml overrides).
+# uv does not read pip's configuration: where only pip knows the registry, pip does the work, more slowly.
 .venv/.ready: requirements-dev.txt requirements-uv.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Ecluse needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-uv.txt
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements-dev.txt \
 		|| { echo "uv could not reach a registry: pip does it, more slowly"; \
-			$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements-dev.txt; }
+			$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.txt; }
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -10,8 +10,9 @@ from ecluse.bootstrap.checks import FREE, _disk
 from ecluse.db.pools import most_connections
 from ecluse.doctor.database import allowed_connections
 from ecluse.doctor.findings import graded
+from tests.support.api_server import new_key
+from tests.support.command_line import free_port
 
-FLOW = "hello_flow:FLOW"
 KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 
 
@@ -23,10 +24,19 @@ def doctor(ecluse):
         answer = ecluse("doctor", "--json", **variables)
         findings = answer.json["findings"]
         assert answer.json["ok"] is (answer.code == 0)
+        assert (findings[0]["what"], findings[0]["level"]) == ("server", "warn"), "none runs: the host checks"
         assert all(finding["do"] for finding in findings if finding["level"] != "ok")
-        return answer.code, {(f["what"], f["level"]): f["says"] for f in findings}
+        return answer.code, {(f["what"], f["level"]): f["says"] for f in findings[1:]}
 
     return look
+
+
+def new_run(query) -> int:
+    ((run_id,),) = query(
+        "INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at)"
+        " VALUES ('default', 'hello', 'x', true, 'queued', 'queued', now()) RETURNING id"
+    )
+    return run_id
 
 
 def live_replica(query, work="{}"):
@@ -40,7 +50,7 @@ def test_nothing_wrong(doctor, query, ecluse):
     assert {what: says for (what, level), says in found.items() if level != "ok"} == {}
     said = ecluse("doctor", ECLUSE_SECRET_KEY=KEY)
     assert said.code == 0
-    assert [line.split()[:2] for line in said.out.splitlines()] == [["ok", what] for what, _ in found]
+    assert [line.split()[:2] for line in said.out.splitlines()[1:]] == [["ok", what] for what, _ in found]
 
 
 @pytest.mark.req("ENG-101", "G-36")
@@ -129,8 +139,8 @@ def test_nobody_works(doctor, query):
     assert ("replicas", "ok") not in found
 
 
-def test_runs_that_nobody_leads_or_that_are_past_their_deadline(doctor, query, ecluse):
-    run_id = ecluse("runs", "start", FLOW).json["run_id"]
+def test_runs_that_nobody_leads_or_that_are_past_their_deadline(doctor, query):
+    run_id = new_run(query)
     assert ("runs", "ok") in doctor()[1]
     query("UPDATE runs SET created_at = created_at - interval '1 minute'")
     assert doctor()[1]["runs", "warn"] == f"no live replica leads {run_id} (hello)"
@@ -144,8 +154,8 @@ def test_runs_that_nobody_leads_or_that_are_past_their_deadline(doctor, query, e
 
 
 @pytest.mark.req("ENG-18")
-def test_items_that_no_live_worker_can_do(doctor, query, ecluse):
-    run_id = ecluse("runs", "start", FLOW).json["run_id"]
+def test_items_that_no_live_worker_can_do(doctor, query):
+    run_id = new_run(query)
     query("INSERT INTO lanes (name) VALUES ('lane')")
     query(
         "INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at)"
@@ -204,3 +214,13 @@ def test_what_comes_from_outside_does_not_move_the_terminal(ecluse, query):
 def test_limits_have_two_steps():
     assert [graded(seconds, 1, 30) for seconds in (0.5, 2, 31)] == ["ok", "warn", "fail"]
     assert [_disk(free, "/x").level for free in (FREE[0] + 1, FREE[0] - 1, FREE[1] - 1)] == ["ok", "warn", "fail"]
+
+
+def test_with_a_server_its_findings_are_shown(operator, bare, dsn):
+    answer = operator("doctor", "--json")
+    found = {one["what"]: one["level"] for one in answer.json["findings"]}
+    assert (found["server"], found["schema"], answer.code) == ("ok", "ok", 0)
+    viewer = operator("doctor", ECLUSE_KEY=new_key(dsn, "viewer"))
+    assert (viewer.code, "FORBIDDEN" in viewer.out, "use an admin key" in viewer.out) == (1, True, True)
+    closed = operator("doctor", ECLUSE_URL=f"http://127.0.0.1:{free_port()}")
+    assert (closed.code, closed.out.startswith("fail  server")) == (1, True)

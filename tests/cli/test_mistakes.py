@@ -36,7 +36,7 @@ def assert_refused(answer: Answer, *said: str) -> None:
         assert text in answer.err
 
 
-@pytest.mark.parametrize("command", [("serve",), ("migrate",), ("psql",), ("verify",), ("prune",)], ids=" ".join)
+@pytest.mark.parametrize("command", [("serve",), ("migrate",), ("psql",), ("verify",)], ids=" ".join)
 @pytest.mark.req("G-02")
 def test_an_address_that_cannot_be_used_is_refused_by_every_command_that_needs_it(bare, command):
     assert_refused(bare(*command, DATABASE_URL="nonsense", ECLUSE_PORT="0"), "DATABASE_URL", "postgresql://user:")
@@ -95,7 +95,7 @@ def test_a_flow_is_found_where_the_installed_program_is_started(dsn, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["serve", "prune"])
+@pytest.mark.parametrize("command", ["serve", "migrate"])
 def test_a_flow_is_named_by_the_other_commands_too(ecluse, command):
     assert_refused(ecluse(command, "--flow", "no_such_package:FLOW"), "'no_such_package:FLOW'", "package:NAME")
 

@@ -219,7 +219,7 @@ def test_every_command_answers_json_or_a_refusal(operator, command):
         assert isinstance(answer.json, dict)
     else:
         assert (answer.code, answer.out) == (2, ""), answer
-        assert re.search(r"\([A-Z_]+, request \w+\)\n$|^ecluse: missing: ", answer.err), answer
+        assert re.search(r"\([A-Z_]+, request \w+\)\n$|^ecluse: missing: |is not one of", answer.err), answer
 
 
 @pytest.fixture

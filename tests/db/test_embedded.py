@@ -20,6 +20,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from ecluse.base.data_dir import default_data_dir
 from ecluse.base.errors import SetUpError
 from ecluse.db import embedded, postgres_user
 from tests.support.processes import assert_nothing_runs, processes_of
@@ -456,12 +457,12 @@ def test_as_root_data_that_belongs_to_root_is_refused_with_the_remedy(base: Path
 
 def test_the_default_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() == 0:
-        assert embedded.default_data_dir() == Path("/var/lib/ecluse")
+        assert default_data_dir() == Path("/var/lib/ecluse")
         return
     monkeypatch.setenv("XDG_DATA_HOME", "/somewhere")
-    assert embedded.default_data_dir() == Path("/somewhere/ecluse")
+    assert default_data_dir() == Path("/somewhere/ecluse")
     monkeypatch.delenv("XDG_DATA_HOME")
-    assert embedded.default_data_dir() == Path.home() / ".local" / "share" / "ecluse"
+    assert default_data_dir() == Path.home() / ".local" / "share" / "ecluse"
 
 
 def test_the_programs_are_those_of_postgresql_18() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -93,10 +92,10 @@ def test_a_schedule_survives_the_death_of_a_replica_although_the_role_owns_only_
     both = [replicas(), replicas()]
     for one in both:
         one.wait_until_ready()
-    only_transcripts = json.dumps({"run_audits": False})
-    made = ecluse("automation", "schedules", "create", "--name", "first", "--fiches", ",".join(FICHES),
-                  "--more", only_transcripts)  # fmt: skip
-    ecluse("automation", "trigger", json.loads(made)["schedule_id"])
+    both[0].done("schedules", "create", "automation", "--name", "first", "--mode", "manual",
+                 "--fiches", ",".join(FICHES), "--no-run-audits")  # fmt: skip
+    ((schedule,),) = query("SELECT id FROM schedules")
+    both[0].done("schedules", "run", str(schedule))
     wait_for(lambda: len(sandbox.ledger(vendor="elevenlabs", kind="paid")) >= 3, "nothing is transcribed")
     ((pid,),) = wait_for(lambda: query(LEADER), "no replica leads the run")
     (leader,) = [one for one in both if one.process.pid == pid]

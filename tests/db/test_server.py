@@ -156,7 +156,7 @@ async def test_in_session_mode_our_limits_are_in_force_and_runs_are_led(pooler, 
     assert (await run_to_end(kit, one, ["a", "b"]))["successful"] == 2
 
 
-@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("runs", "list"), ("doctor",)], ids=lambda one: one[0])
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("verify",), ("doctor",)], ids=lambda one: one[0])
 def test_every_command_says_so_in_one_line(pooler, bare, command):
     answer = bare(*command, DATABASE_URL=pooler("transaction"))
     said = answer.out if command == ("doctor",) else answer.err

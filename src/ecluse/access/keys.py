@@ -23,7 +23,7 @@ from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import ignoring_outage
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_value
+from ecluse.db.query import fetch_one, fetch_value
 from ecluse.db.reads import Reads
 
 log = structlog.get_logger(__name__)
@@ -180,14 +180,3 @@ async def revoke(connection: Connection, key_id: int, *, of_tenant: str | None =
         "UPDATE api_keys SET revoked_at = ecluse_now() WHERE id = %s AND revoked_at IS NULL", (key_id,)
     )
     return tenant, bool(cursor.rowcount)
-
-
-async def listed(connection: Connection, tenant: str | None = None) -> list[Row]:
-    return await fetch_all(
-        connection,
-        dict,
-        "SELECT id, tenant_id, name, hint, role, scope, groupes, crm_user_id, created_at, expires_at,"
-        " last_used_at, revoked_at, expires_at <= ecluse_now() AS expired FROM api_keys"
-        " WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s ORDER BY id",
-        {"tenant": tenant},
-    )

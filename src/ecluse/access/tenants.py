@@ -5,7 +5,7 @@ from __future__ import annotations
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_row
+from ecluse.db.query import fetch_row
 from ecluse.engine import TENANT
 
 LONGEST_NAME = 200
@@ -44,13 +44,3 @@ async def is_disabled(connection: Connection, tenant: str) -> bool:
 async def require(connection: Connection, tenant: str, *, enabled: bool = False) -> None:
     if await is_disabled(connection, tenant) and enabled:
         raise InvalidInput(f"The tenant {tenant!r} is disabled: `ecluse tenants enable {tenant}` comes first.")
-
-
-async def listed(connection: Connection) -> list[Row]:
-    return await fetch_all(
-        connection,
-        dict,
-        "SELECT t.id, t.name, t.created_at, t.disabled_at,"
-        " (SELECT count(*) FROM api_keys k WHERE k.tenant_id = t.id AND k.revoked_at IS NULL) AS keys"
-        " FROM tenants t ORDER BY t.id",
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -85,7 +85,7 @@ def administrators_only(look: Look) -> None:
         raise Refused(403, "FORBIDDEN", f"Only an admin key of the tenant {tenants.DEFAULT} may do this.")
 
 
-async def check_administrator(look: Look, **_: Any) -> None:
+async def check_administrator(look: Look) -> None:
     administrators_only(look)
 
 

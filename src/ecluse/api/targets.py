@@ -36,7 +36,7 @@ class TargetRow(Shape):
 
 class TargetFilters(Filters):
     outcome: Annotated[
-        Literal["successful", "failed", "ignored", "open"] | None, Where("coalesce(t.outcome, 'open') = %(outcome)s")
+        Literal["open", "successful", "failed", "ignored"] | None, Where("coalesce(t.outcome, 'open') = %(outcome)s")
     ] = None
     error_code: Filter = None
     target: TargetFilter = None

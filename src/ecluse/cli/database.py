@@ -19,8 +19,8 @@ from ecluse.db import embedded
 def migrate(flows: Sequence[str], *, as_json: bool) -> int:
     from ecluse.migrations import runner
 
+    logging.configure("WARNING", settings.log_settings()[1])
     given = settings.load()
-    logging.configure("WARNING", given.ECLUSE_LOG_FORMAT)
     database = bootstrap.open_database(given)
     try:
         packages = bootstrap.load_packages(given, flows)
@@ -35,7 +35,7 @@ def migrate(flows: Sequence[str], *, as_json: bool) -> int:
 
 
 def psql(arguments: Sequence[str]) -> int:
-    logging.configure("WARNING")
+    logging.configure("WARNING", settings.log_settings()[1])
     database = bootstrap.open_database(settings.load())
     # Run psql as a child, not by exec: this process keeps the embedded server up while psql runs. Ctrl-C is left to
     # psql. The password goes through the environment, because all users of the host can read command lines.
@@ -52,7 +52,7 @@ def psql(arguments: Sequence[str]) -> int:
 def verify(ledger: str | None, *, as_json: bool) -> int:
     from ecluse.verify.__main__ import run
 
-    logging.configure("WARNING")
+    logging.configure("WARNING", settings.log_settings()[1])
     given = settings.load()
     invariants = [one for package in bootstrap.load_packages(given) for one in package.invariants]
     database = bootstrap.open_database(given)

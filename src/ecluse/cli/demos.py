@@ -15,6 +15,7 @@ from ecluse.demo import transcription as transcription_demo
 
 
 def automation(fiches: int, *, keep: bool, as_json: bool, given_database: bool) -> int:
+    logging.configure("WARNING")
     given = settings.load().DATABASE_URL if given_database else None
     if given_database and given is None:
         raise SetUpError("--given-database needs DATABASE_URL.")

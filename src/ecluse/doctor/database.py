@@ -208,7 +208,7 @@ async def _lanes(connection: Connection) -> AsyncIterator[Finding]:
                 "is stopped" if row.clock_stopped_at else "keeps running: items that still wait at the deadline fail"
             )
             says = f"{row.name} is paused by {row.paused_by}: {row.paused_reason}; the clock of its stages {clock}"
-            do = f"resume it with `ecluse vendors resume {row.name} --reason …`"
+            do = f"resume it with `ecluse lanes resume {row.name} --reason …`"
         elif row.down:
             says = f"{row.name}: vendor down since {row.failing_since:%Y-%m-%d %H:%M:%S%z}: {row.last_failure}"
             do = "no action: only probes are sent, no attempt is counted, and the lane opens when the vendor answers"

@@ -84,17 +84,6 @@ async def create(
     return row
 
 
-async def list_endpoints(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[Row]:
-    """Return endpoints by id. `tenant` None means all tenants; only the command line may pass it."""
-    return await fetch_all(
-        connection,
-        dict,
-        f"SELECT {COLUMNS} FROM notification_endpoints"  # noqa: S608 - our own names
-        " WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s ORDER BY id LIMIT %(limit)s OFFSET %(offset)s",
-        {"tenant": tenant, "limit": limit, "offset": offset},
-    )
-
-
 async def show(connection: Connection, tenant: str, endpoint_id: int, *, lock: bool = False) -> Row:
     """Return the row of an endpoint, locked until the end of the transaction with `lock`. Raises NotFound."""
     statement = SHOW + (" FOR NO KEY UPDATE" if lock else "")

@@ -130,7 +130,7 @@ def trouble(standing: Standing, keep: Mapping[str, int]) -> tuple[str, str] | No
     swept_at = None if standing.before is None else standing.before + timedelta(days=days)
     if standing.old and (swept_at is None or standing.now - swept_at > LATE):
         since = "never pruned" if swept_at is None else f"last pruned at {swept_at:%Y-%m-%d %H:%M}"
-        do = "start a server with the role scheduler, or run `ecluse prune`"
+        do = "start a server with the role scheduler, or have one prune with `ecluse retention prune`"
         return f"runs older than {days} days are not deleted: {since}", do
     return None
 

@@ -9,7 +9,7 @@ from psycopg.types.json import Jsonb
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows, where
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows
 
 ASKED = ("name", "description", "steps", "system_prompt", "model")  # what a version is made of
 SWITCHES = ("run_automatically", "is_active")
@@ -24,7 +24,6 @@ SELECT id, version, jsonb_build_object('name', name, 'description', description,
 FROM audit_configs WHERE id = %s
 """
 
-FILTERS = {"tenant": "tenant_id = %(tenant)s", "active": "is_active = %(active)s"}
 
 RESOLVE = """
 SELECT id, version, name, is_active, run_automatically AND is_active AS automatic FROM audit_configs
@@ -117,16 +116,6 @@ async def show(connection: Connection, tenant: str, config_id: int, *, lock: boo
     if row is None:
         raise _missing(config_id)
     return row
-
-
-async def listed(
-    connection: Connection, tenant: str | None, *, active: bool | None = None, limit: int, offset: int
-) -> list[Row]:
-    """Return configs by id; `active` None: enabled and disabled ones. `tenant` None means all tenants, which only the
-    command line may ask for."""
-    given = {"tenant": tenant, "active": active, "limit": limit, "offset": offset}
-    sql = f"SELECT {COLUMNS} FROM audit_configs WHERE {where(FILTERS, given, 'deleted_at IS NULL')}"  # noqa: S608
-    return await fetch_all(connection, dict, f"{sql} ORDER BY id LIMIT %(limit)s OFFSET %(offset)s", given)
 
 
 class Snapshot(NamedTuple):

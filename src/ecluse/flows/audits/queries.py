@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, where
+from ecluse.db.query import Row, fetch_one
 from ecluse.flows.audits.store import STAGE
 
 Status = Literal["pending", "running", "completed", "failed"]
@@ -34,17 +34,6 @@ WHERE a.tenant_id = coalesce(%(tenant)s, a.tenant_id) AND a.id = %(id)s AND {{vi
 """  # noqa: S608 - made of our own words
 
 
-FILTERS = {
-    "tenant": "a.tenant_id = %(tenant)s",
-    "id": "a.id = %(id)s",
-    "fiche_id": "a.fiche_id = %(fiche_id)s",
-    "audit_config_id": "a.audit_config_id = %(audit_config_id)s",
-    "automation_run_id": "a.automation_run_id = %(automation_run_id)s",
-    "status": "a.status = %(status)s",
-    "latest": "a.is_latest = %(latest)s",
-}
-
-
 class Wanted(NamedTuple):
     """Filter of audits; None matches any value."""
 
@@ -53,20 +42,6 @@ class Wanted(NamedTuple):
     automation_run_id: int | None = None
     status: Status | None = None
     latest: bool | None = None
-
-
-async def list_audits(
-    connection: Connection,
-    tenant: str | None,
-    wanted: Wanted,
-    *,
-    limit: int,
-    offset: int,
-) -> list[Row]:
-    """List audits, the newest first. `tenant` None means all tenants, which only the command line may ask for."""
-    given = {"tenant": tenant, **wanted._asdict()}
-    parameters = {**given, "limit": limit, "offset": offset}
-    return await fetch_all(connection, dict, LIST.format(where=where(FILTERS, given)), parameters)
 
 
 async def show_audit(

@@ -105,7 +105,7 @@ def hints(setup: Setup, lanes: Collection[Row], replicas: Collection[Row], troub
         found.append("No live replica works on automation: runs wait. Start `ecluse serve`.")
     for lane in lanes:
         if lane["paused_reason"] is not None:
-            found.append(f"Lane {lane['name']} is paused ({lane['paused_reason']}): `ecluse vendors resume` opens it.")
+            found.append(f"Lane {lane['name']} is paused ({lane['paused_reason']}): `ecluse lanes resume` opens it.")
         elif lane["down_since"] is not None:
             since = lane["down_since"].isoformat(timespec="seconds")
             found.append(f"Lane {lane['name']}: vendor down since {since}: {lane['last_failure']}")

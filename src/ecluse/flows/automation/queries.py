@@ -85,14 +85,6 @@ FROM audits WHERE automation_run_id = %s AND fiche_id = ANY(%s) GROUP BY fiche_i
 """
 
 
-async def list_schedules(
-    connection: Connection, tenant: str | None, longest: timedelta, *, limit: int, offset: int
-) -> list[Row]:
-    """List schedules by name. `tenant` None means all tenants, which only the command line may ask for."""
-    given = {"tenant": tenant, "longest": longest, "limit": limit, "offset": offset}
-    return await fetch_all(connection, dict, LIST, given)
-
-
 async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id: int, longest: timedelta) -> Row:
     """Return a schedule with its last runs, its latest slots and its next fires."""
     given = {"tenant": tenant, "id": schedule_id, "longest": longest}

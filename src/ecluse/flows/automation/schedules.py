@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row, fetch_value
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row
 from ecluse.engine import (
     Fired,
     Flow,
@@ -45,7 +45,6 @@ APART = {"fiche_selection", "external_api_key"}  # of a plan: not columns of the
 
 LOAD = "SELECT * FROM automation_schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
 SHOWN = "SELECT * FROM automation_schedule_list WHERE id = %s"
-NAMED = "SELECT id FROM automation_schedules WHERE tenant_id = %s AND name = %s AND deleted_at IS NULL"
 # Open runs of the schedule need the key until they end.
 FORGET_KEY = """
 UPDATE automation_settings SET has_external_api_key = false WHERE id = %s AND has_external_api_key
@@ -194,16 +193,6 @@ async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
     if row is None:
         raise NotFound(f"there is no automation schedule {schedule_id}")
     return row
-
-
-async def find(connection: Connection, tenant: str, wanted: str) -> int:
-    """Return the id of a schedule, given as id or by name. Raises NotFound for an unknown name."""
-    if wanted.isascii() and wanted.isdecimal() and len(wanted) < 19:
-        return int(wanted)
-    found = await fetch_value(connection, NAMED, (tenant, wanted.strip()))
-    if found is None:
-        raise NotFound(f"there is no automation schedule {wanted!r}")
-    return int(found)
 
 
 def selection_of(row: Row) -> Selection:

@@ -29,13 +29,6 @@ class Wanted(NamedTuple):
     groupe: str | None = None
 
 
-async def list_fiches(
-    connection: Connection, tenant: str | None, wanted: Wanted, *, limit: int, offset: int
-) -> list[Row]:
-    """Return fiches, the latest sales first. `tenant` None means all tenants; only the command line may pass it."""
-    return await fetch_all(connection, dict, LIST, (tenant, wanted.groupe, wanted.groupe, limit, offset))
-
-
 async def show_fiche(connection: Connection, tenant: str, fiche_id: str) -> Row:
     """Return the fiche with its information and its recordings by start time, including those removed in the CRM."""
     fiche = await fetch_one(connection, dict, SHOW, (tenant, fiche_id))
