@@ -176,7 +176,8 @@ def test_a_page_or_filter_that_cannot_be_used_is_refused(shared_api, query):
 def test_a_query_parameter_that_nobody_reads_is_refused_and_the_right_one_named(shared_api):
     answer = shared_api.get("/api/runs?status=failed&limit=1&nonsense=1&nonsense=2")
     assert (answer.status, answer.code) == (422, "INVALID_INPUT")
-    known = "there is no such query parameter here (known: flow, limit, offset, state)"
+    known = "there is no such query parameter here (known: cursor, flow, limit, offset, schedule_id, "
+    known += "since, state, target, until)"
     assert answer.json["error"]["details"] == [
         {"where": "query.status", "problem": f"{known}; did you mean state?"},
         {"where": "query.nonsense", "problem": known},

@@ -47,7 +47,7 @@ def test_every_error_of_every_operation_has_its_codes_from_the_table(operations)
 
 def test_an_operation_declares_the_codes_of_its_own(document):
     ended = document["paths"]["/api/runs/{run_id}/end"]["post"]["responses"]["409"]
-    assert ended["x-codes"] == ["ALREADY_ENDED", "FLOW_NOT_LOADED"]
+    assert ended["x-codes"] == ["IN_PROGRESS", "ALREADY_ENDED", "FLOW_NOT_LOADED"]
     assert "The run had ended already" in ended["description"]
 
 

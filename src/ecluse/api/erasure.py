@@ -46,7 +46,7 @@ class TenantErasure(Shape):
     asked_at: datetime | None = Field(description="Since when it is being erased; null: it is not, or it is done.")
 
 
-@surface.read("/api/erasure/fiches/{fiche_id:text}", needs="erasure.read", answer=FicheErasure)
+@surface.read("/api/erasure/fiches/{fiche_id:text}", needs="erasure.read", answer=FicheErasure, refuses=("RUN_OPEN",))
 async def preview_erasure_of_fiche(look: Look, fiche_id: FicheInPath) -> Row:
     """Preview what the erasure of a fiche would remove. Refused while a run of it is open."""
     found = await erasure.find(look.connection, look.tenant, fiche_id)
@@ -65,6 +65,7 @@ async def preview_erasure_of_fiche(look: Look, fiche_id: FicheInPath) -> Row:
     needs="erasure.write",
     answer=ErasedFiche,
     action=None,  # recorded with what was removed
+    refuses=("RUN_OPEN",),
     command=Command("erase fiche", preview="preview_erasure_of_fiche"),
 )
 async def erase_fiche(act: Act, fiche_id: FicheInPath, body: Reason) -> Row:
@@ -83,7 +84,9 @@ def _erase_files(folders: Mapping[str, TraceFolder], found: erasure.Found) -> in
     return own + sum(folders["automation"].erase(run, naming=found.fiche_id) for run in found.shared)
 
 
-@surface.read("/api/erasure/tenants/{tenant}", needs="erasure.read", answer=TenantErasure)
+@surface.read(
+    "/api/erasure/tenants/{tenant}", needs="erasure.read", answer=TenantErasure, refuses=("CONFLICT", "RUN_OPEN")
+)
 async def preview_erasure_of_tenant(look: Look, tenant: str) -> Row:
     """Preview what the erasure of a tenant would remove, or what is left of it. Only for admins of `default`."""
     administrators_only(look)
@@ -98,6 +101,7 @@ async def preview_erasure_of_tenant(look: Look, tenant: str) -> Row:
     status=202,
     action="tenant.erase",
     subject="tenant:{tenant}",
+    refuses=("CONFLICT", "RUN_OPEN"),
     command=Command("erase tenant", preview="preview_erasure_of_tenant"),
 )
 async def erase_tenant(act: Act, tenant: str, body: Reason) -> Row:  # noqa: ARG001 - its reason is recorded

@@ -144,6 +144,7 @@ async def create_key(act: Act, body: NewKey) -> Row:
     answer=RevokedKey,
     action="key.revoke",
     subject="key:{key_id}",
+    refuses=("CONFLICT",),
     command=Command("keys revoke"),
 )
 async def revoke_key(act: Act, key_id: Annotated[int, Noun("key")]) -> Row:
@@ -163,6 +164,7 @@ async def revoke_key(act: Act, key_id: Annotated[int, Noun("key")]) -> Row:
     status=201,
     action="tenant.create",
     subject="tenant:{id}",
+    refuses=("CONFLICT",),
     command=Command("tenants create", arguments=("id",)),
 )
 async def create_tenant(act: Act, body: NewTenant) -> Row:
@@ -180,6 +182,7 @@ async def create_tenant(act: Act, body: NewTenant) -> Row:
     answer=TenantRow,
     action="tenant.disable",
     subject="tenant:{tenant}",
+    refuses=("CONFLICT",),
     command=Command("tenants disable"),
 )
 async def disable_tenant(act: Act, tenant: str, body: Reason) -> Row:  # noqa: ARG001 - its reason is recorded
