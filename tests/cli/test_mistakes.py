@@ -74,7 +74,7 @@ def test_a_database_of_a_newer_program_is_refused_and_left_alone(ecluse, one, qu
         (":FLOW", "package:NAME"),
         (".relative:FLOW", "package:NAME"),
         ("broken_flow:FLOW", "broken_flow.py, line 1"),
-        ("hello_flow.flow:Input", "is not a Flow but a"),
+        ("hello_flow.flow:Input", "is not a Flow or a Package but a"),
     ],
 )
 def test_a_flow_that_cannot_be_loaded_is_named(ecluse, tmp_path, flow, said):

@@ -27,13 +27,15 @@ def printed(reader, pages_dsn, fill):
 
 
 @pytest.fixture
-def run(pages_dsn):
+def run(reader, pages_dsn):
+    key = new_key(pages_dsn, "admin")
+
     def run(command: str) -> None:
         program, *arguments = shlex.split(command)
         assert program == "ecluse"
         done = subprocess.run(
             [sys.executable, "-m", "ecluse", *arguments],
-            env=environment(DATABASE_URL=pages_dsn),
+            env=environment(ECLUSE_URL=f"http://127.0.0.1:{reader.port}", ECLUSE_KEY=key),
             capture_output=True,
             text=True,
             check=False,
@@ -45,12 +47,10 @@ def run(pages_dsn):
 
 def test_the_advice_of_an_empty_page_works_as_printed(printed, run, fill):
     fill("INSERT INTO tenants (id, name, created_at) VALUES ('new', 'new', ecluse_now())")
-    make, start = printed("new", "/ui/runs")
+    (make,) = printed("new", "/ui/runs")
     assert printed("new", "/ui/schedules") == [make]
     run(make)
-    (instead,) = printed("new", "/ui/runs")
-    assert re.fullmatch(r"ecluse automation trigger [0-9]+ --tenant new", instead)
+    (start,) = printed("new", "/ui/runs")
+    assert re.fullmatch(r"ecluse schedules run [0-9]+ --tenant new", start)
     run(start)
     assert fill("SELECT flow || ' ' || state FROM runs WHERE tenant_id = 'new'") == "automation queued"
-    run(instead)
-    assert fill("SELECT count(*) FROM runs WHERE tenant_id = 'new'") == 2

@@ -31,8 +31,8 @@ def rows(shown: str) -> list[str]:
 def test_an_empty_page_says_how_to_begin(of):
     nobody = of("empty")
     assert "No runs yet" in nobody.shown("/ui/runs")
-    assert "ecluse automation trigger nightly --tenant empty" in nobody.shown("/ui/runs")
-    assert "ecluse automation schedules create --name nightly" in nobody.shown("/ui/schedules")
+    for page in ("/ui/runs", "/ui/schedules"):
+        assert "ecluse schedules create automation --name nightly" in nobody.shown(page)
     assert "No matching runs" in nobody.shown("/ui/runs?state=failed")
     assert "No schedules on this page" in nobody.shown("/ui/schedules?offset=25")
 
