@@ -38,8 +38,13 @@ IDEMPOTENCY_KEY = {
 
 def describe(app: FastAPI) -> dict[str, Any]:
     # One schema per model: a client would otherwise get two classes, for what is sent and for what is answered.
-    about = {"title": app.title, "version": app.version, "description": ABOUT}
-    document = get_openapi(**about, routes=app.routes, separate_input_output_schemas=False)
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=ABOUT,
+        routes=app.routes,
+        separate_input_output_schemas=False,
+    )
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for route in app.routes:
         if isinstance(route, Guarded):
