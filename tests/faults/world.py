@@ -139,7 +139,9 @@ class World:
         self.fork_server = fork_server
         self.sandbox = sandbox
         self.folder = folder
-        self.environment: dict[str, str] = {**heart, **LOGGED, **subject.environment(sandbox.url)}
+        # Its own directory: servers write the key there that commands use.
+        own = {"ECLUSE_DATA_DIR": str(folder)}
+        self.environment: dict[str, str] = {**heart, **LOGGED, **own, **subject.environment(sandbox.url)}
         self.replicas: list[Replica] = []  # the dead ones too
         self.runs: dict[str, list[str]] = {}  # their targets, by event key
         self.disk: SmallDisk | None = None
