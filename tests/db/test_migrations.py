@@ -37,6 +37,7 @@ TABLES = {
     "items",
     "lanes",
     "leases",
+    "maintenance",
     "notification_endpoints",
     "outcomes",
     "pruned",

@@ -181,7 +181,7 @@ async def test_rows_that_cannot_be_stored_hold_nobody_up(rows, query):
 
 
 async def test_a_run_goes_on_though_its_traces_cannot_be_stored(start_kit, query):
-    query("DROP TABLE workflow_logs")
+    query("DROP TABLE workflow_logs CASCADE")
     kit: Kit = await start_kit(f := flow(stage()), trace_rows=True)
     started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "completed"
