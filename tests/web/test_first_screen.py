@@ -35,7 +35,7 @@ def run(reader, pages_dsn):
         assert program == "ecluse"
         done = subprocess.run(
             [sys.executable, "-m", "ecluse", *arguments],
-            env=environment(ECLUSE_URL=f"http://127.0.0.1:{reader.port}", ECLUSE_KEY=key),
+            env=environment(ECLUSE_URL=f"http://127.0.0.1:{reader.client.port}", ECLUSE_KEY=key),
             capture_output=True,
             text=True,
             check=False,
