@@ -187,7 +187,7 @@ PLAIN = Facts(
     suspicion=0, error_code=None, error=None, postponed_cause=None, postponed_why=None, position=3, counted=9,
     lane="lane", paused_at=None, paused_reason=None, paused_by=None, held_until=None, held_reason=None, down_since=None,
     last_failure=None, clock_stopped=False, per_second=None, spacing=None, next_free_at=NOW, max_in_flight=None,
-    in_flight=0,
+    in_flight=0, owned=False,
     probing=False, key_full=False, max_per_key=None, workers=1,
     hands=10, busy=10, pace=None,
 )  # fmt: skip

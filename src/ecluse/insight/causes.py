@@ -72,6 +72,7 @@ class Facts:
     position: int | None
     counted: int  # due items in the queue of its lane, as far as they were counted
     lane: str
+    owned: bool  # by the item's tenant: no other one calls through it
     paused_at: datetime | None
     paused_reason: str | None
     paused_by: str | None
@@ -118,8 +119,10 @@ def cause_of(item: Facts) -> Cause:
 
 
 def detail_of(item: Facts, *, shared: bool = False) -> str:
-    """Describe the cause for people, without the item's position in the queue. All tenants use the same lanes: an
-    answer that is `shared` with a tenant names no operator and quotes no vendor's response to another tenant's call."""
+    """Describe the cause for people, without the item's position in the queue. Most lanes are used by all tenants: of
+    these, an answer that is `shared` with a tenant names no operator and quotes no vendor's response to another
+    tenant's call."""
+    shared = shared and not item.owned
     match cause_of(item):
         case "paused":
             by = "an operator" if shared else item.paused_by

@@ -52,9 +52,10 @@ WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = %(tenant)s)
 """  # noqa: S608 - our own names
 
 FULL_KEYS = """
-ARRAY(SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
-      WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
-      GROUP BY 1 HAVING count(*) >= l.max_per_key)"""
+CASE WHEN l.max_per_key IS NOT NULL THEN ARRAY(
+    SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
+    WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
+    GROUP BY 1 HAVING count(*) >= l.max_per_key) END"""
 # OFFSET 0 is an optimization fence: the items of each run are found by the index of waiting items, whatever the planner
 # estimates.
 ITEMS = """
@@ -131,7 +132,7 @@ SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.execut
        (d.ahead + (SELECT coalesce(sum(least(o.n, d.ahead + 1)), 0) FROM line o
                    WHERE o.lane_id = m.lane_id AND o.tenant_id <> m.tenant_id))::int AS position,
        (SELECT coalesce(sum(n), 0) FROM line o WHERE o.lane_id = m.lane_id)::int AS counted,
-       l.name AS lane, l.paused_at, l.paused_reason, l.paused_by,
+       l.name AS lane, l.tenant_id IS NOT NULL AS owned, l.paused_at, l.paused_reason, l.paused_by,
        CASE WHEN l.held_until > now THEN l.held_until END AS held_until,
        l.held_reason, CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since, l.last_failure,
        l.clock_stopped_at IS NOT NULL AS clock_stopped, l.per_second, l.spacing,
