@@ -164,7 +164,7 @@ async def test_a_pause_of_one_lane_leaves_the_other_open(start_kit, one, done):
     await send(kit, credentials, "one", "two")
     await until(lambda: done("two") == 20)
     assert (done("one"), credentials.vendor.count["one"]) == (0, 0)
-    assert one("SELECT count(*) FROM run_log WHERE message LIKE '%paused%'") == 0  # no run needed it at the time
+    assert one("SELECT count(*) FROM run_log WHERE message LIKE %s", "%paused%") == 0  # no run needed it at the time
 
 
 # --- known to running workers
@@ -285,19 +285,17 @@ async def test_a_retired_lane_is_removed_when_no_item_points_at_it(board, query)
 
 
 async def test_a_claim_looks_at_a_bounded_number_of_lanes_and_each_has_its_turn(board, query):
-    await board.run([NewItem(str(n), lane=Lane(f"lane/{n}")) for n in range(150)])
-    query("UPDATE lanes SET paused_at = ecluse_now(), paused_reason = 'x' WHERE name = 'lane/7'")
-    (open_lanes,) = query("SELECT array_agg(id ORDER BY id) FROM lanes WHERE name LIKE 'lane/_%' AND paused_at IS NULL")
+    await board.run([NewItem(str(n), lane=Lane(f"lane/{n:03d}")) for n in range(75)])
+    query("UPDATE lanes SET paused_at = ecluse_now(), paused_reason = 'x' WHERE name = 'lane/007'")
+    ((open_lanes,),) = query("SELECT array_agg(id ORDER BY id) FROM lanes WHERE name <> base AND paused_at IS NULL")
     waiting, elsewhere = WaitingLanes(["lane"]), WaitingLanes(["else"])
     async with board.pool.connection() as connection:
         first = [await anext(waiting.windows(connection)) for _ in range(4)]
-        assert [len(window.uncapped) for window in first] == [LANES_AT_ONCE - 1, LANES_AT_ONCE] + [
-            LANES_AT_ONCE - 1
-        ] * 2
+        assert [LANES_AT_ONCE - len(window.uncapped) for window in first] == [1, 0, 1, 0]
         assert not any(window.is_all or window.capped for window in first)
         everything = [window async for window in waiting.windows(connection)]
-        assert sorted(lane for window in everything for lane in window.uncapped) == open_lanes[0]
-        assert not any(window.uncapped async for window in elsewhere.windows(connection))
+        assert sorted(lane for window in everything for lane in window.uncapped) == open_lanes
+        assert [window.uncapped async for window in elsewhere.windows(connection)] == [[]] * 3
 
 
 async def test_an_item_is_found_behind_a_thousand_lanes_in_which_nothing_is_due(start_kit, board, query):

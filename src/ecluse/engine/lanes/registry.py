@@ -44,7 +44,8 @@ A_MOMENT = 0.02  # seconds by which our clock may be ahead of the database's
 
 STANDING = """
 SELECT id, base, paused_at IS NOT NULL AS paused, CASE WHEN held_until > ecluse_now() THEN held_until END AS held_until,
-       failures, trips, failing_since, failing, spacing
+       failures, trips, failing_since, failing,
+       num_nulls(max_in_flight, max_per_key, per_second, break_after) < 4 AS capped, spacing
 FROM lanes WHERE base = ANY(%(bases)s) AND (%(ids)s::int[] IS NULL OR id = ANY(%(ids)s)) ORDER BY id
 """
 
@@ -64,6 +65,7 @@ class Standing(NamedTuple):
     trips: int
     failing_since: datetime | None
     failing: list[int]
+    capped: bool  # has anything that must hold over all replicas
     spacing: timedelta | None
 
 
@@ -112,6 +114,13 @@ class Lanes:
         arrived."""
         if unknown := set(lane_ids) - self._known.keys():
             await self._read(connection, unknown)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def ids(self, *, capped: bool) -> list[int]:
+        """Return the ids of the lanes that have, or have not, anything that must hold over all replicas."""
+        return [one.id for one in self._known.values() if one.capped is capped]
 
     def base(self, lane_id: int) -> str:
         """Return the name of the declared lane that this lane is beneath."""

@@ -21,7 +21,7 @@ from ecluse.engine.model.item import ClaimedItem, Item
 AHEAD_SECONDS = 0.1
 
 # Lanes of one claim; if items wait in more, the next claim goes on with those after them.
-LANES_AT_ONCE = 64
+LANES_AT_ONCE = 32
 # A loose index scan: one step per lane, whatever the number of items.
 WAITING_LANES = """
 WITH RECURSIVE waiting AS (
@@ -33,7 +33,10 @@ WITH RECURSIVE waiting AS (
         ORDER BY i.lane_id LIMIT 1) i
     WHERE w.place < %(most)s)
 SELECT w.lane_id, l.capped FROM waiting w LEFT JOIN LATERAL (
-    SELECT num_nulls(l.max_in_flight, l.max_per_key, l.per_second, l.break_after) < 4 AS capped FROM lanes l
+    SELECT num_nulls(l.max_in_flight, l.max_per_key, l.per_second, l.break_after) < 4 AS capped
+    FROM lanes l CROSS JOIN LATERAL (
+        SELECT FROM items i WHERE i.lane_id = l.id AND i.claim_id IS NULL AND i.due_at <= (SELECT ecluse_now())
+        LIMIT 1) i
     WHERE l.id = w.lane_id AND l.base = ANY(%(bases)s) AND l.paused_at IS NULL
       AND (l.held_until IS NULL OR l.held_until <= (SELECT ecluse_now()))
       AND l.next_free_at <= (SELECT ecluse_now()) + %(ahead)s * interval '1 second' OFFSET 0) l ON true
@@ -193,7 +196,7 @@ class Window(NamedTuple):
 
 class WaitingLanes:
     """Finds the lanes to claim from, LANES_AT_ONCE at a time, each search after the last: open lanes, beneath these
-    declared ones, in which items wait."""
+    declared ones, in which an item is due."""
 
     def __init__(self, bases: Sequence[str]) -> None:
         self._bases = list(bases)

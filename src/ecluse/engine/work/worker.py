@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime, timedelta
 
@@ -18,7 +18,7 @@ from ecluse.db.outage import ignoring_outage
 from ecluse.engine.effects.protocol import Intent
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model.item import ClaimedItem
-from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant, WaitingLanes, Window, claim_items
+from ecluse.engine.work.claim import AHEAD_SECONDS, LANES_AT_ONCE, Claimant, WaitingLanes, Window, claim_items
 from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.completion import CompletionLoop
 from ecluse.engine.work.execution import Executor
@@ -91,7 +91,7 @@ class Worker:
         while True:
             now = self._clock.monotonic()
             self._pace.measure(now, self.slots.finished)
-            room = self._pace.capacity - self.slots.busy - len(self.slots.ready) - self.committer.backlog
+            room = self._pace.capacity - self.slots.busy - self.slots.queued(self._ahead) - self.committer.backlog
             self._wake.clear()
             if (pause := self._pace.pause(now, room, bool(self._in_hand))) > 0:
                 await self._sleep(pause)
@@ -143,7 +143,7 @@ class Worker:
     async def _claim(self, room: int) -> int:
         """Claim at most `room` items and give them to the slots; return how many. After a claim that failed, claims
         that may have been committed all the same are released first."""
-        claimed: list[ClaimedItem] = []
+        count = 0
         self._pace.claiming(self._clock.monotonic())
         unsure, self._unsure = self._unsure, True
         with ignoring_outage("claim"):
@@ -153,12 +153,28 @@ class Worker:
                     known |= {result.claim_id for result in self.committer.uncommitted}
                     await release_unknown(connection, replica=self._claimant.replica, known=list(known))
                 await self._suspects.query(connection, self._lanes.bases, self._clock.monotonic())
-                async with aclosing(self._waiting.windows(connection)) as windows:
+                async with aclosing(self._windows(connection)) as windows:
                     async for window in windows:
-                        await self._lanes.learn(connection, window.capped + window.uncapped)
-                        if claimed := await self._choose(connection, room, window):
+                        claimed = await self._choose(connection, room - count, window)
+                        self._take(claimed)
+                        count += len(claimed)
+                        if count >= room or (count and not claimed):
                             break
             self._unsure = False
+        self._pace.claimed(room, count)
+        return count
+
+    async def _windows(self, connection: Connection) -> AsyncGenerator[Window]:
+        """Yield the lanes to claim from. Few lanes are not worth a search for those in which items wait."""
+        if len(self._lanes) <= LANES_AT_ONCE:
+            yield Window(self._lanes.ids(capped=True), self._lanes.ids(capped=False), True)
+            return
+        async for window in self._waiting.windows(connection):
+            await self._lanes.learn(connection, window.capped + window.uncapped)
+            yield window
+
+    def _take(self, claimed: Sequence[ClaimedItem]) -> None:
+        """Give claimed items to the slots, and set the alarm for the next permits of their lanes."""
         if claimed:
             crashpoint("after claim")
         for one in claimed:
@@ -169,8 +185,6 @@ class Worker:
                 else:
                     self._wake_at(one.start_at + timedelta(seconds=spacing - AHEAD_SECONDS / 2))
         self.slots.give(claimed)
-        self._pace.claimed(room, len(claimed))
-        return len(claimed)
 
     async def _choose(self, connection: Connection, room: int, window: Window) -> list[ClaimedItem]:
         """Make the claims that the waiting suspects allow; a suspect that runs alone is the only item claimed."""
@@ -189,11 +203,11 @@ class Worker:
         """Claim from the capped lanes, then from the others unless they were found empty just before."""
         now, ordinary = self._clock.monotonic(), claimant == self._claimant
         free = [] if ordinary and self._pace.is_empty(now) else window.uncapped
-        left = self.slots.left(max(0, self._pace.capacity - self.slots.count))
+        left = self.slots.left(self._ahead)
         claimed: list[ClaimedItem] = []
         # From capped lanes, only as many items as slots are free right now; half as many, if uncapped lanes may have
         # items as well.
-        now_free = min(room, self.slots.count - self.slots.busy - len(self.slots.ready))
+        now_free = min(room, self.slots.count - self.slots.busy - self.slots.queued(self._ahead))
         capped_room = (now_free + 1) // 2 if free else now_free
         if window.capped and capped_room > 0:
             claimed += await claim_items(connection, claimant, window.capped, capped_room, capped=True, left=left)
@@ -203,6 +217,11 @@ class Worker:
                 self._pace.found_empty(now)
             claimed += found
         return claimed
+
+    @property
+    def _ahead(self) -> int:
+        """How many items may be claimed ahead of their slots."""
+        return max(0, self._pace.capacity - self.slots.count)
 
     def _owner_of(self, claimed: ClaimedItem) -> Owner:
         return self._lanes.base(claimed.item.lane_id), claimed.item.tenant_id

@@ -107,6 +107,17 @@ class WorkerSlots:
         """The items in the slots, and those that wait for one."""
         return [*self.ready, *self.executing]
 
+    def queued(self, ahead: int) -> int:
+        """Return how many ready items slots will take soon, `ahead` of them when calls end. Items beyond their owner's
+        share of the slots are not counted: they must not keep others from being claimed."""
+        if not self.ready or self._share == 1.0:
+            return len(self.ready)
+        queued = 0
+        for owner, n in Counter(map(self._owner_of, self.ready)).items():
+            running = self._running.get(owner, 0)
+            queued += min(n, ahead + max(0, slots_left(self._share, self.count, running, self.busy - running)))
+        return queued
+
     def left(self, ahead: int) -> SlotsLeft:
         """Return how many more items of each owner may be claimed; `ahead` of them before a slot is free."""
         held = self._running + Counter(map(self._owner_of, self.ready))
