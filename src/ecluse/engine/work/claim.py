@@ -21,7 +21,7 @@ from ecluse.engine.model.item import ClaimedItem, Item
 AHEAD_SECONDS = 0.1
 
 # Lanes of one claim; if items wait in more, the next claim goes on with those after them.
-LANES_AT_ONCE = 32
+LANES_AT_ONCE = 64
 # A loose index scan: one step per lane, whatever the number of items.
 WAITING_LANES = """
 WITH RECURSIVE waiting AS (
