@@ -120,7 +120,7 @@ share AS MATERIALIZED (
                  row_number() OVER (PARTITION BY w.lane_id ORDER BY random()) AS place,
                  count(*) OVER (PARTITION BY w.vendor, w.tenant_id) AS lanes,
                  row_number() OVER (PARTITION BY w.vendor, w.tenant_id ORDER BY random()) AS lane_place
-          FROM due w JOIN lane_share s ON s.lane_id = w.lane_id) x
+          FROM due w JOIN lane_share s ON s.lane_id = w.lane_id AND s.most > 0) x
 ),
 picked AS MATERIALIZED (
     -- where groups have a cap, pick more than will be claimed: full groups may be first in the queue

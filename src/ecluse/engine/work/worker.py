@@ -213,7 +213,8 @@ class Worker:
             claimed += await claim_items(connection, claimant, window.capped, capped_room, capped=True, left=left)
         if free and len(claimed) < room:
             found = await claim_items(connection, claimant, free, room - len(claimed), capped=False, left=left)
-            if ordinary and window.is_all and not found:
+            # Nothing found is no proof of empty lanes if a tenant has its share of the slots.
+            if ordinary and window.is_all and not found and min(left.slots_left, default=1) > 0:
                 self._pace.found_empty(now)
             claimed += found
         return claimed
