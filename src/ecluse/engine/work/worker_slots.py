@@ -120,6 +120,8 @@ class WorkerSlots:
 
     def left(self, ahead: int) -> SlotsLeft:
         """Return how many more items of each owner may be claimed; `ahead` of them before a slot is free."""
+        if self._share == 1.0:
+            return SlotsLeft(self.count + ahead, [], [], [])
         held = self._running + Counter(map(self._owner_of, self.ready))
         total = self.busy + len(self.ready)
         left = [slots_left(self._share, self.count, n, total - n) + ahead for n in held.values()]
