@@ -37,6 +37,7 @@ from ecluse.bootstrap import (
     trace_files,
     trace_folders,
     transcription_config,
+    vendor_setup,
 )
 from ecluse.bootstrap.checks import check_disk, check_settings
 from ecluse.doctor.findings import Finding
@@ -104,6 +105,7 @@ def create_app(
         title="Ecluse", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.state.secrets = open_secrets(settings, database)
+    app.state.connections = vendor_setup(settings, app.state.secrets)
     app.state.transcriptions = transcription_config(settings)
     app.state.automation = _automation(settings, sealing=app.state.secrets is not None)
     app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits)

@@ -49,6 +49,7 @@ TENANT = (
     ),
     Erasure("audit configs", "audit_configs", OF_TENANT),
     Erasure("notification endpoints", "notification_endpoints", OF_TENANT),
+    Erasure("connections", "connections", OF_TENANT),
     Erasure("listeners", "realtime_interests", OF_TENANT),
     Erasure("realtime apps", "realtime_apps", OF_TENANT),
     Erasure("lanes", "lanes", OF_TENANT),

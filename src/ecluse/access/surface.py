@@ -65,11 +65,10 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Look:
-    """A read by a caller."""
+class Asked:
+    """What a caller has asked for, before the database is asked."""
 
     request: Request
-    connection: Connection
 
     @property
     def caller(self) -> Caller:
@@ -94,10 +93,18 @@ class Look:
 
 
 @dataclass(frozen=True)
+class Look(Asked):
+    """A read by a caller."""
+
+    connection: Connection
+
+
+@dataclass(frozen=True)
 class Act(Look):
     """An operation by a caller, in one transaction."""
 
     answer: dict[str, Any]  # `status`, and `once`: fields of the answer that are not kept for a repetition
+    before: Any = None  # what the operation's `before` returned
 
     def answers(self, status: int, **once: Any) -> None:
         """Answer with this status; the fields in `once` are in the first answer only."""
@@ -198,17 +205,22 @@ class Surface:
         status: int = 200,
         also: Mapping[int, str] | None = None,
         narrowed: bool = False,
+        before: Function | None = None,
         refuses: Sequence[str] = (),
         command: Command | None = None,
     ) -> Callable[[F], F]:
         """Declare `async def name(act, …, body)`. `subject` names in the audit trail what was changed, with fields of
         the path and the answer; `action` None is for what leaves no row there. `also`: other statuses, and what each
-        means."""
+        means. `before(asked, …, body)` is called before the transaction begins, for calls to a vendor; it gets the
+        parameters of the path as text."""
 
         def declare(function: F) -> F:
             async def call(request: Request, **given: Any) -> Response:
+                prepared = None if before is None else await before(Asked(request), **given)
+
                 async def do(connection: Connection) -> Answer:
-                    act = Act(request, connection, {"status": status, "once": {}, "recorded": action is not None})
+                    answer = {"status": status, "once": {}, "recorded": action is not None}
+                    act = Act(request, connection, answer, prepared)
                     found = to_jsonable_python(id_as_text(await function(act, **await _found(act, nouns, given))))
                     if action is not None and act.answer["recorded"]:
                         reason = getattr(given.get("body"), "reason", None)

@@ -3,13 +3,12 @@ item, without a story."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,7 +21,6 @@ from ecluse.engine import VENDOR_DOWN, Event, Flow, Lane, RetryPolicy, Run, Stag
 from ecluse.flows.audits import plan, store, work
 from ecluse.flows.audits.plan import NewAudit
 from ecluse.flows.audits.store import STAGE
-from ecluse.flows.audits.work import Access, Auditor, connected_auditor
 from ecluse.flows.fiches.ids import FicheId
 
 FLOW = "audit"
@@ -53,15 +51,14 @@ class Config:
 def audit_stage(
     config: Config,
     *,
-    auditor: Callable[[Any], Auditor] = attrgetter("auditor"),
     max_wait: timedelta = PATIENCE,
     poll: timedelta = timedelta(seconds=20),
     rounds: int = 0,
     incomplete: str = "Audit not finished in time (timeout/stall)",
 ) -> Stage:
-    """Build the stage for items of `plan_audits`. `auditor` gets the flow's `Auditor` from its vendors (see
-    `connected_auditor`); `max_wait`, `poll` and `rounds` are those of the stage's gate; `incomplete` is the error of
-    audits that are not finished in time. The flow must call `record_failures` when its runs end."""
+    """Build the stage for items of `plan_audits`, of a flow whose `vendors` are `connections.registry.Vendors`.
+    `max_wait`, `poll` and `rounds` are those of the stage's gate; `incomplete` is the error of audits that are not
+    finished in time. The flow must call `record_failures` when its runs end."""
     return Stage(
         STAGE,
         Lane(
@@ -70,7 +67,7 @@ def audit_stage(
             per_second=None if config.per_minute is None else Lane.per_minute(config.per_minute),
             breaker=VENDOR_DOWN,
         ),
-        partial(work.audit, config.max_input_chars, auditor),
+        partial(work.audit, config.max_input_chars),
         save=store.save_audits,
         news=store.news,
         paid=True,
@@ -91,19 +88,6 @@ class AuditRun(BaseModel):
     fiche_id: FicheId
     audit_config_id: str = Field(pattern=r"^[1-9][0-9]{0,17}$", examples=["3"])
     use_rlm: bool = False
-
-
-class Vendors(NamedTuple):
-    """The `vendors` of the audit flow."""
-
-    auditor: Auditor
-
-
-@asynccontextmanager
-async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
-    """Open the vendors of the audit flow for the duration of the context."""
-    async with connected_auditor(access, clock) as auditor:
-        yield Vendors(auditor)
 
 
 class Audit:

@@ -28,6 +28,7 @@ from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.plan import Changes, Plan, Work, WorkChanges, changed, times_of
 from ecluse.flows.automation.selection_model import Selection
+from ecluse.flows.connections.records import schedule_secret_name as secret_name
 from ecluse.notify.rules import why_refused
 from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name
 from ecluse.retention.kinds import Aged
@@ -69,11 +70,6 @@ KEPT = Aged(
     also=f"EXISTS (SELECT FROM schedules s WHERE {UNUSED})",
 )
 SIGNED = "SELECT FROM secrets WHERE tenant_id = %s AND name = %s"
-
-
-def secret_name(schedule_id: int) -> str:
-    """Return the name under which a schedule's own CRM key is sealed."""
-    return f"schedule:{schedule_id}"
 
 
 @dataclass(frozen=True)
