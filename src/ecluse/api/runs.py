@@ -122,7 +122,7 @@ async def list_log(look: Look, run_id: RunId, order: Order = "asc", limit: Limit
     status=201,
     also={200: "The key was known; nothing new was started"},
     action=None,
-    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE"),
+    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE", "NO_CONNECTION"),
     command=Command("runs start", arguments=("flow",), follows="run_id"),
 )
 async def start_run(act: Act, body: shapes.StartRun) -> Row:

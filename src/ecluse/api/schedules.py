@@ -114,7 +114,7 @@ async def show_schedule_of_flow(look: Look, schedule_id: ScheduleNumber) -> Row:
     status=201,
     action="schedule.create",
     subject="schedule:{id}",
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED"),
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "NO_CONNECTION"),
     command=Command(
         "schedules create",
         arguments=("flow",),
@@ -212,7 +212,7 @@ async def disable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row
     status=201,
     action="schedule.run",
     subject="schedule:{schedule_id}",
-    refuses=("SCHEDULE_INACTIVE", "FLOW_NOT_LOADED"),
+    refuses=("SCHEDULE_INACTIVE", "FLOW_NOT_LOADED", "NO_CONNECTION"),
     command=Command("schedules run", follows="run_id"),
 )
 async def run_schedule(

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, RootModel
 
 from ecluse.base.errors import PermanentError, VendorError
+from ecluse.base.masking import masked
 from ecluse.base.text import storable
 from ecluse.vendors.audio import Audio
 from ecluse.vendors.http import VendorHttp
@@ -88,9 +89,9 @@ class ElevenLabs:
     async def ping(self) -> None:
         """Make a cheap call with the key, to find out whether the provider accepts it. A key that is limited to speech
         to text may not read its account, but is known."""
-        with_key = {"headers": self._headers(), "explain": partial(explain, source_url="", names=self._names)}
+        headers, explained = self._headers(), partial(explain, source_url="", names=self._names)
         try:
-            await self._http.call("GET", "/v1/user", User, deadline=PING_SECONDS, **with_key)
+            await self._http.call("GET", "/v1/user", User, headers=headers, explain=explained, deadline=PING_SECONDS)
         except PermanentError as error:
             if FEW_RIGHTS not in error.message:
                 raise
@@ -160,10 +161,12 @@ def explain(error: VendorError, answer: bytes, *, source_url: str, names: Names)
     """Replace code and message of a refusal by what the provider's answer means; the query of `source_url`, which is
     signed, is removed."""
     code, text = detail(answer)
-    message = f"elevenlabs: {error.status} {code}: {text}" if text else error.message
     query = urlsplit(source_url).query
     # If the vendor could not download the recording, its answer may repeat the URL with its signature.
-    message = storable(message.replace(query, "…") if query else message)
+    text, whole = masked(text), error.message
+    for spelled in {query, masked(f"?{query}")[1:]} if query else ():
+        text, whole = text.replace(spelled, "…"), whole.replace(spelled, "…")
+    message = storable(f"elevenlabs: {error.status} {code}: {text}" if text else whole)
     if error.status == 429:
         return error.explained(message, code="CONCURRENCY" if code in CONCURRENCY else "THROTTLED")
     if code == QUOTA and isinstance(error, PermanentError):

@@ -1,4 +1,4 @@
-"""HTTP client for URLs supplied by users: recordings to download, webhooks to deliver; and the same guard for the clients
+"""HTTP client for URLs supplied by users: recordings to download, webhooks to deliver; and the same guard for clients
 of vendors whose URL a tenant has given.
 
 Guards against SSRF: users must not reach addresses that only this machine can reach. A host name is resolved once,

@@ -183,10 +183,8 @@ class VendorHttp:
         # Before anything is cut off: half a key is a secret, too.
         answer = self._hidden.in_answer(answer)
         if not succeeded:
-            # Masked as a whole: an error's own words, such as `invalid_api_key: …`, are to be read.
-            words = masked(answer.decode("utf-8", "replace")).encode("utf-8", "replace")
-            error = refusal(subject, response.status, response.headers, words, self._now())
-            error = error if explain is None else explain(error, words)
+            error = refusal(subject, response.status, response.headers, answer, self._now())
+            error = error if explain is None else explain(error, bytes(answer))
             raise error.explained(self._hidden.removed(error.message))
         if len(answer) > largest:
             message = f"{subject}: the answer is larger than {largest} bytes"
@@ -237,7 +235,7 @@ def refusal(
 def _refusal(
     subject: str, status: int, headers: Mapping[str, str], answer: bytes | bytearray, now: datetime
 ) -> VendorError:
-    message = storable(f"{subject}: {status} {excerpt(answer)}")
+    message = storable(f"{subject}: {status} {masked(excerpt(answer))}")
     if 300 <= status < 400:
         return PermanentError(message, code="VENDOR_REDIRECT", ambiguous=True)
     if status != 429 and 400 <= status < 500 and status not in WORTH_REPEATING:

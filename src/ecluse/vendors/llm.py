@@ -16,6 +16,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
+from ecluse.base.masking import masked
 from ecluse.base.text import storable
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.names import Names
@@ -173,7 +174,7 @@ class Llm:
 def explain(error: VendorError, answer: bytes, *, names: Names) -> VendorError:
     """Replace the error of a refusal by one that says what the vendor's code means and what to do."""
     code, kind, text = detail(answer)
-    message = storable(f"llm: {error.status} {code or kind}: {text}" if text else error.message)
+    message = storable(f"llm: {error.status} {code or kind}: {masked(text)}" if text else error.message)
     known = CODES.get(code) or CODES.get(kind)
     if known is not None:
         ours, advice = known

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from operator import attrgetter
 
 import pytest
 
@@ -13,12 +12,12 @@ from ecluse.engine import Done, Item, Saved, WorkContext, load_run
 from ecluse.flows.audits.configs import ConfigVersion, resolve_configs
 from ecluse.flows.audits.configs import delete as delete_config
 from ecluse.flows.audits.configs import update as update_config
-from ecluse.flows.audits.flow import connected
 from ecluse.flows.audits.plan import plan_audits
 from ecluse.flows.audits.store import record_failures, save_audits
 from ecluse.flows.audits.transcripts import Transcripts
 from ecluse.flows.audits.work import audit
-from tests.support.audit_world import SAID, access, automation
+from tests.support.audit_world import SAID, automation
+from tests.support.vendor_clients import vendors_at
 
 # As the playbook writes it.
 PLAYBOOK = (
@@ -122,9 +121,9 @@ async def test_a_result_that_is_there_is_not_paid_for_again_nor_written_over(aud
         await save_audits(connection, [Saved(item, {}, late)])
     assert query("SELECT * FROM audits") == before
     # Its worker died between the two, and another has the item in hand.
-    async with connected(access(sandbox), w.kit.clock) as vendors:
+    async with vendors_at(sandbox)(w.kit.clock) as vendors:
         context = WorkContext(vendors, w.kit.clock.now, pool=w.kit.pool)
-        done = await audit(1_000, attrgetter("auditor"), context, item)
+        done = await audit(1_000, context, item)
     ((score,),) = query("SELECT score FROM audits")
     assert done == Done({"audit_id": payload["audit_id"], "score": float(score)}, kept=None)
     assert len(w.paid()) == 1

@@ -19,6 +19,7 @@ from ecluse.engine.work.claim import Claimant, claim_items
 from ecluse.engine.work.completion import sweep
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.config import Config
+from ecluse.flows.transcriptions.precheck import Looks
 from ecluse.flows.transcriptions.start import start
 from ecluse.flows.transcriptions.work import transcribe
 from tests.support.fiche_rows import call, details, save
@@ -432,7 +433,9 @@ async def test_a_run_that_ends_before_the_last_look_holds_nothing_and_pays_for_n
     @asynccontextmanager
     async def late(clock):
         async with inner(clock) as vendors:
-            yield vendors._replace(looks=Late(vendors.looks))
+            looks = Late(vendors.shared(Looks))
+            vendors.shared = lambda _: looks
+            yield vendors
 
     made.flow = replace(made.flow, vendors=late)
     kit = await start_kit(made.flow, live=lives.extend)

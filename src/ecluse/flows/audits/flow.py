@@ -21,6 +21,7 @@ from ecluse.engine import VENDOR_DOWN, Event, Flow, Lane, RetryPolicy, Run, Stag
 from ecluse.flows.audits import plan, store, work
 from ecluse.flows.audits.plan import NewAudit
 from ecluse.flows.audits.store import STAGE
+from ecluse.flows.connections import records as connections
 from ecluse.flows.fiches.ids import FicheId
 
 FLOW = "audit"
@@ -98,7 +99,9 @@ class Audit:
         self.flow = Flow(FLOW, (self.stage,), None, AuditRun, vendors=vendors, begin=self._begin, ended=_ended)
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
-        """Plan the audit of each new run. Raises NotFound or Refused if its fiche or config cannot be audited."""
+        """Plan the audit of each new run. Raises NotFound or Refused if its fiche or config cannot be audited, and
+        Conflict if its tenant has no connection to a model."""
+        await connections.require(connection, {(run.tenant_id, "llm") for run in runs})
         by_id = {run.id: run for run in runs}
         columns = [(run.id, run.tenant_id, run.input["fiche_id"], int(run.input["audit_config_id"])) for run in runs]
         found = await fetch_rows(connection, LOOK_UP, [list(column) for column in zip(*columns, strict=True)])

@@ -246,7 +246,7 @@ async def show_audit(look: Look, audit_id: Annotated[int, Noun("audit")]) -> Row
     status=201,
     also={200: "The key was known; nothing new was started"},
     action=None,
-    refuses=("SCOPE", "CONFIG_INACTIVE"),
+    refuses=("SCOPE", "CONFIG_INACTIVE", "NO_CONNECTION"),
     command=Command("audits run", arguments=("fiche_id", "audit_config_id"), follows="run_id"),
 )
 async def start_audit(act: Act, body: NewAudit) -> Row:

@@ -15,6 +15,7 @@ from ecluse.flows.audits.steps import Answered, Step
 from ecluse.flows.audits.transcripts import Recording, Transcripts
 from ecluse.flows.connections.registry import Vendors
 
+
 async def audit(max_input_chars: int, context: WorkContext, item: Item) -> Result:
     """Audit a fiche with one config: the work of an audit item. Fails without a call if there is no transcript or one
     of more than `max_input_chars`; an audit that is completed already is not paid for again."""

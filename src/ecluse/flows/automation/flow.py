@@ -48,6 +48,7 @@ from ecluse.flows.automation.schedules import AutomationPlans
 from ecluse.flows.automation.select import REVALIDATE
 from ecluse.flows.automation.start import AutomationRedrive
 from ecluse.flows.automation.transcripts import TRANSCRIBE, Transcripts
+from ecluse.flows.connections import records as connections
 
 if TYPE_CHECKING:
     from ecluse.engine.lead.story import Story
@@ -232,6 +233,7 @@ async def _begin(connection: Connection, run: Run) -> dict[str, Any]:
         if await snapshot.make(connection, run):
             await events.begun(connection, run)
         made = await snapshot.load(connection, run)
+    await connections.require(connection, [(run.tenant_id, kind) for kind in made.kinds])
     return _Wanted(
         dated=bool(select.days_of(made)),
         rounds=made.rounds,

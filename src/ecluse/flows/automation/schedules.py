@@ -27,7 +27,9 @@ from ecluse.engine import (
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.plan import Changes, Plan, Work, WorkChanges, changed, times_of
-from ecluse.flows.automation.selection_model import Selection
+from ecluse.flows.automation.selection_model import Selection, kinds_needed
+from ecluse.flows.connections import records as connections
+from ecluse.flows.connections.records import Kind
 from ecluse.flows.connections.records import schedule_secret_name as secret_name
 from ecluse.notify.rules import why_refused
 from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name
@@ -101,6 +103,11 @@ class AutomationPlans(Plans):
         self, connection: Connection, schedule_id: int, new: NewSchedule, plan: Work, known: Plan | None
     ) -> Row:
         await self._check(connection, new.tenant_id, plan, known)
+        if known is None and new.enabled:
+            # Refused here, where a person can act on it: its runs would fail night after night. A schedule that is
+            # there can be changed and disabled all the same.
+            needed = kinds_needed(plan.run_transcription, plan.run_audits)
+            await connections.require(connection, [(new.tenant_id, kind) for kind in needed])
         columns = {"id": schedule_id, **times_of(plan, new.cron), **_columns(plan)}
         names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
         sets = ", ".join(f"{name} = excluded.{name}" for name in columns)
@@ -194,6 +201,11 @@ async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
 def selection_of(row: Row) -> Selection:
     """Return the selection of a stored schedule."""
     return Selection.model_validate({name: row[SELECTION + name] for name in Selection.model_fields})
+
+
+def kinds_of(row: Row) -> list[Kind]:
+    """Return the kinds of connections that the runs of a stored schedule need."""
+    return kinds_needed(row["run_transcription"], row["run_audits"])
 
 
 def plan_of(row: Row) -> Plan:

@@ -15,7 +15,8 @@ from ecluse.db.query import fetch_one, fetch_row, fetch_rows, fetch_value
 from ecluse.engine import Run
 from ecluse.flows.audits.configs import ConfigVersion
 from ecluse.flows.automation.schedules import selection_of
-from ecluse.flows.automation.selection_model import Override, Selection, merged, parsed
+from ecluse.flows.automation.selection_model import Override, Selection, kinds_needed, merged, parsed
+from ecluse.flows.connections.records import Kind
 
 SETTINGS = (
     "run_transcription", "skip_if_transcribed", "transcription_priority", "run_audits", "use_automatic_audits",
@@ -68,6 +69,11 @@ class Snapshot:
     def rounds(self) -> int:
         """How often failed items are tried again."""
         return self.max_retries if self.retry_failed else 0
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds of connections that the run needs."""
+        return kinds_needed(self.run_transcription, self.run_audits)
 
     @property
     def own_key(self) -> dict[str, Any] | None:

@@ -104,7 +104,7 @@ surface.listing(
     status=201,
     action="automation_schedule.create",
     subject="schedule:{id}",
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY"),
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "NO_CONNECTION"),
     command=Command(
         "schedules create automation",
         options=OPTIONS,
@@ -177,7 +177,7 @@ async def delete_automation_schedule(act: Act, schedule_id: ScheduleNumber) -> R
     answer=shapes.Triggered,
     action="automation_schedule.trigger",
     subject="schedule:{body.schedule_id}",
-    refuses=("SCHEDULE_INACTIVE",),
+    refuses=("SCHEDULE_INACTIVE", "NO_CONNECTION"),
 )
 async def trigger_automation(act: Act, body: shapes.Trigger) -> Row:
     """Run a schedule now, whatever else is running, perhaps over other fiches than it selects. Of a list that is longer
@@ -242,6 +242,7 @@ async def preview_automation_redrive(look: Look, run_id: RunNumber, include_canc
         "RUN_NOT_ENDED",
         "SCHEDULE_GONE",
         "SCHEDULE_INACTIVE",
+        "NO_CONNECTION",
         "NOTHING_FAILED",
         "ONLY_CANCELLED",
         "ONLY_HOPELESS",

@@ -1,5 +1,5 @@
-"""Clients of vendors, made from a connection: of a tenant's record, of the environment, or with a schedule's own key. The
-URL of a record was given by a user, so its client is guarded against SSRF; those of the environment are the
+"""Clients of vendors, made from a connection: of a tenant's record, of the environment, or with a schedule's own key.
+The URL of a record was given by a user, so its client is guarded against SSRF; those of the environment are the
 operator's."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from ecluse.access.tenants import DEFAULT
 from ecluse.base.errors import NotFound, PermanentError
@@ -22,6 +22,7 @@ from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.llm import Llm, Prices
 from ecluse.vendors.names import Names
 
+R = TypeVar("R")
 ReadSecret = Callable[[Connection, str, str], Awaitable[str]]
 Adapter = Crm | ElevenLabs | Llm
 
@@ -119,7 +120,7 @@ class Client:
             )
         self.adapter = _adapter(setup, kind, access, self._http)
 
-    async def call(self, call: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def call(self, call: Callable[[Any], Awaitable[R]]) -> R:
         self.calls += 1
         try:
             return await call(self.adapter)

@@ -79,6 +79,14 @@ async def require(connection: Connection, needed: Collection[tuple[str, Kind]]) 
         raise no_connection(tenant, [kind for one, kind in lacking if one == tenant])
 
 
+async def of_environment(connection: Connection, tenant: str, kinds: Collection[Kind]) -> list[Kind]:
+    """Return those of the kinds whose connection the tenant has by the environment."""
+    if tenant != DEFAULT:
+        return []
+    stored = {kind for _, kind in await fetch_rows(connection, KNOWN, ([tenant],))}
+    return [kind for kind in kinds if kind not in stored]
+
+
 def no_connection(tenant: str, kinds: Collection[Kind]) -> Conflict:
     named = " and ".join(f"{VENDORS[kind]} (kind {kind})" for kind in sorted(kinds))
     return Conflict(f"Tenant {tenant} has no connection to {named}: add it with {ADD}.", code=CODE)

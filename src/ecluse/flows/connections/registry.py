@@ -73,9 +73,7 @@ class Vendors:
         found: R = self._shared[make]
         return found
 
-    async def _call(
-        self, kind: Kind, context: WorkContext, item: Item, call: Callable[[Any], Awaitable[R]]
-    ) -> R:
+    async def _call(self, kind: Kind, context: WorkContext, item: Item, call: Callable[[Any], Awaitable[R]]) -> R:
         """Make a call. A refused key may have just been changed: the connection is read again, and the call repeated
         once if it differs."""
         credential = Credential.of(item, kind)

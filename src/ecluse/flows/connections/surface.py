@@ -1,10 +1,10 @@
-"""What the API, the command line and the pages offer of connections. A connection is tested before it is stored: a cheap
-call with its key, with no transaction open. Keys are never answered."""
+"""What the API, the command line and the pages offer of connections. A connection is tested before it is stored: a
+cheap call with its key, with no transaction open. Keys are never answered."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, StringConstraints
@@ -14,11 +14,9 @@ from ecluse.access.envelope import Refused
 from ecluse.access.listing import Listing
 from ecluse.access.secrets import Secrets
 from ecluse.access.surface import Act, Asked, Command, Look, Noun, Surface
-from ecluse.access.tenants import DEFAULT
 from ecluse.access.wire import Body, Page, Shape
 from ecluse.base.errors import InvalidInput, NotFound, VendorError
 from ecluse.base.text import storable
-from ecluse.base.validation import partial_of
 from ecluse.db.query import Row
 from ecluse.flows.connections import records
 from ecluse.flows.connections.clients import Access, Client, Setup, of_record
@@ -53,8 +51,7 @@ class NewConnection(Limits):
     api_key: Key = Field(description="Sealed, and never shown.")
 
 
-@partial_of(Limits)
-class ChangedConnection(Body):
+class ChangedConnection(Limits):
     """Fields that are left out stay as they are. A new `base_url` needs the `api_key` again: a stored key is sent only
     to the URL that it was given for."""
 
@@ -105,9 +102,8 @@ KindInPath = Annotated[str, Noun("connection", _kind)]
 
 
 async def _environment(look: Look) -> Row:
-    stored = {kind for kind in KINDS if look.tenant in await records.of_tenants(look.connection, kind, [look.tenant])}
-    given = _setup(look).environment if look.tenant == DEFAULT else {}
-    return {"environment": [kind for kind, access in given.items() if access.key and kind not in stored]}
+    given = [kind for kind, access in _setup(look).environment.items() if access.key]
+    return {"environment": await records.of_environment(look.connection, look.tenant, given)}
 
 
 surface.listing(
@@ -191,7 +187,7 @@ async def _try_changed(asked: Asked, kind: str, body: ChangedConnection) -> Row:
     command=Command("connections update", example="ecluse connections update llm --model gpt-4.1-mini"),
 )
 async def change_connection(act: Act, kind: KindInPath, body: ChangedConnection) -> Row:
-    """Change a connection; a new key is tested first. Replicas use it within a few seconds, for the calls that follow."""
+    """Change a connection; a new key is tested first. Every replica uses it within a few seconds."""
     given = body.model_dump(exclude_unset=True, exclude={"api_key"})
     if given.get("base_url") is not None:
         given["base_url"] = given["base_url"].rstrip("/")

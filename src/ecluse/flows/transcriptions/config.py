@@ -14,7 +14,7 @@ class Config:
     calls in flight; `per_minute` those that start; `attempts` and `backoff_…` are the retries of a recording;
     `max_wait` is how long callers wait for a run; `stall` when a run counts as stalled."""
 
-    configured: bool = False  # a speech-to-text API key is set
+    configured: bool = False  # the environment has an API key for speech to text
     speech: Speech = field(default_factory=Speech)
     fiche_concurrency: int = 10
     recording_concurrency: int = 10

@@ -206,7 +206,7 @@ LOGS = Listing(
     narrowed=True,
     answer=BatchAnswer,
     action=None,
-    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED"),
+    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "NO_CONNECTION"),
     command=Command("transcriptions batch", arguments=("fiche_ids",)),
 )
 async def transcribe_batch(act: Act, body: Batch) -> Row:
@@ -233,7 +233,7 @@ async def transcribe_batch(act: Act, body: Batch) -> Row:
     narrowed=True,
     answer=Queued,
     action=None,
-    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED"),
+    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "NO_CONNECTION"),
     command=Command("transcriptions start", follows="run_id"),
 )
 async def transcribe_fiche(act: Act, fiche_id: FicheInPath, priority: Priority = "normal") -> Row:
