@@ -67,6 +67,7 @@ def automation(sandbox: SandboxProcess, *, rounds: int = 0, **config: Any) -> Fl
             run,
             run.input["fiches"],
             given,
+            lane=stage.lane,
             use_rlm=run.input["use_rlm"],
             schedule_id=run.input["schedule"],
         )

@@ -105,6 +105,7 @@ def audit_config(settings: Settings) -> AuditConfig:
         per_minute=settings.LLM_RATE_LIMIT_PER_MINUTE,
         call_seconds=settings.LLM_TIMEOUT_SECONDS,
         max_input_chars=settings.AUDIT_MAX_INPUT_CHARS,
+        model=settings.LLM_MODEL,
     )
 
 

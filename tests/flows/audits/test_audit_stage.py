@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from ecluse.base.ids import item_event_id
-from ecluse.engine import Done, Item, Saved, WorkContext, load_run
+from ecluse.engine import Done, Item, Lane, Saved, WorkContext, load_run
 from ecluse.flows.audits.configs import ConfigVersion, resolve_configs
 from ecluse.flows.audits.configs import delete as delete_config
 from ecluse.flows.audits.configs import update as update_config
@@ -19,6 +19,7 @@ from ecluse.flows.audits.work import audit
 from tests.support.audit_world import SAID, automation
 from tests.support.vendor_clients import vendors_at
 
+LANE = Lane("llm")
 # As the playbook writes it.
 PLAYBOOK = (
     "SELECT id, status, fiche_cache_id, audit_config_id FROM audits WHERE automation_run_id = {} AND is_latest = true"
@@ -98,8 +99,8 @@ async def test_what_was_planned_twice_is_there_once_and_what_never_ran_is_failed
     await w.ended(run_id)
     async with w.kit.pool.connection() as connection:
         run = await load_run(connection, run_id)
-        first = await plan_audits(connection, run, ["1000", "nowhere"], [config])
-        assert await plan_audits(connection, run, ["1000", "nowhere"], [config]) == first
+        first = await plan_audits(connection, run, ["1000", "nowhere"], [config], lane=LANE)
+        assert await plan_audits(connection, run, ["1000", "nowhere"], [config], lane=LANE) == first
         assert [(item.key, item.target) for item in first] == [(f"1000-{config.id}", "1000")]
         assert query("SELECT status, is_latest FROM audits") == [("pending", False)]
         for _ in range(2):
@@ -151,7 +152,7 @@ async def test_those_who_begin_together_share_one_look(auditing, sandbox, query)
     context = WorkContext(None, w.kit.clock.now, pool=pool)
     async with w.kit.pool.connection() as connection:
         run = await load_run(connection, run_id)
-        planned = await plan_audits(connection, run, [str(n) for n in range(25)], configs)
+        planned = await plan_audits(connection, run, [str(n) for n in range(25)], configs, lane=LANE)
     items = [
         Item(n, run_id, "default", "automation", "audit", new.key, new.target, new.payload, 0, 0, 0, "k")
         for n, new in enumerate(planned)

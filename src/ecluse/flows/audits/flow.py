@@ -47,6 +47,7 @@ class Config:
     per_minute: float | None = None
     call_seconds: float = 120
     max_input_chars: int = 400_000
+    model: str | None = None  # of the environment, where an audit config names none
 
 
 def audit_stage(
@@ -95,6 +96,7 @@ class Audit:
     """The flow `audit`, built from its settings; each of its runs is one audit, requested by hand."""
 
     def __init__(self, config: Config, vendors: Callable[[Clock], AbstractAsyncContextManager[Any]]) -> None:
+        self.config = config
         self.stage = audit_stage(config)
         self.flow = Flow(FLOW, (self.stage,), None, AuditRun, vendors=vendors, begin=self._begin, ended=_ended)
 
@@ -111,7 +113,7 @@ class Audit:
             _require(run, fiche, config, active)
             given = run.input
             wanted.append(NewAudit(run.tenant_id, run.id, given["fiche_id"], config, version, given["use_rlm"], "api"))
-        items = await plan.plan(connection, wanted)
+        items = await plan.plan(connection, wanted, self.stage.lane, self.config.model)
         await open_stage(connection, self.stage, [(run, items[run.id]) for run in runs], select=True)
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row, fetch_value
 from ecluse.engine import (
     Fired,
     Flow,
@@ -28,6 +28,7 @@ from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.plan import Changes, Plan, Work, WorkChanges, changed, times_of
 from ecluse.flows.automation.selection_model import Selection, kinds_needed
+from ecluse.flows.connections import lanes
 from ecluse.flows.connections import records as connections
 from ecluse.flows.connections.records import Kind
 from ecluse.flows.connections.records import schedule_secret_name as secret_name
@@ -124,6 +125,8 @@ class AutomationPlans(Plans):
         return {"webhook_secret": await _sign(connection, new.tenant_id, schedule_id, self.secrets)}
 
     async def forget(self, connection: Connection, schedule_id: int) -> None:
+        tenant = await fetch_value(connection, "SELECT tenant_id FROM schedules WHERE id = %s", (schedule_id,))
+        await lanes.retire(connection, "crm", tenant, lanes.of_schedule(schedule_id))
         await connection.execute(FORGET_KEY, (schedule_id,))
         await connection.execute(FORGET, (schedule_id,))
 
@@ -256,6 +259,7 @@ async def _seal(
 
     if key is None:
         await sealed.delete(connection, tenant, secret_name(schedule_id))
+        await lanes.retire(connection, "crm", tenant, lanes.of_schedule(schedule_id))
     elif secrets is None:
         raise _no_key("external_api_key is kept sealed")
     else:

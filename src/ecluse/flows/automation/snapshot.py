@@ -12,10 +12,11 @@ from psycopg.types.json import Jsonb
 from ecluse.base.errors import NonRetriableError
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_one, fetch_row, fetch_rows, fetch_value
-from ecluse.engine import Run
+from ecluse.engine import Lane, Run, Stage
 from ecluse.flows.audits.configs import ConfigVersion
 from ecluse.flows.automation.schedules import selection_of
 from ecluse.flows.automation.selection_model import Override, Selection, kinds_needed, merged, parsed
+from ecluse.flows.connections import lanes
 from ecluse.flows.connections.records import Kind
 
 SETTINGS = (
@@ -79,6 +80,11 @@ class Snapshot:
     def own_key(self) -> dict[str, Any] | None:
         """Payload by which an item finds the schedule's key; never the key."""
         return {"own_key_of": str(self.schedule_id)} if self.has_key else None
+
+    async def crm_lane(self, connection: Connection, stage: Stage, run: Run) -> Lane | None:
+        """Return the lane of the key that the run reads the CRM with; None: the stage's own."""
+        apart = lanes.of_schedule(self.schedule_id) if self.has_key else ""
+        return (await lanes.of_tenants(connection, "crm", stage.lane, [run.tenant_id], apart))[run.tenant_id]
 
 
 async def make(connection: Connection, run: Run) -> bool:

@@ -18,7 +18,7 @@ from ecluse.access.wire import Body, Page, Shape
 from ecluse.base.errors import InvalidInput, NotFound, VendorError
 from ecluse.base.text import storable
 from ecluse.db.query import Row
-from ecluse.flows.connections import records
+from ecluse.flows.connections import lanes, records
 from ecluse.flows.connections.clients import Access, Client, Setup, of_record
 from ecluse.flows.connections.records import KINDS, Kind
 from ecluse.vendors.guarded import GuardedHttp
@@ -197,7 +197,10 @@ async def change_connection(act: Act, kind: KindInPath, body: ChangedConnection)
         key = body.api_key.get_secret_value()
         given["api_key_ends"] = _ends(key)
         await _secrets(act).put(act.connection, act.tenant, records.secret_name(_known(kind)), key)
-    return await records.change(act.connection, act.before, given, act.caller.name)
+    row = await records.change(act.connection, act.before, given, act.caller.name)
+    own = (await records.of_tenants(act.connection, _known(kind), [act.tenant]))[act.tenant]
+    await lanes.change(act.connection, act.kit.flows, _known(kind), own)
+    return row
 
 
 @surface.operation(
@@ -214,6 +217,7 @@ async def delete_connection(act: Act, kind: KindInPath) -> Row:
     `default` use the server's environment."""
     await records.delete(act.connection, act.tenant, _known(kind))
     await sealed.delete(act.connection, act.tenant, records.secret_name(_known(kind)))
+    await lanes.retire(act.connection, _known(kind), act.tenant)
     return {"kind": kind, "deleted": True}
 
 

@@ -34,6 +34,7 @@ from ecluse.engine import (
     hold_for_runs,
     open_stage,
 )
+from ecluse.flows.connections import lanes
 from ecluse.flows.connections import records as connections
 from ecluse.flows.fiches.fetch import Fetched, save_details
 from ecluse.flows.fiches.ids import FicheId
@@ -149,9 +150,10 @@ class Transcription:
         at_once = {run.id for run in runs if run.tenant_id in with_key and not run.input["refresh"]}
         at_once -= set(await fetch_column(connection, UNFETCHED, (list(at_once),)))
         later = [run for run in runs if run.id not in at_once]
+        lane = await lanes.of_tenants(connection, "crm", self.refresh.lane, tenants)
         for priority in sorted({run.input["priority"] for run in later}):
             first = [
-                (run, [NewItem(run.input["fiche_id"], target="", payload=dict(run.input))])
+                (run, [NewItem(run.input["fiche_id"], "", dict(run.input), lane=lane[run.tenant_id])])
                 for run in later
                 if run.input["priority"] == priority
             ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0024"
-down_revision = "0022"
+down_revision = "0023"
 
 CONNECTIONS = """
 CREATE TABLE connections (
