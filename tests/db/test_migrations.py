@@ -28,6 +28,7 @@ TABLES = {
     "automation_settings",
     "claims",
     "clock_offset",
+    "connections",
     "deliveries",
     "effects",
     "events_outbox",

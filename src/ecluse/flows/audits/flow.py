@@ -103,7 +103,6 @@ class Audit:
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
         """Plan the audit of each new run. Raises NotFound or Refused if its fiche or config cannot be audited, and
         Conflict if its tenant has no connection to a model."""
-        await connections.require(connection, {(run.tenant_id, "llm") for run in runs})
         by_id = {run.id: run for run in runs}
         columns = [(run.id, run.tenant_id, run.input["fiche_id"], int(run.input["audit_config_id"])) for run in runs]
         found = await fetch_rows(connection, LOOK_UP, [list(column) for column in zip(*columns, strict=True)])
@@ -113,6 +112,7 @@ class Audit:
             _require(run, fiche, config, active)
             given = run.input
             wanted.append(NewAudit(run.tenant_id, run.id, given["fiche_id"], config, version, given["use_rlm"], "api"))
+        await connections.require(connection, {(run.tenant_id, "llm") for run in runs})
         items = await plan.plan(connection, wanted, self.stage.lane, self.config.model)
         await open_stage(connection, self.stage, [(run, items[run.id]) for run in runs], select=True)
 

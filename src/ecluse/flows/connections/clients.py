@@ -79,7 +79,8 @@ class Setup:
         elif tenant == DEFAULT:
             access = self.environment.get(kind) or Access()
         else:
-            raise PermanentError(records.no_connection(tenant, [kind]).message, code=records.CODE)
+            lacking = records.no_connection(tenant, [kind])
+            raise PermanentError(lacking.message, code=lacking.code)
         if schedule is None:
             return access
         key = await self._secret(connection, tenant, records.schedule_secret_name(schedule))

@@ -16,7 +16,6 @@ from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows
 Kind = Literal["crm", "speech", "llm"]
 KINDS: tuple[Kind, ...] = ("crm", "speech", "llm")
 VENDORS = {"crm": "the CRM", "speech": "speech to text", "llm": "the language model"}
-CODE = "NO_CONNECTION"
 ADD = "`ecluse connections create KIND --base-url URL --api-key KEY` (POST /api/connections)"
 
 CHANGEABLE = ("base_url", "model", "max_in_flight", "per_minute", "api_key_ends")
@@ -89,7 +88,7 @@ async def of_environment(connection: Connection, tenant: str, kinds: Collection[
 
 def no_connection(tenant: str, kinds: Collection[Kind]) -> Conflict:
     named = " and ".join(f"{VENDORS[kind]} (kind {kind})" for kind in sorted(kinds))
-    return Conflict(f"Tenant {tenant} has no connection to {named}: add it with {ADD}.", code=CODE)
+    return Conflict(f"Tenant {tenant} has no connection to {named}: add it with {ADD}.", code="NO_CONNECTION")
 
 
 async def load(connection: Connection, tenant: str, kind: Kind) -> Row:

@@ -99,22 +99,23 @@ class Vendors:
             async with context.database() as connection:
                 tenant, kind, schedule = credential
                 access = await self._setup.access(connection, tenant, kind, schedule)
+            await self._close_idle(credential)
             known = self._clients.get(credential)
             if known is None or known.access != access:
                 self._clients[credential] = Client(self._setup, kind, access, self._guard, self._clock.now)
             self._read_at[credential] = time.monotonic()
             if known is not None and known is not self._clients[credential]:
                 await known.retire()
-            await self._close_idle()
             return self._clients[credential]
 
     def _is_fresh(self, credential: Credential, oldest: float) -> bool:
         return time.monotonic() - self._read_at.get(credential, float("-inf")) <= oldest
 
-    async def _close_idle(self) -> None:
-        """Close the clients that were not used lately: a used one was read lately."""
+    async def _close_idle(self, needed: Credential) -> None:
+        """Close the clients that were not used lately, but for the one that is needed now. A connection that is used is
+        read again and again."""
         for credential, client in list(self._clients.items()):
-            if not client.calls and not self._is_fresh(credential, IDLE_SECONDS):
+            if credential != needed and not client.calls and not self._is_fresh(credential, IDLE_SECONDS):
                 del self._clients[credential], self._read_at[credential]
                 await client.retire()
 

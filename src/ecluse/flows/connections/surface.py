@@ -227,7 +227,7 @@ async def _try_stored(asked: Asked, kind: str) -> None:
         async with asked.kit.pool.connection() as connection:
             access = await _setup(asked).access(connection, asked.tenant, which)
     except VendorError as error:
-        if error.code == records.CODE:
+        if error.code == "NO_CONNECTION":
             raise NotFound(f"there is no connection {kind}") from error
         raise _refused(error) from error
     await _try(asked, which, access)
