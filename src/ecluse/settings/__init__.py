@@ -138,8 +138,8 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
     )
     CRM_BASE_URL: str | None = Field(
         None,
-        description="Base URL of the CRM, whose API is in docs/crm-api.md, for the tenant `default`; other tenants have "
-        "connections (docs/connections.md). Unset: runs that need the CRM fail with a reason.",
+        description="Base URL of the CRM, whose API is in docs/crm-api.md, for the tenant `default`; other tenants "
+        "have connections (docs/connections.md). Unset: runs that need the CRM fail with a reason.",
     )
     CRM_API_KEY: SecretStr | None = Field(
         None, description="API key for the CRM, of the tenant `default`; a schedule may have its own."
@@ -194,8 +194,8 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
     )
     ECLUSE_ALLOWED_NETWORKS: Annotated[str, AfterValidator(_networks)] = Field(
         "",
-        description="Private networks that URLs given by users (webhooks, recordings, connections) may reach: `10.1.0.0/16`, "
-        "separated by commas. There any port is allowed, elsewhere only 80 and 443.",
+        description="Private networks that URLs given by users (webhooks, recordings, connections) may reach: "
+        "`10.1.0.0/16`, separated by commas. There any port is allowed, elsewhere only 80 and 443.",
     )
     ECLUSE_PUBLIC_URL: str | None = Field(
         None, description="Public URL of this server, for links in mails. Unset: no links."
