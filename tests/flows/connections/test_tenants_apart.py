@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from functools import partial
 
+import psycopg
 import pytest
 
 from ecluse.base.errors import Conflict
+from ecluse.bootstrap import keep_days
+from ecluse.doctor.database import check_database
+from ecluse.settings import Settings
 from tests.support.api_server import add_tenant, new_key, serving
 from tests.support.automation_scenes import ONLY_DETAILS
 from tests.support.runs import start_run
@@ -118,3 +123,31 @@ async def test_each_credential_has_a_lane_with_the_caps_of_its_connection(automa
     ]
     caps = query("SELECT max_in_flight, round(per_second) FROM lanes WHERE tenant_id = 'acme'")
     assert set(caps) == {(3, 1500)}
+
+
+async def test_doctor_lists_the_tenants_whose_schedules_lack_a_connection(automate, connection, sandbox, dsn):
+    beta = replace(await automate(), tenant="beta")
+    await connect(connection, sandbox, "beta")
+    await beta.schedule("9010", run_audits=False)
+    ask = partial(check_database, dsn, 10, keep_days(Settings()))
+    assert [one.level for one in await ask() if one.what == "vendors"] == ["ok"]
+    await connection.execute("DELETE FROM connections WHERE kind = 'speech'")
+    (found,) = [one for one in await ask() if one.what == "vendors"]
+    assert (found.level, found.says) == ("warn", "tenant beta has no connection speech: runs of 1 schedules fail")
+    assert "ecluse --tenant beta connections create" in found.do
+
+
+def test_the_diagnostic_quotes_no_answer_to_another_tenant_s_call(dsn):
+    add_tenant(dsn, "beta")
+    with serving(dsn) as client, psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO lanes (name, held_until, held_reason, last_failure)"
+            " VALUES ('crm', now() + interval '1 hour', 'Retry-After: crm GET /fiches/9040: 429', 'of another')"
+        )
+        theirs = client.with_key(new_key(dsn, "viewer", "beta")).get("/api/automation/diagnostic")
+        ours = client.with_key(new_key(dsn, "viewer")).get("/api/automation/diagnostic")
+    assert theirs.status == ours.status == 200
+    assert "9040" not in theirs.body.decode()
+    assert "of another" not in theirs.body.decode()
+    assert any("as the vendor asked (Retry-After)" in hint for hint in theirs.json["hints"])
+    assert "9040" in ours.body.decode()
