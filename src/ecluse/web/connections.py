@@ -27,7 +27,7 @@ async def show_connections(request: Request) -> Response:
         return await read_page(connection, caller_of(request), CONNECTIONS, {}, limit=len(KINDS))
 
     stored = {one["kind"]: one for one in (await reads_of(request)(ask))["connections"]}
-    rows = [{"kind": kind, "vendor": VENDORS[kind], **stored.get(kind, {})} for kind in KINDS]
+    rows = [{"kind": kind, "vendor": VENDORS[kind], "base_url": None, **stored.get(kind, {})} for kind in KINDS]
     for row in rows:
         named = {"kind": row["kind"]}
         acts = OF_ONE if row["kind"] in stored else ()
