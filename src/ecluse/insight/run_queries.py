@@ -66,11 +66,6 @@ FROM run_log WHERE run_id = %(run)s
 ORDER BY id {order} LIMIT %(limit)s OFFSET %(offset)s
 """
 
-TRACE = """
-SELECT created_at, level, message, data, workflow, entity_type, entity_id, trace_id, inngest_event_id, function_id
-FROM workflow_logs WHERE run_id = %(run)s ORDER BY created_at {order}, id {order} LIMIT %(limit)s OFFSET %(offset)s
-"""
-
 # Reads what is open or waiting, each through an index that holds nothing else: finished rows cost nothing here.
 VITALS = """
 SELECT 'runs_open' AS what, ARRAY[flow, state] AS labels, count(*)::float8 AS value
@@ -252,16 +247,6 @@ async def list_log(
 async def count_log(connection: Connection, run_id: int) -> int:
     """Return how many lines the run's log has. The caller has checked the tenant."""
     return int(await fetch_value(connection, "SELECT count(*) FROM run_log WHERE run_id = %s", (run_id,)))
-
-
-async def list_trace(
-    connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
-) -> list[Row]:
-    """Return a page of the run's trace lines, which are stored if WORKFLOW_LOG_DB_ENABLED is set, the oldest first
-    unless `newest_first`."""
-    await check_tenant(connection, tenant, run_id)
-    statement = TRACE.format(order="DESC" if newest_first else "ASC")
-    return await fetch_all(connection, dict, statement, {"run": run_id, "limit": limit, "offset": offset})
 
 
 async def list_outcomes(

@@ -29,10 +29,6 @@ SCHEDULES = """(
     SELECT l.*, stale_at, coalesce(ecluse_now() > stale_at, false) AS is_stale
     FROM automation_schedule_list l CROSS JOIN LATERAL (
         SELECT l.running_since + l.clock_stood + %(longest)s AS stale_at) s)"""
-LIST = f"""
-SELECT * FROM {SCHEDULES} t WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s
-ORDER BY tenant_id, name LIMIT %(limit)s OFFSET %(offset)s
-"""  # noqa: S608 - our own names
 SHOW = f"SELECT *, ecluse_now() AS now FROM {SCHEDULES} t WHERE id = %(id)s AND tenant_id = %(tenant)s"  # noqa: S608
 ASIDE = ("window_start", "window_end", "running_since", "clock_stood", "now")  # not part of an answer
 # Deleted schedules are included: their runs can still be read.
