@@ -1,4 +1,4 @@
-"""Reads in one line: rows as tuples, as a class, or one value. Parameters for `jsonb_to_recordset`; filters."""
+"""Reads in one line: rows as tuples, as a class, or one value. Parameters for `jsonb_to_recordset`."""
 
 from __future__ import annotations
 
@@ -52,13 +52,6 @@ async def fetch_value(connection: Connection, statement: str, parameters: Parame
     """Return the first column of the first row, or None if there is no row."""
     row = await fetch_row(connection, statement, parameters)
     return None if row is None else row[0]
-
-
-def where(filters: Mapping[str, str], given: Mapping[str, Any], *also: str) -> str:
-    """Join by AND the conditions in `filters` whose name is `given` (not None), and those in `also`; return `true`
-    without any."""
-    conditions = [condition for name, condition in filters.items() if given.get(name) is not None]
-    return " AND ".join([*conditions, *also]) or "true"
 
 
 def as_json(value: Any) -> str:

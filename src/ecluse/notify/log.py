@@ -12,11 +12,11 @@ SHOW = """
 SELECT d.*, (SELECT coalesce(jsonb_agg(jsonb_build_object('execution', a.execution, 'at', a.at,
            'error_code', a.error_code, 'error', a.error, 'retry_at', a.retry_at) ORDER BY a.id), '[]')
        FROM attempts a WHERE a.run_id = d.id) AS attempts
-FROM delivery_list d WHERE d.tenant_id = coalesce(%s, d.tenant_id) AND d.id = %s
+FROM delivery_list d WHERE d.tenant_id = %s AND d.id = %s
 """
 
 
-async def show_delivery(connection: Connection, tenant: str | None, run_id: int) -> Row:
+async def show_delivery(connection: Connection, tenant: str, run_id: int) -> Row:
     """Return one delivery with its message, every failed attempt, and the final answer."""
     row = await fetch_one(connection, dict, SHOW, (tenant, run_id))
     if row is None:

@@ -120,14 +120,14 @@ async def test_a_redrive_does_not_turn_its_schedule_red_and_its_run_says_where_i
     second = (await redrive(connection, FLOW, "default", first.id)).run
     assert query("SELECT redrive_of, parent_run_id FROM runs WHERE id = %s", second.id) == [(first.id, first.id)]
     assert query("SELECT last_run_id FROM schedules WHERE id = %s", schedule) == [(first.id,)]
-    shown = await run_queries.show_run(connection, None, first.id)
+    shown = await run_queries.show_run(connection, "default", first.id)
     assert shown["after_redrives"] == {"selected": 4, "successful": 1, "failed": 2, "ignored": 1, "cancelled": 0}
     await ended(connection, second, f2="failed", f3="failed")
     assert query(STATED, schedule) == [("partial", 2, 0, 1, 1, 0)], "what failed had failed before"
     third = (await redrive(connection, FLOW, "default", second.id)).run
     await ended(connection, third, f2="successful", f3="cancelled")
     assert query(STATED, schedule) == [("partial", 3, 0, 1, 1, 1)]
-    shown = await run_queries.show_run(connection, None, first.id)
+    shown = await run_queries.show_run(connection, "default", first.id)
     assert shown["redrives"] == [second.id, third.id]
     assert shown["after_redrives"] == {"selected": 4, "successful": 2, "failed": 1, "ignored": 1, "cancelled": 0}
     # The cancelled one had failed before, and that is what is known of it; of the redrive itself, too.
@@ -136,7 +136,7 @@ async def test_a_redrive_does_not_turn_its_schedule_red_and_its_run_says_where_i
     fourth = (await redrive(connection, FLOW, "default", second.id)).run
     await ended(connection, fourth, f2="successful", f3="successful")
     assert query(STATED, schedule) == [("success", 4, 1, 1, 1, 1)]
-    shown = await run_queries.show_run(connection, None, first.id)
+    shown = await run_queries.show_run(connection, "default", first.id)
     assert (shown["status"], shown["after_redrives"]["failed"]) == ("partial", 0)
 
 
@@ -183,5 +183,5 @@ async def test_what_cannot_succeed_is_known_before_it_is_tried_again(automate, c
     again = await redrive(connection, world.flow, "default", run["id"], leave_out_hopeless=True)
     assert dict(again.run.input)["override_fiche_selection"]["fiche_ids"] == ["1000"]
     assert (await world.ended(again.run.id))["status"] == "completed"
-    shown = await run_queries.show_run(connection, None, run["id"])
+    shown = await run_queries.show_run(connection, "default", run["id"])
     assert shown["after_redrives"] == {"selected": 4, "successful": 2, "failed": 2, "ignored": 0, "cancelled": 0}

@@ -19,12 +19,12 @@ SELECT l.*, a.result, v.snapshot AS config,
            AS maybe_paid
 FROM audit_list l JOIN audits a ON a.id = l.id JOIN fiche_states f ON f.fiche_cache_id = a.fiche_cache_id
 JOIN audit_config_versions v ON v.audit_config_id = a.audit_config_id AND v.version = a.config_version
-WHERE a.tenant_id = coalesce(%(tenant)s, a.tenant_id) AND a.id = %(id)s AND {{visible}}
+WHERE a.tenant_id = %(tenant)s AND a.id = %(id)s AND {{visible}}
 """  # noqa: S608 - made of our own words
 
 
 async def show_audit(
-    connection: Connection, tenant: str | None, audit_id: int, *, visible: tuple[str, Row] = ("true", {})
+    connection: Connection, tenant: str, audit_id: int, *, visible: tuple[str, Row] = ("true", {})
 ) -> Row:
     """Return an audit with its result and the config version that was asked. An audit that the caller may not see is
     not found."""
