@@ -37,34 +37,6 @@ class Triggered(Shape):
     warnings: list[str] = Field(description="What is known beforehand: fiches left out, waits that are too short.")
 
 
-class AutomationRedrive(EitherSpelling):
-    model_config = ConfigDict(json_schema_extra=in_camel_case)
-
-    include_cancelled: bool = Field(False, description="Those, too, that were cancelled before they were finished.")
-    leave_out_hopeless: bool = Field(False, description="Not those that cannot succeed as they are (see the preview).")
-
-
-class Hopeless(Shape):
-    error_code: str = Field(examples=["NO_URL"])
-    count: int
-    fiche_id: str = Field(description="One of them.")
-    error: str | None
-
-
-class AutomationRedrivePreview(Shape):
-    run_id: Id
-    failed: int = Field(description="Fiches that failed, without the cancelled ones.")
-    cancelled: int = Field(description="Fiches that were cancelled before they were finished.")
-    takes: int = Field(description="How many fiches a redrive takes; with `include_cancelled`, the cancelled, too.")
-    cannot_succeed: int = Field(description="Of those it takes, how many cannot succeed as they are.")
-    causes: list[Hopeless] = Field(description="Why these cannot, the most frequent first.")
-
-
-class AutomationRedriven(Triggered):
-    parent_run_id: Id = Field(description="The run whose failed fiches these are.")
-    deduplicated: bool = Field(description="They were redriven before, and that run is still open: this is it.")
-
-
 class AutomationRunRow(Shape):
     id: Id
     tenant_id: str
