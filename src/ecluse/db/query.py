@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 from psycopg.rows import class_row, dict_row
@@ -52,6 +53,12 @@ async def fetch_value(connection: Connection, statement: str, parameters: Parame
     """Return the first column of the first row, or None if there is no row."""
     row = await fetch_row(connection, statement, parameters)
     return None if row is None else row[0]
+
+
+async def fetch_now(connection: Connection) -> datetime:
+    """Return the database's time, which counts for all replicas."""
+    at: datetime = await fetch_value(connection, "SELECT ecluse_now()")
+    return at
 
 
 def as_json(value: Any) -> str:

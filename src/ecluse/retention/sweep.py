@@ -20,7 +20,7 @@ import structlog
 
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import is_unavailable, one_line
-from ecluse.db.query import fetch_column, fetch_value
+from ecluse.db.query import fetch_column, fetch_now, fetch_value
 from ecluse.engine import Flow, Job, KeyedWrite
 from ecluse.retention import families
 from ecluse.retention.families import Limits
@@ -126,7 +126,7 @@ async def prune(
     refuses to delete does not stop the others. The caller holds the lock (`alone`); `report` gets the progress. Raises
     Busy if the database is busy."""
     pace = pace or Pace()
-    now = await _now(connection)
+    now = await fetch_now(connection)
     tables = own_tables(flows)
     with _apart("rows of deleted runs", pace):
         await _finish(connection, tables, pace, lambda rows: report("runs", rows))
@@ -253,7 +253,7 @@ async def _delete_left_behind(
 
 async def foresee(connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> list[Pruned]:
     """Count the rows that `prune` would delete by these rules, without deleting any; one result per rule."""
-    now = await _now(connection)
+    now = await fetch_now(connection)
     found = []
     for rule in rules:
         if rule.keep is None:
@@ -283,8 +283,3 @@ async def _foresee_runs(connection: Connection, rule: Rule, limits: Limits, tabl
             rows[table] += await fetch_value(connection, OF_RUNS.format(table=table, column=column), (some,))
         ended += await fetch_column(connection, ENDED, (some,))
     return Pruned(rule, rows, min(ended, default=None), max(ended, default=None), kept)
-
-
-async def _now(connection: Connection) -> datetime:
-    now: datetime = await fetch_value(connection, "SELECT ecluse_now()")
-    return now
