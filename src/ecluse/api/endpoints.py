@@ -224,7 +224,7 @@ async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
     await keys.put(act.connection, act.tenant, old_secret_name(endpoint_id), old)
     await keys.put(act.connection, act.tenant, secret_name(endpoint_id), secret)
     act.answers(200, secret=secret)
-    return {**endpoints.shown(await endpoints.rotated(act.connection, act.tenant, endpoint_id)), "secret": None}
+    return {**endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, {})), "secret": None}
 
 
 @surface.operation(
