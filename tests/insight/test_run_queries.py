@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from ecluse.base.errors import NotFound, PermanentError, TransientError
+from ecluse.db.query import Row
 from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext
 from ecluse.insight import run_queries
 from tests.support.engine_flows import PATIENCE, flow, keys, run_to_end, stage
@@ -169,7 +170,7 @@ async def test_the_log_of_a_run_is_paged(start_kit, connection):
 async def test_every_outcome_is_read_once_however_many_pages_they_are(start_kit, connection):
     kit = await start_kit(f := flow(stage(by_name)))
     row = await run_to_end(kit, f, ["", *keys(20)])
-    rows: list[run_queries.Row] = []
+    rows: list[Row] = []
     while page := await run_queries.list_outcomes(
         connection, "default", row["id"], after=rows[-1]["target"] if rows else None, limit=7
     ):

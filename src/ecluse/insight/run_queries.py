@@ -12,12 +12,11 @@ from typing import Any
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_all, fetch_one, fetch_value
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_value
 from ecluse.engine.runs.items import COUNTS
 from ecluse.engine.runs.waiters import IN_FLIGHT
 from ecluse.insight.redrive_chains import redrives_of, standing
 
-Row = dict[str, Any]
 SOME = 5  # targets named with the reason for which they failed
 WILL_FAIL = "will fail"  # standing of a target that has no outcome yet, but is known to fail
 

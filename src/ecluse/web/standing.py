@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_value
-from ecluse.insight.run_queries import Row
+from ecluse.db.query import Row, fetch_value
 from ecluse.insight.stalls import is_quiet
 from ecluse.insight.waiting import RunWaits
 from ecluse.web.figures import Bar

@@ -62,10 +62,7 @@ def check_schedulable(flow: Flow) -> None:
 TIMING = ("cron", "timezone", "window_start", "window_end", "enabled")
 
 LOAD = "SELECT * FROM schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
-LIST = """
-SELECT * FROM schedules WHERE deleted_at IS NULL AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
-ORDER BY tenant_id, name LIMIT %(limit)s OFFSET %(offset)s
-"""
+LIST = "SELECT * FROM schedules WHERE deleted_at IS NULL AND tenant_id = %s ORDER BY name LIMIT %s OFFSET %s"
 SLOTS = """
 SELECT due_at, state, reason, run_id, decided_at FROM schedule_slots WHERE schedule_id = %s
 ORDER BY due_at DESC LIMIT 20
@@ -136,11 +133,9 @@ async def show_schedule(connection: Connection, tenant_id: str, schedule_id: int
     return {**row, "slots": await fetch_all(connection, dict, SLOTS, (schedule_id,))}
 
 
-async def list_schedules(
-    connection: Connection, tenant_id: str | None, *, limit: int, offset: int
-) -> list[dict[str, Any]]:
-    """List the schedules of a tenant, or of all tenants if none is given."""
-    return await fetch_all(connection, dict, LIST, {"tenant": tenant_id, "limit": limit, "offset": offset})
+async def list_schedules(connection: Connection, tenant_id: str, *, limit: int, offset: int) -> list[dict[str, Any]]:
+    """List the schedules of a tenant."""
+    return await fetch_all(connection, dict, LIST, (tenant_id, limit, offset))
 
 
 async def fire_by_hand(

@@ -71,10 +71,6 @@ class ExpectedFailure(Shape):
     reason: str = Field(examples=["1 of 3 recordings has no URL in the CRM (171234-2)"])
 
 
-class AutomationStageRow(StageRow):
-    """A stage of an automation run."""
-
-
 class AutomationRun(AutomationRunRow):
     correlation_id: str | None
     is_stale: bool
@@ -89,7 +85,7 @@ class AutomationRun(AutomationRunRow):
     will_fail: WillFail
     result_summary: dict[str, Any] | None
     error_details: dict[str, Any] | None
-    stages: list[AutomationStageRow]
+    stages: list[StageRow]
     redrives: list[Id]
     after_redrives: Standing | None = Field(
         description="The latest outcome of each fiche, over the run and its redrives; null without redrives."
