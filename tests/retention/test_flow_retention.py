@@ -7,9 +7,8 @@ from datetime import timedelta
 import pytest
 
 from ecluse.bootstrap import load_flows, retention_rules
-from ecluse.engine import Start
+from ecluse.engine import Choice, Start, load_run, redrive
 from ecluse.flows.automation import queries, schedules
-from ecluse.flows.automation.start import redrive
 from ecluse.flows.transcriptions import queries as transcriptions
 from ecluse.flows.transcriptions.start import start
 from ecluse.notify.flow import working
@@ -67,7 +66,7 @@ async def a_busy_day(world, connection, receiver, secrets) -> dict[str, int]:
     )
     first = await world.trigger(schedule)
     assert (await world.ended(first))["status"] == "partial"
-    again = (await redrive(connection, world.flow, "default", first)).run.id
+    again = (await redrive(connection, world.flow, await load_run(connection, first), Choice())).run.id
     await world.ended(again)
     by_name = world.kit.by_name
     (alone,) = await start(connection, by_name["transcription"], "default", ["1002"], event_ids=["by-hand"])
