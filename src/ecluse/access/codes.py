@@ -85,7 +85,7 @@ REFUSALS = {
     ),
     "NOTHING_FAILED": Refusal(409, "The run has no failed targets to redrive.", "Nothing: there is nothing to repeat."),
     "ONLY_CANCELLED": Refusal(
-        409, "All targets that did not succeed were cancelled.", "Set `include_cancelled` to redrive those."
+        409, "All targets that did not succeed were cancelled.", "Redrive those with `outcome=all`."
     ),
     "ONLY_HOPELESS": Refusal(
         409, "All failed targets would fail again.", "Correct what the message names, or redrive the hopeless ones too."

@@ -109,13 +109,12 @@ async def erase_rows(
     flows: Mapping[str, Flow],
     folders: Mapping[str, TraceFolder],
     tenant: str,
-    tell: sweep.Report,
     pace: Pace,
 ) -> Counter[str]:
     """Erase the rows of a disabled tenant, and the log files of its runs on this host."""
     runs = await fetch_rows(connection, OF_FLOWS, (tenant, list(folders)))
     files = sum(folders[name].erase(run) for name, run in runs)
-    done = await erasure.delete_tenant(connection, flows, tenant, TENANT, tell, pace)
+    done = await erasure.delete_tenant(connection, flows, tenant, TENANT, pace)
     done["log files"] = files
     return done
 
@@ -146,7 +145,7 @@ async def _do(
             done = Counter({one.rule.kind.name: one.rows.total() for one in pruned})
             tenant, action, subject = tenants.DEFAULT, "retention.pruned", "retention"
         else:
-            done = await erase_rows(connection, flows, folders, asked.subject, lambda _, __: None, Pace())
+            done = await erase_rows(connection, flows, folders, asked.subject, Pace())
             tenant, action, subject = asked.subject, "tenant.erased", f"tenant:{asked.subject}"
     except (Busy, Stuck) as error:
         log.warning("maintenance goes on later", what=asked.what, subject=asked.subject, error=str(error))

@@ -14,7 +14,7 @@ from ecluse.access.envelope import Refused
 from ecluse.access.listing import Listing
 from ecluse.access.secrets import Secrets
 from ecluse.access.surface import Act, Command, Look, Noun, Surface
-from ecluse.access.wire import Body, Shape
+from ecluse.access.wire import Body, Deleted, Shape
 from ecluse.api.shapes import Id
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import partial_of
@@ -99,11 +99,6 @@ class NewEndpoint(EndpointRow):
         description="Of a webhook: what its signatures are made with (Standard Webhooks). Not shown again.",
         examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"],
     )
-
-
-class DeletedEndpoint(Shape):
-    id: Id
-    deleted: Literal[True]
 
 
 class Begun(Shape):
@@ -191,7 +186,7 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
     "DELETE",
     OF_ENDPOINT,
     needs=WRITE,
-    answer=DeletedEndpoint,
+    answer=Deleted,
     action="endpoint.delete",
     subject="endpoint:{endpoint_id}",
     command=Command("notifications endpoints delete"),
@@ -201,7 +196,7 @@ async def delete_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
     await endpoints.delete(act.connection, act.tenant, endpoint_id)
     for name in (secret_name(endpoint_id), old_secret_name(endpoint_id)):
         await sealed.delete(act.connection, act.tenant, name)
-    return {"id": endpoint_id, "deleted": True}
+    return {"id": str(endpoint_id), "deleted": True}
 
 
 @surface.operation(
@@ -224,7 +219,7 @@ async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
     await keys.put(act.connection, act.tenant, old_secret_name(endpoint_id), old)
     await keys.put(act.connection, act.tenant, secret_name(endpoint_id), secret)
     act.answers(200, secret=secret)
-    return {**endpoints.shown(await endpoints.rotated(act.connection, act.tenant, endpoint_id)), "secret": None}
+    return {**endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, {})), "secret": None}
 
 
 @surface.operation(

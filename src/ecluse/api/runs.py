@@ -15,9 +15,10 @@ from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Act, Command, Look, Noun, Surface
 from ecluse.access.wire import Filter, IdFilter, Instant, Limit, Offset, Order, TargetFilter, with_ids_as_text
 from ecluse.api import shapes
-from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.api.flows import named, run_of
+from ecluse.base.errors import InvalidInput
 from ecluse.db.query import Row
-from ecluse.engine import Flow, Run, Start, load_run, start_runs
+from ecluse.engine import Start, start_runs
 from ecluse.engine.work.completion import end_by_operator
 from ecluse.insight import run_queries
 from ecluse.insight.previews import preview_end
@@ -127,15 +128,13 @@ async def list_log(look: Look, run_id: RunId, order: Order = "asc", limit: Limit
 )
 async def start_run(act: Act, body: shapes.StartRun) -> Row:
     """Start a run of a loaded flow. With an `Idempotency-Key`, a repetition gets the same answer."""
-    kit, given_once = act.kit, act.idempotency_key
-    if body.flow not in kit.by_name:
-        raise InvalidInput(f"there is no flow {body.flow!r} (known: {', '.join(sorted(kit.by_name)) or 'none'})")
-    if why_not := kit.by_name[body.flow].not_by_hand:
-        raise InvalidInput(why_not)
+    flow, given_once = named(act, body.flow), act.idempotency_key
+    if flow.not_by_hand:
+        raise InvalidInput(flow.not_by_hand)
     # Under this key a repetition whose stored answer has been deleted still finds the run of the first request.
     event_key = body.key or f"{body.flow}-request-{f'{given_once}-{_digest(body)}' if given_once else uuid.uuid4()}"
     start = Start(
-        kit.by_name[body.flow],
+        flow,
         event_key,
         tenant_id=act.tenant,
         input=body.input,
@@ -160,7 +159,7 @@ def _digest(body: shapes.StartRun) -> str:
 )
 async def preview_end_of_run(look: Look, run_id: RunId) -> Row:
     """Preview what ending the run now would do; nothing is changed."""
-    preview = await preview_end(look.connection, *await _of_caller(look, run_id))
+    preview = await preview_end(look.connection, *await run_of(look, run_id, "read"))
     if preview["ended"]:
         raise _ended(run_id)
     return preview
@@ -178,20 +177,11 @@ async def preview_end_of_run(look: Look, run_id: RunId) -> Row:
 async def end_run(act: Act, run_id: RunId, body: shapes.Reason) -> Row:
     """End a run now: it is cancelled, by this key and for this reason. No more items of it are started, nor of the runs
     that only it waits for; targets that are not finished get the code `CANCELLED`."""
-    flow, run = await _of_caller(act, run_id)
+    flow, run = await run_of(act, run_id, "write")
     recorded = partial(record, act.connection, act.request, "run.end", f"run:{run_id}", body.reason)
     if not await end_by_operator(act.connection, flow, run, body.reason, by=act.caller.name, record=recorded):
         raise _ended(run_id)
     return {"run_id": str(run_id), "ended": True}
-
-
-async def _of_caller(look: Look, run_id: int) -> tuple[Flow, Run]:
-    run = await load_run(look.connection, run_id)
-    if run.tenant_id != look.tenant:
-        raise NotFound(f"there is no run {run_id}")
-    if run.flow not in look.kit.by_name:
-        raise Refused(409, "FLOW_NOT_LOADED", f"Run {run_id} is of flow {run.flow!r}, which is not loaded here.")
-    return look.kit.by_name[run.flow], run
 
 
 def _ended(run_id: int) -> Refused:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ecluse.cli import show
 from ecluse.cli.arguments import Parser
-from ecluse.cli.catalogue import CONNECTION, Found, Json, Local, add_connection, find, help_of_group, merged
+from ecluse.cli.catalogue import CONNECTION, Found, Json, Local, add_connection, find, help_of_group, merged, name_of
 from ecluse.cli.client import Client
 from ecluse.cli.document import commands_of
 from ecluse.cli.failure import INTERRUPTED, OK, REFUSED, Failure, meant, misused
@@ -91,17 +91,13 @@ def _group(commands: Sequence[Local | Json], found: Found) -> int:
         word = found.rest[0]
         names = {
             one.split()[len(found.words)]
-            for one in _names(commands)
+            for one in map(name_of, commands)
             if one.split()[: len(found.words)] == [*found.words]
         }
         what = "option" if word.startswith("-") else "command"
         raise misused(f"there is no {what} {show.harmless(word)!r}.{meant(word, names)} See `{name} --help`.")
     show.write(help_of_group(commands, found.words, shutil.get_terminal_size().columns))
     return OK if found.rest else REFUSED
-
-
-def _names(commands: Sequence[Local | Json]) -> list[str]:
-    return [one.name if isinstance(one, Local) else one["name"] for one in commands]
 
 
 def _ask_server(
@@ -114,7 +110,7 @@ def _ask_server(
     except Failure:  # there is no server to ask
         return commands, found
     more = {one["name"]: one for one in commands_of(document)}
-    here = set(_names(commands))
+    here = set(map(name_of, commands))
     commands = [*commands, *(one for name, one in more.items() if name not in here)]
     return commands, find(commands, words)
 

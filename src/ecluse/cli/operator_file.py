@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,17 @@ def changing(folder: Path) -> Iterator[Json]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         content = read(folder)
         yield content
-        written = folder / f"{NAME}.new"
-        written.unlink(missing_ok=True)
-        handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            json.dump(content, file)
-        written.replace(folder / NAME)
+        write_private(folder / NAME, content)
+
+
+def write_private(file: Path, content: Mapping[str, Any]) -> None:
+    """Replace the file by this content, readable by its owner only."""
+    written = file.with_suffix(".new")
+    written.unlink(missing_ok=True)
+    handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as out:
+        json.dump(content, out, indent=2)
+    written.replace(file)
 
 
 def announce(folder: Path) -> None:

@@ -127,9 +127,4 @@ def profile(name: str) -> dict[str, str]:
 def save_profiles(known: Mapping[str, Mapping[str, str]]) -> None:
     file = profiles_file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    written = file.with_suffix(".new")
-    written.unlink(missing_ok=True)
-    handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as out:
-        json.dump(known, out, indent=2)
-    written.replace(file)
+    operator_file.write_private(file, known)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from ecluse.demo import account, overrides
-from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, VENDORS, Override
+from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
 from ecluse.demo.scene import Scene, post, scene, stay, write_json
 from ecluse.demo.watching import Kill, Seen, watch
 
@@ -85,7 +85,7 @@ def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
     )
     overrides.show(console, OVERRIDES)
     set_up = time.monotonic()
-    with scene({**overrides.environment(OVERRIDES), **VENDORS}, FAULTS, given=given) as played:
+    with scene(overrides.environment(OVERRIDES), FAULTS, given=given) as played:
         key = played.operator_key()
         schedule = _schedule(played, key, fiches)
         console.print(

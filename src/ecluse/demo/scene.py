@@ -39,14 +39,13 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass
 class Scene:
-    """A running demonstration: the simulated vendors, the database, and the server process with the `arguments` of
-    `ecluse serve` and its `environment`. Files are in `data`."""
+    """A running demonstration: the simulated vendors, the database, and the server process with its
+    `environment`. Files are in `data`."""
 
     vendor: str  # URL of the simulated vendors
     dsn: str
     data: Path
     environment: dict[str, str]
-    arguments: Sequence[str]
     psql: str  # command that opens psql on the database
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
@@ -63,7 +62,7 @@ class Scene:
         """Start the server, on the same port each time, and wait until it is ready. Raises SetUpError with its last log
         lines."""
         self.port = self.port or _free_port()
-        command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port), *self.arguments]
+        command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port)]
         # Failures are part of the demonstration: the server's output goes to a file, not to the terminal.
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - our own program
@@ -124,11 +123,7 @@ class Scene:
 
 @contextmanager
 def scene(
-    environment: Mapping[str, str],
-    faults: Sequence[Mapping[str, object]],
-    *,
-    arguments: Sequence[str] = (),
-    given: str | None = None,
+    environment: Mapping[str, str], faults: Sequence[Mapping[str, object]], *, given: str | None = None
 ) -> Iterator[Scene]:
     """Start everything a demonstration needs. `{vendor}` in the environment's values becomes the URL of the simulated
     vendors. Knobs in the caller's environment are dropped: a demonstration touches no database but the `given` one, and
@@ -137,7 +132,7 @@ def scene(
         own = {name: value.format(vendor=vendor) for name, value in environment.items()}
         whole = {**_inherited(data), **own, **reached_by, "no_proxy": "127.0.0.1"}
         where = "DATABASE_URL=…" if given else f"ECLUSE_DATA_DIR={data}/postgres"
-        played = Scene(vendor, dsn, data, whole, arguments, f"{where} {sys.executable} -m ecluse psql")
+        played = Scene(vendor, dsn, data, whole, f"{where} {sys.executable} -m ecluse psql")
         try:
             played.start_server()
             yield played

@@ -46,7 +46,6 @@ from ecluse.engine.runs.leases import (
     force_release,
     hold_for_runs,
     holders,
-    list_leases,
     still_mine,
 )
 from ecluse.engine.runs.leases import acquire as acquire_lease

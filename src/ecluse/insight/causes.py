@@ -74,11 +74,9 @@ class Facts:
     lane: str
     paused_at: datetime | None
     paused_reason: str | None
-    paused_by: str | None
     held_until: datetime | None
     held_reason: str | None
     down_since: datetime | None  # the lane's breaker has opened, and no call has been answered since
-    last_failure: str | None
     clock_stopped: bool
     per_second: float | None
     spacing: timedelta | None
@@ -117,25 +115,20 @@ def cause_of(item: Facts) -> Cause:
     return "queued" if item.spacing is None else "throttled"
 
 
-def detail_of(item: Facts, *, shared: bool = False) -> str:
-    """Describe the cause for people, without the item's position in the queue. All tenants use the same lanes: an
-    answer that is `shared` with a tenant names no operator and quotes no vendor's response to another tenant's call."""
-    match cause_of(item):
+def detail_of(item: Facts) -> str:
+    """Describe the cause for people, without the item's position in the queue. All tenants use the same lanes: the
+    answer names no operator and quotes no vendor's response to another tenant's call."""
+    match cause := cause_of(item):
         case "paused":
-            by = "an operator" if shared else item.paused_by
             since = "" if item.paused_at is None else f" (since {instant(item.paused_at)})"
             clock = "; the clock of its stage stands still" if item.clock_stopped else ""
-            return f"lane {item.lane} was paused by {by}: {item.paused_reason}{since}{clock}"
+            return f"lane {item.lane} was paused by an operator: {item.paused_reason}{since}{clock}"
         case "breaker" if item.down_since is not None:
             held = "one call at a time probes it"
             probe = held if item.held_until is None else f"next probe {instant(item.held_until)}"
-            failure = "" if shared else f": {item.last_failure}"
-            return f"lane {item.lane}: vendor down since {instant(item.down_since)}, {probe}{failure}"
+            return f"lane {item.lane}: vendor down since {instant(item.down_since)}, {probe}"
         case "held" | "breaker" if item.held_until is not None:
-            why = item.held_reason
-            if shared:
-                broken = (item.held_reason or "").startswith(TRIGGERED)
-                why = "its breaker is open" if broken else "as the vendor asked (Retry-After)"
+            why = "its breaker is open" if cause == "breaker" else "as the vendor asked (Retry-After)"
             return f"lane {item.lane} is held until {instant(item.held_until)}: {why}"
         case "breaker":
             return f"lane {item.lane} tries one call at a time after its breaker's pause"
@@ -163,10 +156,10 @@ def detail_of(item: Facts, *, shared: bool = False) -> str:
             return "about to be claimed"
 
 
-def detail_with_position(item: Facts, *, shared: bool = False) -> str:
+def detail_with_position(item: Facts) -> str:
     """Describe the cause for people, like `detail_of`, and add how many items of the lane are before this one, where it
     waits for its turn."""
-    detail = detail_of(item, shared=shared)
+    detail = detail_of(item)
     if cause_of(item) not in ("in flight", "throttled", "queued") and not (item.probing and item.held_until is None):
         return detail
     before = f"at least {item.counted}" if item.position is None else item.position
@@ -188,13 +181,13 @@ def expected(item: Facts) -> datetime | None:
     return item.now + timedelta(seconds=position / item.pace) if item.pace else None
 
 
-def grouped(items: Sequence[Facts], count: int, *, shared: bool) -> Group:
-    """Return the group of `count` items with the same cause, of which `items` are known: the first, some, and the last.
-    `shared`: see `detail_of`."""
+def grouped(items: Sequence[Facts], count: int) -> Group:
+    """Return the group of `count` items with the same cause, of which `items` are known: the first, some, and the
+    last."""
     first, last = items[0], items[-1]
     if last.position is None and first.position is not None:
         last = replace(last, position=first.position + count - 1)  # at least
-    cause, detail = cause_of(first), detail_of(first, shared=shared)
+    cause, detail = cause_of(first), detail_of(first)
     if cause == "retry" and count > 1:
         when = f"from {instant(first.due_at)} to {instant(last.due_at)}"
         detail = f"next attempts {when}, the first after {first.error_code}: {first.error}"

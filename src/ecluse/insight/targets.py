@@ -72,7 +72,7 @@ async def show_target(connection: Connection, tenant: str, run_id: int, target: 
         "effects": await fetch_all(connection, dict, EFFECTS, given),
         "log": await fetch_all(connection, dict, LOG, given),
         "runs": await fetch_all(connection, dict, RUNS, given),
-        "waiting": [asdict(one) for one in await why_items(connection, waiting, shared=True)],
+        "waiting": [asdict(one) for one in await why_items(connection, waiting)],
     }
 
 

@@ -48,7 +48,7 @@ LEFT JOIN LATERAL (SELECT * FROM stages s WHERE s.run_id = r.id AND s.ended_at I
                    ORDER BY s.started_at DESC, s.stage LIMIT 1) s ON true,
 LATERAL (SELECT coalesce(sum(b.calls), 0)::int AS calls, min(b.since) AS since FROM busy b JOIN above a
          ON a.busy_run = b.run_id AND a.id = r.id) b
-WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = %(tenant)s)
+WHERE r.id = %(run)s AND r.tenant_id = %(tenant)s
 """  # noqa: S608 - our own names
 
 FULL_KEYS = """
@@ -131,9 +131,9 @@ SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.execut
        (d.ahead + (SELECT coalesce(sum(least(o.n, d.ahead + 1)), 0) FROM line o
                    WHERE o.lane_id = m.lane_id AND o.tenant_id <> m.tenant_id))::int AS position,
        (SELECT coalesce(sum(n), 0) FROM line o WHERE o.lane_id = m.lane_id)::int AS counted,
-       l.name AS lane, l.paused_at, l.paused_reason, l.paused_by,
+       l.name AS lane, l.paused_at, l.paused_reason,
        CASE WHEN l.held_until > now THEN l.held_until END AS held_until,
-       l.held_reason, CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since, l.last_failure,
+       l.held_reason, CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since,
        l.clock_stopped_at IS NOT NULL AS clock_stopped, l.per_second, l.spacing,
        greatest(l.next_free_at, now) AS next_free_at, l.max_in_flight, l.in_flight,
        coalesce(l.failures >= l.break_after, false) AS probing, coalesce(m.group_key = ANY(l.full_keys), false)
@@ -181,17 +181,15 @@ class RunWaits:
     groups: Sequence[Group]
 
 
-async def why(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
-    """Return a page of the waiting items of a run and of the runs it waits for, in queue order, each with the cause.
-    `tenant` None: any tenant's run, with all details of the lanes; otherwise raise NotFound for another tenant's
-    run."""
+async def why(connection: Connection, tenant: str, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
+    """Return a page of the waiting items of a run and of the runs it waits for, in queue order, each with the cause."""
     await check_tenant(connection, tenant, run_id)
     page = await fetch_column(connection, PAGE, {"run": run_id, "limit": limit, "offset": offset})
-    return await why_items(connection, page, shared=tenant is not None)
+    return await why_items(connection, page)
 
 
-async def why_items(connection: Connection, ids: Collection[int], *, shared: bool) -> list[Waiting]:
-    """Return those of the items that wait, in queue order. `shared`: the answer is for a tenant."""
+async def why_items(connection: Connection, ids: Collection[int]) -> list[Waiting]:
+    """Return those of the items that wait, in queue order."""
     return [
         Waiting(
             one.id,
@@ -201,7 +199,7 @@ async def why_items(connection: Connection, ids: Collection[int], *, shared: boo
             one.stage,
             one.lane,
             cause_of(one),
-            detail_with_position(one, shared=shared),
+            detail_with_position(one),
             one.position,
             expected(one),
         )
@@ -209,9 +207,8 @@ async def why_items(connection: Connection, ids: Collection[int], *, shared: boo
     ]
 
 
-async def why_run(connection: Connection, tenant: str | None, run_id: int) -> RunWaits:
-    """Explain why a run and the runs it waits for do not go on, by cause; the most frequent first. `tenant`: see
-    `why`."""
+async def why_run(connection: Connection, tenant: str, run_id: int) -> RunWaits:
+    """Explain why a run and the runs it waits for do not go on, by cause; the most frequent first."""
     run = await _run(connection, tenant, run_id)
     if run["ended_at"] is not None:
         end = "cancelled" if run["state"] == "cancelled" else run["status"]
@@ -226,7 +223,7 @@ async def why_run(connection: Connection, tenant: str | None, run_id: int) -> Ru
         # An item that was claimed between the two statements no longer waits.
         ids = [item for item in (row["first"], *row["some"], row["last"]) if item in facts]
         if ids:
-            groups.append(grouped([facts[item] for item in ids], row["count"], shared=tenant is not None))
+            groups.append(grouped([facts[item] for item in ids], row["count"]))
     groups = merged(groups) or [await _itself(connection, run)]
     total = sum(group.count for group in groups if group.lane is not None)
     blocked = not run["calls"] and all(group.cause in BLOCKING for group in groups)
@@ -264,7 +261,7 @@ def _calls(count: int) -> str:
     return "1 call is" if count == 1 else f"{count:,} calls are"
 
 
-async def _run(connection: Connection, tenant: str | None, run_id: int) -> dict[str, Any]:
+async def _run(connection: Connection, tenant: str, run_id: int) -> dict[str, Any]:
     row = await fetch_one(connection, dict, RUN, {"run": run_id, "tenant": tenant})
     if row is None:
         raise NotFound(f"there is no run {run_id}")

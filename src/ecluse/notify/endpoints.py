@@ -27,10 +27,6 @@ UPDATE notification_endpoints SET {{sets}}, updated_at = ecluse_now(),
     disabled_reason = CASE WHEN %(is_active)s::boolean IS NULL THEN disabled_reason END
 WHERE tenant_id = %(tenant)s AND id = %(endpoint)s RETURNING {COLUMNS}
 """  # noqa: S608 - our own names
-ROTATE = f"""
-UPDATE notification_endpoints SET updated_at = ecluse_now()
-WHERE tenant_id = %(tenant)s AND id = %(endpoint)s AND kind = 'webhook' RETURNING {COLUMNS}
-"""  # noqa: S608 - our own names
 GONE = """
 UPDATE notification_endpoints SET is_active = false, disabled_reason = %s, updated_at = ecluse_now()
 WHERE tenant_id = %s AND id = %s AND is_active
@@ -95,12 +91,6 @@ async def update(connection: Connection, tenant: str, endpoint_id: int, changes:
     sets = ", ".join(f"{name} = %({name})s" for name in CHANGEABLE if name in changes) or "kind = kind"
     given = {"is_active": None, **changes, "tenant": tenant, "endpoint": endpoint_id}
     return await _the_one(connection, UPDATE.format(sets=sets), given)
-
-
-async def rotated(connection: Connection, tenant: str, endpoint_id: int) -> Row:
-    """Set the time of the last change of a webhook endpoint whose secret was replaced; return its row. Raises NotFound
-    for a mail endpoint, too."""
-    return await _the_one(connection, ROTATE, {"tenant": tenant, "endpoint": endpoint_id})
 
 
 async def delete(connection: Connection, tenant: str, endpoint_id: int) -> None:

@@ -205,19 +205,16 @@ async def delete_tenant(
     flows: Mapping[str, Flow],
     tenant: str,
     tables: Sequence[Erasure],
-    report: sweep.Report,
     pace: Pace,
 ) -> Counter[str]:
-    """Delete all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches; `report` gets the
-    progress. Return the number of rows by table. After a crash the next call continues. Raises Stuck if runs are open
+    """Delete all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches.
+    Return the number of rows by table. After a crash the next call continues. Raises Stuck if runs are open
     or locked."""
     done: Counter[str] = Counter()
     own = sweep.own_tables(flows)
     while found := await fetch_rows(connection, RUNS_OF_TENANT, (tenant, 1_000)):
         runs = [run for run, _ in found]
-        rows = await sweep.delete_in_batches(
-            connection, runs, Limits({}), own, pace, lambda n: report("runs", n), needed_too=True
-        )
+        rows = await sweep.delete_in_batches(connection, runs, Limits({}), own, pace, needed_too=True)
         if not rows["runs"]:
             open_runs = [run for run, is_open in found if is_open]
             why = "open" if open_runs else "locked by another session"
@@ -231,5 +228,4 @@ async def delete_tenant(
                 given = {"tenant": tenant, "limit": limit}
                 deleted = (await connection.execute(statement, given)).rowcount  # type: ignore[arg-type, unused-ignore]
             done[one.table] += deleted
-            report(one.what, deleted)
     return done

@@ -56,7 +56,7 @@ class Engine:
                 started = await start_run(connection, Start(flow, f"test-{uuid.uuid4()}", input=given))
             await kit.wait_for_run(started.run.id, max_wait)
             async with kit.pool.connection() as connection:
-                run = await run_queries.show_run(connection, None, started.run.id)
+                run = await run_queries.show_run(connection, started.run.tenant_id, started.run.id)
                 sql = "SELECT target, outcome, error_code FROM outcomes WHERE run_id = %s ORDER BY target"
                 rows = await fetch_rows(connection, sql, (started.run.id,))
         finally:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row
 from ecluse.insight import run_queries
 from ecluse.insight.redrive_chains import redrives_of, standing
 from ecluse.insight.stalls import Stall, stalls
 
-Row = run_queries.Row
 WORK = {"done": "done", "failed": "failed", "ignored": "ignored", "in_flight": "in flight"}
 WORK |= {"unfinished": "unfinished"}  # at the end of the run
 NOT_FINISHED = ("in flight", "unfinished", "cancelled")

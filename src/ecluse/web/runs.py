@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator
 from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import Filter, Offset, kit_of, number, reads_of
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row
 from ecluse.engine import State, list_schedules
 from ecluse.flows.automation.schedules import FLOW as AUTOMATION
 from ecluse.insight import run_queries
@@ -126,7 +127,7 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
     # A filter by state or target shows every such run, redrives included.
     fold = not (wanted.all or wanted.state or wanted.target)
 
-    async def ask(connection: Connection) -> tuple[bool, Table, run_queries.Row | None]:
+    async def ask(connection: Connection) -> tuple[bool, Table, Row | None]:
         rows = await run_queries.list_runs(
             connection,
             tenant=tenant,
@@ -207,7 +208,7 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
     return {**shown, **said, "part": part, "sizes": sizes, "bars": bars, "busy": not ended, "over": ended}
 
 
-def _buttons(request: Request, run: run_queries.Row) -> list[Button]:
+def _buttons(request: Request, run: Row) -> list[Button]:
     """Return what can be done with a run in its present state."""
     one, back = {"run_id": run["id"]}, f"/ui/runs/{run['id']}"
     if run["ended_at"] is None:
@@ -223,7 +224,7 @@ def _buttons(request: Request, run: run_queries.Row) -> list[Button]:
     return found + buttons(request, ("start_run", {}), back=back, **given)
 
 
-def _redrive(request: Request, run: run_queries.Row, **choice: str | None) -> list[Button]:
+def _redrive(request: Request, run: Row, **choice: str | None) -> list[Button]:
     """Return the button to redrive failed targets of an ended run, with this choice of them."""
     flow = kit_of(request).by_name.get(run["flow"])
     if run["ended_at"] is None or not run["failed"] or flow is None or flow.redrive is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ecluse.db.connect import Connection
-from ecluse.insight.run_queries import Row
+from ecluse.db.query import Row, fetch_value
 from ecluse.insight.stalls import is_quiet
 from ecluse.insight.waiting import RunWaits
 from ecluse.web.figures import Bar
@@ -96,5 +96,4 @@ def title(run: Row, name: str, progress: tuple[str, Bar] | None) -> str:
 
 
 async def _is_stopped(connection: Connection, run_id: int, stage: str) -> bool:
-    row = await (await connection.execute("SELECT clock_stopped(%s, %s)", (run_id, stage))).fetchone()
-    return row is not None and bool(row[0])
+    return bool(await fetch_value(connection, "SELECT clock_stopped(%s, %s)", (run_id, stage)))

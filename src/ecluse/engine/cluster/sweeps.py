@@ -10,7 +10,7 @@ import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Pool
-from ecluse.db.query import fetch_column, fetch_rows, fetch_value
+from ecluse.db.query import fetch_column, fetch_now, fetch_rows
 from ecluse.engine.cluster import forced_ends
 from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow
@@ -34,7 +34,7 @@ async def set_clock(pool: Pool, clock: Clock) -> None:
     async with pool.connection() as connection:
         asked = datetime.now(UTC)
         # The database's clock counts: a host whose clock is fast or slow must not retry early or late.
-        now = await fetch_value(connection, "SELECT ecluse_now()")
+        now = await fetch_now(connection)
     clock.offset = now - (asked + (datetime.now(UTC) - asked) / 2)
 
 

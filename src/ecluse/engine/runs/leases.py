@@ -16,7 +16,7 @@ import structlog
 from ecluse.base.errors import EcluseError, InvalidInput
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
-from ecluse.db.query import as_json, fetch_all, fetch_row, fetch_rows
+from ecluse.db.query import as_json, fetch_row, fetch_rows
 from ecluse.engine.runs import run_log
 from ecluse.engine.runs.lifecycle import RunEnded, lock_open
 
@@ -112,12 +112,6 @@ ON CONFLICT DO NOTHING RETURNING tenant_id, key
 HOLDERS = """
 SELECT k.tenant, k.key, l.run_id FROM unnest(%s::text[], %s::text[]) AS k(tenant, key)
 JOIN leases l ON l.tenant_id = k.tenant AND l.key = k.key AND l.ended_at IS NULL
-"""
-
-LIST = """
-SELECT tenant_id, key, owner, run_id, replica_id, fence, attempt, left(token::text, 8) AS token, acquired_at,
-       extract(epoch FROM expires_at - ecluse_now())::float8 AS remaining_seconds
-FROM leases WHERE ended_at IS NULL AND tenant_id = coalesce(%s, tenant_id) ORDER BY tenant_id, key LIMIT %s OFFSET %s
 """
 
 
@@ -224,12 +218,6 @@ async def end_expired(pool: Pool) -> None:
     """End expired leases of dead processes that no other holder has acquired since."""
     async with pool.connection() as connection:
         await connection.execute(END_EXPIRED)
-
-
-async def list_leases(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[dict[str, Any]]:
-    """List the held leases of a tenant, or of all (None), tokens cut to 8 characters. `remaining_seconds` is None for a
-    lease that a run holds until it ends."""
-    return await fetch_all(connection, dict, LIST, (tenant, limit, offset))
 
 
 async def _holder(connection: Connection, given: Mapping[str, Any]) -> Lease | None:

@@ -156,7 +156,7 @@ def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[
         raise Conflict(why, code="NOTHING_CHOSEN")
     if choice.outcome == "failed" and failed:
         why = f"Nothing failed in run {run_id}, but {len(failed)} targets were cancelled before they were finished: "
-        raise Conflict(f"{why}redrive them with outcome all (or include_cancelled).", code="ONLY_CANCELLED")
+        raise Conflict(f"{why}redrive them with outcome all.", code="ONLY_CANCELLED")
     why = f"Nothing failed in run {run_id}: there is nothing to redrive. Start a new run instead."
     raise Conflict(why, code="NOTHING_FAILED")
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import Started
 from ecluse.engine.schedule.schedules import (
@@ -26,7 +27,6 @@ from ecluse.engine.schedule.schedules import (
     update_schedule,
 )
 
-Row = dict[str, Any]
 M = TypeVar("M", bound=BaseModel)
 TIMETABLE = tuple(one.name for one in fields(NewSchedule) if one.name not in ("flow", "input", "tenant_id"))
 

@@ -17,7 +17,7 @@ from ecluse.base.cron import ZONE_RULES
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_all, fetch_one, fetch_value
+from ecluse.db.query import fetch_all, fetch_now, fetch_one, fetch_value
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import Start, Started, check_tenant_name, start_run, valid_input
 from ecluse.engine.schedule.slot_decisions import MOST_SLOTS
@@ -62,10 +62,7 @@ def check_schedulable(flow: Flow) -> None:
 TIMING = ("cron", "timezone", "window_start", "window_end", "enabled")
 
 LOAD = "SELECT * FROM schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
-LIST = """
-SELECT * FROM schedules WHERE deleted_at IS NULL AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
-ORDER BY tenant_id, name LIMIT %(limit)s OFFSET %(offset)s
-"""
+LIST = "SELECT * FROM schedules WHERE deleted_at IS NULL AND tenant_id = %s ORDER BY name LIMIT %s OFFSET %s"
 SLOTS = """
 SELECT due_at, state, reason, run_id, decided_at FROM schedule_slots WHERE schedule_id = %s
 ORDER BY due_at DESC LIMIT 20
@@ -90,7 +87,7 @@ SELECT %s, due_at, %s, 'skipped', %s, %s FROM unnest(%s::timestamptz[]) AS due_a
 async def create_schedule(connection: Connection, new: NewSchedule) -> int:
     """Create a schedule and return its id. Raises InvalidInput if a column is wrong, Conflict if the name is taken."""
     columns = new.columns()
-    now = await _now(connection)
+    now = await fetch_now(connection)
     columns |= {"handled_until": now, "created_at": now, "updated_at": now, "zone_rules": ZONE_RULES}
     columns["next_due_at"] = _next(columns, now)
     names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
@@ -114,7 +111,7 @@ async def enable_schedule(connection: Connection, tenant_id: str, schedule_id: i
 
 async def delete_schedule(connection: Connection, tenant_id: str, schedule_id: int) -> None:
     """Delete a schedule. Its runs and slots stay, its name is free again."""
-    gone = {"enabled": False, "deleted_at": await _now(connection)}
+    gone = {"enabled": False, "deleted_at": await fetch_now(connection)}
     await _change(connection, tenant_id, schedule_id, gone, "the schedule was deleted before it was fired")
 
 
@@ -136,11 +133,9 @@ async def show_schedule(connection: Connection, tenant_id: str, schedule_id: int
     return {**row, "slots": await fetch_all(connection, dict, SLOTS, (schedule_id,))}
 
 
-async def list_schedules(
-    connection: Connection, tenant_id: str | None, *, limit: int, offset: int
-) -> list[dict[str, Any]]:
-    """List the schedules of a tenant, or of all tenants if none is given."""
-    return await fetch_all(connection, dict, LIST, {"tenant": tenant_id, "limit": limit, "offset": offset})
+async def list_schedules(connection: Connection, tenant_id: str, *, limit: int, offset: int) -> list[dict[str, Any]]:
+    """List the schedules of a tenant."""
+    return await fetch_all(connection, dict, LIST, (tenant_id, limit, offset))
 
 
 async def fire_by_hand(
@@ -175,7 +170,7 @@ async def _change(connection: Connection, tenant_id: str, schedule_id: int, colu
     are skipped, with the reason `why`, and the next one is computed anew."""
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
-        now = await _now(connection)
+        now = await fetch_now(connection)
         columns = {**columns, "tenant_id": tenant_id, "updated_at": now}
         if any(name in columns and columns[name] != row[name] for name in TIMING):
             await _drop(connection, row, now, why)
@@ -219,8 +214,3 @@ def _timetable(row: dict[str, Any]) -> Timetable:
 
 def _next(row: dict[str, Any], now: datetime) -> datetime | None:
     return _timetable(row).next(now) if row["enabled"] and row["cron"] is not None else None
-
-
-async def _now(connection: Connection) -> datetime:
-    now: datetime = await fetch_value(connection, "SELECT ecluse_now()")
-    return now

@@ -56,13 +56,11 @@ async def plan_audits(
     *,
     use_rlm: bool = False,
     schedule_id: int | None = None,
-    trigger_source: Trigger = "automation",
 ) -> list[NewItem]:
     """Plan an audit of every fiche with every config. Returns the items, each with its row, for a stage made by
     `audit_stage`. A fiche that is not in the cache has none."""
-    source: tuple[bool, Trigger, int | None] = (use_rlm, trigger_source, schedule_id)
     wanted = [
-        NewAudit(run.tenant_id, run.id, fiche_id, config.id, config.version, *source)
+        NewAudit(run.tenant_id, run.id, fiche_id, config.id, config.version, use_rlm, "automation", schedule_id)
         for fiche_id in fiche_ids
         for config in configs
     ]

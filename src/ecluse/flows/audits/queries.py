@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
@@ -10,17 +10,6 @@ from ecluse.db.query import Row, fetch_one
 from ecluse.flows.audits.store import STAGE
 
 Status = Literal["pending", "running", "completed", "failed"]
-
-COLUMNS = """a.id, a.tenant_id, a.fiche_id, a.fiche_cache_id, a.audit_config_id, a.config_version, a.status, a.score,
-    a.is_latest, a.use_rlm, a.trigger_source, a.run_id, a.automation_run_id, a.automation_schedule_id, a.error_code,
-    a.error, a.model, a.input_tokens, a.output_tokens, a.cost, a.created_at, a.started_at, a.finished_at"""
-# The page is cut first, then the names of its configs are joined.
-LIST = f"""
-SELECT a.*, v.snapshot ->> 'name' AS config_name
-FROM (SELECT {COLUMNS} FROM audits a WHERE {{where}} ORDER BY a.id DESC LIMIT %(limit)s OFFSET %(offset)s) a
-JOIN audit_config_versions v ON v.audit_config_id = a.audit_config_id AND v.version = a.config_version
-ORDER BY a.id DESC
-"""  # noqa: S608 - made of our own words
 
 # A repeated call that may have been paid twice is recorded as an attempt of its item (`maybe_paid`).
 SHOW = f"""
@@ -30,22 +19,12 @@ SELECT l.*, a.result, v.snapshot AS config,
            AS maybe_paid
 FROM audit_list l JOIN audits a ON a.id = l.id JOIN fiche_states f ON f.fiche_cache_id = a.fiche_cache_id
 JOIN audit_config_versions v ON v.audit_config_id = a.audit_config_id AND v.version = a.config_version
-WHERE a.tenant_id = coalesce(%(tenant)s, a.tenant_id) AND a.id = %(id)s AND {{visible}}
+WHERE a.tenant_id = %(tenant)s AND a.id = %(id)s AND {{visible}}
 """  # noqa: S608 - made of our own words
 
 
-class Wanted(NamedTuple):
-    """Filter of audits; None matches any value."""
-
-    fiche_id: str | None = None
-    audit_config_id: int | None = None
-    automation_run_id: int | None = None
-    status: Status | None = None
-    latest: bool | None = None
-
-
 async def show_audit(
-    connection: Connection, tenant: str | None, audit_id: int, *, visible: tuple[str, Row] = ("true", {})
+    connection: Connection, tenant: str, audit_id: int, *, visible: tuple[str, Row] = ("true", {})
 ) -> Row:
     """Return an audit with its result and the config version that was asked. An audit that the caller may not see is
     not found."""

@@ -37,34 +37,6 @@ class Triggered(Shape):
     warnings: list[str] = Field(description="What is known beforehand: fiches left out, waits that are too short.")
 
 
-class AutomationRedrive(EitherSpelling):
-    model_config = ConfigDict(json_schema_extra=in_camel_case)
-
-    include_cancelled: bool = Field(False, description="Those, too, that were cancelled before they were finished.")
-    leave_out_hopeless: bool = Field(False, description="Not those that cannot succeed as they are (see the preview).")
-
-
-class Hopeless(Shape):
-    error_code: str = Field(examples=["NO_URL"])
-    count: int
-    fiche_id: str = Field(description="One of them.")
-    error: str | None
-
-
-class AutomationRedrivePreview(Shape):
-    run_id: Id
-    failed: int = Field(description="Fiches that failed, without the cancelled ones.")
-    cancelled: int = Field(description="Fiches that were cancelled before they were finished.")
-    takes: int = Field(description="How many fiches a redrive takes; with `include_cancelled`, the cancelled, too.")
-    cannot_succeed: int = Field(description="Of those it takes, how many cannot succeed as they are.")
-    causes: list[Hopeless] = Field(description="Why these cannot, the most frequent first.")
-
-
-class AutomationRedriven(Triggered):
-    parent_run_id: Id = Field(description="The run whose failed fiches these are.")
-    deduplicated: bool = Field(description="They were redriven before, and that run is still open: this is it.")
-
-
 class AutomationRunRow(Shape):
     id: Id
     tenant_id: str
@@ -99,10 +71,6 @@ class ExpectedFailure(Shape):
     reason: str = Field(examples=["1 of 3 recordings has no URL in the CRM (171234-2)"])
 
 
-class AutomationStageRow(StageRow):
-    """A stage of an automation run."""
-
-
 class AutomationRun(AutomationRunRow):
     correlation_id: str | None
     is_stale: bool
@@ -117,7 +85,7 @@ class AutomationRun(AutomationRunRow):
     will_fail: WillFail
     result_summary: dict[str, Any] | None
     error_details: dict[str, Any] | None
-    stages: list[AutomationStageRow]
+    stages: list[StageRow]
     redrives: list[Id]
     after_redrives: Standing | None = Field(
         description="The latest outcome of each fiche, over the run and its redrives; null without redrives."

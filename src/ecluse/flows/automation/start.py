@@ -12,13 +12,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ecluse.base.errors import Conflict, InvalidInput, NotFound
+from ecluse.base.errors import Conflict, InvalidInput
 from ecluse.base.ids import uuid7
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_row, fetch_rows, fetch_value
 from ecluse.engine import (
-    Choice,
     Estimate,
     FailedTarget,
     Fired,
@@ -28,17 +27,14 @@ from ecluse.engine import (
     Started,
     failed_targets,
     fire_by_hand,
-    load_runs,
     load_schedule,
     write_events,
 )
-from ecluse.engine import preview_redrive as preview_of
-from ecluse.engine import redrive as start_redrive
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation import events
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.redrive import COST, FAILED, LEFT, SCHEDULE, SETTINGS
-from ecluse.flows.automation.schedules import FLOW, load, selection_of
+from ecluse.flows.automation.schedules import load, selection_of
 from ecluse.flows.automation.selection_model import (
     AUDIT_WAIT,
     MOST_FICHES,
@@ -95,40 +91,6 @@ class AutomationRedrive(Redrive):
         again = Override.model_validate({**kept, "mode": "manual", "fiche_ids": list(targets), "max_fiches": None})
         how = {"event_key": f"automation-{run.id}-redrive", "redrive_of": run.id, "again": True}
         return await start(connection, flow, run.tenant_id, schedule_id, again, correlation_id=correlation_id, **how)
-
-
-async def redrive(
-    connection: Connection,
-    flow: Flow,
-    tenant: str,
-    run_id: int,
-    *,
-    include_cancelled: bool = False,
-    leave_out_hopeless: bool = False,
-    correlation_id: str | None = None,
-) -> Started:
-    choice = Choice("all" if include_cancelled else "failed", leave_out_hopeless=leave_out_hopeless)
-    run = await _of_tenant(connection, tenant, run_id)
-    return await start_redrive(connection, flow, run, choice, correlation_id=correlation_id)
-
-
-async def preview_redrive(
-    connection: Connection, tenant: str, run_id: int, *, include_cancelled: bool = False
-) -> dict[str, Any]:
-    """Preview a redrive as the contract of automation words it."""
-    run = await _of_tenant(connection, tenant, run_id)
-    choice = Choice("all" if include_cancelled else "failed")
-    told = await preview_of(connection, AutomationRedrive(), run, choice)
-    causes = [{"fiche_id": one.pop("target"), **one} for one in told["causes"]]
-    same = {name: told[name] for name in ("run_id", "failed", "cancelled", "cannot_succeed")}
-    return {**same, "takes": told["count"], "causes": causes}
-
-
-async def _of_tenant(connection: Connection, tenant: str, run_id: int) -> Run:
-    found = await load_runs(connection, [run_id])
-    if not found or (found[0].tenant_id, found[0].flow) != (tenant, FLOW):
-        raise NotFound(f"there is no automation run {run_id}")
-    return found[0]
 
 
 async def start(

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Body
-
 from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Act, Command, Look, Noun, Surface
 from ecluse.access.wire import Deleted, Filter, Limit, Offset, Order, number, with_ids_as_text
@@ -220,50 +218,6 @@ async def list_automation_fiches(
     cut = {"limit": limit, "offset": offset}
     rows = await queries.list_fiches(look.connection, look.tenant, run_id, status=status, **cut)
     return {"fiches": with_ids_as_text(rows), **cut}
-
-
-@surface.read(
-    f"{RUN}/redrive", needs=READ, answer=shapes.AutomationRedrivePreview, refuses=("RUN_NOT_ENDED", "SCHEDULE_GONE")
-)
-async def preview_automation_redrive(look: Look, run_id: RunNumber, include_cancelled: bool = False) -> Row:
-    """Preview a redrive: how many fiches it would take, and which of them cannot succeed as they are. Nothing is
-    started."""
-    return await start.preview_redrive(look.connection, look.tenant, run_id, include_cancelled=include_cancelled)
-
-
-@surface.operation(
-    "POST",
-    f"{RUN}/redrive",
-    needs=WRITE,
-    answer=shapes.AutomationRedriven,
-    action="automation_run.redrive",
-    subject="run:{parent_run_id}",
-    refuses=(
-        "RUN_NOT_ENDED",
-        "SCHEDULE_GONE",
-        "SCHEDULE_INACTIVE",
-        "NOTHING_FAILED",
-        "ONLY_CANCELLED",
-        "ONLY_HOPELESS",
-        "NOTHING_CHOSEN",
-    ),
-)
-async def redrive_automation(
-    act: Act,
-    run_id: RunNumber,
-    body: Annotated[
-        shapes.AutomationRedrive | None, Body(examples=[{"includeCancelled": False, "leaveOutHopeless": True}])
-    ] = None,
-) -> Row:
-    """Start a run over the fiches that failed in this one, linked to it. While that run is open, a repeated request
-    returns it."""
-    options = (body or shapes.AutomationRedrive()).model_dump()
-    started = await start.redrive(
-        act.connection, _flow(act), act.tenant, run_id, **options, correlation_id=act.request_id
-    )
-    if started.deduplicated:
-        act.changes_nothing()
-    return {**_started(started, []), "parent_run_id": run_id, "deduplicated": started.deduplicated}
 
 
 @surface.read(

@@ -3,8 +3,6 @@ secrets."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ecluse.base.errors import NotFound
 from ecluse.base.masking import masked, plain
 from ecluse.db.connect import Connection
@@ -17,16 +15,6 @@ SELECT r.id::text, r.call_id, r.recording_url, {URL_MISSING} AS url_missing, r.s
        r.has_transcription, r.transcribed_at, r.removed_at
 FROM recordings r WHERE r.fiche_cache_id = %s ORDER BY r.start_time NULLS LAST, r.call_id
 """  # noqa: S608 - made of our own words
-LIST = """
-SELECT fiche_cache_id, tenant_id, fiche_id, groupe, sales_date, details, recordings_count, has_recordings,
-       total_recordings, transcribed, last_revalidated_at, fetched_at, created_at, updated_at
-FROM fiche_states WHERE tenant_id = coalesce(%s, tenant_id) AND (%s::text IS NULL OR groupe = %s)
-ORDER BY sales_date DESC NULLS LAST, fiche_cache_id DESC LIMIT %s OFFSET %s
-"""
-
-
-class Wanted(NamedTuple):
-    groupe: str | None = None
 
 
 async def show_fiche(connection: Connection, tenant: str, fiche_id: str) -> Row:

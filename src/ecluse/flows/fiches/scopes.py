@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from starlette.convertors import register_url_convertor
-
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
 from ecluse.access.listing import Visible, every_row
 from ecluse.access.surface import Look, Noun
-from ecluse.access.wire import TextConvertor
 from ecluse.base.errors import NotFound
 from ecluse.base.text import first_few, storable
 from ecluse.db.connect import Connection
@@ -76,9 +73,6 @@ def _limits(caller: Caller) -> str:
         if caller.crm_user_id
         else "the fiches of no CRM user"
     )
-
-
-register_url_convertor("fiche", TextConvertor())
 
 
 async def _in_path(look: Look, text: str) -> str:

@@ -115,7 +115,7 @@ surface.listing(
 
 
 @surface.read(
-    "/api/fiches/{fiche_id:fiche}",
+    "/api/fiches/{fiche_id:text}",
     needs="fiches.read",
     narrowed=True,
     answer=FicheInFull,

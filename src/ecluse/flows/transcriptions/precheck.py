@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows
 from ecluse.engine import Item, hold_for_runs, lock_open
 from ecluse.flows.transcriptions import rules
 
@@ -48,8 +49,8 @@ async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Stand
 
 async def _look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
     """Read the state of each item's recording, and which run holds its lock."""
-    cursor = await connection.execute(LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
-    return {row[0]: Standing(*row[1:]) for row in await cursor.fetchall()}
+    rows = await fetch_rows(connection, LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
+    return {item: Standing(*standing) for item, *standing in rows}
 
 
 def _lock(item: Item) -> str:

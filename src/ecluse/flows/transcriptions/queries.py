@@ -1,5 +1,5 @@
 """Read side of transcriptions: coverage of a fiche, which is a snapshot of its current recordings; its last run, whose
-figures are frozen when it ends; the state of each recording, and why one waits; log lines and transcripts."""
+figures are frozen when it ends; the state of each recording, and why one waits; transcripts."""
 
 from __future__ import annotations
 
@@ -47,11 +47,6 @@ WHERE r.fiche_cache_id = %(fiche)s AND r.removed_at IS NULL ORDER BY r.start_tim
 LEASE = """
 SELECT key, owner, run_id, fence, acquired_at, extract(epoch FROM expires_at - ecluse_now())::float8 AS ttl_seconds
 FROM leases WHERE tenant_id = %s AND key = %s AND ended_at IS NULL
-"""
-
-LOGS = """
-SELECT created_at, level, message, data FROM transcription_logs WHERE tenant_id = %s AND fiche_id = %s
-  AND (%s::text IS NULL OR trace_id = %s) ORDER BY created_at, id LIMIT %s OFFSET %s
 """
 
 TRANSCRIPT = """
@@ -167,13 +162,6 @@ def functions(stages: dict[str, Row], *, planned: bool, over: bool) -> Row:
         rules.WORKER: each,
         rules.FINALIZER: {"state": last},
     }
-
-
-async def logs(
-    connection: Connection, tenant: str, fiche_id: str, *, run_id: str | None = None, limit: int, offset: int
-) -> list[Row]:
-    """Return the log lines about this fiche, the oldest first."""
-    return await fetch_all(connection, dict, LOGS, (tenant, fiche_id, run_id, run_id, limit, offset))
 
 
 async def require_known(connection: Connection, tenant: str, fiche_id: str) -> None:

@@ -7,12 +7,12 @@ from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing, Where, every_row
 from ecluse.access.surface import Act, Command, Look, Surface
-from ecluse.access.wire import Body, Filter, Page, Shape
+from ecluse.access.wire import Body, Filter, Instant, Page, Shape
 from ecluse.base.errors import InvalidInput
 from ecluse.db.query import Row
 from ecluse.flows.fiches import cache, ids
@@ -21,14 +21,11 @@ from ecluse.flows.transcriptions import queries, rules
 from ecluse.flows.transcriptions.start import StartedFiche, count_requests, start
 
 surface = Surface("transcriptions")
-READ, OF_FICHE = "transcriptions.read", "/api/transcriptions/{fiche_id:fiche}"
+READ, OF_FICHE = "transcriptions.read", "/api/transcriptions/{fiche_id:text}"
 MOST = 10_000
 PRIORITIES = ("high", "normal", "low")
 Priority = Annotated[str, Query(examples=["normal"], json_schema_extra={"enum": list(PRIORITIES)})]
 Level = Literal["debug", "info", "warning", "error"]
-Instant = Annotated[
-    datetime | None, Query(), AfterValidator(lambda at: at and (at if at.tzinfo else at.replace(tzinfo=UTC)))
-]
 
 
 class Queued(Shape):
