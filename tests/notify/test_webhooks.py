@@ -286,7 +286,7 @@ async def test_for_a_day_after_a_new_secret_the_old_one_signs_too(start_world):
         async with world.kit.pool.connection() as connection:
             await world.secrets.put(connection, "default", endpoints.old_secret_name(number), old)
             await world.secrets.put(connection, "default", endpoints.secret_name(number), "whsec_" + "bmV3" * 10)
-            await endpoints.rotated(connection, "default", number)
+            await endpoints.update(connection, "default", number, {})
         await world.tell("thing.done")
         await world.settled(1)
         (first,) = receiver.got
