@@ -176,7 +176,7 @@ async def test_a_second_end_changes_nothing_and_a_reason_must_be_given(start_kit
     kit = await start_kit(f := flow(stage(Calls().work)))
     run = await started(kit, f, ["slow"])
     await until(lambda: query("SELECT 1 FROM claims"))
-    with pytest.raises(InvalidInput, match="why"):
+    with pytest.raises(InvalidInput, match="reason: required"):
         await end_run(kit, run, " \n")
     with pytest.raises(NotFound):
         await end_run(kit, run + 1, REASON)
