@@ -1,7 +1,5 @@
-"""The server: one ASGI app whose lifespan starts the engine, on the server's loop, and stops it.
-
-The embedded PostgreSQL is watched: if its postmaster dies, it is started again.
-"""
+"""The server: one ASGI app, whose lifespan starts the engine on the server's loop and stops it. The embedded PostgreSQL
+is watched: if its postmaster dies, it is started again."""
 
 from __future__ import annotations
 
@@ -64,8 +62,8 @@ def create_app(
     packages: Sequence[Package] = (),
     limits: Limits = LIMITS,
 ) -> FastAPI:
-    """Build the ASGI app. `database` is open and migrated; the caller releases it after the app has stopped. `packages`
-    are those of others, whose flows are among `flows`."""
+    """Build the ASGI app. `database` is open and migrated; the caller releases it after the app has stopped.
+    `packages`: packages that are not built in, whose flows are among `flows`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -84,7 +82,7 @@ def create_app(
         app.state.metrics.kit, app.state.metrics.hub = kit, realtime.hub
         watch = asyncio.create_task(_watch(database))
         broken = asyncio.create_task(_leave_when_broken(kit))
-        log.info("serving", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
+        log.info("server: started", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
         for one in lacking(settings):
             message = f"runs of {one.flow} will fail until these are set"
             (log.warning if one.begun else log.info)(message, unset=one.unset)
@@ -98,7 +96,7 @@ def create_app(
         await kit.stop()
         watch.cancel()
         trace.listeners[:] = [one for one in trace.listeners if one not in files]
-        log.info("stopped", replica=kit.replica)
+        log.info("server: stopped", replica=kit.replica)
 
     app = FastAPI(
         title="Ecluse", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
@@ -123,7 +121,8 @@ def create_app(
 
 
 def _automation(settings: Settings, *, sealing: bool) -> Setup:
-    """Return what the diagnostic of automation shows: values of knobs, and of secrets only whether they are set."""
+    """Return the settings for the diagnostic of automation: the values of knobs and, for secrets, only whether they are
+    set."""
     (unset,) = [one.unset for one in lacking(settings) if one.flow == "automation"] or [[]]
     needed = ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY", "LLM_API_KEY", "LLM_MODEL")
     wanted = ("SMTP_HOST", "MAIL_FROM", "ECLUSE_PUBLIC_URL", "PUSHER_APP_ID")
@@ -150,8 +149,8 @@ def _upkeep(settings: Settings, database: Database, flows: Sequence[Flow]) -> Up
 
 
 class Server(uvicorn.Server):
-    """A server that disconnects realtime listeners before it shuts down: open streams would delay the stop for as long
-    as their clients like."""
+    """A uvicorn server that disconnects realtime listeners before it shuts down: open streams would delay the stop
+    until their clients disconnect."""
 
     def __init__(self, application: FastAPI) -> None:
         config = uvicorn.Config(
@@ -181,8 +180,8 @@ async def _watch(database: Database) -> None:
     while database.server is not None:
         await asyncio.sleep(WATCH_SECONDS)
         if not await asyncio.to_thread(database.server.is_running):
-            log.error("the embedded PostgreSQL has died, starting it again")
+            log.error("embedded PostgreSQL: has died, starting it again")
             try:
                 await asyncio.to_thread(database.server.ensure_running)
             except SetUpError as error:
-                log.critical("the embedded PostgreSQL does not start", error=error.message)
+                log.critical("embedded PostgreSQL: does not start", error=error.message)

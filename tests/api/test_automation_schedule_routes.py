@@ -187,7 +187,7 @@ def test_every_type_is_due_when_it_says(shared_api, given, cron):
         ({"specific_audit_configs": ["4711"]}, "there is no audit config 4711"),
         ({"webhook_url": "http://127.0.0.1/hook"}, "webhook_url"),
         ({"webhook_url": "ftp://example.com/"}, "webhook_url"),
-        ({"webhook_url": "https://hooks.example.com/…"}, "how it is shown"),
+        ({"webhook_url": "https://hooks.example.com/…"}, "as it is shown"),
         ({"notify_emails": ["me"]}, "not a mail address"),
         ({"id": 5}, "id"),
     ],

@@ -78,7 +78,11 @@ def test_of_many_mistakes_some_are_named(shared_api):
 @pytest.mark.parametrize(
     ("given", "where", "said"),
     [
-        ({"notify_emails": ["me"]}, "body.notify_emails.0", "this is not a mail address, such as someone@example.com"),
+        (
+            {"notify_emails": ["me"]},
+            "body.notify_emails.0",
+            "not a mail address; it must look like someone@example.com",
+        ),
         ({"schedule_type": "DAILY"}, "body", "schedule_type DAILY needs time_of_day"),
         ({"max_retries": 11}, "body.max_retries", "Input should be less than or equal to 10"),
     ],
@@ -98,7 +102,7 @@ def test_what_is_wrong_is_said_and_nothing_before_it(shared_api, given, where, s
         ("trigger", {"scheduleId": "x"}, "body.scheduleId", "String should match"),
         ("trigger", {"schedule_id": "x"}, "body.schedule_id", "String should match"),
         ("trigger", {"scheduleId": "1", "overrideFicheSelection": {"ficheIds": [7]}},
-         "body.overrideFicheSelection.ficheIds", "a list of fiche ids"),
+         "body.overrideFicheSelection.ficheIds", "must be a list of fiche ids"),
         ("trigger", {"scheduleId": "1", "override_fiche_selection": {"maxFiches": 0}},
          "body.override_fiche_selection.maxFiches", "Input should be"),
         ("trigger", {"scheduleId": "1", "overrideFicheSelection": {"onlyUnaudited": None}},

@@ -118,7 +118,7 @@ def test_a_redrive_takes_what_is_chosen_and_while_it_is_open_a_repetition_return
         ({"f1": "cancelled"}, {}, "ONLY_CANCELLED"),
         ({"f1": "failed"}, {"error_code": "BUSY"}, "NOTHING_CHOSEN"),
         ({"f1": "failed"}, {"stage": "audit"}, "NOTHING_CHOSEN"),
-        ({"f1": "failed"}, {"outcome": "cancelled"}, "NOTHING_FAILED"),
+        ({"f1": "failed"}, {"outcome": "cancelled"}, "NOTHING_CHOSEN"),
     ],
 )
 def test_where_there_is_nothing_to_redrive_it_is_said_why(shared_api, shared_dsn, outcomes, given, code):

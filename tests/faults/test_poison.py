@@ -35,8 +35,8 @@ def convicted(world: World, *keys: str) -> list[dict[str, Any]]:
         {
             "target": row["key"],
             "error_code": "WORKER_CRASHED",
-            "reason": f"{row['crashes']} workers died with this item in hand, {row['solo_deaths']} of them while it ran"
-            " alone",
+            "reason": f"{row['crashes']} workers died while they held this item, {row['solo_deaths']} of them while it"
+            " ran alone",
         }
         for row in seen
     ]

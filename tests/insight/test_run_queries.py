@@ -186,7 +186,7 @@ async def test_a_run_of_somebody_else_does_not_exist(start_kit, connection):
     for run_id, tenant in [(started.run.id, "rival"), (4711, "acme")]:
         for read in (run_queries.show_run, run_queries.list_log):
             page = {} if read is run_queries.show_run else {"limit": 1, "offset": 0}
-            with pytest.raises(NotFound, match=f"there is no run {run_id}"):
+            with pytest.raises(NotFound, match=f"There is no run {run_id}"):
                 await read(connection, tenant, run_id, **page)
         with pytest.raises(NotFound):
             await run_queries.list_outcomes(connection, tenant, run_id, after=None, limit=1)

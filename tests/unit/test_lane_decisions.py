@@ -210,7 +210,7 @@ WHY = [
     (HELD, "held", "until 2026-03-01 12:01:00Z: as the vendor asked (Retry-After)", NOW + 60 * SECOND),
     (HELD | FAILED | {"due_at": LATER}, "held", "Retry-After", NOW + 60 * SECOND),
     (HELD | RATED, "held", "Retry-After", NOW + 78 * SECOND),
-    (PAUSED | {"clock_stopped": True}, "paused", "invoice; the clock of its stage stands still", None),
+    (PAUSED | {"clock_stopped": True}, "paused", "invoice; the clock of its stage is stopped", None),
     (
         BROKEN,
         "breaker",
@@ -233,7 +233,12 @@ WHY = [
     (LEASED | {"postponed_cause": "postponed"}, "queued", "3 before it", None),
     (HELD | {"held_reason": f"{TRIGGERED}: 503"}, "breaker", "until 2026-03-01 12:01:00Z", NOW + 60 * SECOND),
     ({"crashes": 7}, "queued", "3 before it", None),
-    ({"crashes": 3, "suspicion": 1}, "suspect", "3 workers died with it in hand: it is run in a small group", None),
+    (
+        {"crashes": 3, "suspicion": 1},
+        "suspect",
+        "3 workers died while it was in flight: it is run in a small group",
+        None,
+    ),
     ({"crashes": 5, "suspicion": 3}, "suspect", "it is run alone", None),
     ({"crashes": 6, "suspicion": 4}, "suspect", "it is not run again", None),
     ({"workers": 0, "hands": 0, "busy": 0}, "no worker", "no live worker can do test/work", None),

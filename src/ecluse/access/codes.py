@@ -1,4 +1,4 @@
-"""Every error code that the API answers, with its HTTP status, its meaning and what a caller can do. The OpenAPI
+"""Every error code that the API answers, with its HTTP status, its meaning and advice for the caller. The OpenAPI
 document, problem details (RFC 9457), the page `/docs/errors` and docs/errors.md are made from this table; a test
 compares it with the codes in the source."""
 
@@ -85,7 +85,7 @@ REFUSALS = {
     ),
     "NOTHING_FAILED": Refusal(409, "The run has no failed targets to redrive.", "Nothing: there is nothing to repeat."),
     "ONLY_CANCELLED": Refusal(
-        409, "All targets that did not succeed were cancelled.", "Redrive those with `outcome=all`."
+        409, "All targets that did not succeed were cancelled.", "Set `outcome` to `all` to redrive those."
     ),
     "ONLY_HOPELESS": Refusal(
         409, "All failed targets would fail again.", "Correct what the message names, or redrive the hopeless ones too."

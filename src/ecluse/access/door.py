@@ -1,4 +1,4 @@
-"""Authentication and authorisation of API routes. Every route but the public ones declares the permission it needs, and
+"""Authentication and authorization of API routes. Every route but the public ones declares the permission it needs, and
 none of its code runs before the caller's key was found to have it. Bodies are read strictly: JSON, or a form where a
 route takes one, no duplicate key, no text that cannot be stored."""
 
@@ -34,9 +34,9 @@ UNKNOWN = "This key is not known here, or has expired or been revoked."
 
 
 def needs(permission: str, *, narrowed: bool = False, refuses: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a route passes as `openapi_extra`. `narrowed`: the route restricts its answer to the scope of a
-    caller whose scope is narrower than ALL; all other routes refuse such callers. `refuses`: error codes of its own,
-    besides those that follow from what the route is."""
+    """Return the `openapi_extra` of a route that needs this permission. `narrowed`: the route restricts its answer to
+    the scope of a caller whose scope is narrower than ALL; all other routes refuse such callers. `refuses`: error codes
+    of its own, besides those of every such route."""
     assert permission in PERMISSIONS, permission  # noqa: S101 - given in code, never by a caller
     assert set(refuses) <= REFUSALS.keys(), refuses  # noqa: S101 - as above
     return {PERMISSION: permission, NARROWED: narrowed, REFUSES: list(refuses), "security": [{"key": []}]}
@@ -72,8 +72,8 @@ def _query_parameters(route: APIRoute) -> list[str]:
 
 
 def _refuse_unknown(request: Request, known: Sequence[str]) -> None:
-    """Refuse unknown query parameters: the caller would take an answer without its misspelled filter for a filtered
-    one."""
+    """Refuse unknown query parameters: with a misspelled filter, the caller would take an unfiltered answer for a
+    filtered one."""
     unknown = [name for name in dict.fromkeys(request.query_params.keys()) if name not in known]
     if unknown:
         raise RequestValidationError([_unknown_parameter(name, known) for name in unknown])
@@ -117,7 +117,8 @@ async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:
 
 
 async def admit(request: Request, key: str, permission: str, *, narrowed: bool = False) -> Caller:
-    """Return the caller that this key belongs to, or raise Refused if the key is unknown or may not do this."""
+    """Return the caller that this key belongs to. Raise Refused if the key is unknown, its tenant is disabled, or it
+    lacks the permission."""
     keys: Keys = request.app.state.keys
     caller = await keys.find(key)
     if caller is None:
@@ -161,14 +162,13 @@ class StrictRequest(Request):
     async def _get_form(self, **limits: Any) -> FormData:
         form = await super()._get_form(**limits)
         if len(pairs := form.multi_items()) > len(form):
-            raise HTTPException(422, "A field stands twice in the form.")
+            raise HTTPException(422, "A field occurs twice in the form.")
         check_storable([text for pair in pairs for text in pair])
         return form
 
 
 def check_storable(value: Any) -> None:
-    """Refuse NUL bytes and lone surrogates at any depth, and values nested more deeply than every consumer can
-    handle."""
+    """Refuse a value with NUL bytes or lone surrogates at any depth, or nested more than DEEPEST levels deep."""
     left, depth = [value], 0
     while left:
         if depth > DEEPEST:
@@ -197,7 +197,7 @@ def _encodable(text: str) -> bool:
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise json.JSONDecodeError("a key stands twice in one object", "", 0)
+        raise json.JSONDecodeError("a key occurs twice in one object", "", 0)
     return found
 
 

@@ -1,6 +1,6 @@
-"""What all HTTP answers share: a request id, the id of the replica that answered, a limit on request bodies, and one
-shape for every error: `{"error": {"code", "message", "details", "request_id"}}`, or problem details (RFC 9457) if the
-caller's Accept header names `application/problem+json`.
+"""The parts that all HTTP answers share: a request id, the id of the replica that answered, a limit on request bodies,
+and one shape for every error: `{"error": {"code", "message", "details", "request_id"}}`, or problem details (RFC 9457)
+if the caller's Accept header names `application/problem+json`.
 
 A request id sent by the caller is used if it consists of harmless characters; it is bound to every log line of the
 request. The details of an unexpected error are logged, not sent to the caller.
@@ -66,9 +66,11 @@ class ErrorDetail(BaseModel):
 
 
 class Error(BaseModel):
-    code: str = Field(description="What the error is; it does not change.", examples=["NOT_FOUND"])
-    message: str = Field(description="The same for people.")
-    details: list[ErrorDetail] | None = Field(description="What is wrong in the request, of `INVALID_INPUT`.")
+    code: str = Field(description="Stable code of the error.", examples=["NOT_FOUND"])
+    message: str = Field(description="The error as a sentence for people.")
+    details: list[ErrorDetail] | None = Field(
+        description="The invalid parameters and fields; null unless `INVALID_INPUT`."
+    )
     request_id: str = Field(description="The server's log has the request under this id.")
 
 
@@ -84,9 +86,11 @@ class Problem(BaseModel):
     status: int = Field(examples=[404])
     detail: str = Field(description="What is wrong with this request.")
     instance: str = Field(description="The path of the request.", examples=["/api/runs/7"])
-    code: str = Field(description="What the error is; it does not change.", examples=["NOT_FOUND"])
+    code: str = Field(description="Stable code of the error.", examples=["NOT_FOUND"])
     request_id: str = Field(description="The server's log has the request under this id.")
-    errors: list[ErrorDetail] | None = Field(description="What is wrong in the request, of `INVALID_INPUT`.")
+    errors: list[ErrorDetail] | None = Field(
+        description="The invalid parameters and fields; null unless `INVALID_INPUT`."
+    )
 
 
 class Refused(EcluseError):
@@ -99,7 +103,8 @@ class Refused(EcluseError):
 
 
 def install(app: FastAPI, answered: Answered) -> None:
-    """`answered` gets the scope, the status and the duration in seconds of each request."""
+    """Install the middleware and the error handlers. `answered` is called with the scope, the status and the duration
+    in seconds of each request."""
     app.add_middleware(Envelope, answered=answered)
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _validation_error)  # type: ignore[arg-type]
@@ -200,7 +205,7 @@ def error_answer(
 
 
 def _wants_problem(accept: str) -> bool:
-    """Return True if the Accept header names the type of problem details; `*/*` alone asks for the usual errors."""
+    """Return True if the Accept header names the type of problem details; `*/*` alone gets the usual errors."""
     for one in accept.lower().split(","):
         kind, *parameters = (part.strip() for part in one.split(";"))
         if kind == PROBLEM:
@@ -209,7 +214,7 @@ def _wants_problem(accept: str) -> bool:
 
 
 def _path(scope: Scope) -> str:
-    """Return the path as it was sent: without line breaks, and never with the query."""
+    """Return the path as it was sent, without the query."""
     raw: bytes = scope["raw_path"]
     return raw[:500].decode("ascii", "replace")
 
@@ -225,7 +230,9 @@ def _unexpected(scope: Scope, error: Exception) -> Response:
         headers = {"Retry-After": "1"}
         return error_answer(scope, 503, "DATABASE_AWAY", "The database is unavailable.", headers=headers)
     log.error("request failed", exc_info=error)
-    return error_answer(scope, 500, "INTERNAL", "Something went wrong here; the log has it under this request id.")
+    return error_answer(
+        scope, 500, "INTERNAL", "The server failed unexpectedly; its log has the reason under this request id."
+    )
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:

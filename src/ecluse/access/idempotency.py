@@ -39,7 +39,8 @@ STORED = "SELECT request, status, answer FROM idempotency_keys WHERE tenant_id =
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a request. The fields in `once` are not stored: a repetition is answered with `body` alone."""
+    """The answer to a request. The fields in `once` are not stored: a repeated request is answered with `body`
+    alone."""
 
     status: int
     body: Mapping[str, Any]
@@ -57,7 +58,8 @@ def key_of(request: Request) -> str | None:
 
 
 async def once(request: Request, pool: Pool, do: Callable[[Connection], Awaitable[Answer]]) -> Response:
-    """Run `do` in one transaction, or replay the stored answer if this request has been answered before."""
+    """Run `do` in one transaction and return its answer; if the request has an Idempotency-Key and was answered before,
+    return the stored answer instead."""
     key = key_of(request)
     async with pool.connection() as connection, connection.transaction():
         if key is None:
@@ -71,7 +73,7 @@ async def once(request: Request, pool: Pool, do: Callable[[Connection], Awaitabl
             raise Refused(
                 409,
                 "IN_PROGRESS",
-                "The first request with this Idempotency-Key is still at work.",
+                "The first request with this Idempotency-Key is still in progress.",
                 {"Retry-After": "1"},
             ) from error
         if await taken.fetchone() is None:

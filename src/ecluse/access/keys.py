@@ -97,7 +97,8 @@ class Keys:
         self._writing: set[asyncio.Task[None]] = set()
 
     async def find(self, key: str) -> Caller | None:
-        """Return the caller; None if the key is unknown, expired or revoked. Answers do not say which."""
+        """Return the caller that this key belongs to; None if the key is unknown, expired or revoked (callers do not
+        learn which)."""
         hashed, now = digest(key), self._clock.monotonic()
         until, caller = self._known.get(hashed, (now, None))
         if caller is None or until <= now:
@@ -165,9 +166,9 @@ def _check_scope(scope: str, groupes: Sequence[str], crm_user_id: str | None) ->
     if scope not in SCOPES:
         raise InvalidInput(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
     if (scope == "GROUP") != bool(groupes) or not all(one.strip() for one in groupes):
-        raise InvalidInput("a key of scope GROUP names its groupes, at least one, and no other does")
+        raise InvalidInput("a key of scope GROUP needs at least one of groupes; a key of another scope has none")
     if (scope == "SELF") != bool(crm_user_id and crm_user_id.strip()):
-        raise InvalidInput("a key of scope SELF names its user in the CRM, and no other does")
+        raise InvalidInput("a key of scope SELF needs a crm_user_id; a key of another scope has none")
 
 
 async def revoke(connection: Connection, key_id: int, *, of_tenant: str | None = None) -> tuple[str, bool]:

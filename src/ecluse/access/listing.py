@@ -1,6 +1,6 @@
 """Lists of rows, declared once: columns from a shape, a table or view to read them from, filters and an order. A list
-is always limited to the tenant and the scope of its caller. Pages are cut by a cursor, which stays valid while rows are
-added, or by an offset."""
+is always limited to the tenant and the scope of its caller. Pages are read by a cursor, which stays valid while rows
+are added, or by an offset."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ Cursor = Annotated[
 
 
 class Visible(NamedTuple):
-    """An SQL condition on the rows of a source, `t`, and its parameters, whose names begin with `scope_`."""
+    """An SQL condition for the rows `t` of a source that a caller may see, and its parameters, whose names begin with
+    `scope_`."""
 
     condition: str
     parameters: Row
 
 
 def every_row(_: Caller) -> Visible:
-    """For rows that callers of every scope see."""
+    """Return the condition for lists whose rows callers of every scope see."""
     return Visible("true", {})
 
 
 class Where(NamedTuple):
-    """The SQL condition of a filter; without it a filter compares the column of its name. `otherwise` is the condition
-    where the filter is not given."""
+    """The SQL condition of a filter; a filter without it compares the column of its name. `otherwise` is the condition
+    that applies if the filter is not given."""
 
     condition: str
     otherwise: str = ""
@@ -52,8 +53,9 @@ class Filters(BaseModel):
 
 @dataclass(frozen=True)
 class Listing:
-    """`order` names columns of `row`, the last of them unique; `-` before a name is descending, and NULL comes last.
-    `within` names path parameters that are columns of the source: ids, and in `named` texts."""
+    """The declaration of a list. `order` names columns of `row`, the last of them unique; `-` before a name is
+    descending, and NULL comes last. `within` names path parameters that are columns of the source and hold ids, `named`
+    those that hold texts."""
 
     name: str  # of the rows in the answer
     row: type[Shape]
@@ -98,7 +100,7 @@ async def read_page(
     offset: int = 0,
     cursor: str | None = None,
 ) -> Row:
-    """Return one page as it is answered. `given` has the filters and the path parameters."""
+    """Read one page of a list, in the form of its answer. `given` has the filters and the path parameters."""
     conditions, parameters = listing.conditions(given), {**given, "tenant": caller.tenant}
     if not listing.every_tenant:
         conditions.append("t.tenant_id = %(tenant)s")

@@ -23,20 +23,20 @@ LARGEST_ID = 2**63 - 1
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str) and not re.fullmatch(r"0|[1-9][0-9]{0,18}", value):
-        raise ValueError("a whole number in plain digits")
+        raise ValueError("must be a whole number in plain digits")
     return value
 
 
 def _storable(value: str) -> str:
     if "\x00" in value:
-        raise ValueError("text without NUL bytes")
+        raise ValueError("must be text without NUL bytes")
     return value
 
 
-Limit = Annotated[int, Query(ge=1, le=200, description="How many rows to answer at most."), BeforeValidator(_plain)]
-Offset = Annotated[
-    int, Query(ge=0, le=1_000_000, description="How many rows to leave out first."), BeforeValidator(_plain)
+Limit = Annotated[
+    int, Query(ge=1, le=200, description="Maximum number of rows in the answer."), BeforeValidator(_plain)
 ]
+Offset = Annotated[int, Query(ge=0, le=1_000_000, description="Number of rows to skip."), BeforeValidator(_plain)]
 Order = Annotated[Literal["asc", "desc"], Query(description="`asc`: the oldest first; `desc`: the newest first.")]
 Instant = Annotated[
     datetime | None,
@@ -55,7 +55,7 @@ class Body(BaseModel):
 
 
 class Shape(BaseModel):
-    """Base of the models that describe answers in the OpenAPI document. Answers are not built through them; tests
+    """Base of the models that describe answers in the OpenAPI document. Answers are not built from these models; tests
     compare the two."""
 
     model_config = ConfigDict(extra="forbid")
@@ -76,7 +76,7 @@ class Standing(Shape):
     successful: int
     failed: int
     ignored: int
-    cancelled: int = Field(description="Of `failed`: never finished, because the run was cancelled.")
+    cancelled: int = Field(description="The part of `failed` that the cancelled run never finished.")
 
 
 class StageRow(Shape):
@@ -85,7 +85,7 @@ class StageRow(Shape):
     done: int
     failed: int
     ignored: int
-    unfinished: int = Field(description="What the end of the run left undone.")
+    unfinished: int = Field(description="Items that were open when the run ended.")
     in_flight: int
     waiting: int
     round: int
@@ -104,7 +104,7 @@ class Deleted(Shape):
 
 class Fire(Shape):
     at: datetime
-    mark: str | None = Field(description="What a change of the clocks, or the execution window, does to it.")
+    mark: str | None = Field(description="Note if a clock change or the execution window moves it.")
 
 
 class SlotRow(Shape):
@@ -119,7 +119,7 @@ def number(noun: str, text: str) -> int:
     """Parse an id from a path; raise NotFound for text that cannot be an id, as for an id that does not exist."""
     if re.fullmatch(r"[1-9][0-9]{0,18}", text) and int(text) <= LARGEST_ID:
         return int(text)
-    raise NotFound(f"there is no {noun} {storable(text, 50)}")
+    raise NotFound(f"There is no {noun} {storable(text, 50)}.")
 
 
 class TextConvertor(Convertor[str]):
@@ -141,7 +141,7 @@ register_url_convertor("text", TextConvertor())
 def text_in_path(noun: str, text: str) -> str:
     """Return text from a path; raise NotFound for text that cannot be stored, as for text that no row has."""
     if "\x00" in text:
-        raise NotFound(f"there is no {noun} {storable(text, 50)}")
+        raise NotFound(f"There is no {noun} {storable(text, 50)}.")
     return text
 
 

@@ -1,6 +1,6 @@
 """The HTTP API: runs, schedules and leases of every flow, the routes of the flows, notifications and realtime. Routes
 are thin; each declares the permission it needs and answers with rows as JSON. The models in `shapes.py` only describe
-the answers; answers are not validated against them while serving."""
+the answers, which are not validated against them while serving."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
 
 @asynccontextmanager
 async def serving(app: FastAPI, kit: Kit) -> AsyncIterator[None]:
-    """Open what the routes need besides the kit: the pool for quick reads, and the cache of API keys."""
+    """Open the resources that the routes need besides the kit, for the duration of the context: the pool for quick
+    reads, and the cache of API keys."""
     async with pool(kit.dsn, size=min(READING, kit.db_pool), settings=READ_SETTINGS, checked=False) as quick:
         app.state.reads = Reads(quick, kit.pool)
         app.state.keys = keys = Keys(app.state.reads, kit.pool, kit.clock)

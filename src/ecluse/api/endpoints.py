@@ -1,5 +1,5 @@
-"""Notification endpoints: webhooks and mail addresses. The signing secret of an endpoint is shown only when it is made
-or rotated; every change is recorded in the audit trail."""
+"""Routes of notification endpoints: webhooks and mail addresses. The signing secret of an endpoint is shown only when
+it is created or rotated; every change is recorded in the audit trail."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class NewMail(Subscription):
 
 @partial_of(Subscription)
 class ChangedEndpoint(Body):
-    """Fields that are left out stay as they are."""
+    """Changes to an endpoint: fields that are left out stay as they are."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"events": ["*"], "is_active": False}]})
 
@@ -82,13 +82,13 @@ class EndpointRow(Shape):
     id: Id
     tenant_id: str
     kind: Literal["webhook", "mail"]
-    url: str | None = Field(description="Where it goes; its path and query, which may be secret, are hidden.")
+    url: str | None = Field(description="Its URL; path and query, which may be secret, are hidden.")
     addresses: list[str]
     events: list[str]
     description: str | None
     is_active: bool
     disabled_reason: str | None = Field(
-        description="Why it was switched off by itself: its receiver answered 410 Gone."
+        description="Why it was disabled automatically: its receiver answered 410 Gone."
     )
     created_at: datetime
     updated_at: datetime
@@ -96,7 +96,7 @@ class EndpointRow(Shape):
 
 class NewEndpoint(EndpointRow):
     secret: str | None = Field(
-        description="Of a webhook: what its signatures are made with (Standard Webhooks). Not shown again.",
+        description="Of a webhook: the secret of its signatures (Standard Webhooks). Not shown again.",
         examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"],
     )
 
@@ -171,7 +171,7 @@ async def create_endpoint(
     command=Command("notifications endpoints update"),
 )
 async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEndpoint) -> Row:
-    """Change the given fields of an endpoint, and only those."""
+    """Change an endpoint: only the given fields change."""
     # null means no change, but a description can be removed by it.
     given = body.model_dump(exclude_unset=True)
     changes = {name: value for name, value in given.items() if value is not None or name == "description"}
@@ -210,7 +210,7 @@ async def delete_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
     command=Command("notifications endpoints rotate-secret"),
 )
 async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
-    """Make a new signing secret for a webhook. For a day messages are signed with the old one as well, so that the
+    """Create a new signing secret for a webhook. For a day messages are signed with the old one as well, so that the
     receiver can change over."""
     keys, secret = _secrets(act), new_secret()
     if (await endpoints.show(act.connection, act.tenant, endpoint_id, lock=True))["kind"] != "webhook":
@@ -255,7 +255,7 @@ def _secrets(act: Act) -> Secrets:
         raise Refused(
             409,
             "NO_SECRET_KEY",
-            "Webhooks are signed, and there is no key here to seal their secrets with: set ECLUSE_SECRET_KEY or "
+            "Webhooks are signed, and there is no key here to encrypt their secrets with: set ECLUSE_SECRET_KEY or "
             "ECLUSE_SECRET_KEY_FILE.",
         )
     return keys

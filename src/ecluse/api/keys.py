@@ -1,4 +1,4 @@
-"""API keys of the caller's tenant, and tenants, which an admin of the tenant `default` administers."""
+"""Routes of API keys of the caller's tenant, and of tenants, which an admin of the tenant `default` administers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KeyRow(Shape):
     id: Id
     tenant_id: str
     name: str
-    hint: str = Field(description="Its first characters.", examples=["ecl_x1Yz"])
+    hint: str = Field(description="The first characters of the key.", examples=["ecl_x1Yz"])
     role: Role
     scope: Scope
     groupes: list[str]
@@ -47,7 +47,9 @@ class CreatedKey(KeyRow):
 class NewKey(Body):
     name: Name = Field(description="The person or program that uses it.")
     role: Role = Field(description="A viewer reads, an operator also acts, an admin also administers.")
-    expires_in: str | None = Field(None, pattern=f"^{keys.LIFETIME}$", examples=["30d"], description="null: never.")
+    expires_in: str | None = Field(
+        None, pattern=f"^{keys.LIFETIME}$", examples=["30d"], description="Lifetime of the key; null: it never expires."
+    )
     scope: Scope = Field("ALL", description="Readable fiches: all, those of groupes, or those of one CRM user.")
     groupes: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field([], max_length=100)
     crm_user_id: str | None = Field(None, min_length=1, max_length=200)
@@ -63,12 +65,12 @@ class TenantRow(Shape):
     name: str
     created_at: datetime
     disabled_at: datetime | None
-    keys: int = Field(description="That are not revoked.")
+    keys: int = Field(description="Number of keys that are not revoked.")
 
 
 class NewTenant(Body):
     id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$", examples=["acme"])
-    name: Name | None = Field(None, description="null: the id.")
+    name: Name | None = Field(None, description="Display name; null: the id is used.")
 
 
 class EnableTenant(Body):
@@ -148,9 +150,9 @@ async def create_key(act: Act, body: NewKey) -> Row:
     command=Command("keys revoke"),
 )
 async def revoke_key(act: Act, key_id: Annotated[int, Noun("key")]) -> Row:
-    """Revoke a key for good: it is refused within about a second. The caller's own key is revoked with another one."""
+    """Revoke a key for good: it is refused within about a second. A key cannot revoke itself: use another key."""
     if key_id == act.caller.key_id:
-        raise Conflict("This is the key of this request: revoke it with another one.")
+        raise Conflict("This request is made with the key that it would revoke: use another key.")
     if not (await keys.revoke(act.connection, key_id, of_tenant=act.tenant))[1]:
         act.changes_nothing()
     return {"id": str(key_id), "revoked": True}
@@ -189,7 +191,9 @@ async def disable_tenant(act: Act, tenant: str, body: Reason) -> Row:  # noqa: A
     """Disable a tenant: its keys are refused within about a second. Its open runs go on."""
     administrators_only(act)
     if tenant == act.tenant:
-        raise Conflict("This is the tenant of this request's key: all its keys would be refused.")
+        raise Conflict(
+            f"Tenant {tenant} cannot be disabled: the key of this request belongs to it, and would be refused."
+        )
     return await _set_disabled(act, tenant, disabled=True)
 
 

@@ -46,7 +46,7 @@ SHARED = {
     "lane_in_flight": (["lane"], "Items that a worker has claimed."),
     "outbox_unpublished": ([], "Events written and not yet published."),
     "outbox_oldest_seconds": ([], "Age of the oldest event that is not published; 0 without any."),
-    "replicas": (["state"], "Processes by what became of them; those that ended are forgotten after an hour."),
+    "replicas": (["state"], "Processes by state; ended ones are left out after an hour."),
     "schedules_overdue": ([], "Schedules with a due instant more than a minute ago that is not decided."),
 }
 # Counters of this process since it started.
@@ -61,7 +61,7 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
 
 
 class Metrics:
-    """The metrics of a server. `kit` and `hub` are set once the engine runs."""
+    """The metrics of a server, as a collector of prometheus_client. `kit` and `hub` are set once the engine runs."""
 
     def __init__(self, gauges: Sequence[Gauge] = ()) -> None:
         self._gauges = gauges
@@ -142,7 +142,8 @@ class Metrics:
             yield from realtime_metrics(self.hub)
 
     def answered(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request by its route's pattern, not by its path: ids in labels would make their number unbounded."""
+        """Count a request and its duration under the pattern of its route, not under its path: ids in labels would make
+        the number of series unbounded."""
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._requests.labels(route, method, status).inc()

@@ -1,8 +1,8 @@
 """`outcomes.csv`: the outcome of every target, streamed page by page; no database connection is held while a client
 reads slowly.
 
-The format is RFC 4180. A cell that begins like a formula gets an apostrophe in front, so that no spreadsheet evaluates
-it (ASVS 1.2.10).
+The format is RFC 4180. A cell that begins like a formula is prefixed with an apostrophe, so that no spreadsheet
+evaluates it (ASVS 1.2.10).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def lines(rows: Iterable[Iterable[object]]) -> str:
     responses={200: {"content": {"text/csv": {"example": lines([COLUMNS, ("SKU-7", "failed", "NOT_FOUND")])}}}},
 )
 async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
-    """Every target with its outcome. While the run is open, a target may have none yet; if it is known to fail, the
-    reason is given."""
+    """Download every target with its outcome as CSV. While the run is open, a target may have none yet; if it is known
+    to fail, the reason is given."""
     tenant, wanted, reads = caller_of(request).tenant, number("run", run_id), reads_of(request)
     first = await _page(reads, tenant, wanted, None)  # before the answer begins: an unknown run is a 404
     return StreamingResponse(

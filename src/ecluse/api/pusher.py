@@ -1,5 +1,5 @@
-"""Pusher's protocol: the websocket endpoint for clients, and the HTTP API for publishers, whose requests are signed
-with the app's secret instead of an API key."""
+"""Routes of the Pusher protocol: the WebSocket endpoint for clients, and the HTTP API for publishers, whose requests
+are signed with the app's secret instead of an API key."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def show_channel(request: Request, app_id: str, channel: str, info: str = 
 @routes.get("/apps/{app_id}/channels/{channel}/users")
 async def list_users(request: Request, app_id: str, channel: str) -> Response:
     await _signed(request, app_id)
-    raise Refused(400, "NO_PRESENCE", f"Only presence channels have users, and {channel[:200]!r} is none.")
+    raise Refused(400, "NO_PRESENCE", f"Only presence channels have users, and {channel[:200]!r} is not one.")
 
 
 async def _signed(request: Request, app_id: str) -> App:
@@ -134,7 +134,8 @@ def _read(shape: type[Any], body: bytes) -> Any:
 def _message(app: App, one: Trigger) -> Message:
     channels = one.channels if one.channels is not None else [one.channel] if one.channel else []
     if not 1 <= len(channels) <= MOST_CHANNELS or not all(NAME.fullmatch(name) for name in channels):
-        raise Refused(400, "BAD_REQUEST", f"Give 1 to {MOST_CHANNELS} channels, of letters, digits and -_=@,.; only.")
+        wanted = "each a name of 1 to 200 letters, digits or characters of -_=@,.;"
+        raise Refused(400, "BAD_REQUEST", f"Give 1 to {MOST_CHANNELS} channels, {wanted}")
     if len(one.data.encode()) > LARGEST_DATA:
         raise Refused(413, "BODY_TOO_LARGE", f"The data of an event has at most {LARGEST_DATA} bytes.")
     if one.name.startswith(("pusher:", "pusher_internal:")):

@@ -1,4 +1,4 @@
-"""Runs of every flow: list, show, explain, start, end. A run of another tenant is answered as not found."""
+"""Routes of runs of every flow: list, show, explain, start, end. A run of another tenant is not found."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ surface.listing(
 
 @surface.read("/api/runs/{run_id}", needs="runs.read", answer=shapes.RunInFull, command=Command("runs show"))
 async def show_run(look: Look, run_id: RunId) -> Row:
-    """Show one run in full: its stages with their counts, its outcomes by reason."""
+    """Show one run in full, with its stages and their counts, and its outcomes by reason."""
     run = await run_queries.show_run(look.connection, look.tenant, run_id)
     return {**run, "redrives": [str(one) for one in run["redrives"]]}
 
 
 @surface.read("/api/runs/{run_id}/waiting", needs="runs.read", answer=shapes.WaitingPage, command=Command("runs why"))
 async def why_waiting(look: Look, run_id: RunId, limit: Limit = 50, offset: Offset = 0) -> Row:
-    """Explain why a run, and the runs that it waits for, wait: by cause, with counts and expected starts; and item by
+    """Explain why a run, and the runs that it waits for, wait: by cause, with counts and expected starts, and item by
     item."""
     told = asdict(await why_run(look.connection, look.tenant, run_id))
     items = await why(look.connection, look.tenant, run_id, limit=limit, offset=offset)
@@ -106,7 +106,7 @@ async def why_waiting(look: Look, run_id: RunId, limit: Limit = 50, offset: Offs
 
 @surface.read("/api/runs/{run_id}/log", needs="runs.read", answer=shapes.LogPage, command=Command("runs log"))
 async def list_log(look: Look, run_id: RunId, order: Order = "asc", limit: Limit = 50, offset: Offset = 0) -> Row:
-    """List the log of a run, the oldest line first, or the newest."""
+    """List the log of a run, the oldest line first, or the newest first (`order=desc`)."""
     newest = order == "desc"
     rows = await run_queries.list_log(
         look.connection, look.tenant, run_id, newest_first=newest, limit=limit, offset=offset
@@ -127,7 +127,7 @@ async def list_log(look: Look, run_id: RunId, order: Order = "asc", limit: Limit
     command=Command("runs start", arguments=("flow",), follows="run_id"),
 )
 async def start_run(act: Act, body: shapes.StartRun) -> Row:
-    """Start a run of a loaded flow. With an `Idempotency-Key`, a repetition gets the same answer."""
+    """Start a run of a loaded flow. With an `Idempotency-Key`, a repeated request gets the same answer."""
     flow, given_once = named(act, body.flow), act.idempotency_key
     if flow.not_by_hand:
         raise InvalidInput(flow.not_by_hand)
@@ -149,8 +149,8 @@ async def start_run(act: Act, body: shapes.StartRun) -> Row:
 
 
 def _digest(body: shapes.StartRun) -> str:
-    """Digest of the request: an idempotency key reused for another request, after its stored answer has expired, must
-    start a new run."""
+    """Return a digest of the request, for the event key: an idempotency key that is reused for another request, after
+    its stored answer has expired, must start a new run."""
     return hashlib.sha256(json.dumps([body.flow, body.input], sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -158,7 +158,8 @@ def _digest(body: shapes.StartRun) -> str:
     "/api/runs/{run_id}/end", needs="runs.read", answer=shapes.EndPreview, refuses=("ALREADY_ENDED", "FLOW_NOT_LOADED")
 )
 async def preview_end_of_run(look: Look, run_id: RunId) -> Row:
-    """Preview what ending the run now would do; nothing is changed."""
+    """Preview the end of the run: the number of targets that would be cancelled, and of runs that would end with it.
+    Nothing is changed."""
     preview = await preview_end(look.connection, *await run_of(look, run_id, "read"))
     if preview["ended"]:
         raise _ended(run_id)

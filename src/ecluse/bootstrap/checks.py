@@ -33,7 +33,8 @@ def _environment(given: Settings) -> Finding:
 
 
 def _flows(given: Settings) -> list[Finding]:
-    """Warn of flows that are set up in part. A flow of which no variable is set is not in use: no warning."""
+    """Return a finding per built-in flow with unset knobs: a warning if only some of its knobs are set; a flow with
+    none set is not in use."""
     return [
         Finding(
             "warn", one.flow, f"runs of this flow fail: {', '.join(one.unset)} unset", "set all variables of this flow"
@@ -45,7 +46,8 @@ def _flows(given: Settings) -> list[Finding]:
 
 
 def _secrets(given: Settings) -> list[Finding]:
-    """Warn if there is no secret key. The embedded PostgreSQL gets one by itself, other databases do not."""
+    """Warn if there is no secret key. With the embedded PostgreSQL one is created automatically, with other databases
+    not."""
     if given.DATABASE_URL is None or given.ECLUSE_SECRET_KEY is not None or given.ECLUSE_SECRET_KEY_FILE is not None:
         return []
     says = "there is no key to encrypt secrets with: webhooks, API keys of schedules and Pusher apps are refused"

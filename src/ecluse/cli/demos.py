@@ -1,4 +1,4 @@
-"""`ecluse demo …`."""
+"""The commands `ecluse demo …`: set up logging, play a demonstration, and end it on Ctrl-C."""
 
 from __future__ import annotations
 

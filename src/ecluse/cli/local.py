@@ -254,6 +254,6 @@ COMMANDS = [
 
 
 def known() -> list[Local | Json]:
-    """Return all commands; one of this program stands for the server's of the same name."""
+    """Return all commands. A command of this program replaces the server's command of the same name."""
     own = {one.name for one in COMMANDS}
     return [*COMMANDS, *(one for one in packaged() if one["name"] not in own)]

@@ -1,5 +1,5 @@
-"""`ecluse …`. Commands of a server are made from its OpenAPI document (commands.json); the others are in local.py. Only
-what a command needs is imported: `ecluse --help` must be quick."""
+"""Entry point of `ecluse`. Commands of a server are made from its OpenAPI document (commands.json); the others are in
+local.py. Only the modules that a command needs are imported: `ecluse --help` must be quick."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _leading(words: list[str]) -> tuple[Given, list[str]]:
-    """Take the options before the command's name: there they are ours, even if a field of the command has the same
-    name."""
+    """Take the options that stand before the command's name; return them and the remaining words. There they always
+    mean the connection, even if the command has a field of the same name."""
     names = {option.split()[0]: option.split()[0][2:].replace("-", "_") for option in CONNECTION}
     values: dict[str, str] = {}
     as_json = False
@@ -85,7 +85,8 @@ def _leading(words: list[str]) -> tuple[Given, list[str]]:
 
 
 def _group(commands: Sequence[Local | Json], found: Found) -> int:
-    """Print the help of a group, or say which of its commands was meant."""
+    """Print the help of a group of commands; for an unknown word, raise Failure with the name that was perhaps
+    meant."""
     name = " ".join(("ecluse", *found.words))
     if found.rest and found.rest[0] not in HELP:
         word = found.rest[0]
@@ -103,7 +104,8 @@ def _group(commands: Sequence[Local | Json], found: Found) -> int:
 def _ask_server(
     commands: list[Local | Json], found: Found, words: Sequence[str], given: Given
 ) -> tuple[list[Local | Json], Found]:
-    """Look the command up in the server's own document: it may be of a flow that is loaded there, or newer."""
+    """Look the command up in the OpenAPI document of the server, which may have flows or commands that this program
+    does not know. Return the commands known then and what was found."""
     try:
         client = client_for(given, appear_seconds=0)
         document = Client(client.url, None).get("/openapi.json")

@@ -28,7 +28,8 @@ def data_dir() -> Path:
 
 
 def read(folder: Path) -> Json:
-    """Return the file's content, with the servers whose process is alive."""
+    """Return the content of operator.json, only with servers whose process is alive; without a file, no key and no
+    servers."""
     try:
         found = json.loads((folder / NAME).read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -38,7 +39,7 @@ def read(folder: Path) -> Json:
 
 @contextmanager
 def changing(folder: Path) -> Iterator[Json]:
-    """Read the file, and write it back as it was changed; one process at a time."""
+    """Lock operator.json, yield its content, and write it back with the caller's changes; one process at a time."""
     if not folder.exists():
         folder.mkdir(parents=True)
         folder.chmod(0o711 if os.geteuid() == 0 else 0o700)  # as root, PostgreSQL's own user enters it
@@ -60,7 +61,7 @@ def write_private(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def announce(folder: Path) -> None:
-    """Say that this process is starting a server."""
+    """Add this process to operator.json as a server that is starting."""
     with changing(folder) as content:
         content["servers"] = [*_others(content), {"pid": os.getpid(), "url": None}]
 

@@ -1,4 +1,5 @@
-"""Reads in one line: rows as tuples, as a class, or one value. Parameters for `jsonb_to_recordset`."""
+"""Helpers for queries: rows as tuples or as instances of a class, one row, one column, one value, the database's time;
+JSON parameters."""
 
 from __future__ import annotations
 
@@ -62,5 +63,5 @@ async def fetch_now(connection: Connection) -> datetime:
 
 
 def as_json(value: Any) -> str:
-    """Return the value as a JSON parameter."""
+    """Return the value as JSON text, for a statement's parameter."""
     return to_json(value).decode()

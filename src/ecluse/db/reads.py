@@ -1,7 +1,7 @@
-"""Connections for reads that must be quick: handed out unchecked, because a check costs a round trip each time.
+"""Quick reads: their connections are not checked before use, because a check costs a round trip each time.
 
-If a connection turns out to be dead, the read is repeated once, through the pool that checks. Only for reads that may
-be repeated. A read that failed for lack of resources or a lock is not repeated.
+If a connection turns out to be dead, the read is repeated once on a pool that checks its connections, so it must be
+repeatable. A read that failed for lack of resources or a lock is not repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class ReadTimeout(EcluseError):
 
 
 class Reads:
-    """Run reads on `quick`, an unchecked pool with READ_SETTINGS; repeat them on `checked` if a connection is dead."""
+    """Runs reads on `quick`, an unchecked pool with READ_SETTINGS, and repeats them on `checked` if a connection is
+    dead."""
 
     def __init__(self, quick: Pool, checked: Pool) -> None:
         self._quick, self._checked = quick, checked
@@ -40,7 +41,7 @@ class Reads:
             async with self._quick.connection() as connection:
                 return await ask(connection)
         except psycopg.errors.QueryCanceled as error:
-            raise ReadTimeout(f"This takes longer than {READ_SECONDS} s; ask for less, or later.") from error
+            raise ReadTimeout(f"The read takes longer than {READ_SECONDS} s: ask for less, or later.") from error
         except psycopg.Error as error:
             if (
                 isinstance(error, PoolTimeout)

@@ -11,7 +11,7 @@ from ecluse.settings import Settings
 
 
 class Override(NamedTuple):
-    """A knob with the value that the demonstration uses, and why."""
+    """A knob, the value that the demonstration gives it, and the reason."""
 
     knob: str
     value: str

@@ -104,8 +104,8 @@ def _play(console: Console, played: Scene) -> dict[str, Any]:
 
 
 def _account(answer: dict[str, Any], stored: list[str], paid: Counter[str]) -> dict[str, Any]:
-    """Return the figures of one fiche, and whether API (`answer`), database (`stored`) and vendor (`paid`) agree on its
-    transcripts."""
+    """Return the figures of one fiche, and whether API (`answer`), database (`stored`) and vendor (`paid`) agree on
+    which recordings were transcribed."""
     by_api = sorted(one["call_id"] for one in answer["recordings"] if one["has_transcription"])
     run, fiche = answer["run"], answer["fiche_id"]
     at_the_vendor = sorted(call for call in paid if call.rpartition("-")[0] == fiche)

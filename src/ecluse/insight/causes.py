@@ -1,5 +1,5 @@
-"""Why a waiting item has not started, and when it will; groups of items with the same cause, and a sentence for all of
-them. Pure decisions on the facts of one instant, which `waiting.py` reads."""
+"""Why a waiting item has not started, and when it will; groups of items with the same cause, and a sentence that sums
+them up. Pure functions of facts, which `waiting.py` reads at one instant."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Example:
 
 @dataclass(frozen=True)
 class Group:
-    """Items that wait for the same cause in one stage and lane; without a lane the run itself waits. `since`: when the
-    lane was paused, or the oldest call in flight began; `first_at`, `last_at`: when the first and the last item are
-    expected to start."""
+    """Items that wait for the same cause in one stage and lane; without a lane, the run itself waits. `since`: when the
+    lane was paused, or when the oldest call in flight began; `first_at`, `last_at`: when the first and the last item
+    are expected to start."""
 
     cause: Cause
     flow: str
@@ -93,7 +93,7 @@ class Facts:
 
 
 def cause_of(item: Facts) -> Cause:
-    """Return the cause without which the item could start sooner; of several, the one that lasts."""
+    """Return the cause for which the item has not started; if several apply, the one that lasts longest."""
     if item.paused_reason is not None:
         return "paused"
     if item.held_until is not None and item.held_until >= item.due_at:
@@ -116,12 +116,12 @@ def cause_of(item: Facts) -> Cause:
 
 
 def detail_of(item: Facts) -> str:
-    """Describe the cause for people, without the item's position in the queue. All tenants use the same lanes: the
-    answer names no operator and quotes no vendor's response to another tenant's call."""
+    """Describe for people why the item has not started, without its position in the queue. All tenants use the same
+    lanes: the text names no operator and quotes no vendor's response to another tenant's call."""
     match cause := cause_of(item):
         case "paused":
             since = "" if item.paused_at is None else f" (since {instant(item.paused_at)})"
-            clock = "; the clock of its stage stands still" if item.clock_stopped else ""
+            clock = "; the clock of its stage is stopped" if item.clock_stopped else ""
             return f"lane {item.lane} was paused by an operator: {item.paused_reason}{since}{clock}"
         case "breaker" if item.down_since is not None:
             held = "one call at a time probes it"
@@ -143,7 +143,7 @@ def detail_of(item: Facts) -> str:
         case "suspect":
             how = "run in a small group" if item.suspicion < Suspicion.ALONE else "run alone"
             how = how if item.suspicion < Suspicion.POISON else "not run again"
-            return f"{item.crashes} workers died with it in hand: it is {how}"
+            return f"{item.crashes} workers died while it was in flight: it is {how}"
         case "in flight":
             return f"lane {item.lane} has its {item.max_in_flight} calls in flight"
         case "per key":
@@ -157,8 +157,8 @@ def detail_of(item: Facts) -> str:
 
 
 def detail_with_position(item: Facts) -> str:
-    """Describe the cause for people, like `detail_of`, and add how many items of the lane are before this one, where it
-    waits for its turn."""
+    """Describe the cause for people, like `detail_of`; for an item that waits for its turn, add the number of items
+    before it in the lane."""
     detail = detail_of(item)
     if cause_of(item) not in ("in flight", "throttled", "queued") and not (item.probing and item.held_until is None):
         return detail
@@ -182,8 +182,8 @@ def expected(item: Facts) -> datetime | None:
 
 
 def grouped(items: Sequence[Facts], count: int) -> Group:
-    """Return the group of `count` items with the same cause, of which `items` are known: the first, some, and the
-    last."""
+    """Return the group of `count` items with the same cause. `items` has the facts of some of them: the first one,
+    examples, and the last one."""
     first, last = items[0], items[-1]
     if last.position is None and first.position is not None:
         last = replace(last, position=first.position + count - 1)  # at least
@@ -228,8 +228,8 @@ def merged(groups: Sequence[Group]) -> list[Group]:
 
 
 def summary(groups: Sequence[Group], waiting: int, calls: int) -> str:
-    """Summarize why a run waits, in one sentence: the groups of its items, how many items wait in all, and how many
-    calls are in flight."""
+    """Summarize in one sentence why a run waits. `groups`: its waiting items by cause; `waiting`: their number;
+    `calls`: the number of calls in flight."""
     if not waiting:
         return f"nothing of it waits in a lane: {groups[0].detail}"
     if len(groups) == 1:
@@ -241,5 +241,5 @@ def summary(groups: Sequence[Group], waiting: int, calls: int) -> str:
 
 
 def instant(at: datetime) -> str:
-    """Return the instant as people read it, in UTC."""
+    """Format the instant for people, in UTC."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"

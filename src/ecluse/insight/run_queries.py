@@ -1,7 +1,7 @@
-"""The queries about runs for API, pages, command line and metrics: what they show of a run is computed here only.
+"""Queries about runs for API, pages, command line and metrics; all of them show the same figures of a run, because they
+are computed here only.
 
-Counts of work come from the counters of `claims`, never from counting items. A run of
-another tenant is not found.
+Counts of work come from the counters of `claims`, never from counting items. A run of another tenant is not found.
 """
 
 from __future__ import annotations
@@ -194,15 +194,17 @@ async def list_runs(
 
 
 async def show_run(connection: Connection, tenant: str, run_id: int) -> Row:
-    """Return what `run_itself` returns, and `will_fail`: how many of the run's open targets are known to fail."""
+    """Return the run as `run_itself` does, with `will_fail` added: the number of its open targets that are known to
+    fail."""
     run = await run_itself(connection, tenant, run_id)
     return {**run, "will_fail": await will_fail(connection, run_id)}
 
 
 async def run_itself(connection: Connection, tenant: str, run_id: int) -> Row:
-    """Return the run's columns, `stages` (what each expects, has done and still waits for), `outcomes` (counts by error
-    code, or by outcome where there is no code), `selection_incomplete` (what its selection lacks, as text), `redrives`
-    and the counts of its targets after those that have ended."""
+    """Return a run: its columns, `stages` (with counts of done, failed, in flight and waiting), `outcomes` (counts by
+    error code, or by outcome where there is no code), `selection_incomplete` (what its selection lacks, as text),
+    `redrives`, and `after_redrives` (counts of its targets by latest outcome). Raise NotFound if the tenant has no such
+    run."""
     run = await fetch_one(connection, dict, SHOW, {"run": run_id, "tenant": tenant})
     if run is None:
         raise _unknown(run_id)
@@ -214,7 +216,7 @@ async def run_itself(connection: Connection, tenant: str, run_id: int) -> Row:
 
 
 async def will_fail(connection: Connection, run_id: int) -> Row:
-    """Count the targets that have no outcome yet and are known to fail, in all and by code. The caller has checked the
+    """Count the open targets of the run that are known to fail, in total and by code. The caller has checked the
     tenant."""
     codes = {row["error_code"]: row["count"] for row in await fetch_all(connection, dict, CODES, {"run": run_id})}
     return {"count": sum(codes.values()), "codes": codes}
@@ -229,8 +231,8 @@ async def stages_of(connection: Connection, run_ids: Collection[int]) -> dict[in
 
 
 async def schedules_of(connection: Connection, tenant: str, ids: Collection[int]) -> dict[int, Row]:
-    """Return those of these schedules that are the tenant's, deleted ones included, by id: their names, for lists of
-    runs."""
+    """Return the schedules with these ids that belong to the tenant, deleted ones included, by id: their names, for
+    lists of runs."""
     rows = await fetch_all(connection, dict, SCHEDULES_OF_RUNS, {"tenant": tenant, "ids": list(ids)}) if ids else []
     return {row["id"]: row for row in rows}
 
@@ -245,15 +247,15 @@ async def list_log(
 
 
 async def count_log(connection: Connection, run_id: int) -> int:
-    """Return how many lines the run's log has. The caller has checked the tenant."""
+    """Return the number of lines of the run's log. The caller has checked the tenant."""
     return int(await fetch_value(connection, "SELECT count(*) FROM run_log WHERE run_id = %s", (run_id,)))
 
 
 async def list_outcomes(
     connection: Connection, tenant: str, run_id: int, *, after: str | None = None, limit: int
 ) -> list[Row]:
-    """Return the outcomes of the run's targets, by target. A caller that reads all of them passes the last target seen
-    as `after`, and holds no connection between the pages."""
+    """Return a page of the outcomes of the run's targets, sorted by target. To read the next page, pass the last target
+    as `after`; no connection is held between pages."""
     await check_tenant(connection, tenant, run_id)
     statement = OUTCOMES.format(where="" if after is None else "AND target > %(after)s")
     return await fetch_all(connection, dict, statement, {"run": run_id, "after": after, "limit": limit})
@@ -269,11 +271,11 @@ async def results(
     limit: int,
     offset: int = 0,
 ) -> Row:
-    """Return the results on a run's page: `reasons` (counts of its targets by outcome and reason, failures first, then
-    the most frequent, at most so many as the parameter says; of failures the first targets), a page of `outcomes`,
-    failed ones before all others, and how many targets `will_fail`. The page is filtered by `outcome`, which may be
-    `open`, or `will fail` for open targets that are known to fail, and by `why`, a reason's code, or else its text.
-    `unsettled`: nothing is known of any target yet. The caller has checked the tenant."""
+    """Return the results for the page of a run: `reasons` (counts of targets by outcome and reason, failures first,
+    then by frequency, at most `reasons` of them; failures with their first targets), a page of `outcomes`, failed ones
+    first, and `will_fail`, the number of open targets known to fail. The page is filtered by `outcome`, which may be
+    `open`, or `will fail`, and by `why`, the code of a reason, or else its text. `unsettled`: nothing is known of any
+    target yet. The caller has checked the tenant."""
     given = {"run": run_id, "outcome": outcome, "why": why, "reasons": reasons, "limit": limit, "offset": offset}
     (row,) = await fetch_all(connection, dict, RESULTS, given)
     return row
@@ -285,10 +287,10 @@ async def vitals(connection: Connection) -> list[Row]:
 
 
 async def check_tenant(connection: Connection, tenant: str, run_id: int) -> None:
-    """Raise NotFound unless there is such a run of the tenant."""
+    """Raise NotFound if the tenant has no such run."""
     if await fetch_value(connection, "SELECT tenant_id FROM runs WHERE id = %s", (run_id,)) != tenant:
         raise _unknown(run_id)
 
 
 def _unknown(run_id: int) -> NotFound:
-    return NotFound(f"there is no run {run_id}")
+    return NotFound(f"There is no run {run_id}.")

@@ -1,10 +1,10 @@
-"""Why a run waits. For a run and every run that it waits for: the causes, how many items have each, and when these
-items start, where that can be predicted; or the same item by item.
+"""Why a run waits: for the run and every run that it waits for, the causes, the number of items per cause, and when
+these items start, where that can be predicted; or the same item by item.
 
 Computed on read, from the items, their lanes and the live replicas; nothing is written while an item waits. Items are
 grouped in one statement, by everything that decides their cause, and only the first and the last of a group are
-explained. A position counts the due items before this one in the order of the claim: tenants in turn, each in its own
-order.
+explained. A position is the number of due items before this one in the order of the claim: tenants in turn, each in its
+own order.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ class Waiting:
 
 @dataclass(frozen=True)
 class RunWaits:
-    """Why a run, and the runs that it waits for, do not go on. `waiting` and `in_flight` count their items and
-    calls."""
+    """Why a run, and the runs that it waits for, do not go on: the waiting items by cause, the number of them and of
+    calls in flight, and a sentence for people."""
 
     summary: str
     waiting: int
@@ -189,7 +189,7 @@ async def why(connection: Connection, tenant: str, run_id: int, *, limit: int, o
 
 
 async def why_items(connection: Connection, ids: Collection[int]) -> list[Waiting]:
-    """Return those of the items that wait, in queue order."""
+    """Return the items among `ids` that wait, in queue order, each with its cause."""
     return [
         Waiting(
             one.id,
@@ -208,7 +208,8 @@ async def why_items(connection: Connection, ids: Collection[int]) -> list[Waitin
 
 
 async def why_run(connection: Connection, tenant: str, run_id: int) -> RunWaits:
-    """Explain why a run and the runs it waits for do not go on, by cause; the most frequent first."""
+    """Explain why a run and the runs that it waits for do not go on: their waiting items by cause, the most frequent
+    first."""
     run = await _run(connection, tenant, run_id)
     if run["ended_at"] is not None:
         end = "cancelled" if run["state"] == "cancelled" else run["status"]
@@ -232,8 +233,8 @@ async def why_run(connection: Connection, tenant: str, run_id: int) -> RunWaits:
 
 
 async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
-    """Explain what a run, a row of RUN, waits for as a whole, if neither it nor any run that it waits for has a waiting
-    item."""
+    """Explain what the run as a whole waits for, if neither it nor any run that it waits for has a waiting item. `run`
+    is a row of RUN."""
 
     def waits(cause: Cause, detail: str) -> Group:
         return Group(cause, run["flow"], run["stage"], None, run["calls"], detail, run["since"])
@@ -264,12 +265,12 @@ def _calls(count: int) -> str:
 async def _run(connection: Connection, tenant: str, run_id: int) -> dict[str, Any]:
     row = await fetch_one(connection, dict, RUN, {"run": run_id, "tenant": tenant})
     if row is None:
-        raise NotFound(f"there is no run {run_id}")
+        raise NotFound(f"There is no run {run_id}.")
     return row
 
 
 async def _facts(connection: Connection, ids: Collection[int]) -> list[Facts]:
-    """Return the facts about those of these items that still wait, in queue order."""
+    """Return the facts about the items among `ids` that still wait, in queue order."""
     if not ids:
         return []
     return await fetch_all(connection, Facts, FACTS, {"ids": list(ids), "most": MOST_COUNTED})

@@ -1,4 +1,4 @@
-"""Migrate a database to this program's schema, under a lock, so that replicas that start together take turns.
+"""Migration of a database to this program's schema, under a lock, so that replicas that start together take turns.
 
 Order: the engine's tables (Alembic), the schema of DBOS, then the tables of other packages: their revisions, which are
 counted in a version table of their own, and the idempotent DDL of their flows. A database that a newer program has
@@ -28,7 +28,8 @@ LOOK_AGAIN_SECONDS = 0.1
 
 
 def upgrade(dsn: str, flows: Iterable[Flow] = (), packages: Iterable[Package] = ()) -> str:
-    """Migrate the database; return the revision of our own schema. Blocking: call it in a thread."""
+    """Migrate the database; return the revision of our own schema. Raise SetUpError if it is newer than this program,
+    or the user lacks privileges. Blocking: call it in a thread."""
     try:
         return _upgrade(dsn, flows, packages)
     except (psycopg.errors.InsufficientPrivilege, sqlalchemy.exc.ProgrammingError) as error:

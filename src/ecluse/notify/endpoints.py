@@ -1,4 +1,5 @@
-"""Notification endpoints: which recipients subscribe to which events. An endpoint of another tenant is not found."""
+"""Notification endpoints: recipients, and the events that they subscribe to. An endpoint of another tenant is not
+found."""
 
 from __future__ import annotations
 
@@ -41,12 +42,12 @@ class TooManyEndpoints(Exception):
 
 
 def secret_name(endpoint_id: int) -> str:
-    """Return the name under which the signing secret of an endpoint is sealed."""
+    """Return the name under which the signing secret of an endpoint is stored encrypted."""
     return f"webhook:{endpoint_id}"
 
 
 def old_secret_name(endpoint_id: int) -> str:
-    """Return the name under which the replaced signing secret of an endpoint is sealed."""
+    """Return the name under which the replaced signing secret of an endpoint is stored encrypted."""
     return old_name(secret_name(endpoint_id))
 
 
@@ -81,13 +82,14 @@ async def create(
 
 
 async def show(connection: Connection, tenant: str, endpoint_id: int, *, lock: bool = False) -> Row:
-    """Return the row of an endpoint, locked until the end of the transaction with `lock`. Raises NotFound."""
+    """Return the row of an endpoint; raise NotFound if there is none. `lock`: keep it locked until the end of the
+    transaction."""
     statement = SHOW + (" FOR NO KEY UPDATE" if lock else "")
     return await _the_one(connection, statement, {"tenant": tenant, "endpoint": endpoint_id})
 
 
 async def update(connection: Connection, tenant: str, endpoint_id: int, changes: Mapping[str, Any]) -> Row:
-    """Change the given columns. A change of `is_active` clears `disabled_reason`: the caller has dealt with it."""
+    """Change the given columns of an endpoint and return its row. A change of `is_active` clears `disabled_reason`."""
     sets = ", ".join(f"{name} = %({name})s" for name in CHANGEABLE if name in changes) or "kind = kind"
     given = {"is_active": None, **changes, "tenant": tenant, "endpoint": endpoint_id}
     return await _the_one(connection, UPDATE.format(sets=sets), given)
@@ -108,7 +110,8 @@ async def switch_off(connection: Connection, tenant: str, endpoint_id: int, why:
 
 
 def shown(row: Row) -> Row:
-    """Return the row for readers: of the URL, which may contain a token, only the origin."""
+    """Return the row as it is shown to people and API callers: only the origin of its URL, which may contain a
+    token."""
     return {**row, "url": None if row["url"] is None else shown_to("webhook", row["url"])}
 
 
@@ -121,4 +124,4 @@ async def _the_one(connection: Connection, statement: str, given: Row) -> Row:
 
 
 def _unknown(endpoint_id: int) -> NotFound:
-    return NotFound(f"there is no endpoint {endpoint_id}")
+    return NotFound(f"There is no endpoint {endpoint_id}.")

@@ -1,4 +1,4 @@
-"""Read side of deliveries: message, recipient, state and every attempt. State, attempts and errors are read from the
+"""Queries about deliveries: message, recipient, state and every attempt. State, attempts and errors are read from the
 delivery's run and item; nothing is stored twice."""
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ async def show_delivery(connection: Connection, tenant: str, run_id: int) -> Row
     """Return one delivery with its message, every failed attempt, and the final answer."""
     row = await fetch_one(connection, dict, SHOW, (tenant, run_id))
     if row is None:
-        raise NotFound(f"there is no delivery {run_id}")
+        raise NotFound(f"There is no delivery {run_id}.")
     return shown(row)
 
 
 def shown(row: Row) -> Row:
-    """Return the row for readers: with the id of its message, and of a webhook's URL only the origin."""
+    """Return the row as it is shown to people and API callers: with the id of its message, and only the origin of a
+    webhook's URL."""
     name = message_id(row["tenant_id"], row["event_key"])
     return {**row, "message_id": name, "recipient": shown_to(row["kind"], row["recipient"])}

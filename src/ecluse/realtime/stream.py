@@ -17,8 +17,8 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 async def _compressed(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Compress by gzip, flushed after each chunk. Chunks sent before serve as the dictionary, so repeated content costs
-    next to nothing."""
+    """Compress the chunks by gzip, flushed after each. Earlier chunks serve as the dictionary, so repeated content
+    costs next to nothing."""
     packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS, memLevel=6)
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -27,8 +27,8 @@ async def _compressed(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 
 class EventStream(StreamingResponse):
-    """A response that sends `chunks`, which are server-sent events, as they come. `send_within`: seconds that the
-    client has to take a chunk; `squeeze`: compress by gzip, only if the client accepts it."""
+    """A response that sends `chunks`, which are server-sent events, as they come. `send_within`: seconds within which
+    the client must accept a chunk; `squeeze`: compress by gzip, only if the client accepts it."""
 
     def __init__(self, chunks: AsyncGenerator[bytes], send_within: float, *, squeeze: bool = False) -> None:
         encoded = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"} if squeeze else {}
@@ -45,4 +45,4 @@ class EventStream(StreamingResponse):
             try:
                 await super().stream_response(in_time)
             except TimeoutError:
-                log.warning("event stream closed: its client does not read")
+                log.warning("realtime: event stream closed, its client does not read")

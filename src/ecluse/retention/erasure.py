@@ -26,8 +26,8 @@ ERASED = "[erased]"
 
 @dataclass(frozen=True)
 class Erasure:
-    """Content to be erased from one table: `where` is a condition on its rows `t`, `changes` how they are changed;
-    without `changes` the rows are deleted. Parameters: see `parameters`."""
+    """Content to be erased from one table: `where` is a condition on its rows `t`; `changes` is the SET clause that
+    removes the content, without it the rows are deleted. Parameters: see `parameters`."""
 
     what: str  # label of the content, in reports to people
     table: str
@@ -156,7 +156,8 @@ OF_RUNS = (
 
 def parameters(tenant: str, kind: str, target: str, runs: Sequence[int], shared: Sequence[int]) -> dict[str, Any]:
     """Return the parameters of the statements that erase the record `target` of a tenant. `kind` is the name of such a
-    record in logs and events (fiche); `runs` are about this record alone, of `shared` it is one target."""
+    record in logs and events (fiche); `runs` are about this record alone, in `shared` runs it is one of several
+    targets."""
     name = re.escape(target)
     return {
         "tenant": tenant,
@@ -191,7 +192,8 @@ async def erase(connection: Connection, erasures: Sequence[Erasure], given: Mapp
 
 
 class Stuck(EcluseError):
-    """Runs are open, or locked by another session; the message says which of the two and names a run."""
+    """A tenant cannot be deleted: some of its runs are open, or locked by another session. The message says which, and
+    names a run."""
 
     code = "RUNS_LOCKED"
 

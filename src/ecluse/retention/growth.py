@@ -17,7 +17,7 @@ LATE = timedelta(days=1)  # without a sweep: worth a warning
 
 
 class Group(NamedTuple):
-    """Tables that grow together; `at` is the creation time of rows in the first one."""
+    """Tables whose rows are deleted together, by one knob; `at` is the creation time of rows in the first table."""
 
     name: str
     knob: str
@@ -86,8 +86,8 @@ class Standing(NamedTuple):
 
 
 async def measure(connection: Connection, keep: Mapping[str, int]) -> tuple[Standing, float, list[Growing]]:
-    """Return, under these knobs, the current state, the number of days measured, and the growth per group (none before
-    a day of runs)."""
+    """Measure the database under the knobs `keep`: return its current state, the number of days measured, and the
+    growth per group of tables (no groups before a day of runs)."""
     (standing,) = await fetch_all(connection, Standing, STANDING, (keep[RUNS] or 36_500,))
     age = (standing.now - standing.since) / timedelta(days=1) if standing.since else 0.0
     days = min(DAYS, age)
@@ -119,7 +119,7 @@ def sentence(standing: Standing, days: float, groups: Sequence[Growing]) -> str:
 
 
 def trouble(standing: Standing, keep: Mapping[str, int]) -> tuple[str, str] | None:
-    """Return what is wrong with retention and the advice, or None."""
+    """Return a problem of retention and the advice for it; None if there is none."""
     days = keep[RUNS]
     if not days:
         return "runs are never deleted (ECLUSE_KEEP_RUNS_DAYS=0)", "set it to the number of days to keep runs"

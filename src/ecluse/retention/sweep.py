@@ -50,14 +50,15 @@ SELECT unnest(ARRAY[min(ended_at), max(ended_at)]) FROM runs WHERE id = ANY(%s) 
 
 @dataclass(frozen=True)
 class OldRuns:
-    """Ended runs of these flows, with all their rows."""
+    """A kind of rows: ended runs of these flows, with all rows that belong to them."""
 
     name: str
     flows: tuple[str, ...]
 
 
 class Rule(NamedTuple):
-    """How long rows of a kind are kept; None: for ever. `knob` is the setting's name, None where the time is fixed."""
+    """The time for which rows of a kind are kept; None: for ever. `knob` is the name of the setting, None where the
+    time is fixed."""
 
     kind: Aged | OldRuns
     keep: timedelta | None
@@ -65,7 +66,8 @@ class Rule(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """Rows that were deleted by a rule, or would be: how many by table, and the range of their ages."""
+    """Rows that a rule deleted, or would delete: their number by table, and the instants of the oldest and the
+    newest."""
 
     rule: Rule
     rows: Counter[str]
@@ -93,10 +95,10 @@ async def _sweep(connection: Connection, flows: Mapping[str, Flow], rules: Seque
     try:
         done = await prune(connection, flows, rules, pace=pace)
     except Busy as error:
-        log.warning("retention stopped until the next sweep: the database is busy", error=str(error))
+        log.warning("retention: stopped until the next sweep, the database is busy", error=str(error))
         return
     if rows := {one.rule.kind.name: one.rows.total() for one in done if one.rows.total()}:
-        log.info("retention deleted old rows", **rows)
+        log.info("retention: old rows deleted", **rows)
 
 
 @asynccontextmanager
@@ -138,8 +140,8 @@ async def prune(
 
 @contextmanager
 def _apart(kind: str, pace: Pace) -> Iterator[None]:
-    """Log an error of the body: a statement that the database refuses, or cancels for its time, ends this kind only. An
-    unavailable database is raised."""
+    """Confine an error to one kind: a statement that the database refuses, or cancels for its time, is logged and ends
+    this kind only. If the database is unavailable, the error is raised."""
     try:
         yield
     except psycopg.Error as error:
@@ -147,13 +149,13 @@ def _apart(kind: str, pace: Pace) -> Iterator[None]:
             pace.slower()
         elif is_unavailable(error):
             raise
-        log.error("retention cannot delete this kind", kind=kind, error=one_line(error))
+        log.error("retention: rows of this kind cannot be deleted", kind=kind, error=one_line(error))
 
 
 def limits(flows: Mapping[str, Flow], rules: Iterable[Rule], now: datetime) -> Limits:
-    """Return the limits of the flows that the rules give at the instant `now`. Runs whose writes a vendor recognises by
-    key are kept at least as long as the vendor remembers the key: a deleted run frees its name, and a new run of that
-    name would use the same keys."""
+    """Return, per flow, the age limit that the rules give at the instant `now`. Runs whose writes a vendor recognises
+    by key are kept at least as long as the vendor remembers the key: the event key of a deleted run can be used again,
+    and a new run under it would send the same keys."""
     before = {}
     for kind, keep, _ in rules:
         if isinstance(kind, Aged) or keep is None:
@@ -199,10 +201,10 @@ async def delete_in_batches(
     *,
     needed_too: bool = False,
 ) -> Counter[str]:
-    """Delete those of these runs that may be deleted, and all their rows, in batches, the youngest runs first: children
-    before their parents. `limits`: how old a run must be; `tables`: those of the flows that have rows of runs;
-    `needed_too`: delete every run that has ended, whatever its age and whatever still needs it. Return the number of
-    deleted rows by table."""
+    """Delete the runs among `runs` that may be deleted, with all their rows, in batches; return the number of deleted
+    rows by table. The youngest runs go first: children before their parents. `limits`: how old a run must be; `tables`:
+    the flows' own tables with rows of runs; `needed_too`: delete every run that has ended, whatever its age and
+    whatever still needs it."""
     rows: Counter[str] = Counter()
     latest_first, place = sorted(runs, reverse=True), 0
     while place < len(latest_first):
@@ -224,7 +226,7 @@ async def _finish(connection: Connection, tables: Sequence[str], pace: Pace) -> 
 async def _delete_left_behind(
     connection: Connection, runs: Sequence[int], tables: Sequence[str], pace: Pace
 ) -> Counter[str]:
-    """Delete the rows of these deleted runs from all tables, in batches; return how many, by table."""
+    """Delete the rows of these deleted runs from all tables, in batches; return the number of rows by table."""
     rows: Counter[str] = Counter()
     if not runs:
         return rows
@@ -240,7 +242,7 @@ async def _delete_left_behind(
 
 
 async def foresee(connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> list[Pruned]:
-    """Count the rows that `prune` would delete by these rules, without deleting any; one result per rule."""
+    """Count the rows that `prune` would delete by these rules, without deleting any; return one result per rule."""
     now = await fetch_now(connection)
     found = []
     for rule in rules:

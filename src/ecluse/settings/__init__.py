@@ -1,6 +1,6 @@
 """Every knob of the program, by its exact environment name. `python -m ecluse.settings` prints the reference page.
 
-A value that cannot be read stops the start-up with a message naming the variable; one below its minimum is raised to
+A value that cannot be parsed stops the start-up with a message naming the variable; one below its minimum is raised to
 it, with a warning. Unknown variables are ignored.
 """
 
@@ -37,14 +37,14 @@ def _networks(value: str) -> str:
 
 
 def _listed(value: str) -> list[str]:
-    """Split a value at its commas."""
+    """Split a value at its commas, without blanks and empty parts."""
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
 def _sender(value: str) -> str:
     """Check that the value is a mail address, with or without a name; return it unchanged."""
     if not SENDER.fullmatch(value):
-        raise ValueError("not a mail address, such as Ecluse <ecluse@example.com>")
+        raise ValueError("not a mail address; it must look like Ecluse <ecluse@example.com>")
     return value
 
 
@@ -229,14 +229,14 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
 
 
 def log_settings() -> tuple[Level, Form]:
-    """Return level and form of the log before the other knobs are read: warnings about those are logged. Values that
-    cannot be read are refused later, by `load`."""
+    """Return level and form of the log, read before the other knobs, because warnings about those are logged. Invalid
+    values are replaced by the defaults here, and refused later by `load`."""
     level, form = (os.environ.get(name, "") for name in ("ECLUSE_LOG_LEVEL", "ECLUSE_LOG_FORMAT"))
     return level if level in get_args(Level) else "INFO", form if form in get_args(Form) else "line"  # type: ignore[return-value]
 
 
 def load() -> Settings:
-    """Read the knobs from the environment. Raises SetUpError that names the variables with unreadable values."""
+    """Read the knobs from the environment; raise SetUpError that names the variables with invalid values."""
     try:
         return Settings()
     except ValidationError as error:

@@ -21,8 +21,8 @@ LARGEST = 200_000_000  # bytes; the whole file is held in memory
 
 
 class AudioSource:
-    """Downloader of recordings. A file of more than `largest` bytes is refused; `deadline`, in seconds, is that of the
-    HTTP client unless given; `now` is the clock for Retry-After dates."""
+    """Downloader of recordings. A file of more than `largest` bytes is refused; `deadline`, in seconds, is by default
+    that of the HTTP client; `now` is the clock for Retry-After dates."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class AudioSource:
         self._now = now
 
     async def download(self, url: str) -> Audio:
-        """Download the recording at this URL. Raises a `VendorError` if it cannot be had."""
+        """Download the recording at this URL. Raise a `VendorError` if it cannot be downloaded."""
         reply = await self._guarded.get(url, largest=self._largest, deadline=self._deadline)
         if not 200 <= reply.status < 300:
             raise refusal(reply.subject, reply.status, reply.headers, b"", self._now())

@@ -46,8 +46,8 @@ class ForbiddenUrl(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Any answer, including refusals. `subject` names the request in messages. Of a refusal, and of any answer to a
-    POST, only the beginning is read."""
+    """Any answer, including refusals. `subject` names the request in messages. The body of a refusal, or of an answer
+    to a POST, is only read in part."""
 
     subject: str
     status: int
@@ -55,8 +55,8 @@ class Reply:
     body: bytes
 
     def refusal(self, now: datetime) -> VendorError | None:
-        """Return the error that the status means; None for success. `now` is used if Retry-After is a date and the
-        answer has no Date header."""
+        """Return the error for the status of the answer; None for success. `now` is used if Retry-After is a date and
+        the answer has no Date header."""
         if 200 <= self.status < 300:
             return None
         return refusal(self.subject, self.status, self.headers, self.body, now)
@@ -88,8 +88,8 @@ class GuardedHttp:
         self._clients: dict[bool, AsyncClient] = {}
 
     def refuse_reason(self, url: str) -> str | None:
-        """Return why this URL is refused, for the user who entered it; None if the URL itself is acceptable. Host names
-        are not resolved here but at every request."""
+        """Return the reason why this URL is refused, for the user who entered it; None if the URL itself is acceptable.
+        Host names are not resolved here but at every request."""
         try:
             self._judge(url)
         except ForbiddenUrl as exc:
@@ -97,7 +97,8 @@ class GuardedHttp:
         return None
 
     async def get(self, url: str, *, largest: int, deadline: float | None = None) -> Reply:
-        """Send a GET and follow redirects. Raises `PermanentError` ANSWER_TOO_LARGE for more than `largest` bytes."""
+        """Send a GET and follow redirects. Raise `PermanentError` ANSWER_TOO_LARGE if the answer has more than
+        `largest` bytes."""
         return await self._request("GET", url, largest, REDIRECTS, deadline)
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, deadline: float | None = None) -> Reply:
@@ -105,7 +106,7 @@ class GuardedHttp:
         return await self._request("POST", url, LARGEST_REFUSAL, 0, deadline, content=body, headers=headers)
 
     async def close(self) -> None:
-        """Close all connections; a later call is a bug."""
+        """Close all connections for good; the client must not be used afterwards."""
         for client in self._clients.values():
             await client.aclose()
         if self._lookups is not None:
@@ -114,8 +115,7 @@ class GuardedHttp:
     async def _request(
         self, method: str, url: str, largest: int, redirects: int, deadline: float | None, **what: Any
     ) -> Reply:
-        """Send one request, follow at most `redirects` redirects, and return the answer, of which at most `largest`
-        bytes are read."""
+        """Send one request, follow at most `redirects` redirects, and return the answer, limited to `largest` bytes."""
         deadline = self._deadline if deadline is None else deadline
         subject, sent = f"{method} {origin(url)}", False
 
@@ -195,8 +195,8 @@ class GuardedHttp:
 
 
 async def read(subject: str, response: httpx.Response, largest: int, *, cut: bool) -> Reply:
-    """Read the body of a response, at most `largest` bytes: `cut` drops the rest, otherwise a larger body raises
-    ANSWER_TOO_LARGE."""
+    """Read the body of a response, at most `largest` bytes. With `cut`, the rest of a larger body is dropped; without,
+    it raises ANSWER_TOO_LARGE."""
     cut = cut or not response.is_success
     largest = min(largest, LARGEST_REFUSAL) if cut else largest
     body = bytearray()
@@ -220,7 +220,7 @@ def origin(url: str) -> str:
 
 
 def reason(exc: SSRFGuardError) -> str:
-    """Return why the guard refused, as a message for the user."""
+    """Return the reason of the guard's refusal, as a message for the user."""
     address = exc if isinstance(exc, BlockedAddressError) else exc.__cause__
     if isinstance(address, BlockedAddressError):
         return f"it leads to an address that is not reached from here: {address.reason}; {HINT}"
@@ -229,8 +229,8 @@ def reason(exc: SSRFGuardError) -> str:
 
 
 def failure(subject: str, exc: httpx.HTTPError | TimeoutError, sent: bool, deadline: float) -> TransientError:
-    """Return the error for a missing answer. `sent`: the request may have reached the server; `deadline`: that of the
-    call."""
+    """Return the error for a call without an answer. `sent`: the request may have reached the server; `deadline`: the
+    deadline of the call, in seconds."""
     timed_out = isinstance(exc, TimeoutError | httpx.TimeoutException)
     what = type(exc).__name__
     if not sent:

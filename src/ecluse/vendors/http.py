@@ -63,7 +63,8 @@ class FilePart:
 
 
 class Sending:
-    """Client middleware around one request: prevents aiohttp's own retry, and knows whether the request was sent."""
+    """Client middleware around one request: it prevents aiohttp's own retry, and records whether the request was
+    sent."""
 
     __slots__ = ("_request",)
 
@@ -126,9 +127,9 @@ class VendorHttp:
         deadline: float | None = None,
         explain: Explain | None = None,
     ) -> M:
-        """Send one request and return its answer as `model`. `path` starts with a slash, has its data quoted, and
-        appears in messages; the query does not. A form is sent as multipart. `explain` may replace the error of a
-        refusal by one that interprets this vendor's codes."""
+        """Send one request and return its answer as `model`; raise a `VendorError` if it fails. `path` starts with a
+        slash, has its data quoted, and appears in messages; the query does not. A form is sent as multipart. `explain`
+        may replace the error of a refusal by one that interprets this vendor's codes."""
         deadline = self._deadline if deadline is None else deadline
         session = self._session or self._open()
         await self._turnstile.go_through()
@@ -205,8 +206,8 @@ class VendorHttp:
 def refusal(
     subject: str, status: int, headers: Mapping[str, str], answer: bytes | bytearray, now: datetime
 ) -> VendorError:
-    """Return the error that an answer with this status (not 2xx) means; `now` is used if Retry-After is a date and the
-    answer has no Date header."""
+    """Return the error for an answer with this status (not 2xx). `now` is used if Retry-After is a date and the answer
+    has no Date header."""
     error = _refusal(subject, status, headers, answer, now)
     error.status = status
     return error
@@ -228,8 +229,8 @@ def _refusal(
 
 
 def asked_to_wait(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds that the vendor asks to wait. Some vendors send Retry-After-Ms beside or instead of
-    Retry-After: it is more precise, so it comes first."""
+    """Return the seconds that the vendor asks to wait; None if it does not. Some vendors send Retry-After-Ms beside or
+    instead of Retry-After: it is more precise, so it comes first."""
     milliseconds = headers.get("Retry-After-Ms", "").strip()
     if milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) < 20:
         return int(milliseconds) / 1000
@@ -258,8 +259,8 @@ def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline:
 
 
 def no_answer(subject: str, what: str, *, sent: bool, deadline: float | None) -> TransientError:
-    """Return the error for a missing answer; `what` names the cause. `deadline`: the one that has passed; None if the
-    connection failed."""
+    """Return the error for a missing answer; `what` names the cause. `deadline`: the deadline that has passed; None if
+    the connection failed."""
     if not sent:
         return NotSentError(storable(f"{subject}: not sent: {what}"))
     if deadline is not None:
@@ -268,13 +269,13 @@ def no_answer(subject: str, what: str, *, sent: bool, deadline: float | None) ->
 
 
 def unreadable(subject: str, exc: ValidationError, answer: bytearray) -> TransientError:
-    """Return the error for an answer that is not of the model."""
+    """Return the error for an answer that is not valid for the model."""
     why = first_problem(exc, "the answer")
     return TransientError(storable(f"{subject}: {why}: {excerpt(answer)}"), code="BAD_ANSWER")
 
 
 def first_problem(exc: ValidationError, whole: str = "it") -> str:
-    """Return where the validation failed first, and why; `whole` names the place if it is the value as a whole."""
+    """Return the first problem of a validation error, with its field; `whole` stands for the value as a whole."""
     first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or whole}: {problem(first)}"
 

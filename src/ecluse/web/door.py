@@ -63,9 +63,9 @@ async def admitted(request: Request, permission: str) -> Caller:
 
 
 def refuse_other_sites(request: Request) -> None:
-    """Refuse a form that another site submitted from the visitor's browser (CSRF). Browsers say where a request comes
-    from in Sec-Fetch-Site, which no script can set; without it (plain http, old browsers) in Origin. A request with
-    neither is no browser's."""
+    """Refuse a form that another site submitted from the visitor's browser (CSRF). Browsers name the origin of a
+    request in Sec-Fetch-Site, which no script can set, or else (plain http, old browsers) in Origin. A request with
+    neither does not come from a browser."""
     if request.method in ("GET", "HEAD"):
         return
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")

@@ -35,8 +35,8 @@ TITLE = "title"
 
 
 class Pace(NamedTuple):
-    """Seconds between two renderings: at least; while a run is open; while none is (proxies close a silent
-    connection)."""
+    """Seconds between two renderings of a page: `least` at least, `tick` while a run is open, `quiet` while none is
+    (proxies close a silent connection)."""
 
     least: float = 1.0
     tick: float = 2.0
@@ -44,8 +44,8 @@ class Pace(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A template and the names of its blocks that are regions, in the order in which they are shown; without names the
-    whole template is one region. The block `title` is the title of the document."""
+    """A page that updates itself: a template and the names of the blocks that are its regions, in display order;
+    without names the whole template is one region. The block `title` is the title of the document."""
 
     template: str
     names: Sequence[str] = ()
@@ -79,7 +79,7 @@ def stream(
             except (EcluseError, psycopg.Error) as error:  # the stream ends, and the page reconnects
                 if not (is_unavailable(error) or (isinstance(error, EcluseError) and status_of(error) is not None)):
                     raise
-                log.warning("live update failed, the page reconnects", error=one_line(error))
+                log.warning("pages: live update failed, the page reconnects", error=one_line(error))
 
     return EventStream(
         sent(), realtime.limits.send_within, squeeze="gzip" in request.headers.get("accept-encoding", "")
@@ -138,8 +138,8 @@ def _swaps(changed: dict[str, Markup]) -> str:
 
 
 def said(message: Message, name: str) -> str | None:
-    """Return the field of the payload as text; None if it has none. (External publishers may send payloads that are not
-    objects.)"""
+    """Return the field of the message's payload as text; None if there is no such field, or the payload is not an
+    object (external publishers may send such)."""
     value = message.payload.get(name) if isinstance(message.payload, dict) else None
     return None if value is None else str(value)
 

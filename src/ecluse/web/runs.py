@@ -41,7 +41,7 @@ Day = Annotated[date | None, BeforeValidator(lambda given: given or None)]
 
 
 class Wanted(BaseModel):
-    """Which runs the list shows: the query parameters of the filter form and of links to it."""
+    """Filters of the list of runs: the query parameters of the filter form and of links to it."""
 
     flow: Filter = None
     state: Filter = None
@@ -55,7 +55,7 @@ class Wanted(BaseModel):
 
 
 class Part(BaseModel):
-    """Which outcomes and which log lines the page of one run shows."""
+    """Query parameters of the page of one run: filters of its outcomes, and offsets of outcomes and log."""
 
     outcome: Filter = None
     why: Filter = None
@@ -97,7 +97,8 @@ async def show_run(request: Request, run_id: str, part: PartOfRun) -> Response:
 
 @routes.get("/ui/runs/{run_id}/outcomes.csv", openapi_extra=needs(MAY))
 async def send_outcomes(request: Request, run_id: str) -> Response:
-    """Send the file of the API: its own address does not get the cookie."""
+    """Send the outcomes of a run as the API's CSV file. It has an address of its own below /ui, because the API's does
+    not get the cookie."""
     (route,) = [one for one in request.app.router.routes if getattr(one, "path", "") == OUTCOMES_FILE]
     answer: Response = await route.endpoint(request=request, run_id=run_id)
     return answer
@@ -117,7 +118,7 @@ async def follow_run(request: Request, run_id: str, part: PartOfRun) -> Response
 
 
 def _midnight(day: date | None, later: int = 0) -> datetime | None:
-    """Return the instant at which the day begins, in UTC, or the one that is so many days later."""
+    """Return the start of the day in UTC, plus `later` days; None if no day is given."""
     return None if day is None else datetime.combine(day, time(), UTC) + timedelta(days=later)
 
 
@@ -209,7 +210,7 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
 
 
 def _buttons(request: Request, run: Row) -> list[Button]:
-    """Return what can be done with a run in its present state."""
+    """Return the buttons for a run in its present state: end it, or redrive or start it again."""
     one, back = {"run_id": run["id"]}, f"/ui/runs/{run['id']}"
     if run["ended_at"] is None:
         return buttons(request, ("end_run", one), back=back)
@@ -225,7 +226,7 @@ def _buttons(request: Request, run: Row) -> list[Button]:
 
 
 def _redrive(request: Request, run: Row, **choice: str | None) -> list[Button]:
-    """Return the button to redrive failed targets of an ended run, with this choice of them."""
+    """Return the button that redrives an ended run, with this choice of targets; empty if it cannot be redriven."""
     flow = kit_of(request).by_name.get(run["flow"])
     if run["ended_at"] is None or not run["failed"] or flow is None or flow.redrive is None:
         return []

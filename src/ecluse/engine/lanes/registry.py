@@ -88,12 +88,12 @@ class Standing(NamedTuple):
 
 
 class Closed(Exception):
-    """The lane was closed before the item's next call: the item is released."""
+    """The lane was closed before the next call of an item that is being executed: the item is released."""
 
 
 class Lanes:
-    """The lanes that the stages of these flows use, for all parts of one worker process. `uncapped` and `capped` are
-    the ids of the lanes without and with anything that must hold over all replicas."""
+    """The lanes that the stages of these flows use, for all parts of one worker process. `capped` has the ids of the
+    lanes with caps, rate or breaker, which hold over all replicas, `uncapped` the others."""
 
     def __init__(self, pool: Pool, flows: Iterable[Flow], clock: Clock) -> None:
         self._pool = pool
@@ -113,7 +113,7 @@ class Lanes:
         self.on_change: Callable[[], None] = lambda: None  # called when a lane has closed or opened
 
     async def put(self) -> None:
-        """Insert the lanes, or store their caps, rates and breakers where they have changed, and read how they stand.
+        """Insert the lanes, or store their caps, rates and breakers where they have changed, and read their state.
         Called once, at start-up."""
         lanes = {stage.lane.name: stage.lane for stage in self.stages.values()}
         async with self._pool.connection() as connection:
@@ -141,7 +141,7 @@ class Lanes:
         self._outdated.set()
 
     def is_closed(self, lane_id: int) -> bool:
-        """Return whether no call of the lane may start now, because of a hold, a breaker or a pause."""
+        """Return True if no call of the lane may start now, because of a hold, a breaker or a pause."""
         if lane_id not in self._closed:
             return False
         until = self._closed[lane_id]
@@ -154,9 +154,9 @@ class Lanes:
         return stage.weight * spacing.total_seconds() if spacing else 0.0
 
     def record_result(self, claimed: ClaimedItem, error: Exception | None, *, called: bool = True) -> Spared | None:
-        """Record how an execution has ended (`error` None: it succeeded), for `write_results`; return a `Spared` if the
-        failure is the vendor's. A hold that the vendor asks for applies in this process at once, and everywhere as soon
-        as it is written. `called` False: the vendor was not called."""
+        """Record the result of an execution (`error` None: it succeeded), for `write_results`; return a `Spared` if the
+        failure is the vendor's fault. A hold that the vendor asks for applies in this process at once, and everywhere
+        as soon as it is written. `called` False: the vendor was not called."""
         stage, lane_id, now = self.stages[claimed.item.flow, claimed.item.stage], claimed.lane_id, self._clock.now()
         lane = stage.lane
         until = asked_for(error, now) if error and lane.one_vendor else None
@@ -176,8 +176,8 @@ class Lanes:
         return Spared(now + lane.breaker.pause, now if before.trips and not closed else None)
 
     def _count(self, end: CallResult) -> None:
-        """Count the end towards the breaker as the database will; every read of the table corrects it. While the lane
-        is closed, only failures count."""
+        """Count the result towards the lane's breaker, as the database will; every read of the table corrects it. While
+        the lane is closed, only failures count."""
         breaker, before = self._breakers.get(end.lane_id), self.counting.get(end.lane_id, NO_FAILURES)
         if breaker is None or end.counts is None or (self.is_closed(end.lane_id) and not end.counts):
             return
@@ -208,8 +208,8 @@ class Lanes:
         return start_at or self._clock.now()
 
     async def write_results(self, pool: Pool) -> None:
-        """Write the results that `record_result` has gathered to the lanes. The committer calls it before it stores the
-        results of the items: a claim after that commit finds the lanes as these calls left them."""
+        """Write the results gathered by `record_result` to the lanes. The committer calls it before it stores the
+        results of the items: a claim after that commit finds the lanes updated."""
         if results := list(self._unwritten):
             async with pool.connection() as connection:
                 if counted := [one for one in results if one.counts is not None]:
@@ -245,8 +245,7 @@ class Lanes:
             await self._read(connection)
 
     async def _read(self, connection: Connection) -> None:
-        """Read the caps of the lanes, which are closed and what their breakers have counted, and add the results that
-        are not written yet."""
+        """Read the lanes' caps, holds, pauses and breaker counts, and add the results that are not written yet."""
         rows = await fetch_all(connection, Standing, STANDING, (list(self._ids.values()),))
         self.capped = [one.id for one in rows if one.capped]
         self.uncapped = [one.id for one in rows if not one.capped]

@@ -1,5 +1,6 @@
-"""Create, change, list and fire schedules. A schedule is due only for instants after it was created, enabled or given
-another timetable; an instant that was due just before such a change and was not fired becomes a slot that says why."""
+"""Schedules: create, change, list and fire them. A schedule is due only for instants after it was created, enabled or
+given another timetable; an instant that was due just before such a change and was not fired becomes a slot with the
+reason."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class NewSchedule:
     tenant_id: str = "default"
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns as they are stored; raise InvalidInput if one is wrong."""
+        """Return the columns as they are stored; raise InvalidInput if one is invalid."""
         check_schedulable(self.flow)
         if not 1 <= len(self.name.strip()) <= LONGEST_NAME or "\x00" in self.name:
             raise InvalidInput(f"the name of a schedule is 1 to {LONGEST_NAME} characters")
@@ -99,7 +100,8 @@ async def create_schedule(connection: Connection, new: NewSchedule) -> int:
 
 
 async def update_schedule(connection: Connection, tenant_id: str, schedule_id: int, new: NewSchedule) -> None:
-    """Replace everything about a schedule except its tenant. Raises InvalidInput, Conflict or NotFound."""
+    """Replace all columns of a schedule that people set, except its tenant. Raise InvalidInput, Conflict or
+    NotFound."""
     await _change(connection, tenant_id, schedule_id, new.columns(), "the schedule was changed before it was fired")
 
 
@@ -118,12 +120,12 @@ async def delete_schedule(connection: Connection, tenant_id: str, schedule_id: i
 async def load_schedule(
     connection: Connection, tenant_id: str, schedule_id: int, *, lock: bool = False
 ) -> dict[str, Any]:
-    """Return the columns of a schedule; raise NotFound if it does not exist or was deleted. `lock`: until the end of
-    the caller's transaction."""
+    """Return the columns of a schedule; raise NotFound if it does not exist or was deleted. `lock`: keep the row locked
+    until the end of the caller's transaction."""
     statement = LOAD + (" FOR NO KEY UPDATE" if lock else "")
     row: dict[str, Any] | None = await fetch_one(connection, dict, statement, (schedule_id, tenant_id))
     if row is None:
-        raise NotFound(f"there is no schedule {schedule_id}")
+        raise NotFound(f"There is no schedule {schedule_id}.")
     return row
 
 
@@ -147,9 +149,9 @@ async def fire_by_hand(
     input: dict[str, Any] | None = None,  # noqa: A002 - the name of a run's input everywhere
     start: Callable[[Start], Start] = lambda start: start,
 ) -> Started:
-    """Start a run of the schedule now, whatever else is running; no due instant is used up. The run holds the schedule
-    if no other open run does. `input` replaces the schedule's own; `start` may change the event key, or link the run to
-    another."""
+    """Start a run of the schedule now, even if other runs of it are open; no due instant is used up. The run holds the
+    schedule if no other open run does. `input` replaces the schedule's own; `start` may change the event key, or link
+    the run to another."""
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
         if flow.name != row["flow"]:
@@ -166,8 +168,8 @@ async def fire_by_hand(
 
 
 async def _change(connection: Connection, tenant_id: str, schedule_id: int, columns: dict[str, Any], why: str) -> None:
-    """Set these columns. If one of them decides when the schedule is due, the instants until now that were not fired
-    are skipped, with the reason `why`, and the next one is computed anew."""
+    """Set these columns of a schedule. If one of them decides when it is due, the instants until now that were not
+    fired are skipped, with the reason `why`, and the next due instant is computed again."""
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
         now = await fetch_now(connection)
@@ -200,7 +202,7 @@ async def _drop(connection: Connection, row: dict[str, Any], now: datetime, why:
 
 
 def next_fires(row: dict[str, Any], now: datetime, count: int) -> list[dict[str, Any]]:
-    """Return the next due times of a schedule, and what a change of the clocks or its window does to each."""
+    """Return the next due times of a schedule, each with a mark where a clock change or its window moves it."""
     if row["cron"] is None:
         return []
     with suppress(InvalidInput):  # stored by another version: the schedule's `error` says so once it is due

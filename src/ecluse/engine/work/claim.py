@@ -140,9 +140,9 @@ CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ALL_LANES, turn=""), CLAIM.format(o
 
 
 class Claimant(NamedTuple):
-    """The replica that claims, and what it can work on: `work` names the stages as "flow/stage", `weights` has the
-    weight of a call of each; an older program does not claim items of newer stages. Suspects (`suspects.py`) are
-    claimed apart from other items: `least` and `most` bound their suspicion, `apart` says how they are run."""
+    """The replica that claims, and the work it can do: `work` names the stages as "flow/stage", so that an older
+    program does not claim items of newer stages; `weights` has the weight of a call of each. Suspects (`suspects.py`)
+    are claimed apart from other items: `least` and `most` bound their suspicion, `apart` says how they are run."""
 
     replica: str
     work: list[str]
@@ -155,8 +155,8 @@ class Claimant(NamedTuple):
 async def claim_items(
     connection: Connection, claimant: Claimant, lanes: list[int], room: int, *, capped: bool
 ) -> list[ClaimedItem]:
-    """Claim at most `room` items from these lanes, by their ids. `capped`: the lanes have caps, a rate or a breaker
-    that must hold over all replicas; lanes from which another replica is claiming are then left out."""
+    """Claim at most `room` items from the lanes with these ids. `capped`: the lanes have caps, a rate or a breaker that
+    must hold over all replicas; lanes from which another replica is claiming are then left out."""
     parameters = {**claimant._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
     rows = await fetch_rows(connection, CLAIM_CAPPED if capped else CLAIM_FREE, parameters, prepare=True)
     return [ClaimedItem(Item._make(row[:-6]), *row[-6:]) for row in rows]

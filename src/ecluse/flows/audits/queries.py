@@ -1,4 +1,4 @@
-"""One audit in full, limited to the fiches that a caller may see."""
+"""The query for one audit in full, limited to the fiches that a caller may see."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WHERE a.tenant_id = %(tenant)s AND a.id = %(id)s AND {{visible}}
 async def show_audit(
     connection: Connection, tenant: str, audit_id: int, *, visible: tuple[str, Row] = ("true", {})
 ) -> Row:
-    """Return an audit with its result and the config version that was asked. An audit that the caller may not see is
-    not found."""
+    """Return an audit with its result and the config version that it was made with. Raise NotFound for an audit that
+    the caller may not see."""
     condition, parameters = visible
     given = {"tenant": tenant, "id": audit_id, **parameters}
     audit = await fetch_one(connection, dict, SHOW.format(visible=condition), given)
     if audit is None:
-        raise NotFound(f"there is no audit {audit_id}")
+        raise NotFound(f"There is no audit {audit_id}.")
     return audit

@@ -1,5 +1,6 @@
-"""Erasure of a fiche: its data, recordings, transcripts and audits are deleted; of the runs it was part of, the bare
-facts stay. Automation depends on the flows of fiches, transcriptions and audits, and so knows all of their tables."""
+"""Erasure of a fiche: its data, recordings, transcripts and audits are deleted; of the runs it was part of, ids, counts
+and outcomes stay. Automation depends on the flows of fiches, transcriptions and audits, and so knows all of their
+tables."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ class Found:
 
     @property
     def every_run(self) -> set[int]:
-        """The ids of all these runs."""
+        """The ids of all runs that the fiche was part of."""
         return {*self.runs, *self.shared, *self.deliveries}
 
     @property
@@ -122,7 +123,7 @@ class Found:
 
 
 async def find(connection: Connection, tenant: str, fiche_id: str) -> Found:
-    """Find the runs of a fiche. Raises NotFound if there is neither the fiche nor a run of it."""
+    """Find the runs of a fiche. Raise NotFound if there is neither the fiche nor a run of it."""
     given = {"tenant": tenant, "target": fiche_id}
     runs = sorted(await fetch_column(connection, OWN_RUNS, given))
     shared = sorted(await fetch_column(connection, SHARED_RUNS, given))
@@ -130,12 +131,12 @@ async def find(connection: Connection, tenant: str, fiche_id: str) -> Found:
     deliveries = sorted(await fetch_column(connection, DELIVERIES, words))
     calls = await fetch_column(connection, CALLS, given)
     if not runs and not shared and await fetch_row(connection, KNOWN, (tenant, fiche_id)) is None:
-        raise NotFound(f"there is no fiche {fiche_id} of tenant {tenant}, and no run of it")
+        raise NotFound(f"There is no fiche {fiche_id} of tenant {tenant}, and no run of it.")
     return Found(tenant, fiche_id, runs, shared, deliveries, calls)
 
 
 async def foresee(connection: Connection, found: Found) -> Counter[str]:
-    """Return by kind of row how many rows `erase` would delete or change."""
+    """Count the rows that `erase` would delete or change, by kind."""
     return await erasure.count(connection, (*erasure.OF_RUNS, *OF_THE_FICHE), found.given)
 
 
@@ -150,7 +151,7 @@ async def refuse_open_runs(connection: Connection, found: Found) -> None:
 
 
 async def erase(connection: Connection, found: Found) -> Counter[str]:
-    """Erase the fiche in the caller's transaction, and return by kind how many rows were deleted or changed. Refuses
+    """Erase the fiche in the caller's transaction; return the number of rows deleted or changed, by kind. Raise Refused
     while one of its runs is open, or a call about it is in flight. Runs are locked before the fiche, as everywhere."""
     tenant, fiche_id = found.tenant, found.fiche_id
     await lock_runs(connection, found.every_run)

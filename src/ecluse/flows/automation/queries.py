@@ -1,7 +1,8 @@
-"""Read side of automation: schedules and runs, for API and command line.
+"""Queries about automation schedules and runs, for API and command line.
 
-It answers what operators ask: why was nothing triggered (whether it is active, next fires, slots and their reasons,
-whether the last run is stale), where does a run stand (phase, stages, what each fiche still lacks), why is it partial.
+They answer the questions of operators: why nothing was triggered (whether the schedule is active, its next due times,
+its slots and their reasons, whether the last run is stale); the progress of a run (phase, stages, what each fiche still
+lacks); why it ended as partial.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id
     given = {"tenant": tenant, "id": schedule_id, "longest": longest}
     row = await fetch_one(connection, dict, SHOW, given)
     if row is None:
-        raise NotFound(f"there is no automation schedule {schedule_id}")
+        raise NotFound(f"There is no automation schedule {schedule_id}.")
     fires = next_fires(row, row["now"], NEXT_FIRES) if row["is_active"] else []
     slots = (await show_schedule(connection, tenant, schedule_id))["slots"]
     runs = await fetch_all(connection, dict, LAST, (tenant, schedule_id))
@@ -88,21 +89,22 @@ async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id
 
 
 def staleness(running_since: datetime | None, now: datetime, longest: timedelta) -> Row:
-    """Return whether a run is stale, and from when on. Pass None for a run that is not running: it is never stale."""
+    """Return whether a run is stale, and the instant at which it becomes so. `running_since` is None for a run that is
+    not running, which is never stale."""
     if running_since is None:
         return {"is_stale": False, "stale_at": None}
     return {"is_stale": now - running_since > longest, "stale_at": running_since + longest}
 
 
 async def require_schedule(connection: Connection, tenant: str, schedule_id: int) -> None:
-    """Raise NotFound unless there is such a schedule, or was."""
+    """Raise NotFound if the tenant has no such schedule; a deleted one counts."""
     if await fetch_row(connection, KNOWN, (schedule_id, tenant)) is None:
-        raise NotFound(f"there is no automation schedule {schedule_id}")
+        raise NotFound(f"There is no automation schedule {schedule_id}.")
 
 
 async def show_run(connection: Connection, tenant: str, run_id: int, longest: timedelta) -> Row:
-    """Return a run in full: its plan as of the start, what was picked and what was not, the days that the CRM did not
-    list, the progress of each stage, and its redrives."""
+    """Return a run in full: its plan as of the start, which fiches were picked and why the others were not, the days
+    that the CRM did not list, the progress of each stage, and its redrives."""
     row = await fetch_one(connection, dict, RUN, (run_id, tenant))
     if row is None:
         raise _unknown(run_id)
@@ -147,8 +149,8 @@ async def list_fiches(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """List the fiches of a run: the outcome, or whether it is known to fail, and the state of what its stages check:
-    details, transcripts, audits."""
+    """List the fiches of a run: the outcome, or whether the fiche is known to fail, and the state of its details,
+    transcripts and audits."""
     await _known_run(connection, tenant, run_id)
     given = {"run": run_id, "status": status, "limit": limit, "offset": offset}
     rows = await fetch_all(connection, dict, FICHES, given)
@@ -172,4 +174,4 @@ async def _known_run(connection: Connection, tenant: str, run_id: int) -> None:
 
 
 def _unknown(run_id: int) -> NotFound:
-    return NotFound(f"there is no automation run {run_id}")
+    return NotFound(f"There is no automation run {run_id}.")

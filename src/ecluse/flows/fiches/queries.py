@@ -1,5 +1,5 @@
-"""One fiche in full. Signed parts of URLs are hidden, and so are values in the CRM's own fields that look like
-secrets."""
+"""The query for one fiche in full. Signed parts of URLs are hidden, and so are values in the CRM's own fields that look
+like secrets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def show_fiche(connection: Connection, tenant: str, fiche_id: str) -> Row:
     """Return the fiche with its information and its recordings by start time, including those removed in the CRM."""
     fiche = await fetch_one(connection, dict, SHOW, (tenant, fiche_id))
     if fiche is None:
-        raise NotFound(f"there is no fiche {fiche_id}")
+        raise NotFound(f"There is no fiche {fiche_id}.")
     recordings = await fetch_all(connection, dict, RECORDINGS, (fiche["fiche_cache_id"],))
     for recording in recordings:
         recording["recording_url"] = masked(recording["recording_url"])

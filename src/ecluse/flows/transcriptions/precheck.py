@@ -1,5 +1,5 @@
-"""The check before a paid call: does the recording still exist, is it still untranscribed, does this run hold its lock?
-Items that are checked at about the same moment share one query."""
+"""The check before a paid call: whether the recording still exists, is still untranscribed, and its lock is held by
+this run. Items that are checked at about the same moment share one query."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Standing(NamedTuple):
 async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
     """Return the state of each item's recording, by item id. A lock without a holder (an operator released it, or a
     call that outlived its run has finished) is acquired for the item's run; the recording is read again after that, to
-    see what the last holder stored."""
+    see the result that the last holder stored."""
     found = await _look(connection, items)
     free = [item for item in items if found[item.id].holder is None]
     if free:

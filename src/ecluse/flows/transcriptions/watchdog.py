@@ -66,8 +66,8 @@ class Stuck(NamedTuple):
 
 
 async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> None:
-    """Warn of stalled runs, and give up the due items of those that were warned of a stall period ago; clear the mark
-    of runs that move again. Called at intervals by every replica. `lanes` names the flow's lanes."""
+    """Warn of stalled runs, give up the due items of runs that were warned of a stall period ago, and clear the mark of
+    runs that move again. Called at intervals by every replica. `lanes` names the flow's lanes."""
     given: dict[str, Any] = {"stall": stall, "lanes": lanes, "flow": rules.FLOW}
     async with connection.transaction():
         candidates = await fetch_column(connection, CANDIDATES, given)
@@ -88,7 +88,9 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
             facts: dict[str, Any] = {"waiting": len(waiting), "minutes": stall.total_seconds() / 60}
             payload = {**rules.about(fiche_id, run.id), **facts}
             events.append(event_of(run, "transcription.stalled", payload, suffix=f":{at.isoformat()}"))
-            traces.orchestrator(run, fiche_id).warn("stalled: nothing was taken up", **facts, call_ids=waiting[:20])
+            traces.orchestrator(run, fiche_id).warn(
+                "stalled: no worker has claimed its due items", **facts, call_ids=waiting[:20]
+            )
         if lost:
             events += await _give_up(connection, {run_id: stuck[run_id] for run_id in lost}, 2 * stall)
         await write_events(connection, events)
@@ -97,8 +99,9 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
 
 
 async def _give_up(connection: Connection, lost: dict[int, list[Stuck]], patience: timedelta) -> list[Event]:
-    """Fail the due items of these runs and return their events; `patience` is how long they have waited. Retries that
-    are not due yet keep waiting. No worker commits these items, so their `recording_failed` events are written here."""
+    """Fail the due items of these runs and return their events; `patience` is the time for which they have waited.
+    Retries that are not due yet keep waiting. No worker commits these items, so their `recording_failed` events are
+    written here."""
     why = f"No worker claimed it for {patience.total_seconds() / 60:g} minutes, though nothing held it back."
     late = {one.stage: one.since for several in lost.values() for one in several}
     for stage, since in sorted(late.items()):
