@@ -12,7 +12,7 @@ from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing
 from ecluse.access.permissions import ROLES
 from ecluse.access.surface import Act, Command, Look, Noun, Surface
-from ecluse.access.wire import Body, Shape, text_in_path
+from ecluse.access.wire import Body, Shape
 from ecluse.api.shapes import Id, Reason, Role
 from ecluse.base.errors import Conflict
 from ecluse.db.query import Row, fetch_one
@@ -213,7 +213,7 @@ async def enable_tenant(act: Act, tenant: str, body: EnableTenant) -> Row:  # no
 
 
 async def _set_disabled(act: Act, tenant: str, *, disabled: bool) -> Row:
-    if not await tenants.set_disabled(act.connection, text_in_path("tenant", tenant), disabled):
+    if not await tenants.set_disabled(act.connection, tenant, disabled):
         act.changes_nothing()
     return await _tenant(act, tenant)
 

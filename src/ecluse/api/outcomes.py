@@ -1,14 +1,15 @@
 """`outcomes.csv`: the outcome of every target, streamed page by page; no database connection is held while a client
 reads slowly.
 
-The format is RFC 4180. A cell that begins like a formula is prefixed with an apostrophe, so that no spreadsheet
-evaluates it (ASVS 1.2.10).
+The format is RFC 4180, with every cell in quotes. Text that a spreadsheet would take for a formula gets an apostrophe
+in front (ASVS 1.2.10), also after a semicolon, a tab or a line break: a program that splits there begins a cell there.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import AsyncIterator, Iterable
 
 from fastapi import Request
@@ -23,19 +24,20 @@ from ecluse.insight import run_queries
 
 PAGE = 10_000  # large: of an open run each page also queries the expected failures
 COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist", "will_fail")
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\x00")
+SIGNS = "-=+@\uff0d\uff1d\uff0b\uff20"  # the four, and their full-width forms
+FORMULA_START = re.compile(rf"\A(?=[{SIGNS}\t\r\n\0])|(?<=[;\t\r\n])(?=[{SIGNS}])")
 
 routes = door.routes("runs")
 
 
 def cell(value: object) -> str:
     text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+    return FORMULA_START.sub("'", text)
 
 
 def lines(rows: Iterable[Iterable[object]]) -> str:
     written = io.StringIO()
-    csv.writer(written).writerows([cell(value) for value in row] for row in rows)
+    csv.writer(written, quoting=csv.QUOTE_ALL).writerows([cell(value) for value in row] for row in rows)
     return written.getvalue()
 
 

@@ -21,7 +21,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from ssrfguard import AddressTable, Block, BlockedAddressError, BlockedURLError, Policy, Reach, SSRFGuardError
+from ssrfguard import (
+    DEFAULT_DENIED,
+    AddressTable,
+    Block,
+    BlockedAddressError,
+    BlockedURLError,
+    Policy,
+    Reach,
+    SSRFGuardError,
+)
 from ssrfguard.httpx import AsyncClient
 
 from ecluse.base.errors import PermanentError, SetUpError, TransientError, VendorError
@@ -32,6 +41,14 @@ PORTS = frozenset({80, 443})
 ANY_PORT = frozenset(range(1, 65_536))
 REDIRECTS = 5
 HINT = "the operator of this server may allow its network in ECLUSE_ALLOWED_NETWORKS"
+# Besides those of the library, which lets ORCHIDv2 pass and does not know IPv4-translated addresses.
+ALSO_DENIED = (
+    Block(ip_network("::ffff:0:0:0/96"), "IPv4-translated (SIIT)", "RFC 8215", Reach.DENIED),
+    Block(ip_network("2001:20::/28"), "ORCHIDv2", "RFC 7343", Reach.DENIED),
+)
+DENIED = AddressTable(
+    (*(one for one in DEFAULT_DENIED.blocks if one.network not in {own.network for own in ALSO_DENIED}), *ALSO_DENIED)
+)
 ELSEWHERE = AddressTable(
     tuple(
         Block(ip_network(everything), "reached at ports 80 and 443 only", "no allowed network", Reach.DENIED)
@@ -77,7 +94,7 @@ class GuardedHttp:
     ) -> None:
         try:
             networks = tuple(ip_network(network) for network in allowed_networks)
-            self._public = Policy(allowed_networks=networks, allowed_ports=PORTS)
+            self._public = Policy(allowed_networks=networks, allowed_ports=PORTS, denied_networks=DENIED)
         except ValueError as exc:
             raise SetUpError(f"ECLUSE_ALLOWED_NETWORKS: {exc}") from exc
         self._own = Policy(allowed_networks=networks, allowed_ports=ANY_PORT, denied_networks=ELSEWHERE)
