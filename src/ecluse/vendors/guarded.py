@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import ip_network
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -40,6 +40,7 @@ from ecluse.vendors.http import LARGEST_REFUSAL, no_answer, refusal
 PORTS = frozenset({80, 443})
 ANY_PORT = frozenset(range(1, 65_536))
 REDIRECTS = 5
+WRITTEN_AT_ONCE = 1_000_000  # bytes of a body that goes to a file
 HINT = "the operator of this server may allow its network in ECLUSE_ALLOWED_NETWORKS"
 # Besides those of the library, which lets ORCHIDv2 pass and does not know IPv4-translated addresses.
 ALSO_DENIED = (
@@ -113,14 +114,16 @@ class GuardedHttp:
             return str(exc)
         return None
 
-    async def get(self, url: str, *, largest: int, deadline: float | None = None) -> Reply:
-        """Send a GET and follow redirects. Raise `PermanentError` ANSWER_TOO_LARGE if the answer has more than
-        `largest` bytes."""
-        return await self._request("GET", url, largest, REDIRECTS, deadline)
+    async def get(
+        self, url: str, *, largest: int, deadline: float | None = None, into: IO[bytes] | None = None
+    ) -> Reply:
+        """Send a GET and follow redirects. Raises `PermanentError` ANSWER_TOO_LARGE for more than `largest` bytes. The
+        body of a success is written to `into` if given, and is not in the reply."""
+        return await self._request("GET", url, largest, REDIRECTS, deadline, into)
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, deadline: float | None = None) -> Reply:
         """Send a POST without following redirects: the user who entered the URL decides where it goes."""
-        return await self._request("POST", url, LARGEST_REFUSAL, 0, deadline, content=body, headers=headers)
+        return await self._request("POST", url, LARGEST_REFUSAL, 0, deadline, None, content=body, headers=headers)
 
     async def close(self) -> None:
         """Close all connections for good; the client must not be used afterwards."""
@@ -130,7 +133,14 @@ class GuardedHttp:
             self._lookups.shutdown(wait=False, cancel_futures=True)
 
     async def _request(
-        self, method: str, url: str, largest: int, redirects: int, deadline: float | None, **what: Any
+        self,
+        method: str,
+        url: str,
+        largest: int,
+        redirects: int,
+        deadline: float | None,
+        into: IO[bytes] | None,
+        **what: Any,
     ) -> Reply:
         """Send one request, follow at most `redirects` redirects, and return the answer, limited to `largest` bytes."""
         deadline = self._deadline if deadline is None else deadline
@@ -148,7 +158,7 @@ class GuardedHttp:
                     response = await client.send(request, stream=True)
                     try:
                         if response.next_request is None or not redirects:
-                            return await read(subject, response, largest, cut=method == "POST")
+                            return await read(subject, response, largest, into, cut=method == "POST")
                     finally:
                         await response.aclose()
                     redirects -= 1
@@ -211,18 +221,26 @@ class GuardedHttp:
             raise socket.gaierror(socket.EAI_AGAIN, "the name server does not answer") from exc
 
 
-async def read(subject: str, response: httpx.Response, largest: int, *, cut: bool) -> Reply:
-    """Read the body of a response, at most `largest` bytes. With `cut`, the rest of a larger body is dropped; without,
-    it raises ANSWER_TOO_LARGE."""
+async def read(
+    subject: str, response: httpx.Response, largest: int, into: IO[bytes] | None = None, *, cut: bool
+) -> Reply:
+    """Read the body of a response, at most `largest` bytes: `cut` drops the rest, otherwise a larger body raises
+    ANSWER_TOO_LARGE. The body of a success goes to `into` if given."""
     cut = cut or not response.is_success
     largest = min(largest, LARGEST_REFUSAL) if cut else largest
-    body = bytearray()
+    body, written = bytearray(), 0
     async for chunk in response.aiter_raw():
         body += chunk
-        if len(body) > largest:
+        if written + len(body) > largest:
             break
-    if len(body) > largest and not cut:
+        if into is not None and not cut and len(body) >= WRITTEN_AT_ONCE:
+            written += await asyncio.to_thread(into.write, body)
+            body = bytearray()
+    if written + len(body) > largest and not cut:
         raise PermanentError(f"{subject}: the answer is larger than {largest} bytes", code="ANSWER_TOO_LARGE")
+    if into is not None and not cut:
+        await asyncio.to_thread(into.write, body)
+        body = bytearray()
     return Reply(subject, response.status_code, response.headers, bytes(body[:largest]))
 
 
