@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from fastapi import Request
 from starlette.responses import StreamingResponse
@@ -20,10 +20,12 @@ from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import number, reads_of
 from ecluse.db.query import Row
 from ecluse.db.reads import Reads
+from ecluse.flows.audits.queries import unverified_steps
 from ecluse.insight import run_queries
 
 PAGE = 10_000  # large: of an open run each page also queries the expected failures
-COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist", "will_fail")
+COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist", "will_fail", "unverified_steps")
+OF_TARGET = COLUMNS[:5]
 SIGNS = "-=+@\uff0d\uff1d\uff0b\uff20"  # the four, and their full-width forms
 FORMULA_START = re.compile(rf"\A(?=[{SIGNS}\t\r\n\0])|(?<=[;\t\r\n])(?=[{SIGNS}])")
 
@@ -48,21 +50,24 @@ def lines(rows: Iterable[Iterable[object]]) -> str:
     responses={200: {"content": {"text/csv": {"example": lines([COLUMNS, ("SKU-7", "failed", "NOT_FOUND")])}}}},
 )
 async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
-    """Download every target with its outcome as CSV. While the run is open, a target may have none yet; if it is known
-    to fail, the reason is given."""
+    """Every target with its outcome. While the run is open, a target may have none yet; if it is known to fail, the
+    reason is given. `unverified_steps`: those of its audits whose quotes no transcript has."""
     tenant, wanted, reads = caller_of(request).tenant, number("run", run_id), reads_of(request)
     first = await _page(reads, tenant, wanted, None)  # before the answer begins: an unknown run is a 404
+    unverified = await reads(lambda c: unverified_steps(c, tenant, wanted))
     return StreamingResponse(
-        _all(reads, tenant, wanted, first),
+        _all(reads, tenant, wanted, first, unverified),
         media_type="text/csv; charset=utf-8; header=present",
         headers={"Content-Disposition": f'attachment; filename="run-{wanted}-outcomes.csv"'},
     )
 
 
-async def _all(reads: Reads, tenant: str, run_id: int, page: list[Row]) -> AsyncIterator[str]:
+async def _all(
+    reads: Reads, tenant: str, run_id: int, page: list[Row], unverified: Mapping[str, int]
+) -> AsyncIterator[str]:
     yield lines([COLUMNS])
     while page:
-        yield lines([*[row[name] for name in COLUMNS[:-1]], _expected(row)] for row in page)
+        yield lines([*[row[name] for name in OF_TARGET], _expected(row), unverified.get(row["target"])] for row in page)
         page = await _page(reads, tenant, run_id, page[-1]["target"])
 
 
