@@ -114,10 +114,10 @@ ONE_KEY = f"SELECT {', '.join(KeyRow.model_fields)} FROM key_list WHERE id = %s"
 ONE_TENANT = "SELECT * FROM tenant_list WHERE id = %s"
 OPEN_RUNS = "SELECT count(*)::int FROM runs WHERE tenant_id = %s AND ended_at IS NULL"
 DISABLING = """
-WITH open_runs AS MATERIALIZED (SELECT id FROM runs WHERE tenant_id = %(tenant)s AND ended_at IS NULL)
-SELECT id, disabled_at, (SELECT count(*) FROM open_runs)::int AS open_runs,
-       (SELECT coalesce(sum(c.in_flight), 0) FROM claims c JOIN open_runs r ON r.id = c.run_id WHERE c.in_flight > 0)::int
-           AS calls_in_flight
+WITH open AS MATERIALIZED (SELECT id FROM runs WHERE tenant_id = %(tenant)s AND ended_at IS NULL),
+calls AS (SELECT sum(c.in_flight) AS count FROM claims c JOIN open ON open.id = c.run_id WHERE c.in_flight > 0)
+SELECT id, disabled_at, (SELECT count(*) FROM open)::int AS open_runs,
+       coalesce((SELECT count FROM calls), 0)::int AS calls_in_flight
 FROM tenants WHERE id = %(tenant)s
 """
 
