@@ -14,16 +14,17 @@ from packaging.utils import canonicalize_name
 from ecluse.base.version import release
 from tools.pinned import Pinned, read
 
+INDEX = "pypi"  # the type of a package URL
 REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements.txt"
 
 
 def purl(name: str, version: str) -> str:
-    return f"pkg:pypi/{name}@{version}"
+    return f"pkg:{INDEX}/{name}@{version}"
 
 
 def bill(packages: list[Pinned], version: str) -> dict[str, Any]:
     own = purl("ecluse", version)
-    needs: dict[str, set[str]] = {own: set()} | {purl(one.name, one.version): set() for one in packages}
+    needs = {ref: set[str]() for ref in (own, *(purl(one.name, one.version) for one in packages))}
     by_name = {one.name: purl(one.name, one.version) for one in packages}
     for one in packages:
         for other in one.needed_by:

@@ -139,9 +139,10 @@ def test_a_websocket_is_not_cut(strict):
         assert "pong" in socket.recv(LATER)
 
 
-def test_at_the_limit_silent_connections_make_room_for_others(small):
+@pytest.mark.parametrize("sends", [SILENT, HALF_A_HEAD, HALF_A_BODY], ids=["nothing", "half a head", "half a body"])
+def test_at_the_limit_connections_without_a_request_make_room_for_others(small, sends):
     with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(connected(small)) for _ in range(20)]
+        silent = [stack.enter_context(connected(small, sends)) for _ in range(20)]
         for _ in range(5):
             assert small.get("/api/me").status == 200
         assert sum(map(is_open, silent)) < 8

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
-import json
 import re
 import shutil
 import signal
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.sync.client import connect
 
-from tests.support.api_server import SECRET_KEY, new_key
+from tests.support.api_server import SECRET_KEY, Answer, new_key
 from tests.support.command_line import ROOT, Server, free_port
 from tests.support.waits import wait_for
 
@@ -68,11 +68,20 @@ class Proxied:
     def __init__(self, port: int, replicas: list[Server], key: str) -> None:
         self.port, self.replicas, self.key = port, replicas, key
 
-    def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> http.client.HTTPResponse:
+    def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> Answer:
+        with self.asked(method, path, body, **headers) as answer:
+            return Answer(answer.status, answer.headers, answer.read())
+
+    @contextlib.contextmanager
+    def asked(
+        self, method: str, path: str, body: str | None = None, **headers: str
+    ) -> Iterator[http.client.HTTPResponse]:
         connection = http.client.HTTPSConnection(PROXY, self.port, timeout=20, context=UNTRUSTING)
         given = {"Authorization": f"Bearer {self.key}"} | {one.replace("_", "-"): text for one, text in headers.items()}
-        connection.request(method, path, body, given)
-        return connection.getresponse()
+        with contextlib.closing(connection):
+            connection.request(method, path, body, given)
+            with connection.getresponse() as answer:
+                yield answer
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +144,12 @@ def test_the_documented_proxy(proxied):
     assert proxied.ask("POST", "/ui/login", "key=x", **form | {"Origin": "https://elsewhere"}).status == 403
 
     # A stream comes unbuffered, and a socket is upgraded.
-    stream = proxied.ask("GET", "/api/events")
-    assert (stream.status, stream.headers["Content-Type"].partition(";")[0]) == (200, "text/event-stream")
     began = time.monotonic()
-    assert stream.fp.readline()
+    with proxied.asked("GET", "/api/events") as stream:
+        assert (stream.status, stream.headers["Content-Type"].partition(";")[0]) == (200, "text/event-stream")
+        assert stream.readline() == b"retry: 1000\n"
     assert time.monotonic() - began < 5
-    app = json.loads(proxied.ask("GET", "/api/realtime").read())["key"]
+    app = proxied.ask("GET", "/api/realtime").json["key"]
     with connect(f"wss://{PROXY}:{proxied.port}/app/{app}?protocol=7", ssl=UNTRUSTING) as one:
         assert "connection_established" in one.recv(10)
 

@@ -12,8 +12,8 @@ import pytest
 from tests.support.api_server import FLOW, new_key, serving
 
 AUDITED = """
-WITH fiche AS (INSERT INTO fiche_cache (tenant_id, fiche_id, last_refreshed_at) VALUES ('default', '7', now())
-               RETURNING id),
+WITH fiche AS (INSERT INTO fiche_cache (tenant_id, fiche_id, created_at, updated_at)
+               VALUES ('default', '7', now(), now()) RETURNING id),
 config AS (INSERT INTO audit_configs (tenant_id, name, steps, created_at, updated_at)
            VALUES ('default', 'Compliance', '[]', now(), now()) RETURNING id),
 version AS (INSERT INTO audit_config_versions (audit_config_id, version, snapshot, created_at)
@@ -33,27 +33,27 @@ def step(name: str, *, verified: bool) -> dict:
 
 
 @pytest.fixture
-def server(dsn):
+def audited(dsn):
     with serving(dsn, FLOW) as client:
         yield client.with_key(new_key(dsn))
 
 
-def test_an_unverified_step_is_marked_everywhere(server, dsn):
-    run_id = server.post("/api/runs", {"flow": "test"}).json["run_id"]
+def test_an_unverified_step_is_marked_everywhere(audited, dsn):
+    run_id = audited.post("/api/runs", {"flow": "test"}).json["run_id"]
     result = {"steps": [step("Consent", verified=True), step("Price", verified=False)]}
     with psycopg.connect(dsn) as connection:
         connection.execute("UPDATE runs SET selected = 2 WHERE id = %s", (run_id,))
         connection.execute("INSERT INTO outcomes (run_id, target) VALUES (%s, '7'), (%s, '8')", (run_id, run_id))
         (audit_id,) = connection.execute(AUDITED, {"run": run_id, "result": json.dumps(result)}).fetchone()
 
-    (listed,) = server.get("/api/audits").json["audits"]
+    (listed,) = audited.get("/api/audits").json["audits"]
     assert listed["unverified_steps"] == 1
-    shown = server.get(f"/api/audits/{audit_id}").json
+    shown = audited.get(f"/api/audits/{audit_id}").json
     assert [one["unverified"] for one in shown["result"]["steps"]] == [False, True]
-    rows = csv.DictReader(io.StringIO(server.get(f"/api/runs/{run_id}/outcomes.csv").body.decode()))
+    rows = csv.DictReader(io.StringIO(audited.get(f"/api/runs/{run_id}/outcomes.csv").body.decode()))
     assert [(row["target"], row["unverified_steps"]) for row in rows] == [("7", "1"), ("8", "")]
-    cookie = {"Cookie": f"ecluse_key={server.key}"}
-    assert b"1 steps without a verified quote" in server.get("/ui/audits", headers=cookie).body
-    page = server.get(f"/ui/audits/{audit_id}", headers=cookie).body.decode()
+    cookie = {"Cookie": f"ecluse_key={audited.key}"}
+    assert b"1 steps without a verified quote" in audited.get("/ui/audits", headers=cookie).body
+    page = audited.get(f"/ui/audits/{audit_id}", headers=cookie).body.decode()
     assert page.count("no quote verified") == 1
     assert "no quote verified" in page.partition("Price")[2]

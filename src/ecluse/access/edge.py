@@ -1,9 +1,9 @@
 """The edge of the server: uvicorn's protocols with deadlines for what a client sends, and limits on connections.
 
 A client that holds a connection and sends nothing costs a descriptor, and the database and vendors need descriptors,
-too. At the limit a new connection therefore takes the place of the one that has waited longest without a request, so
-that silent connections, however many, cannot keep out a client that sends one. Streams and sockets are requests under
-way: neither a deadline nor another connection ends them.
+too. At the limit a new connection therefore takes the place of the one that has waited longest without a complete
+request, so that silent and slow connections, however many, cannot keep out a client that sends one. Streams and sockets
+are requests under way: neither a deadline nor another connection ends them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Edge:
         self._proxies = _TrustedHosts(limits.proxies)
         self._open: dict[asyncio.Transport, str | None] = {}
         self._of: Counter[str | None] = Counter()
-        self._waiting: dict[Connection, None] = {}  # without a request, the one that waits longest first
+        self._waiting: dict[Connection, None] = {}  # without a complete request, longest first
         self._logged = 0  # of `turned_away`
 
     @property
@@ -52,7 +52,7 @@ class Edge:
         return len(self._open)
 
     def admit(self, new: Connection) -> bool:
-        """Count the connection, if need be in the place of one that waits without a request; False: there is none."""
+        """Count the connection, if need be in the place of one that has no complete request; False: none."""
         address = new.client[0] if new.client else None
         if self._of[address] >= self.limits.per_address and address not in self._proxies:
             replaced = next((one for one in self._waiting if self._open[one.transport] == address), None)
@@ -75,12 +75,12 @@ class Edge:
         self._waiting[new] = None
 
     def waits(self, one: Connection) -> None:
-        """The connection has no request under way."""
+        """The connection has no complete request."""
         if one.transport in self._open:
             self._waiting[one] = None
 
     def works(self, one: Connection) -> None:
-        """A request of the connection is under way."""
+        """A request of the connection is complete, and under way."""
         self._waiting.pop(one, None)
 
     def left(self, transport: asyncio.Transport, one: Connection | None = None) -> None:
@@ -97,7 +97,7 @@ class Edge:
         self.turned_away += 1
         if not self._logged:
             log.warning(
-                "edge: connection limit reached; connections without a request are closed, new ones may be refused",
+                "edge: connection limit reached; those without a request are closed, new ones may be refused",
                 open=len(self._open),
                 limit=self.limits.connections,
                 address=address,
@@ -158,12 +158,12 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_deadline()
         self._expected = Part.BODY
-        self._edge.works(self)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._stop_deadline()
         self._expected = None
+        self._edge.works(self)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -174,6 +174,7 @@ class Connection(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._stop_deadline()
         self._expected = None
+        self._edge.works(self)
         super().handle_websocket_upgrade()
 
     def _start_deadline(self) -> None:

@@ -177,7 +177,8 @@ class Envelope:
             finally:
                 seconds = time.perf_counter() - began
                 self._answered(scope, status or 500, seconds)
-            if scope["method"] != "GET" or status >= 400 or READS_TOO.isEnabledFor(logging.DEBUG):
+            told = status != HUNG_UP and (scope["method"] != "GET" or status >= 400)  # slow bodies may be a flood
+            if told or READS_TOO.isEnabledFor(logging.DEBUG):
                 log.info(
                     "request",
                     method=scope["method"],

@@ -225,7 +225,9 @@ async def disable_tenant(act: Act, tenant: str, body: DisableTenant) -> Row:
     this key and for this reason."""
     administrators_only(act)
     if tenant == act.tenant:
-        raise Conflict("This is the tenant of this request's key: all its keys would be refused.")
+        raise Conflict(
+            f"Tenant {tenant} cannot be disabled: the key of this request belongs to it, and would be refused."
+        )
     changed = await tenants.set_disabled(act.connection, tenant, True)
     ended = 0
     if body.stop:

@@ -1,8 +1,8 @@
 """`outcomes.csv`: the outcome of every target, streamed page by page; no database connection is held while a client
 reads slowly.
 
-The format is RFC 4180, with every cell in quotes. Text that a spreadsheet would take for a formula gets an apostrophe
-in front (ASVS 1.2.10), also after a semicolon, a tab or a line break: a program that splits there begins a cell there.
+The format is RFC 4180, with every cell in quotes. Text that a spreadsheet would take for a formula is prefixed with
+an apostrophe (ASVS 1.2.10), also after a semicolon, a tab or a line break, where some programs begin another cell.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def lines(rows: Iterable[Iterable[object]]) -> str:
     responses={200: {"content": {"text/csv": {"example": lines([COLUMNS, ("SKU-7", "failed", "NOT_FOUND")])}}}},
 )
 async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
-    """Every target with its outcome. While the run is open, a target may have none yet; if it is known to fail, the
-    reason is given. `unverified_steps`: those of its audits whose quotes no transcript has."""
+    """Download every target with its outcome as CSV. While the run is open, a target may have none yet; if it is known
+    to fail, the reason is given. `unverified_steps`: steps of its audits with quotes of which no transcript has any."""
     tenant, wanted, reads = caller_of(request).tenant, number("run", run_id), reads_of(request)
     first = await _page(reads, tenant, wanted, None)  # before the answer begins: an unknown run is a 404
     unverified = await reads(lambda c: unverified_steps(c, tenant, wanted))

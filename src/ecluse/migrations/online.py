@@ -22,25 +22,25 @@ def build_indexes(indexes: Mapping[str, str]) -> None:
     with _outside_transaction() as connection:
         for name, definition in indexes.items():
             if connection.execute(INTERRUPTED, (name,)).fetchone():
-                connection.execute(f"DROP INDEX CONCURRENTLY {name}")  # type: ignore[arg-type]
+                connection.execute(f"DROP INDEX CONCURRENTLY {name}")
             unique, table = ("UNIQUE ", definition[7:]) if definition.startswith("UNIQUE ") else ("", definition)
-            connection.execute(f"CREATE {unique}INDEX CONCURRENTLY IF NOT EXISTS {name} ON {table}")  # type: ignore[arg-type]
+            connection.execute(f"CREATE {unique}INDEX CONCURRENTLY IF NOT EXISTS {name} ON {table}")
 
 
 def update_in_batches(table: str, change: str) -> None:
     """Run `UPDATE table SET change` over all rows, a few thousand ids at a time, each batch in its own transaction: a
     writer waits for one batch at most."""
     with _outside_transaction() as connection:
-        (last,) = connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone() or (0,)  # type: ignore[arg-type]  # noqa: S608
+        (last,) = connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone() or (0,)  # noqa: S608
         for start in range(0, last, BATCH):
             statement = f"UPDATE {table} SET {change} WHERE id > %s AND id <= %s"  # noqa: S608 - our own words
-            connection.execute(statement, (start, start + BATCH))  # type: ignore[arg-type]
+            connection.execute(statement, (start, start + BATCH))
 
 
 def validate(table: str, constraint: str) -> None:
     """Check a constraint that was added NOT VALID against the rows that were there before, while they are written."""
     with _outside_transaction() as connection:
-        connection.execute(f"ALTER TABLE {table} VALIDATE CONSTRAINT {constraint}")  # type: ignore[arg-type]
+        connection.execute(f"ALTER TABLE {table} VALIDATE CONSTRAINT {constraint}")
 
 
 @contextmanager

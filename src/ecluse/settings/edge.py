@@ -22,7 +22,7 @@ class EdgeKnobs(BaseSettings):
         10_000,
         description="Maximum open connections of clients, per process; fewer if the process may not open that many "
         "files (`ecluse doctor` shows the number in force). At the limit a new connection takes the place of the one "
-        "that has waited longest without a request, and is refused if there is none. Minimum 1.",
+        "that has waited longest without a complete request, and is refused if there is none. Minimum 1.",
     )
     ECLUSE_MAX_CONNECTIONS_PER_ADDRESS: Annotated[int, at_least(1)] | None = Field(
         None,

@@ -41,8 +41,8 @@ class AudioSource:
         self._now = now
 
     async def download(self, url: str) -> Audio:
-        """Download the recording at this URL into a file without a name, which the caller closes. Raises a
-        `VendorError` if it cannot be had."""
+        """Download the recording at this URL into a file without a name, which the caller closes. Raise a
+        `VendorError` if it cannot be downloaded."""
         with ExitStack() as unless_done:
             content = unless_done.enter_context(TemporaryFile())
             reply = await self._guarded.get(url, largest=self._largest, deadline=self._deadline, into=content)

@@ -117,8 +117,8 @@ class GuardedHttp:
     async def get(
         self, url: str, *, largest: int, deadline: float | None = None, into: IO[bytes] | None = None
     ) -> Reply:
-        """Send a GET and follow redirects. Raises `PermanentError` ANSWER_TOO_LARGE for more than `largest` bytes. The
-        body of a success is written to `into` if given, and is not in the reply."""
+        """Send a GET and follow redirects. Raise `PermanentError` ANSWER_TOO_LARGE if the answer has more than
+        `largest` bytes. The body of a success is written to `into` if given, and is not in the reply."""
         return await self._request("GET", url, largest, REDIRECTS, deadline, into)
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, deadline: float | None = None) -> Reply:
@@ -224,8 +224,8 @@ class GuardedHttp:
 async def read(
     subject: str, response: httpx.Response, largest: int, into: IO[bytes] | None = None, *, cut: bool
 ) -> Reply:
-    """Read the body of a response, at most `largest` bytes: `cut` drops the rest, otherwise a larger body raises
-    ANSWER_TOO_LARGE. The body of a success goes to `into` if given."""
+    """Read the body of a response, at most `largest` bytes. With `cut`, the rest of a larger body is dropped; without,
+    it raises ANSWER_TOO_LARGE. The body of a success is written to `into` if given."""
     cut = cut or not response.is_success
     largest = min(largest, LARGEST_REFUSAL) if cut else largest
     body, written = bytearray(), 0
