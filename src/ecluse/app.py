@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 
 import structlog
 import uvicorn
@@ -16,6 +17,7 @@ from fastapi.middleware.gzip import GZipMiddleware
 
 from ecluse import api, web
 from ecluse.access import envelope
+from ecluse.access.edge import Connection, Edge, Socket
 from ecluse.api import health
 from ecluse.api.metrics import Metrics
 from ecluse.api.upkeep import Upkeep
@@ -37,6 +39,7 @@ from ecluse.bootstrap import (
     transcription_config,
 )
 from ecluse.bootstrap.checks import check_disk, check_settings
+from ecluse.bootstrap.edge import check_descriptors, edge_limits
 from ecluse.doctor.findings import Finding
 from ecluse.engine import ROLES, Flow, Role
 from ecluse.engine.kit import Kit
@@ -107,9 +110,10 @@ def create_app(
     app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits)
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
     app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
-    app.state.upkeep = _upkeep(settings, database, flows)
+    app.state.upkeep = _upkeep(settings, database, flows, roles)
+    app.state.edge = Edge(edge_limits(settings, roles))
     gauges = [gauge for package in packages for gauge in package.gauges]
-    app.state.metrics, app.state.readiness = Metrics(gauges), health.Readiness()
+    app.state.metrics, app.state.readiness = Metrics(app.state.edge, gauges), health.Readiness()
     app.state.packages = packages
     envelope.install(app, app.state.metrics.answered)
     if "api" in roles:
@@ -138,10 +142,10 @@ def _automation(settings: Settings, *, sealing: bool) -> Setup:
     )
 
 
-def _upkeep(settings: Settings, database: Database, flows: Sequence[Flow]) -> Upkeep:
+def _upkeep(settings: Settings, database: Database, flows: Sequence[Flow], roles: frozenset[Role]) -> Upkeep:
     def check() -> list[Finding]:
         disk = [check_disk(str(database.server.data_dir))] if database.server is not None else []
-        return [*check_settings(settings), *disk]
+        return [*check_settings(settings), check_descriptors(settings, roles), *disk]
 
     return Upkeep(
         retention_rules(settings, flows), keep_days(settings), trace_folders(settings), settings.ECLUSE_DB_POOL, check
@@ -153,8 +157,14 @@ class Server(uvicorn.Server):
     until their clients disconnect."""
 
     def __init__(self, application: FastAPI) -> None:
+        edge: Edge = application.state.edge
         config = uvicorn.Config(
             application,
+            http=partial(Connection, edge),  # type: ignore[arg-type]
+            ws=partial(Socket, edge),  # type: ignore[arg-type]
+            forwarded_allow_ips=edge.limits.proxies,
+            server_header=False,
+            headers=[("X-Content-Type-Options", "nosniff")],
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=5,

@@ -48,10 +48,18 @@ REFUSALS = {
     "READ_TIMEOUT": Refusal(
         503, "The read took longer than a request may take.", "Narrow the filters, ask for a smaller page, or retry."
     ),
+    "CONNECTION_LIMIT": Refusal(
+        503,
+        "The server, or the client's address, has as many open connections as it may have; no request was read.",
+        "Reuse connections, or close some; try again.",
+    ),
     # Bodies
     "BAD_REQUEST": Refusal(400, "The request could not be parsed.", "Correct what the message names."),
     "NOT_JSON": Refusal(400, "The body is not valid JSON.", "Send JSON in UTF-8, without duplicate keys."),
     "BODY_TOO_LARGE": Refusal(413, "The body has more bytes than allowed.", "Send less at once."),
+    "REQUEST_TIMEOUT": Refusal(
+        408, "The body did not arrive in time.", "Send the body at once, or raise ECLUSE_REQUEST_DEADLINE_SECONDS."
+    ),
     "UNSUPPORTED_MEDIA_TYPE": Refusal(
         415, "The Content-Type is not the one that the route takes.", "Send the type that the message names."
     ),

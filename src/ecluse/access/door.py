@@ -105,8 +105,9 @@ def refusals(route: Guarded) -> list[str]:
     found += ["NOT_FOUND"]  # what the path names, or the tenant that an administrator acts for
     found += [] if declared[NARROWED] else ["SCOPE"]
     found += ["BODY_TOO_LARGE"] if "GET" not in (route.methods or ()) else []
-    found += ["BAD_REQUEST", "NOT_JSON", "UNSUPPORTED_MEDIA_TYPE"] if body is not None else []
-    return [*dict.fromkeys([*found, "INVALID_INPUT", *declared[REFUSES], "INTERNAL", "DATABASE_AWAY", "READ_TIMEOUT"])]
+    found += ["BAD_REQUEST", "NOT_JSON", "REQUEST_TIMEOUT", "UNSUPPORTED_MEDIA_TYPE"] if body is not None else []
+    found += ["INVALID_INPUT", *declared[REFUSES], "INTERNAL", "DATABASE_AWAY", "READ_TIMEOUT", "CONNECTION_LIMIT"]
+    return [*dict.fromkeys(found)]
 
 
 async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:

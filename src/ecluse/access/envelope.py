@@ -25,6 +25,7 @@ from pydantic import BaseModel, Field
 from pydantic_core import to_json, to_jsonable_python
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecluse.access.codes import REFUSALS
@@ -56,6 +57,7 @@ CODES = {
     422: InvalidInput.code,
 }
 JSON, PROBLEM = "application/json", "application/problem+json"
+HUNG_UP = 499  # in log and metrics: the client has gone before its request was complete (the status is nginx's)
 EXPLAINED = "/docs/errors"  # a page with every code
 TOO_LARGE = HTTPException(413, f"A body has at most {LARGEST_BODY} bytes.")
 
@@ -128,8 +130,12 @@ class Envelope:
         self._app, self._answered = app, answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        unnamed = "\x00" in scope.get("path", "")  # PostgreSQL stores no NUL: such a path names nothing
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            if unnamed:
+                await send({"type": "websocket.close"})
+            else:
+                await self._app(scope, receive, send)
             return
         sent = Headers(scope=scope)
         given = sent.get("x-request-id", "")
@@ -156,10 +162,14 @@ class Envelope:
 
         with structlog.contextvars.bound_contextvars(request_id=this):
             try:
-                if _announced(sent) > LARGEST_BODY:
+                if unnamed:
+                    await error_answer(scope, 404, CODES[404], "A path has no NUL bytes.")(scope, receive, marked)
+                elif _announced(sent) > LARGEST_BODY:
                     await error_answer(scope, 413, CODES[413], TOO_LARGE.detail)(scope, receive, marked)
                 else:
                     await self._app(scope, limited, marked)
+            except ClientDisconnect:
+                status = HUNG_UP
             except Exception as error:  # outermost handler: the caller gets an error answer, the log the reason
                 if status:
                     raise  # the answer has begun: only a broken connection can tell the client that it is incomplete
@@ -167,7 +177,8 @@ class Envelope:
             finally:
                 seconds = time.perf_counter() - began
                 self._answered(scope, status or 500, seconds)
-            if scope["method"] != "GET" or status >= 400 or READS_TOO.isEnabledFor(logging.DEBUG):
+            told = status != HUNG_UP and (scope["method"] != "GET" or status >= 400)  # slow bodies may be a flood
+            if told or READS_TOO.isEnabledFor(logging.DEBUG):
                 log.info(
                     "request",
                     method=scope["method"],

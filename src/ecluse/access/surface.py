@@ -17,7 +17,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from fastapi import APIRouter, Request, Response
@@ -31,7 +30,7 @@ from ecluse.access.envelope import as_json, request_id
 from ecluse.access.idempotency import Answer
 from ecluse.access.keys import Caller
 from ecluse.access.listing import Cursor, Listing, read_page
-from ecluse.access.wire import Limit, Offset, id_as_text, kit_of, number, reads_of, text_in_path
+from ecluse.access.wire import Limit, Offset, id_as_text, kit_of, number, reads_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.engine.kit import Kit
@@ -150,7 +149,6 @@ class Surface:
         and may return further fields of the answer, and parameters for the conditions and the source of the listing.
         `refuses`: error codes of its own, as for reads and operations."""
         nouns = {one: Noun(one.removesuffix("_id").replace("_", " ")) for one in listing.within}
-        nouns |= {one: Noun(one, partial(_text, one)) for one in listing.named}
         nouns |= {} if check is None else _nouns(_parameters(check))
         checked = list(inspect.signature(check).parameters)[1:] if check is not None else []
         hints = get_type_hints(listing.filters, include_extras=True)
@@ -164,6 +162,7 @@ class Surface:
         ((rows.__name__, rows.__doc__),) = described.items()
         parameters = [
             *(_parameter(one, Annotated[str, noun]) for one, noun in nouns.items()),
+            *(_parameter(one, str) for one in listing.named),
             *(_parameter(one, hints[one], found.default) for one, found in listing.filters.model_fields.items()),
             *(_parameter("limit", Limit, 50), _parameter("offset", Offset, 0), _parameter("cursor", Cursor, None)),
         ]
@@ -272,10 +271,6 @@ def _parameters(function: Function) -> Parameters:
     given = list(inspect.signature(function).parameters.values())[1:]
     found = [_parameter(one.name, hints[one.name], one.default) for one in given]
     return [one.replace(annotation=Annotated[str, *_noun(one)]) if _noun(one) else one for one in found]
-
-
-async def _text(noun: str, _: Look, text: str) -> str:
-    return text_in_path(noun, text)
 
 
 def _noun(parameter: inspect.Parameter) -> list[Noun]:

@@ -138,13 +138,6 @@ class TextConvertor(Convertor[str]):
 register_url_convertor("text", TextConvertor())
 
 
-def text_in_path(noun: str, text: str) -> str:
-    """Return text from a path; raise NotFound for text that cannot be stored, as for text that no row has."""
-    if "\x00" in text:
-        raise NotFound(f"There is no {noun} {storable(text, 50)}.")
-    return text
-
-
 def with_ids_as_text(rows: Sequence[Row]) -> Sequence[Row]:
     for row in rows:
         for name, value in row.items():

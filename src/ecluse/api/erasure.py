@@ -13,7 +13,7 @@ from pydantic import Field
 from ecluse.access import maintenance, tenants
 from ecluse.access.changes import record
 from ecluse.access.surface import Act, Command, Look, Surface
-from ecluse.access.wire import Shape, text_in_path
+from ecluse.access.wire import Shape
 from ecluse.api.keys import administrators_only
 from ecluse.api.shapes import Id, Reason
 from ecluse.base.errors import Conflict
@@ -91,7 +91,7 @@ async def preview_erasure_of_tenant(look: Look, tenant: str) -> Row:
     """Preview the erasure of a tenant, or show its progress: the number of rows that still exist, by kind. Only for
     admins of the tenant `default`."""
     administrators_only(look)
-    return await _standing(look, text_in_path("tenant", tenant))
+    return await _standing(look, tenant)
 
 
 @surface.operation(
@@ -109,7 +109,7 @@ async def erase_tenant(act: Act, tenant: str, body: Reason) -> Row:  # noqa: ARG
     """Disable a tenant and erase all its rows for good; its audit trail stays. Refused while a run of it is open. A
     scheduler does it in batches: `GET` shows the rows that are left."""
     administrators_only(act)
-    await tenants.require(act.connection, text_in_path("tenant", tenant))
+    await tenants.require(act.connection, tenant)
     if tenant == act.tenant:
         raise Conflict(f"Tenant {tenant} cannot be erased: the key of this request belongs to it.")
     await maintenance.ask_for_erasure(act.connection, tenant, act.caller.actor)

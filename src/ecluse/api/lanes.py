@@ -11,7 +11,7 @@ from ecluse.access.envelope import Refused
 from ecluse.access.listing import Listing
 from ecluse.access.surface import Act, Command, Look, Surface
 from ecluse.access.tenants import DEFAULT
-from ecluse.access.wire import Body, Shape, text_in_path, with_ids_as_text
+from ecluse.access.wire import Body, Shape, with_ids_as_text
 from ecluse.api.shapes import Id, Reason
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
@@ -108,7 +108,7 @@ surface.listing(
 @surface.read("/api/lanes/{name}", needs="vendors.read", answer=LaneRow, command=Command("lanes show"))
 async def show_lane(look: Look, name: str) -> Row:
     """Show one lane."""
-    found = await fetch_one(look.connection, dict, ONE, (look.tenant, text_in_path("lane", name)))
+    found = await fetch_one(look.connection, dict, ONE, (look.tenant, name))
     if found is None:
         raise NotFound(f"There is no lane {storable(name, 50)}.")
     return found

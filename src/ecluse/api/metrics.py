@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.types import Scope
 
+from ecluse.access.edge import Edge
 from ecluse.base.version import commit, release
 from ecluse.db.query import fetch_rows
 from ecluse.engine.kit import Kit
@@ -63,7 +64,8 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
 class Metrics:
     """The metrics of a server, as a collector of prometheus_client. `kit` and `hub` are set once the engine runs."""
 
-    def __init__(self, gauges: Sequence[Gauge] = ()) -> None:
+    def __init__(self, edge: Edge, gauges: Sequence[Gauge] = ()) -> None:
+        self._edge = edge
         self._gauges = gauges
         self._of_flows: dict[str, list[tuple[list[str], float]]] = {}
         self.kit: Kit | None = None
@@ -137,7 +139,12 @@ class Metrics:
             "ecluse_hands", "Calls that this process makes at once at most.", slots.count if slots else 0
         )
         yield GaugeMetricFamily("ecluse_hands_busy", "Calls of this process under way.", slots.busy if slots else 0)
-
+        yield GaugeMetricFamily("ecluse_http_connections", "Open connections of clients.", self._edge.connections)
+        yield CounterMetricFamily(
+            "ecluse_http_connections_turned_away",
+            "Connections closed without a request, or refused, at the limit.",
+            self._edge.turned_away,
+        )
         if self.hub is not None:
             yield from realtime_metrics(self.hub)
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Command, Look, Noun, Surface
-from ecluse.access.wire import Filter, Shape, TargetFilter, text_in_path, with_ids_as_text
+from ecluse.access.wire import Filter, Shape, TargetFilter, with_ids_as_text
 from ecluse.api.runs import exists
 from ecluse.api.shapes import Id, ItemRow, LogRow, WaitingRow
 from ecluse.base.errors import NotFound
@@ -157,7 +157,7 @@ surface.listing(
 async def show_target(look: Look, run_id: Annotated[int, Noun("run")], target: str) -> Row:
     """Show one target of a run in full: its items with every attempt, its writes at vendors, the log lines that name
     it, the runs started for it, and why it waits."""
-    found = await targets.show_target(look.connection, look.tenant, run_id, text_in_path("target", target))
+    found = await targets.show_target(look.connection, look.tenant, run_id, target)
     for name in ("items", "log", "runs", "waiting"):
         with_ids_as_text(found[name])
     return found

@@ -8,15 +8,17 @@ import os
 from dataclasses import asdict
 
 from ecluse import bootstrap, settings
-from ecluse.base import logging
+from ecluse.base import descriptors, logging
 from ecluse.base.errors import SetUpError
 from ecluse.bootstrap.checks import check_disk, check_settings
+from ecluse.bootstrap.edge import check_descriptors
 from ecluse.cli import show
 from ecluse.cli.client import Client, Refused
 from ecluse.cli.failure import BAD, OK, Failure
 from ecluse.cli.target import DEFAULT, Given, client_for, profiles
 from ecluse.doctor.database import check_database
 from ecluse.doctor.findings import Finding
+from ecluse.engine import ROLES
 
 
 def run(where: Given) -> int:
@@ -62,7 +64,8 @@ def _of_host() -> list[Finding]:
         given = settings.load()
     except SetUpError as error:
         return [Finding("fail", "environment", error.message, "correct the named variable")]
-    findings = check_settings(given)
+    descriptors.raise_limit()  # as a server does
+    findings = [*check_settings(given), check_descriptors(given, ROLES)]
     try:
         database = bootstrap.open_database(given)
     except SetUpError as error:

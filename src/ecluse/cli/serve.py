@@ -51,11 +51,12 @@ def _serve(
 ) -> int:
     from ecluse import bootstrap, settings
     from ecluse.app import Server, create_app
-    from ecluse.base import logging
+    from ecluse.base import descriptors, logging
     from ecluse.cli import welcome
     from ecluse.engine import ROLES, Role
     from ecluse.migrations import runner
 
+    descriptors.raise_limit()
     logging.configure(*settings.log_settings())
     welcome.name_program()
     given = settings.load()

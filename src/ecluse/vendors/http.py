@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from io import BytesIO
-from typing import Self, TypeVar
+from typing import IO, Self, TypeVar
 
 import aiohttp
 from aiohttp import (
@@ -30,6 +29,7 @@ from aiohttp import (
     FormData,
     hdrs,
 )
+from aiohttp.payload import IOBasePayload
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from yarl import URL
@@ -55,11 +55,18 @@ Explain = Callable[[VendorError, bytes], VendorError]
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file in a multipart form."""
+    """A file in a multipart form, sent from its position on; the caller closes `content`."""
 
     name: str
     content_type: str
-    content: bytes
+    content: IO[bytes]
+
+
+class Kept(IOBasePayload):
+    """A file that its caller closes: aiohttp would close it in a thread, at any time after the call."""
+
+    def _close(self) -> None:
+        self._consumed = True
 
 
 class Sending:
@@ -243,8 +250,9 @@ def multipart(form: Mapping[str, str | FilePart]) -> FormData:
     for name, value in form.items():
         if isinstance(value, str):
             data.add_field(name, value)
-        else:  # as a stream: large bytes would be written in one step
-            data.add_field(name, BytesIO(value.content), filename=value.name, content_type=value.content_type)
+        else:
+            content = Kept(value.content, content_type=value.content_type)
+            data.add_field(name, content, filename=value.name, content_type=value.content_type)
     return data
 
 

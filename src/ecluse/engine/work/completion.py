@@ -159,6 +159,29 @@ async def end_by_operator(
     return ended
 
 
+OPEN_STAGES = """
+SELECT s.stage, r.tenant_id, r.event_key FROM stages s JOIN runs r ON r.id = s.run_id
+WHERE s.run_id = ANY(%s) AND s.ended_at IS NULL AND r.orchestrated ORDER BY s.run_id
+"""
+
+
+async def end_all_by_operator(
+    connection: Connection, flows: Mapping[str, Flow], tenant: str, reason: str, *, by: str
+) -> int:
+    """End all open runs of a tenant whose flow is loaded, as an operator does; return how many. A run that cannot be
+    ended is logged, and stays open."""
+    is_open = "SELECT id FROM runs WHERE tenant_id = %s AND ended_at IS NULL AND flow = ANY(%s) ORDER BY id"
+    ids = await fetch_column(connection, is_open, (tenant, list(flows)))
+    gates = await fetch_rows(connection, OPEN_STAGES, (ids,))
+    end = RunEnd("operator", reason=reason.strip(), by=by)
+    runs = await lifecycle.load_runs(connection, ids)
+    for name in sorted({run.flow for run in runs}):
+        await end_together(connection, flows[name], [run for run in runs if run.flow == name], end)
+    for stage, tenant_id, event_key in gates:
+        await durable.wake(connection, workflow_id(tenant_id, event_key), gate.topic(stage))
+    return len(ids) - len(await fetch_column(connection, is_open, (tenant, list(flows))))
+
+
 async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
     """Close the complete and overdue self-closing runs of one page, which begins above the id `after`; return the id
     after which the next page begins, 0 after the last page."""

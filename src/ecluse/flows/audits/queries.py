@@ -6,7 +6,7 @@ from typing import Literal
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_one
+from ecluse.db.query import Row, fetch_one, fetch_rows
 from ecluse.flows.audits.store import STAGE
 
 Status = Literal["pending", "running", "completed", "failed"]
@@ -21,6 +21,19 @@ FROM audit_list l JOIN audits a ON a.id = l.id JOIN fiche_states f ON f.fiche_ca
 JOIN audit_config_versions v ON v.audit_config_id = a.audit_config_id AND v.version = a.config_version
 WHERE a.tenant_id = %(tenant)s AND a.id = %(id)s AND {{visible}}
 """  # noqa: S608 - made of our own words
+
+
+# The part of an automation run, and a run of its own.
+UNVERIFIED = """
+SELECT fiche_id, sum(unverified_steps)::int FROM audit_list
+WHERE tenant_id = %(tenant)s AND (run_id = %(run)s OR automation_run_id = %(run)s) AND unverified_steps > 0
+GROUP BY fiche_id
+"""
+
+
+async def unverified_steps(connection: Connection, tenant: str, run_id: int) -> dict[str, int]:
+    """Return how many steps in the audits of a run rest on quotes that no transcript has: by fiche, without zeros."""
+    return dict(await fetch_rows(connection, UNVERIFIED, {"tenant": tenant, "run": run_id}))
 
 
 async def show_audit(

@@ -87,6 +87,7 @@ class AuditRow(Shape):
     run_id: str
     automation_run_id: str | None
     automation_schedule_id: str | None
+    unverified_steps: int | None = Field(description="Steps with quotes of which no transcript has any.")
     error_code: str | None = Field(examples=["NO_TRANSCRIPT"])
     error: str | None
     model: str | None = Field(description="The model that answered, as its vendor names it.")
@@ -114,6 +115,7 @@ class JudgedStep(Shape):
     weight: float
     comment: str
     evidence: list[Evidence]
+    unverified: bool = Field(False, description="true: it has quotes, and no transcript has any of them.")
 
 
 class AuditResult(Shape):
@@ -166,7 +168,9 @@ surface.listing(
     AUDITS,
     list_audits="List audits, the newest first, without their results. A caller of a narrow scope sees the audits of"
     " its own fiches.",
-    command=Command("audits list", columns=("id", "fiche_id", "status", "score", "error_code", "config_name")),
+    command=Command(
+        "audits list", columns=("id", "fiche_id", "status", "score", "unverified_steps", "error_code", "config_name")
+    ),
 )
 
 

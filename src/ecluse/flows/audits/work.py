@@ -101,17 +101,22 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
 def judged(asked: list[Step], answers: list[Answered], recordings: list[Recording]) -> list[dict[str, Any]]:
     """Return each step with its answer and, for each quote, where it was found or that it was not."""
     spoken = [Spoken(recording.call_id, recording.text) for recording in recordings]
-    return [
-        {
-            "name": step.name,
-            "score": answer.score,
-            "max": step.max_score,
-            "weight": step.weight,
-            "comment": answer.comment,
-            "evidence": [_evidence(quote, spoken) for quote in answer.quotes],
-        }
-        for step, answer in zip(asked, answers, strict=True)
-    ]
+    return [_judged(step, answer, spoken) for step, answer in zip(asked, answers, strict=True)]
+
+
+def _judged(step: Step, answer: Answered, spoken: list[Spoken]) -> dict[str, Any]:
+    """Return a step with its answer. It is marked as unverified if it has quotes, and no transcript has any of them:
+    what a caller says may mislead the model, and its score then rests on words that were not spoken."""
+    evidence = [_evidence(quote, spoken) for quote in answer.quotes]
+    return {
+        "name": step.name,
+        "score": answer.score,
+        "max": step.max_score,
+        "weight": step.weight,
+        "comment": answer.comment,
+        "evidence": evidence,
+        "unverified": bool(evidence) and not any(one["verified"] for one in evidence),
+    }
 
 
 def _evidence(quote: str, spoken: list[Spoken]) -> dict[str, Any]:

@@ -106,7 +106,8 @@ async def _have_written(vendors: Vendors, url: str) -> Transcript:
         raise TransientError(error.message, code=rules.AUDIO_UNAVAILABLE, ambiguous=False) from error
     except PermanentError as error:
         raise PermanentError(error.message, code=error.code, ambiguous=False) from error
-    return await vendors.speech.transcribe(file=file)
+    with file.content:
+        return await vendors.speech.transcribe(file=file)
 
 
 def bound(config: Config) -> dict[str, Any]:
