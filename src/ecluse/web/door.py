@@ -44,7 +44,8 @@ class Page(APIRoute):
             try:
                 refuse_other_sites(request)
                 if permission is not None:
-                    request.state.caller = await admitted(request, permission)
+                    request.state.caller = caller = await admitted(request, permission)
+                    door.charge(request, caller)
                 answer = await handle(request)
             except (EcluseError, HTTPException, RequestValidationError, psycopg.Error) as error:
                 answer = _instead(request, error)

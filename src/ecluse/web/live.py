@@ -67,6 +67,7 @@ def stream(
         raise Refused(503, "STOPPING", "This server is stopping: try again.")
     if realtime.pusher.full(tenant, "sse"):
         raise Refused(429, "TOO_MANY_CONNECTIONS", "This tenant has too many open streams.")
+    closed = request.app.state.limits.open_stream(request.state.caller)
 
     async def sent() -> AsyncGenerator[bytes]:
         with realtime.hub.listening(Listener(tenant, "sse")) as listener:
@@ -81,9 +82,8 @@ def stream(
                     raise
                 log.warning("pages: live update failed, the page reconnects", error=one_line(error))
 
-    return EventStream(
-        sent(), realtime.limits.send_within, squeeze="gzip" in request.headers.get("accept-encoding", "")
-    )
+    squeeze = "gzip" in request.headers.get("accept-encoding", "")
+    return EventStream(sent(), realtime.limits.send_within, squeeze=squeeze, closed=closed)
 
 
 async def _renderings(

@@ -102,7 +102,7 @@ surface.listing(
     status=201,
     action="automation_schedule.create",
     subject="schedule:{id}",
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY"),
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "LIMIT_REACHED"),
     command=Command(
         "schedules create automation",
         options=OPTIONS,
@@ -111,8 +111,9 @@ surface.listing(
     ),
 )
 async def create_automation_schedule(act: Act, body: Plan) -> Row:
-    """Create a schedule; it is due for times from now on. Fields are accepted in snake_case and in camelCase. The
-    response holds the secret that its webhook is signed with, if it has one; it is not shown again."""
+    """Add a schedule. It is due for times from now on. Fields are accepted in snake_case and in camelCase. The response
+    holds the secret that its webhook is signed with, if it has one; it is not shown again."""
+    await act.require_room("schedules")
     made = await schedules.create(act.connection, _flow(act), act.tenant, body)
     act.answers(201, webhook_secret=made["webhook_secret"])
     return {**await _in_full(act, made["id"]), "webhook_secret": None}
