@@ -1,4 +1,4 @@
-"""A batch of as many fiches as allowed: taken in chunks, so that the loop is free in between, and in one transaction."""
+"""Batches of as many fiches as allowed: taken in chunks, so that the loop is free in between, in one transaction."""
 
 from __future__ import annotations
 

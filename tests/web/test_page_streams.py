@@ -10,7 +10,7 @@ import pytest
 from ecluse.realtime.hub import RECONNECT, Listener, Message
 from ecluse.web import live
 from tests.support.api_server import FLOW, new_key, serving
-from tests.support.pages import Reader
+from tests.support.pages import Reader, text
 from tests.support.realtime_events import on_its_loop, publish, tell
 from tests.support.waits import wait_for
 
@@ -105,6 +105,20 @@ def test_streams_come_to_a_proper_end_when_the_server_stops(dsn, follow):
 def test_a_tenant_with_too_many_lookers_on_gets_no_more_streams(reader, monkeypatch):
     monkeypatch.setattr(reader.client.app.state.realtime.pusher, "full", lambda *_: True)
     assert reader.get("/ui/runs/live", Sec_Fetch_Mode="cors").status == 429
+
+
+def test_a_key_has_so_many_streams_and_gets_a_place_back_for_each_that_ends(dsn, follow):
+    with serving(dsn, FLOW, ECLUSE_LIMIT_KEY_PAGE_STREAMS=2) as client:
+        mine, other = Reader(client, new_key(dsn)), Reader(client, new_key(dsn))
+        first, second = follow(mine, "/ui/runs/live"), follow(mine, "/ui/schedules/live")
+        assert first.next()
+        assert second.next()
+        refused = mine.get("/ui/runs/live", Sec_Fetch_Mode="cors")
+        assert refused.status == 429
+        assert "key_page_streams" in text(refused)
+        assert follow(other, "/ui/runs/live").next()
+        first.close()
+        wait_for(lambda: follow(mine, "/ui/runs/live").status == 200)
 
 
 async def waits(listener, since, most=1000.0, least=1.0):

@@ -52,6 +52,9 @@ ALL_RUNS = Listing("runs", shapes.AutomationRunRow, "automation_runs", READ, fil
 OF_SCHEDULE = Listing(
     *("runs", shapes.AutomationRunRow, "automation_runs", READ), filters=RunStatusFilter, within=("schedule_id",)
 )
+FICHE_IDS = Listing(
+    *("fiche_ids", shapes.FicheIdRow, "automation_schedule_fiche_ids", READ), order=("place",), within=("schedule_id",)
+)
 RUN_COLUMNS = ("id", "schedule_id", "status", "started_at", "selected", "successful_fiches", "failed_fiches")
 
 
@@ -85,6 +88,13 @@ surface.listing(
     command=Command(
         "automation runs list", columns=RUN_COLUMNS, empty="no runs yet: start one with `ecluse schedules run ID`"
     ),
+)
+surface.listing(
+    f"{SCHEDULE}/fiche-ids",
+    FICHE_IDS,
+    check=known_schedule,
+    list_fiche_ids_of_schedule="List the fiche ids of a schedule of mode manual, in the order given.",
+    command=Command("automation schedules fiche-ids", empty="the schedule names no fiches"),
 )
 surface.listing(
     f"{SCHEDULE}/runs",
