@@ -17,6 +17,7 @@ from fastapi import Request, Response
 from markupsafe import Markup
 
 from ecluse.access.envelope import Refused, status_of
+from ecluse.access.limits import refused
 from ecluse.base.errors import EcluseError
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.realtime.channels import WHOLE_TENANT
@@ -66,7 +67,7 @@ def stream(
     if realtime.hub.stopping:
         raise Refused(503, "STOPPING", "This server is stopping: try again.")
     if realtime.pusher.full(tenant, "sse"):
-        raise Refused(429, "TOO_MANY_CONNECTIONS", "This tenant has too many open streams.")
+        raise refused("TOO_MANY_CONNECTIONS", "tenant_streams", "This tenant has as many open streams as allowed.", 10)
     closed = request.app.state.limits.open_stream(request.state.caller)
 
     async def sent() -> AsyncGenerator[bytes]:
