@@ -127,6 +127,8 @@ async def page_streams(attacker: Attacker, n: int) -> None:
     try:
         async with attacker.sessions[n % KEYS].get("/ui/runs/live", headers=attacker.cookies[n % KEYS]) as answer:
             attacker.answers[f"page streams {answer.status}"] += 1
+            if answer.status == 429:
+                await asyncio.sleep(float(answer.headers["Retry-After"]))  # as browsers wait before they reconnect
             if answer.status == 200:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + attacker.until - time.monotonic()):
                     async for _ in answer.content.iter_any():

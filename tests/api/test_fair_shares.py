@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from ecluse.db.pools import READING, WRITING, share
+from ecluse.db.shares import Shares
 from tests.support.api_server import FLOW, add_tenant, new_key, serving
 from tests.support.loop_probe import probing
 from tests.support.waits import wait_for
@@ -106,6 +107,13 @@ def test_a_body_of_many_small_values_does_not_hold_the_loop(api):
     assert {answer.status for answer in answers} == {201}
     print(f"the loop was held for {held.longest * 1000:.0f} ms")
     assert held.longest < 0.2
+
+
+def test_a_large_body_that_waits_too_long_for_its_turn_is_told_which_limit_it_met(api, monkeypatch):
+    monkeypatch.setattr(api.app.state.limits, "large", Shares("large_bodies_at_once", 0, patience=0.01))
+    refused = api.post("/api/runs", raw=json.dumps({"flow": "test", "input": {"targets": ["x" * 70_000]}}).encode())
+    assert (refused.status, refused.code) == (429, "TOO_MANY_AT_ONCE")
+    assert refused.json["error"]["details"][0]["where"] == "large_bodies_at_once"
 
 
 @pytest.fixture(scope="module")

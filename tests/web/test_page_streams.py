@@ -10,7 +10,7 @@ import pytest
 from ecluse.realtime.hub import RECONNECT, Listener, Message
 from ecluse.web import live
 from tests.support.api_server import FLOW, new_key, serving
-from tests.support.pages import Reader, text
+from tests.support.pages import Reader
 from tests.support.realtime_events import on_its_loop, publish, tell
 from tests.support.waits import wait_for
 
@@ -115,7 +115,8 @@ def test_a_key_has_so_many_streams_and_gets_a_place_back_for_each_that_ends(dsn,
         assert second.next()
         refused = mine.get("/ui/runs/live", Sec_Fetch_Mode="cors")
         assert refused.status == 429
-        assert "key_page_streams" in text(refused)
+        assert b"key_page_streams" in refused.body
+        assert refused.headers["Retry-After"] == "10"
         assert follow(other, "/ui/runs/live").next()
         first.close()
         wait_for(lambda: follow(mine, "/ui/runs/live").status == 200)

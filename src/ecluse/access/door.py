@@ -66,7 +66,10 @@ class Guarded(APIRoute):
                 return await _counted(request, await handle(request))
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
                 raise HTTPException(415, f"Send the body as {wanted}.")
-            return await _counted(request, await handle(StrictRequest(request.scope, request.receive)))
+            strict = StrictRequest(request.scope, request.receive)
+            if wanted != FORM:
+                await strict.parse()
+            return await _counted(request, await handle(strict))
 
         return guarded
 
@@ -166,15 +169,21 @@ def _unauthenticated(message: str) -> Refused:
 
 
 class StrictRequest(Request):
-    async def json(self) -> Any:
+    async def parse(self) -> None:
+        """Parse the body. Not in `json`, whose errors FastAPI answers as errors of the body: a limit is none."""
         body = await self.body()
         self.app.state.limits.count_bytes(caller_of(self), len(body))
-        if len(body) <= answers.LARGE:
-            self.state.sent = value = _parsed(body)
-        else:
-            # Of a large body only the names are kept, for the spelling of errors.
-            value, self.state.sent = await answers.in_thread(self, lambda: _with_names(_parsed(body)))
-        return value
+        try:
+            if len(body) <= answers.LARGE:
+                self._value = self.state.sent = _parsed(body)
+            else:  # of which only the names are kept, for the spelling of errors
+                self._value, self.state.sent = await answers.in_thread(self, lambda: _with_names(_parsed(body)))
+        except json.JSONDecodeError as error:
+            wrong = {"type": "json_invalid", "loc": ("body", error.pos), "msg": error.msg, "ctx": {"error": error.msg}}
+            raise RequestValidationError([wrong]) from error
+
+    async def json(self) -> Any:
+        return self._value
 
     async def _get_form(self, **limits: Any) -> FormData:
         form = await super()._get_form(**limits)
