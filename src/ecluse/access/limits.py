@@ -45,7 +45,7 @@ class Allowed:
     key_megabytes: int = 300  # a minute, of bodies and answers
     tenant_megabytes: int = 600
     key_page_streams: int = 50  # open at once
-    tenant_page_streams: int = 200
+    tenant_page_streams: int = 100
     schedules: int = 1_000
     audit_configs: int = 500
     endpoints: int = 50

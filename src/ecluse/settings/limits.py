@@ -32,7 +32,7 @@ class LimitKnobs(BaseSettings):
     ECLUSE_LIMIT_KEY_PAGE_STREAMS: Most = _most(
         50, "Pages that update themselves, open at once with one API key, at each replica."
     )
-    ECLUSE_LIMIT_TENANT_PAGE_STREAMS: Most = _most(200, "The same for all keys of a tenant together.")
+    ECLUSE_LIMIT_TENANT_PAGE_STREAMS: Most = _most(100, "The same for all keys of a tenant together.")
     ECLUSE_LIMIT_SCHEDULES: Most = _most(1_000, "Schedules of a tenant.")
     ECLUSE_LIMIT_AUDIT_CONFIGS: Most = _most(500, "Audit configs of a tenant.")
     ECLUSE_LIMIT_ENDPOINTS: Most = _most(50, "Notification endpoints of a tenant.")

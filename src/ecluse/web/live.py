@@ -20,6 +20,7 @@ from ecluse.access.envelope import Refused, status_of
 from ecluse.access.limits import refused
 from ecluse.base.errors import EcluseError
 from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.shares import Busy
 from ecluse.realtime.channels import WHOLE_TENANT
 from ecluse.realtime.hub import Listener, Message
 from ecluse.realtime.room import Realtime
@@ -76,6 +77,8 @@ def stream(
             try:
                 async for part in _renderings(request, permission, page, look, concerns, listener):
                     yield part
+            except Busy:  # the tenant's readers are in use, by its other pages perhaps: this one reconnects
+                return
             except Refused:
                 yield _event(render.fragment(request, "logged_out.html")) + END
             except (EcluseError, psycopg.Error) as error:  # the stream ends, and the page reconnects
