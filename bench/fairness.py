@@ -2,8 +2,8 @@
 
 One server with all roles. For `--seconds`, the tenant `mallory` sends what ATTACKS lists, from a process of its own:
 its keys are good, its requests are allowed by their roles. Meanwhile `alice` asks for `/api/me` twenty times a second,
-timed from the instant at which a request was due, starts a run a second, and has 20 schedules due every minute. Goals on
-two cores: `/api/me` p99 at most 250 ms, runs start within 1 s, schedules fire within 2 s, no answer of 503.
+timed from the instant at which a request was due, starts a run a second, and has 20 schedules due every minute. Goals
+on two cores: `/api/me` p99 at most 250 ms, runs start within 1 s, schedules fire within 2 s, no answer of 503.
 """
 
 from __future__ import annotations
