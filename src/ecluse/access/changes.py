@@ -16,7 +16,7 @@ from ecluse.db.connect import Connection
 
 @asynccontextmanager
 async def change(request: Request, action: str, subject: str, reason: str | None = None) -> AsyncIterator[Connection]:
-    """Open the transaction of a change; at its end the change is recorded."""
+    """Open the transaction of a change; at its end the change is recorded in the audit trail."""
     async with writes_of(request).connection(caller_of(request).tenant) as connection, connection.transaction():
         yield connection
         await record(connection, request, action, subject, reason)

@@ -72,10 +72,10 @@ class ErrorDetail(BaseModel):
 
 
 class Error(BaseModel):
-    code: str = Field(description="What the error is; it does not change.", examples=["NOT_FOUND"])
-    message: str = Field(description="The same for people.")
+    code: str = Field(description="Stable code of the error.", examples=["NOT_FOUND"])
+    message: str = Field(description="The error as a sentence for people.")
     details: list[ErrorDetail] | None = Field(
-        description="What is wrong in the request, of `INVALID_INPUT`; with status 429 the name of the limit."
+        description="Of `INVALID_INPUT` the invalid parameters and fields, of status 429 the limit; otherwise null."
     )
     request_id: str = Field(description="The server's log has the request under this id.")
 

@@ -63,7 +63,8 @@ def key_of(request: Request) -> str | None:
 
 
 async def once(request: Request, do: Callable[[Connection], Awaitable[Answer]]) -> Response:
-    """Run `do` in one transaction, or replay the stored answer if this request has been answered before."""
+    """Run `do` in one transaction and return its answer; if the request has an Idempotency-Key and was answered before,
+    return the stored answer instead."""
     key, tenant = key_of(request), caller_of(request).tenant
     body = b"" if key is None else await request.body()  # not while a connection is held: its client may be slow
     asked = hashlib.sha256(f"{request.method} {request.url.path}\n".encode() + body).digest()

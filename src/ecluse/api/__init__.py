@@ -54,7 +54,8 @@ def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
 
 @asynccontextmanager
 async def serving(app: FastAPI, kit: Kit) -> AsyncIterator[None]:
-    """Open what the routes need besides the kit: pools for reads, writes and keys, and the cache of API keys."""
+    """Open the resources that the routes need besides the kit, for the duration of the context: pools for reads, writes
+    and keys, and the cache of API keys."""
     reading, writing = min(READING, kit.db_pool), min(WRITING, kit.db_pool)
     async with (
         pool(kit.dsn, size=reading, settings=READ_SETTINGS, checked=False) as quick,

@@ -25,8 +25,8 @@ def as_it_is(name: str) -> str:
 
 
 def as_sent(body: Any, *, guess: bool = True) -> Spelling:
-    """Return the spelling of a JSON body: names that it contains in camelCase are written in camelCase. With `guess`,
-    names that it does not contain are, too, if all of its own are."""
+    """Return the spelling used in a JSON body: a field name that the body has in camelCase is spelled in camelCase.
+    With `guess`, names that it does not contain are spelled so, too, if all of its own names are."""
     sent = set(names_in(body))
     camel = guess and any(name != name.lower() for name in sent) and not any("_" in name for name in sent)
 

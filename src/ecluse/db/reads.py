@@ -1,8 +1,8 @@
 """Quick reads: their connections are not checked before use, because a check costs a round trip each time.
 
-If a connection turns out to be dead, the read is repeated once, through the pool that checks. Only for reads that may
-be repeated. A read that failed for lack of resources or a lock is not repeated. A tenant uses a share of the
-connections at most.
+If a connection turns out to be dead, the read is repeated once on a pool that checks its connections, so it must be
+repeatable. A read that failed for lack of resources or a lock is not repeated. A tenant uses a share of the connections
+at most.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ReadTimeout(EcluseError):
 
 
 class Reads:
-    """Run reads on `quick`, an unchecked pool with READ_SETTINGS; repeat them on `checked` if a connection is dead.
+    """Runs reads on `quick`, an unchecked pool with READ_SETTINGS, and repeats them on `checked` if a connection is dead.
     With `shares`, reads are run for a tenant: `reads.of(tenant)(ask)`."""
 
     def __init__(self, quick: Pool, checked: Pool, shares: Shares | None = None, tenant: str = "") -> None:

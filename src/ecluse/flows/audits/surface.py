@@ -186,7 +186,7 @@ surface.listing(
     command=Command("audits configs create", arguments=("name",)),
 )
 async def create_config(act: Act, body: NewConfig) -> Row:
-    """Add a config, in its first version."""
+    """Create a config, in its first version."""
     await act.require_room("audit_configs")
     return await configs.create(act.connection, act.tenant, body.model_dump(mode="json"))
 

@@ -121,8 +121,8 @@ surface.listing(
     ),
 )
 async def create_automation_schedule(act: Act, body: Plan) -> Row:
-    """Add a schedule. It is due for times from now on. Fields are accepted in snake_case and in camelCase. The response
-    holds the secret that its webhook is signed with, if it has one; it is not shown again."""
+    """Create a schedule; it is due for times from now on. Fields are accepted in snake_case and in camelCase. The
+    response holds the secret that its webhook is signed with, if it has one; it is not shown again."""
     await act.require_room("schedules")
     made = await schedules.create(act.connection, _flow(act), act.tenant, body)
     act.answers(201, webhook_secret=made["webhook_secret"])

@@ -76,7 +76,7 @@ async def count_requests(connection: Connection, tenant: str, fiche_ids: Sequenc
     if over:
         named = first_few(sorted(fiche_id for fiche_id, _ in over))
         wait = max(left for _, left in over)
-        message = f"A fiche can be asked for {most} times a minute, and this is once more: {named}."
+        message = f"At most {most} requests a minute are accepted per fiche, exceeded for: {named}."
         raise refused("RATE_LIMITED", "fiche_requests", message, wait)
     return {fiche_id: at for fiche_id, at, *_ in rows}
 
