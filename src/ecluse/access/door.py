@@ -173,6 +173,9 @@ class StrictRequest(Request):
         """Parse the body. Not in `json`, whose errors FastAPI answers as errors of the body: a limit is none."""
         body = await self.body()
         self.app.state.limits.count_bytes(caller_of(self), len(body))
+        self._value: Any = None
+        if not body:  # FastAPI says so
+            return
         try:
             if len(body) <= answers.LARGE:
                 self._value = self.state.sent = _parsed(body)

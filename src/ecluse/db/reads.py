@@ -32,8 +32,8 @@ class ReadTimeout(EcluseError):
 
 
 class Reads:
-    """Runs reads on `quick`, an unchecked pool with READ_SETTINGS, and repeats them on `checked` if a connection is dead.
-    With `shares`, reads are run for a tenant: `reads.of(tenant)(ask)`."""
+    """Runs reads on `quick`, an unchecked pool with READ_SETTINGS, and repeats them on `checked` if a connection is
+    dead. With `shares`, reads are run for a tenant: `reads.of(tenant)(ask)`."""
 
     def __init__(self, quick: Pool, checked: Pool, shares: Shares | None = None, tenant: str = "") -> None:
         self._quick, self._checked, self.shares, self._tenant = quick, checked, shares, tenant
