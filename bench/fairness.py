@@ -194,7 +194,8 @@ class Victim:
         self.seconds[name].append(time.monotonic() - due)
 
     async def steadily(self, name: str, rate: float, method: str, path: str, **sent: Any) -> None:
-        began, tasks = time.monotonic(), []
+        began = time.monotonic()
+        tasks: list[asyncio.Task[None]] = []
         while (due := began + len(tasks) / rate) < self.until:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             tasks.append(asyncio.create_task(self.ask(name, due, method, path, **sent)))

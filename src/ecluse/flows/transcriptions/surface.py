@@ -217,7 +217,8 @@ async def transcribe_batch(act: Act, body: Batch) -> Row:
     fiche_ids = list(dict.fromkeys(body.fiche_ids))
     act.charge(len(fiche_ids) // FICHES_PER_UNIT)
     await require_visible(act.connection, act.caller, fiche_ids)
-    day, queued, in_order = act.kit.clock.now().astimezone(UTC).date(), {}, sorted(fiche_ids)
+    day, in_order = act.kit.clock.now().astimezone(UTC).date(), sorted(fiche_ids)
+    queued: dict[str, StartedFiche] = {}
     for first in range(0, len(fiche_ids), CHUNK):  # in one order, so that concurrent batches cannot deadlock
         some = await _queue(act, in_order[first : first + CHUNK], body.priority, day=day)
         queued |= {one.fiche_id: one for one in some}
