@@ -18,6 +18,7 @@ from fastapi.middleware.gzip import GZipMiddleware
 from ecluse import api, web
 from ecluse.access import envelope
 from ecluse.access.edge import Connection, Edge, Socket
+from ecluse.access.limits import Limiter
 from ecluse.api import health
 from ecluse.api.metrics import Metrics
 from ecluse.api.upkeep import Upkeep
@@ -26,6 +27,7 @@ from ecluse.base.errors import SetUpError
 from ecluse.base.version import version
 from ecluse.bootstrap import (
     Database,
+    allowed,
     automation_config,
     bootstrap,
     keep_days,
@@ -105,6 +107,7 @@ def create_app(
         title="Ecluse", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.state.secrets = open_secrets(settings, database)
+    app.state.limits = Limiter(allowed(settings))
     app.state.transcriptions = transcription_config(settings)
     app.state.automation = _automation(settings, sealing=app.state.secrets is not None)
     app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits)

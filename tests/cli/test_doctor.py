@@ -101,12 +101,12 @@ def test_connections_that_the_replicas_may_take_are_compared_with_those_that_are
 @pytest.mark.parametrize(
     ("roles", "size", "most"),
     [
-        (("api", "scheduler", "worker"), 10, 36),
-        (("api",), 10, 16),
+        (("api", "scheduler", "worker"), 10, 44),
+        (("api",), 10, 24),
         (("worker",), 10, 32),
         (("scheduler",), 10, 14),
-        (("api", "scheduler", "worker"), 3, 20),
-        (("api",), 3, 8),
+        (("api", "scheduler", "worker"), 3, 25),
+        (("api",), 3, 13),
         (("worker",), 3, 17),
         (("scheduler",), 3, 7),
     ],

@@ -122,7 +122,6 @@ REFUSALS = {
     "STILL_PENDING": Refusal(
         409, "The message is still being delivered.", "Wait for the attempt whose time the message names."
     ),
-    "TOO_MANY_ENDPOINTS": Refusal(409, "The tenant has as many endpoints as allowed.", "Delete one first."),
     # Realtime
     "REALTIME_OFF": Refusal(
         409, "Realtime is switched off for this tenant.", "Do what the message says, or poll instead.", also=403
@@ -131,10 +130,27 @@ REFUSALS = {
     "STOPPING": Refusal(503, "The server is stopping.", "Connect again: another replica answers."),
     # Limits
     "RATE_LIMITED": Refusal(
-        429, "The same fiche was requested too often within a minute.", "Repeat the request after Retry-After seconds."
+        429,
+        "More was asked for than a limit a minute allows, which `details` names: of the key, the tenant or a fiche.",
+        "Repeat the request after Retry-After seconds; `GET /api/limits` shows what is used.",
+    ),
+    "TOO_MANY_AT_ONCE": Refusal(
+        429,
+        "The tenant has as many requests of this kind under way as allowed; `details` names the limit.",
+        "Repeat the request after Retry-After seconds, and send fewer at once.",
     ),
     "TOO_MANY_CONNECTIONS": Refusal(
-        429, "The tenant has as many open streams as allowed.", "Close one, or retry after Retry-After seconds."
+        429,
+        "The key or its tenant has as many open streams as allowed.",
+        "Close one, or retry after Retry-After seconds.",
+    ),
+    "LIMIT_REACHED": Refusal(
+        429,
+        "The tenant has as many of these as allowed; `details` names the limit.",
+        "Delete one first, or raise the setting that the message names.",
+    ),
+    "ANSWER_TOO_LARGE": Refusal(
+        422, "The answer has more bytes than allowed.", "Ask for fewer rows (`limit`), or narrow the filters."
     ),
     # Pages
     "ANOTHER_SITE": Refusal(403, "A form was submitted from another site.", "Submit it from the page itself."),

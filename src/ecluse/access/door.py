@@ -18,17 +18,20 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
-from ecluse.access import tenants
+from ecluse.access import answers, tenants
 from ecluse.access.codes import REFUSALS
 from ecluse.access.envelope import ErrorAnswer, Refused
 from ecluse.access.keys import Caller, Keys
+from ecluse.access.limits import Limiter, cost_of
 from ecluse.access.permissions import PERMISSIONS
 from ecluse.base.text import storable
+from ecluse.base.validation import names_in
 from ecluse.db.reads import Reads
 
 FORM = "application/x-www-form-urlencoded"
 PERMISSION, NARROWED, REFUSES = "x-permission", "x-narrowed", "x-refuses"
 DEEPEST = 100
+LIMITS = ("RATE_LIMITED", "TOO_MANY_AT_ONCE", "ANSWER_TOO_LARGE")  # codes of every route
 TENANT = "ecluse-tenant"  # header: the tenant that an administrator acts for
 UNKNOWN = "This key is not known here, or has expired or been revoked."
 
@@ -56,15 +59,33 @@ class Guarded(APIRoute):
         wanted = FORM if body is not None and isinstance(body.field_info, Form) else "application/json"
 
         async def guarded(request: Request) -> Response:
-            request.state.caller = await _admit(request, permission, narrowed)
+            request.state.caller = caller = await _admit(request, permission, narrowed)
+            charge(request, caller)
             _refuse_unknown(request, known)
             if body is None or (not body.field_info.is_required() and not _has_content(request)):
-                return await handle(request)
+                return await _counted(request, await handle(request))
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
                 raise HTTPException(415, f"Send the body as {wanted}.")
-            return await handle(StrictRequest(request.scope, request.receive))
+            strict = StrictRequest(request.scope, request.receive)
+            if wanted != FORM:
+                await strict.parse()
+            return await _counted(request, await handle(strict))
 
         return guarded
+
+
+def charge(request: Request, caller: Caller) -> None:
+    """Count the request against the limits of its key and tenant; raise Refused if they are used up."""
+    limiter: Limiter = request.app.state.limits
+    rows = request.query_params.get("limit", "")
+    limiter.charge(caller, cost_of(request.method, int(rows) if rows.isdecimal() and len(rows) < 4 else 0))
+
+
+async def _counted(request: Request, answer: Response) -> Response:
+    if (body := getattr(answer, "body", None)) is not None:  # no stream
+        request.app.state.limits.count_bytes(request.state.caller, len(body))
+        await answers.compressed(request, answer)
+    return answer
 
 
 def _query_parameters(route: APIRoute) -> list[str]:
@@ -101,7 +122,7 @@ def routes(tag: str) -> APIRouter:
 def refusals(route: Guarded) -> list[str]:
     """Return the codes of all errors that a route may answer."""
     declared, body = route.openapi_extra or {}, route.body_field
-    found = ["UNAUTHENTICATED", "FORBIDDEN", "TENANT_DISABLED"]
+    found = ["UNAUTHENTICATED", "FORBIDDEN", "TENANT_DISABLED", *LIMITS]
     found += ["NOT_FOUND"]  # what the path names, or the tenant that an administrator acts for
     found += [] if declared[NARROWED] else ["SCOPE"]
     found += ["BODY_TOO_LARGE"] if "GET" not in (route.methods or ()) else []
@@ -139,7 +160,7 @@ async def _acting_for(request: Request, caller: Caller, tenant: str) -> Caller:
     if not caller.administers_tenants:
         raise Refused(403, "FORBIDDEN", f"Only an admin key of the tenant {tenants.DEFAULT} acts for other tenants.")
     reads: Reads = request.app.state.reads
-    disabled = await reads(lambda connection: tenants.is_disabled(connection, tenant))
+    disabled = await reads.of(caller.tenant)(lambda connection: tenants.is_disabled(connection, tenant))
     return replace(caller, tenant=tenant, disabled=disabled)
 
 
@@ -148,17 +169,24 @@ def _unauthenticated(message: str) -> Refused:
 
 
 class StrictRequest(Request):
-    async def json(self) -> Any:
+    async def parse(self) -> None:
+        """Parse the body. Not in `json`, whose errors FastAPI answers as errors of the body: a limit is none."""
         body = await self.body()
+        self.app.state.limits.count_bytes(caller_of(self), len(body))
+        self._value: Any = None
+        if not body:  # FastAPI says so
+            return
         try:
-            value = json.loads(
-                body.decode(), object_pairs_hook=_no_key_twice, parse_constant=_no_such_number, parse_float=_finite
-            )
-        except (UnicodeDecodeError, RecursionError) as error:
-            raise json.JSONDecodeError("it is not UTF-8, or nested too deeply", "", 0) from error
-        check_storable(value)
-        self.state.sent = value
-        return value
+            if len(body) <= answers.LARGE:
+                self._value = self.state.sent = _parsed(body)
+            else:  # of which only the names are kept, for the spelling of errors
+                self._value, self.state.sent = await answers.in_thread(self, lambda: _with_names(_parsed(body)))
+        except json.JSONDecodeError as error:
+            wrong = {"type": "json_invalid", "loc": ("body", error.pos), "msg": error.msg, "ctx": {"error": error.msg}}
+            raise RequestValidationError([wrong]) from error
+
+    async def json(self) -> Any:
+        return self._value
 
     async def _get_form(self, **limits: Any) -> FormData:
         form = await super()._get_form(**limits)
@@ -166,6 +194,21 @@ class StrictRequest(Request):
             raise HTTPException(422, "A field occurs twice in the form.")
         check_storable([text for pair in pairs for text in pair])
         return form
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        value = json.loads(
+            body.decode(), object_pairs_hook=_no_key_twice, parse_constant=_no_such_number, parse_float=_finite
+        )
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise json.JSONDecodeError("it is not UTF-8, or nested too deeply", "", 0) from error
+    check_storable(value)
+    return value
+
+
+def _with_names(value: Any) -> tuple[Any, dict[str, None]]:
+    return value, dict.fromkeys(names_in(value))
 
 
 def check_storable(value: Any) -> None:

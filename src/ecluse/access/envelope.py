@@ -13,7 +13,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -33,6 +33,7 @@ from ecluse.base.errors import Conflict, EcluseError, ForbiddenTransition, Inval
 from ecluse.base.validation import as_sent, problem, respelled, where
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.reads import ReadTimeout
+from ecluse.db.shares import Busy
 
 log = structlog.get_logger(__name__)
 READS_TOO = logging.getLogger(__name__)  # reads are logged at DEBUG; the level is tested first: reads are many
@@ -47,6 +48,7 @@ STATUS: dict[type[EcluseError], int] = {
     Conflict: 409,
     ForbiddenTransition: 409,
     ReadTimeout: 503,
+    Busy: 429,
 }
 # Our own table, so that error codes stay the same when the standard library renames a status.
 CODES = {
@@ -63,7 +65,9 @@ TOO_LARGE = HTTPException(413, f"A body has at most {LARGEST_BODY} bytes.")
 
 
 class ErrorDetail(BaseModel):
-    where: str = Field(description="The parameter or field, as the caller spelled it.", examples=["body.name"])
+    where: str = Field(
+        description="The parameter or field, as the caller spelled it, or the limit.", examples=["body.name"]
+    )
     problem: str
 
 
@@ -71,7 +75,7 @@ class Error(BaseModel):
     code: str = Field(description="Stable code of the error.", examples=["NOT_FOUND"])
     message: str = Field(description="The error as a sentence for people.")
     details: list[ErrorDetail] | None = Field(
-        description="The invalid parameters and fields; null unless `INVALID_INPUT`."
+        description="Of `INVALID_INPUT` the invalid parameters and fields, of status 429 the limit; otherwise null."
     )
     request_id: str = Field(description="The server's log has the request under this id.")
 
@@ -98,10 +102,16 @@ class Problem(BaseModel):
 class Refused(EcluseError):
     """A request that is refused: the HTTP status, code and message to answer with."""
 
-    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        details: Sequence[Mapping[str, str]] | None = None,
+    ) -> None:
         super().__init__(message, code=code)
-        self.status = status
-        self.headers = headers
+        self.status, self.headers, self.details = status, headers, details
 
 
 def install(app: FastAPI, answered: Answered) -> None:
@@ -118,11 +128,14 @@ def request_id(request: Request) -> str:
 
 
 def as_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None, kind: str = JSON) -> Response:
+    return Response(as_bytes(value), status, headers, kind)
+
+
+def as_bytes(value: Any) -> bytes:
     try:
-        body = to_json(value)
+        return to_json(value)
     except ValueError:  # nested too deeply for pydantic, as a vendor's answer may be
-        body = json.dumps(value, default=to_jsonable_python).encode()
-    return Response(body, status, headers, kind)
+        return json.dumps(value, default=to_jsonable_python).encode()
 
 
 class Envelope:
@@ -266,9 +279,13 @@ async def _our_error(request: Request, error: EcluseError) -> Response:
     status = status_of(error)
     if status is None:
         return _unexpected(request.scope, error)
-    headers = error.headers if isinstance(error, Refused) else None
+    headers, details = None, None
+    if isinstance(error, Refused):
+        headers, details = error.headers, error.details
+    elif isinstance(error, Busy):
+        headers, details = {"Retry-After": "1"}, [{"where": error.limit, "problem": error.message}]
     message = respelled(error.message, as_sent(_sent(request), guess=False))
-    return error_answer(request.scope, status, error.code, message, headers=headers)
+    return error_answer(request.scope, status, error.code, message, headers=headers, details=details)
 
 
 def _sent(request: Request) -> Any:

@@ -21,12 +21,11 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, ge
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
 
-from ecluse.access import door, idempotency, permissions
+from ecluse.access import answers, door, idempotency, permissions
 from ecluse.access.changes import record
 from ecluse.access.door import caller_of, needs
-from ecluse.access.envelope import as_json, request_id
+from ecluse.access.envelope import request_id
 from ecluse.access.idempotency import Answer
 from ecluse.access.keys import Caller
 from ecluse.access.listing import Cursor, Listing, read_page
@@ -107,6 +106,14 @@ class Act(Look):
     def changes_nothing(self) -> None:
         """Write no row to the audit trail for this operation."""
         self.answer["recorded"] = False
+
+    def charge(self, cost: int) -> None:
+        """Count what this operation costs beyond an ordinary one; raise Refused if the caller's limit is used up."""
+        self.state.limits.charge(self.caller, cost)
+
+    async def require_room(self, name: str) -> None:
+        """Raise Refused if the tenant has as many of these as allowed; `name` is in `limits.COUNTED`."""
+        await self.state.limits.require_room(self.connection, self.tenant, name)
 
     @property
     def idempotency_key(self) -> str | None:
@@ -211,13 +218,13 @@ class Surface:
             async def call(request: Request, **given: Any) -> Response:
                 async def do(connection: Connection) -> Answer:
                     act = Act(request, connection, {"status": status, "once": {}, "recorded": action is not None})
-                    found = to_jsonable_python(id_as_text(await function(act, **await _found(act, nouns, given))))
+                    found = id_as_text(await function(act, **await _found(act, nouns, given)))
                     if action is not None and act.answer["recorded"]:
                         reason = getattr(given.get("body"), "reason", None)
                         await record(connection, request, action, subject.format(**{**given, **found}), reason)
                     return Answer(act.answer["status"], found, act.answer["once"])
 
-                return await idempotency.once(request, kit_of(request).pool, do)
+                return await idempotency.once(request, do)
 
             parameters = _parameters(function)
             nouns = _nouns(parameters)
@@ -239,7 +246,7 @@ class Surface:
                 look = Look(request, connection)
                 return id_as_text(await function(look, **await _found(look, nouns, given)))
 
-            return as_json(await reads_of(request)(ask))
+            return await answers.answer(request, await reads_of(request)(ask))
 
         self._add("GET", path, endpoint, function, parameters, extra, answer)
 

@@ -11,11 +11,13 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.requests import HTTPConnection
 
 from ecluse.base.errors import NotFound
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.query import Row
 from ecluse.db.reads import Reads
+from ecluse.db.shares import Writes
 from ecluse.engine.kit import Kit
 
 LARGEST_ID = 2**63 - 1
@@ -157,5 +159,12 @@ def kit_of(request: Request) -> Kit:
 
 
 def reads_of(request: Request) -> Reads:
+    """Return the reads of the caller's tenant; callers without a key have one share together."""
     reads: Reads = request.app.state.reads
-    return reads
+    caller = getattr(request.state, "caller", None)
+    return reads.of("" if caller is None else caller.tenant)
+
+
+def writes_of(request: HTTPConnection) -> Writes:
+    writes: Writes = request.app.state.writes
+    return writes

@@ -136,7 +136,7 @@ async def show_endpoint(look: Look, endpoint_id: EndpointNumber) -> Row:
     status=201,
     action="endpoint.create",
     subject="endpoint:{id}",
-    refuses=("NO_SECRET_KEY", "MAIL_NOT_CONFIGURED", "TOO_MANY_ENDPOINTS"),
+    refuses=("NO_SECRET_KEY", "MAIL_NOT_CONFIGURED", "LIMIT_REACHED"),
     command=Command("notifications endpoints create", arguments=("kind",)),
 )
 async def create_endpoint(
@@ -149,11 +149,8 @@ async def create_endpoint(
     setup: Setup = act.state.notify
     if body.kind == "mail" and setup.smtp is None:
         raise Refused(409, "MAIL_NOT_CONFIGURED", "This server sends no mail: set SMTP_HOST and MAIL_FROM first.")
-    try:
-        row = await endpoints.create(act.connection, act.tenant, body.kind, **given)
-    except endpoints.TooManyEndpoints as error:
-        most = f"A tenant has {endpoints.MOST} endpoints at most: delete one first."
-        raise Refused(409, "TOO_MANY_ENDPOINTS", most) from error
+    await act.require_room("endpoints")  # every event is matched against all of them
+    row = await endpoints.create(act.connection, act.tenant, body.kind, **given)
     if keys is not None:
         secret = new_secret()
         await keys.put(act.connection, act.tenant, secret_name(row["id"]), secret)

@@ -15,6 +15,7 @@ from ecluse.access import door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
+from ecluse.access.limits import refused
 from ecluse.access.wire import LARGEST_ID, reads_of
 from ecluse.api.realtime import EVENTS_PATH, has_right, realtime_of, require_right
 from ecluse.base.errors import InvalidInput
@@ -61,7 +62,7 @@ async def stream_events(
     if realtime.hub.stopping:
         raise Refused(503, "STOPPING", "This server is stopping: connect again.", {"Retry-After": "1"})
     if realtime.pusher.full(caller.tenant, "sse"):
-        raise Refused(429, "TOO_MANY_CONNECTIONS", "This tenant has too many open streams.", {"Retry-After": "10"})
+        raise refused("TOO_MANY_CONNECTIONS", "tenant_streams", "This tenant has as many open streams as allowed.", 10)
     return EventStream(_Stream(request, subjects, last).run(), realtime.limits.send_within)
 
 

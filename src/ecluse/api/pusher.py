@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
 from ecluse.access.envelope import Refused, as_json
-from ecluse.access.wire import kit_of, number, reads_of
+from ecluse.access.wire import kit_of, number, reads_of, writes_of
 from ecluse.api.realtime import realtime_of
 from ecluse.base.validation import problem
 from ecluse.realtime.apps import App
@@ -42,7 +42,7 @@ class Batch(BaseModel):
 
 @routes.websocket("/app/{key}")
 async def connect(socket: WebSocket) -> None:
-    await socket.app.state.realtime.pusher.serve(socket, socket.app.state.kit.pool)
+    await socket.app.state.realtime.pusher.serve(socket, writes_of(socket).pool)
 
 
 @routes.post("/apps/{app_id}/events")
@@ -95,7 +95,7 @@ async def _signed(request: Request, app_id: str) -> App:
     wanted = number("app", app_id)
     if realtime.apps is None:
         raise Refused(403, "REALTIME_OFF", NO_KEY)
-    app = await realtime.apps.with_id(kit_of(request).pool, wanted)
+    app = await realtime.apps.with_id(writes_of(request).pool, wanted)
     unknown = Refused(
         401, "UNAUTHENTICATED", "The request is not signed by this app: there is none, or auth_key is wrong."
     )

@@ -13,7 +13,7 @@ from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused, as_json
 from ecluse.access.keys import Caller
 from ecluse.access.surface import Act, Command, Look, Surface
-from ecluse.access.wire import LARGEST_ID, Shape, kit_of, reads_of
+from ecluse.access.wire import LARGEST_ID, Shape, reads_of, writes_of
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_value
@@ -123,7 +123,7 @@ async def authorise(
     if (hosted := realtime.hosted_for(caller.tenant)) is not None:
         return as_json({"auth": channel_auth(hosted.key, hosted.secret, socket_id, channel_name)})
     assert realtime.vault is not None  # noqa: S101 - or it would be off
-    async with kit_of(request).pool.connection() as connection:
+    async with writes_of(request).connection(caller.tenant) as connection:
         app = await app_of(connection, realtime.vault, caller.tenant)
     return as_json({"auth": channel_auth(app.key, app.secret, socket_id, channel_name)})
 

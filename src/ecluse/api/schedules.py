@@ -116,7 +116,7 @@ async def show_schedule_of_flow(look: Look, schedule_id: ScheduleNumber) -> Row:
     status=201,
     action="schedule.create",
     subject="schedule:{id}",
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED"),
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "LIMIT_REACHED"),
     command=Command(
         "schedules create",
         arguments=("flow",),
@@ -129,6 +129,7 @@ async def create_schedule(act: Act, body: ScheduleBody) -> Row:
     flow = flows.named(act, body.flow)
     flows.permit(act.caller, flow.name, "write")
     plan = plans_of(flow).parsed(flow, body.plan)
+    await act.require_room("schedules")
     columns = body.model_dump(exclude={"flow", "plan"})
     made = await create_planned(act.connection, NewSchedule(flow, **columns, tenant_id=act.tenant), plan)
     act.answers(201, once=made.once)

@@ -27,7 +27,7 @@ def as_it_is(name: str) -> str:
 def as_sent(body: Any, *, guess: bool = True) -> Spelling:
     """Return the spelling used in a JSON body: a field name that the body has in camelCase is spelled in camelCase.
     With `guess`, names that it does not contain are spelled so, too, if all of its own names are."""
-    sent = set(_names(body))
+    sent = set(names_in(body))
     camel = guess and any(name != name.lower() for name in sent) and not any("_" in name for name in sent)
 
     def spelled(name: str) -> str:
@@ -131,10 +131,11 @@ def _completed(
     return create_model(name, __base__=incomplete, __module__=incomplete.__module__, __doc__=doc, **fields)
 
 
-def _names(value: Any) -> Iterator[str]:
+def names_in(value: Any) -> Iterator[str]:
+    """Yield the names of all fields in a JSON value."""
     if isinstance(value, Mapping):
         yield from value
         value = list(value.values())
     if isinstance(value, list):
         for one in value:
-            yield from _names(one)
+            yield from names_in(one)

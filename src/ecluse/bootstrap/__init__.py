@@ -4,7 +4,7 @@ settings."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from ecluse.retention.sweep import job as retention_job
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
+    from ecluse.access.limits import Allowed
     from ecluse.access.secrets import Secrets
     from ecluse.engine.kit import Kit
     from ecluse.notify.work import Setup
@@ -100,6 +101,13 @@ def open_secrets(settings: Settings, database: Database) -> Secrets | None:
         stored = connection.execute("SELECT DISTINCT key_id FROM secrets").fetchall()
     check_fits(secrets, [row[0] for row in stored])
     return secrets
+
+
+def allowed(settings: Settings) -> Allowed:
+    """Return the limits per key and tenant."""
+    from ecluse.access.limits import KNOB, Allowed  # only servers have callers
+
+    return Allowed(**{one.name: getattr(settings, KNOB + one.name.upper()) for one in fields(Allowed)})
 
 
 def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -> Realtime:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_value
+from ecluse.db.query import Row, fetch_all, fetch_one
 from ecluse.notify.rules import Kind, shown_to
 from ecluse.notify.webhook_signature import old_name
 
@@ -32,13 +32,7 @@ GONE = """
 UPDATE notification_endpoints SET is_active = false, disabled_reason = %s, updated_at = ecluse_now()
 WHERE tenant_id = %s AND id = %s AND is_active
 """
-FULL = "SELECT count(*) >= %s FROM notification_endpoints WHERE tenant_id = %s"
-MOST = 50
 CHANGEABLE = ("url", "addresses", "events", "description", "is_active")
-
-
-class TooManyEndpoints(Exception):
-    """The tenant has reached its maximum number of endpoints."""
 
 
 def secret_name(endpoint_id: int) -> str:
@@ -62,12 +56,7 @@ async def create(
     description: str | None = None,
     is_active: bool = True,
 ) -> Row:
-    """Create an endpoint and return its row: a webhook has a URL, a mail endpoint addresses. The number per tenant is
-    limited (TooManyEndpoints), because every event is matched against all of them."""
-    # Lock the tenant, so that concurrent calls check the limit one after the other.
-    await connection.execute("SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE", (tenant,))
-    if await fetch_value(connection, FULL, (MOST, tenant)):
-        raise TooManyEndpoints
+    """Create an endpoint and return its row: a webhook has a URL, a mail endpoint addresses."""
     given = {
         "tenant": tenant,
         "kind": kind,

@@ -22,6 +22,7 @@ from ecluse.base.validation import problem
 from ecluse.settings.edge import EdgeKnobs
 from ecluse.settings.flows import AutomationKnobs, TranscriptionKnobs, at_least
 from ecluse.settings.keeping import KeepKnobs
+from ecluse.settings.limits import LimitKnobs
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +50,7 @@ def _sender(value: str) -> str:
     return value
 
 
-class Settings(EdgeKnobs, KeepKnobs, TranscriptionKnobs, AutomationKnobs):
+class Settings(EdgeKnobs, KeepKnobs, LimitKnobs, TranscriptionKnobs, AutomationKnobs):
     """Every knob, read from the environment. Derived values are properties and validators below the fields."""
 
     model_config = SettingsConfigDict(case_sensitive=True, extra="ignore", env_ignore_empty=True, allow_inf_nan=False)

@@ -17,8 +17,10 @@ from fastapi import Request, Response
 from markupsafe import Markup
 
 from ecluse.access.envelope import Refused, status_of
+from ecluse.access.limits import refused
 from ecluse.base.errors import EcluseError
 from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.shares import Busy
 from ecluse.realtime.channels import WHOLE_TENANT
 from ecluse.realtime.hub import Listener, Message
 from ecluse.realtime.room import Realtime
@@ -66,7 +68,8 @@ def stream(
     if realtime.hub.stopping:
         raise Refused(503, "STOPPING", "This server is stopping: try again.")
     if realtime.pusher.full(tenant, "sse"):
-        raise Refused(429, "TOO_MANY_CONNECTIONS", "This tenant has too many open streams.")
+        raise refused("TOO_MANY_CONNECTIONS", "tenant_streams", "This tenant has as many open streams as allowed.", 10)
+    closed = request.app.state.limits.open_stream(request.state.caller)
 
     async def sent() -> AsyncGenerator[bytes]:
         with realtime.hub.listening(Listener(tenant, "sse")) as listener:
@@ -74,6 +77,8 @@ def stream(
             try:
                 async for part in _renderings(request, permission, page, look, concerns, listener):
                     yield part
+            except Busy:  # the tenant's readers are in use, by its other pages perhaps: this one reconnects
+                return
             except Refused:
                 yield _event(render.fragment(request, "logged_out.html")) + END
             except (EcluseError, psycopg.Error) as error:  # the stream ends, and the page reconnects
@@ -81,9 +86,8 @@ def stream(
                     raise
                 log.warning("pages: live update failed, the page reconnects", error=one_line(error))
 
-    return EventStream(
-        sent(), realtime.limits.send_within, squeeze="gzip" in request.headers.get("accept-encoding", "")
-    )
+    squeeze = "gzip" in request.headers.get("accept-encoding", "")
+    return EventStream(sent(), realtime.limits.send_within, squeeze=squeeze, closed=closed)
 
 
 async def _renderings(

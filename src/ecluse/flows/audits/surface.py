@@ -182,10 +182,12 @@ surface.listing(
     status=201,
     action="audit_config.create",
     subject="audit_config:{id}",
+    refuses=("LIMIT_REACHED",),
     command=Command("audits configs create", arguments=("name",)),
 )
 async def create_config(act: Act, body: NewConfig) -> Row:
     """Create a config, in its first version."""
+    await act.require_room("audit_configs")
     return await configs.create(act.connection, act.tenant, body.model_dump(mode="json"))
 
 

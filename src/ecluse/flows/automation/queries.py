@@ -84,8 +84,15 @@ async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id
     fires = next_fires(row, row["now"], NEXT_FIRES) if row["is_active"] else []
     slots = (await show_schedule(connection, tenant, schedule_id))["slots"]
     runs = await fetch_all(connection, dict, LAST, (tenant, schedule_id))
-    shown = {name: value for name, value in row.items() if name not in ASIDE}
+    shown = {name: value for name, value in with_fiche_ids(row).items() if name not in ASIDE}
     return {**shown, "next_fires": fires, "slots": slots, "runs": runs}
+
+
+def with_fiche_ids(row: Row) -> Row:
+    """Return a row of `automation_schedule_list` with the selection in full: the ids themselves, not their number."""
+    selection = {**row["fiche_selection"], "fiche_ids": row["fiche_ids"]}
+    del selection["fiche_ids_given"]
+    return {name: value for name, value in row.items() if name != "fiche_ids"} | {"fiche_selection": selection}
 
 
 def staleness(running_since: datetime | None, now: datetime, longest: timedelta) -> Row:

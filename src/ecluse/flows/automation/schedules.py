@@ -27,6 +27,7 @@ from ecluse.engine import (
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.plan import Changes, Plan, Work, WorkChanges, changed, times_of
+from ecluse.flows.automation.queries import with_fiche_ids
 from ecluse.flows.automation.selection_model import Selection
 from ecluse.notify.rules import why_refused
 from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name
@@ -99,7 +100,7 @@ class AutomationPlans(Plans):
 
     async def shown(self, connection: Connection, row: Row) -> Row:
         (found,) = await fetch_all(connection, dict, SHOWN, (row["id"],))
-        return {name: value for name, value in found.items() if name in Work.model_fields}
+        return {name: value for name, value in with_fiche_ids(found).items() if name in Work.model_fields}
 
     async def save(
         self, connection: Connection, schedule_id: int, new: NewSchedule, plan: Work, known: Plan | None

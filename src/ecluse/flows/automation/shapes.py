@@ -13,7 +13,7 @@ from ecluse.base.validation import EitherSpelling, fields_of, in_camel_case
 from ecluse.engine import EndCause, State
 from ecluse.flows.automation.plan import Plan
 from ecluse.flows.automation.queries import FicheStatus, RunStatus
-from ecluse.flows.automation.selection_model import Override
+from ecluse.flows.automation.selection_model import Override, Selection
 
 Id = Annotated[str, Field(examples=["7"])]
 
@@ -147,8 +147,18 @@ class AutomationFichePage(Page):
     fiches: list[AutomationFicheRow]
 
 
-@fields_of(Plan, without=("external_api_key",))
-class AutomationScheduleRow(Shape):
+@fields_of(Selection, without=("fiche_ids",))
+class ListedSelection(Shape):
+    fiche_ids_given: int = Field(description="Of mode manual: how many ids; `/fiche-ids` lists them.")
+
+
+class FicheIdRow(Shape):
+    place: int = Field(description="From 1, in the order given.")
+    fiche_id: str = Field(examples=["171234"])
+
+
+@fields_of(Plan, without=("external_api_key", "fiche_selection"))
+class ScheduleFacts(Shape):
     id: Id
     tenant_id: str
     specific_audit_configs: list[str]
@@ -178,7 +188,12 @@ class AutomationScheduleRow(Shape):
     updated_at: datetime
 
 
-class AutomationSchedule(AutomationScheduleRow):
+class AutomationScheduleRow(ScheduleFacts):
+    fiche_selection: ListedSelection
+
+
+class AutomationSchedule(ScheduleFacts):
+    fiche_selection: Selection
     next_fires: list[Fire]
     slots: list[SlotRow] = Field(description="The decisions on its latest due times, the newest first.")
     runs: list[AutomationRunRow] = Field(description="Its last runs, the newest first.")

@@ -52,6 +52,9 @@ ALL_RUNS = Listing("runs", shapes.AutomationRunRow, "automation_runs", READ, fil
 OF_SCHEDULE = Listing(
     *("runs", shapes.AutomationRunRow, "automation_runs", READ), filters=RunStatusFilter, within=("schedule_id",)
 )
+FICHE_IDS = Listing(
+    *("fiche_ids", shapes.FicheIdRow, "automation_schedule_fiche_ids", READ), order=("place",), within=("schedule_id",)
+)
 RUN_COLUMNS = ("id", "schedule_id", "status", "started_at", "selected", "successful_fiches", "failed_fiches")
 
 
@@ -87,6 +90,13 @@ surface.listing(
     ),
 )
 surface.listing(
+    f"{SCHEDULE}/fiche-ids",
+    FICHE_IDS,
+    check=known_schedule,
+    list_fiche_ids_of_schedule="List the fiche ids of a schedule of mode manual, in the order given.",
+    command=Command("automation schedules fiche-ids", empty="the schedule names no fiches"),
+)
+surface.listing(
     f"{SCHEDULE}/runs",
     OF_SCHEDULE,
     check=known_schedule,
@@ -102,7 +112,7 @@ surface.listing(
     status=201,
     action="automation_schedule.create",
     subject="schedule:{id}",
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY"),
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "LIMIT_REACHED"),
     command=Command(
         "schedules create automation",
         options=OPTIONS,
@@ -113,6 +123,7 @@ surface.listing(
 async def create_automation_schedule(act: Act, body: Plan) -> Row:
     """Create a schedule; it is due for times from now on. Fields are accepted in snake_case and in camelCase. The
     response holds the secret that its webhook is signed with, if it has one; it is not shown again."""
+    await act.require_room("schedules")
     made = await schedules.create(act.connection, _flow(act), act.tenant, body)
     act.answers(201, webhook_secret=made["webhook_secret"])
     return {**await _in_full(act, made["id"]), "webhook_secret": None}

@@ -3,12 +3,11 @@ run: the caller is attached to the existing one. Requests are rate-limited per f
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ecluse.access.envelope import Refused
+from ecluse.access.limits import refused
 from ecluse.base.text import first_few
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_column, fetch_rows
@@ -76,11 +75,9 @@ async def count_requests(connection: Connection, tenant: str, fiche_ids: Sequenc
     over = [(fiche_id, left) for fiche_id, _, requests, left in rows if requests > most]
     if over:
         named = first_few(sorted(fiche_id for fiche_id, _ in over))
-        wait = str(max(1, math.ceil(max(left for _, left in over))))
-        message = (
-            f"At most {most} requests a minute are accepted per fiche, exceeded for: {named}. Try again in {wait} s."
-        )
-        raise Refused(429, "RATE_LIMITED", message, {"Retry-After": wait})
+        wait = max(left for _, left in over)
+        message = f"At most {most} requests a minute are accepted per fiche, exceeded for: {named}."
+        raise refused("RATE_LIMITED", "fiche_requests", message, wait)
     return {fiche_id: at for fiche_id, at, *_ in rows}
 
 

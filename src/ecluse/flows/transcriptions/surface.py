@@ -23,6 +23,9 @@ from ecluse.flows.transcriptions.start import StartedFiche, count_requests, star
 surface = Surface("transcriptions")
 READ, OF_FICHE = "transcriptions.read", "/api/transcriptions/{fiche_id:text}"
 MOST = 10_000
+# Fiches of a batch that are started together: what is done for them between two statements holds the loop.
+CHUNK = 100
+FICHES_PER_UNIT = 10  # of the cost of a batch
 PRIORITIES = ("high", "normal", "low")
 Priority = Annotated[str, Query(examples=["normal"], json_schema_extra={"enum": list(PRIORITIES)})]
 Level = Literal["debug", "info", "warning", "error"]
@@ -212,8 +215,14 @@ async def transcribe_batch(act: Act, body: Batch) -> Row:
     if why := ids.why_not(body.fiche_ids):
         raise InvalidInput(f"fiche_ids: {why}. Nothing was queued.")
     fiche_ids = list(dict.fromkeys(body.fiche_ids))
+    act.charge(len(fiche_ids) // FICHES_PER_UNIT)
     await require_visible(act.connection, act.caller, fiche_ids)
-    started = await _queue(act, fiche_ids, body.priority, day=act.kit.clock.now().astimezone(UTC).date())
+    day, in_order = act.kit.clock.now().astimezone(UTC).date(), sorted(fiche_ids)
+    queued: dict[str, StartedFiche] = {}
+    for first in range(0, len(fiche_ids), CHUNK):  # in one order, so that concurrent batches cannot deadlock
+        some = await _queue(act, in_order[first : first + CHUNK], body.priority, day=day)
+        queued |= {one.fiche_id: one for one in some}
+    started = [queued[one] for one in fiche_ids]
     rows = [
         {"fiche_id": one.fiche_id, "event_id": one.event_id, "run_id": str(one.run_id), "deduplicated": one.attached}
         for one in started
