@@ -8,7 +8,7 @@ from alembic import op
 from ecluse.migrations.online import build_indexes
 
 revision = "0026"
-down_revision = "0022"
+down_revision = "0025"
 
 # Revisions before this one made these indexes in their transactions, and tables were locked for as long.
 INDEXES = {
