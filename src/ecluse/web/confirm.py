@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from ecluse.access import audit_trail
 from ecluse.access.envelope import request_id
-from ecluse.access.wire import kit_of, reads_of
+from ecluse.access.wire import reads_of, writes_of
 from ecluse.base.errors import NotFound
 from ecluse.notify import confirmation
 from ecluse.notify.confirmation import PATH
@@ -30,7 +30,7 @@ async def show_request(request: Request, token: str = "") -> Response:
 @routes.post(PATH)
 async def confirm(request: Request) -> Response:
     token = str((await request.form()).get("token", ""))
-    async with kit_of(request).pool.connection() as connection, connection.transaction():
+    async with writes_of(request).pool.connection() as connection, connection.transaction():
         asked = await confirmation.confirm(connection, token)
         if asked is None:
             raise NotFound(VOID)
