@@ -19,7 +19,7 @@ from tests.support.pages import LivePage, Reader, text
 from tests.support.waits import wait_for
 
 # Without a key: what leads to the log-in, and what every page is made with.
-PUBLIC = {"/", "/ui", "/ui/login", "/ui/logout", "/ui/static/{version}/{name:path}", "/ui/{rest:path}"}
+PUBLIC = {"/", "/ui", "/ui/login", "/ui/logout", "/ui/confirm", "/ui/static/{version}/{name:path}", "/ui/{rest:path}"}
 PUBLIC |= {"/docs", "/docs/errors"}  # as the OpenAPI document
 UNKNOWN = ("nobody", "garbage", "expired", "revoked")
 SCHEDULE = """
