@@ -155,11 +155,14 @@ async def _handle(
             return first + await _handle(connection, flows, due[middle:], now, rules)
         (one,) = due
         why = storable(" ".join(str(error).split()))
-        log.error("a schedule could not be fired", schedule_id=one.id, tenant_id=one.tenant_id, error=why)
         if isinstance(error, KeyTaken):  # it stays taken: the instant is used up
+            log.error("scheduler: slot skipped, its event key is taken", schedule_id=one.id, error=why)
             return await _store(connection, flows, [(one, not_fired(decide(one, now, rules), why))])
         again = now + min(BACK_OFF * 2 ** min(one.failures, 10), LONGEST_BACK_OFF)
         await connection.execute(PUT_FAILURE, (why, again, one.id))
+        log.error(
+            "scheduler: schedule could not be fired, will retry", schedule_id=one.id, tenant_id=one.tenant_id, error=why
+        )
         return [TickResult(one.id, "failed", None, why)]
 
 
