@@ -188,7 +188,8 @@ class Connection:
                 self._send_error("This message is not understood")
 
     def _subscribe(self, channel: str, auth: Any) -> None:
-        """Subscribe to a channel, or refuse and say why; `auth` is the signature that a private one needs."""
+        """Subscribe the socket to a channel, or refuse with the reason; `auth` is the signature that a private channel
+        needs."""
         joined, private = self._listener.channels, channel.startswith(PRIVATE)
         grant = self._granted(channel, auth) if private else None
         if channel in joined:

@@ -18,8 +18,8 @@ def signed(secret: str, text: str) -> str:
 
 
 def channel_auth(key: str, secret: str, socket_id: str, channel: str, api_key: int | None = None) -> str:
-    """Return the signature with which this socket may subscribe to this channel. `api_key`: the id of the API key that
-    it is issued to, which is signed and sent along, so that the server that has the socket knows it."""
+    """Return the signature that lets this socket subscribe to this channel. `api_key`: the id of the API key that it is
+    issued to, which is signed and sent along, so that the server that has the socket knows it."""
     if api_key is None:
         return f"{key}:{signed(secret, f'{socket_id}:{channel}')}"
     return f"{key}:{signed(secret, f'{socket_id}:{channel}:{api_key}')}:{api_key}"
