@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0027"
-down_revision = "0022"
+down_revision = "0026"
 
 # Rows of refusals are dated by the minute: the index makes them one row per minute, actor and subject.
 TRAIL = """
