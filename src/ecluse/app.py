@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from datetime import timedelta
 from functools import partial
 
 import structlog
@@ -21,6 +22,7 @@ from ecluse.access.edge import Connection, Edge, Socket
 from ecluse.access.limits import Limiter
 from ecluse.api import health
 from ecluse.api.metrics import Metrics
+from ecluse.api.realtime import lost_rights
 from ecluse.api.upkeep import Upkeep
 from ecluse.base import trace
 from ecluse.base.errors import SetUpError
@@ -108,9 +110,10 @@ def create_app(
     )
     app.state.secrets = open_secrets(settings, database)
     app.state.limits = Limiter(allowed(settings))
+    app.state.key_lifetime = timedelta(days=settings.ECLUSE_KEY_LIFETIME_DAYS) or None
     app.state.transcriptions = transcription_config(settings)
     app.state.automation = _automation(settings, sealing=app.state.secrets is not None)
-    app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits)
+    app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits, lost_rights)
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
     app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
     app.state.upkeep = _upkeep(settings, database, flows, roles)

@@ -51,6 +51,7 @@ BODIES = {
     "/api/schedules/preview": {"cron": "@daily"},
     "/api/notifications/endpoints": {"kind": "webhook", "url": "https://8.8.8.8/", "events": ["*"]},
     "/api/notifications/endpoints/{endpoint_id}": {"description": "matrix"},
+    "/api/notifications/addresses": {"address": "matrix@example.com"},
     "/api/lanes/{name}": {"max_in_flight": 3},
     "/api/lanes/{name}/pause": {"reason": "matrix"},
     "/api/lanes/{name}/resume": {"reason": "matrix"},
@@ -143,7 +144,10 @@ TOLD = """
 WITH made AS (
     INSERT INTO notification_endpoints (id, tenant_id, kind, url, events, created_at, updated_at)
     OVERRIDING SYSTEM VALUE VALUES (%(id)s, 'default', 'webhook', 'https://8.8.8.8/', '{*}', ecluse_now(), ecluse_now())
-    ON CONFLICT DO NOTHING)
+    ON CONFLICT DO NOTHING),
+address AS (
+    INSERT INTO mail_addresses (tenant_id, address, asked_at, confirmed_at)
+    SELECT id, 'matrix@example.com', ecluse_now(), ecluse_now() FROM tenants ON CONFLICT DO NOTHING)
 INSERT INTO deliveries (run_id, tenant_id, endpoint_id, kind, recipient, event_key, event_type, message, created_at)
 VALUES (%(id)s, 'default', %(id)s, 'webhook', 'https://8.8.8.8/', gen_random_uuid(), 'ping', '{}', ecluse_now())
 ON CONFLICT (run_id) DO UPDATE SET event_key = excluded.event_key

@@ -84,7 +84,8 @@ def test_a_database_of_ones_own_without_a_key_for_secrets_is_named(doctor, tmp_p
     assert "no key to encrypt secrets with" in found["secrets", "warn"]
     (tmp_path / "key").write_text(KEY)
     for key in ({"ECLUSE_SECRET_KEY": KEY}, {"ECLUSE_SECRET_KEY_FILE": str(tmp_path / "key")}):
-        assert not any(what == "secrets" for what, _ in doctor(**key)[1])
+        found = doctor(**key)[1]
+        assert (found["secrets", "ok"], ("secrets", "warn") in found) == ("none stored", False)
 
 
 def test_connections_that_the_replicas_may_take_are_compared_with_those_that_are_allowed(doctor, query, one):

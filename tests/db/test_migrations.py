@@ -37,6 +37,8 @@ TABLES = {
     "items",
     "lanes",
     "leases",
+    "mail_addresses",
+    "mail_counts",
     "maintenance",
     "notification_endpoints",
     "outcomes",

@@ -212,7 +212,7 @@ async def test_the_secrets_of_a_deleted_schedule_go_once_nothing_needs_them(star
         only = {"run_transcription": False, "run_audits": False}
         schedule = await world.schedule("1000", secrets=secrets, **told, **only)
         await schedules.rotate_secret(connection, "default", schedule, secrets=secrets)
-        own, signing = f"schedule:{schedule}", [f"schedule:{schedule}:webhook", f"schedule:{schedule}:webhook:old"]
+        own, signing = f"schedule:{schedule}", [f"schedule:{schedule}:webhook{end}" for end in ("", ":old", ":url")]
         run = await world.trigger(schedule)
         await fiches.asked.wait()
         await schedules.delete(connection, "default", schedule)

@@ -107,6 +107,9 @@ REFUSALS = {
     "SCHEDULE_GONE": Refusal(409, "The schedule of the run is deleted.", "Create a schedule and trigger that."),
     "SCHEDULE_INACTIVE": Refusal(409, "The schedule is switched off.", "Set `is_active` to true first."),
     "NAME_TAKEN": Refusal(409, "Another schedule has this name.", "Choose another name."),
+    "KEY_TAKEN": Refusal(
+        409, "The key is that of an open run of another flow or schedule.", "Use a key that no other run has."
+    ),
     "CONFIG_INACTIVE": Refusal(409, "The audit config is switched off.", "Set `is_active` to true first."),
     "INVALID_PRIORITY": Refusal(400, "The priority is none of those known.", "Use `high`, `normal` or `low`."),
     # Notifications and webhooks
@@ -117,7 +120,12 @@ REFUSALS = {
         409, "The schedule has no webhook whose secret could be rotated.", "Set `webhook_url` first."
     ),
     "NOT_SIGNED": Refusal(409, "The endpoint is a mail endpoint, and mails are not signed.", "Rotate webhooks only."),
-    "MAIL_NOT_CONFIGURED": Refusal(409, "The server is not set up to send mail.", "Set SMTP_HOST and MAIL_FROM."),
+    "MAIL_NOT_CONFIGURED": Refusal(
+        409, "The server is not set up to send mail.", "Set SMTP_HOST, MAIL_FROM and ECLUSE_PUBLIC_URL."
+    ),
+    "ASKED_ALREADY": Refusal(
+        409, "The address was sent a link within the last hour.", "Follow that link, or wait until the time it names."
+    ),
     "ENDPOINT_OFF": Refusal(409, "The endpoint is switched off.", "Set `is_active` to true first."),
     "STILL_PENDING": Refusal(
         409, "The message is still being delivered.", "Wait for the attempt whose time the message names."

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from ecluse.access import answers, tenants
 from ecluse.access.codes import REFUSALS
-from ecluse.access.envelope import ErrorAnswer, Refused
+from ecluse.access.envelope import BadCredentials, ErrorAnswer, Refused
 from ecluse.access.keys import Caller, Keys
 from ecluse.access.limits import Limiter, cost_of
 from ecluse.access.permissions import PERMISSIONS
@@ -32,6 +32,7 @@ FORM = "application/x-www-form-urlencoded"
 PERMISSION, NARROWED, REFUSES = "x-permission", "x-narrowed", "x-refuses"
 DEEPEST = 100
 LIMITS = ("RATE_LIMITED", "TOO_MANY_AT_ONCE", "ANSWER_TOO_LARGE")  # codes of every route
+ASK = {"WWW-Authenticate": "Bearer"}
 TENANT = "ecluse-tenant"  # header: the tenant that an administrator acts for
 UNKNOWN = "This key is not known here, or has expired or been revoked."
 
@@ -59,8 +60,7 @@ class Guarded(APIRoute):
         wanted = FORM if body is not None and isinstance(body.field_info, Form) else "application/json"
 
         async def guarded(request: Request) -> Response:
-            request.state.caller = caller = await _admit(request, permission, narrowed)
-            charge(request, caller)
+            charge(request, await _admit(request, permission, narrowed))
             _refuse_unknown(request, known)
             if body is None or (not body.field_info.is_required() and not _has_content(request)):
                 return await _counted(request, await handle(request))
@@ -134,19 +134,20 @@ def refusals(route: Guarded) -> list[str]:
 async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not key:
-        raise _unauthenticated("Send an API key: `Authorization: Bearer ecl_…`.")
+        raise Refused(401, "UNAUTHENTICATED", "Send an API key: `Authorization: Bearer ecl_…`.", ASK)
     return await admit(request, key, permission, narrowed=narrowed)
 
 
 async def admit(request: Request, key: str, permission: str, *, narrowed: bool = False) -> Caller:
-    """Return the caller that this key belongs to. Raise Refused if the key is unknown, its tenant is disabled, or it
-    lacks the permission."""
+    """Return the caller that this key belongs to, or raise Refused if the key is unknown or may not do this. A known
+    caller is that of the request, also of a refused one."""
     keys: Keys = request.app.state.keys
     caller = await keys.find(key)
     if caller is None:
-        raise _unauthenticated(UNKNOWN)
+        raise BadCredentials(UNKNOWN, ASK)
+    request.state.caller = caller
     if (tenant := request.headers.get(TENANT)) is not None and tenant != caller.tenant:
-        caller = await _acting_for(request, caller, tenant)
+        request.state.caller = caller = await _acting_for(request, caller, tenant)
     if caller.disabled:
         raise Refused(403, "TENANT_DISABLED", "This tenant is disabled.")
     if not caller.may(permission):
@@ -162,10 +163,6 @@ async def _acting_for(request: Request, caller: Caller, tenant: str) -> Caller:
     reads: Reads = request.app.state.reads
     disabled = await reads.of(caller.tenant)(lambda connection: tenants.is_disabled(connection, tenant))
     return replace(caller, tenant=tenant, disabled=disabled)
-
-
-def _unauthenticated(message: str) -> Refused:
-    return Refused(401, "UNAUTHENTICATED", message, {"WWW-Authenticate": "Bearer"})
 
 
 class StrictRequest(Request):

@@ -114,6 +114,13 @@ class Refused(EcluseError):
         self.status, self.headers, self.details = status, headers, details
 
 
+class BadCredentials(Refused):
+    """The key or signature of a request is not valid."""
+
+    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(401, "UNAUTHENTICATED", message, headers)
+
+
 def install(app: FastAPI, answered: Answered) -> None:
     """Install the middleware and the error handlers. `answered` is called with the scope, the status and the duration
     in seconds of each request."""
@@ -279,6 +286,7 @@ async def _our_error(request: Request, error: EcluseError) -> Response:
     status = status_of(error)
     if status is None:
         return _unexpected(request.scope, error)
+    note_refusal(request, error)
     headers, details = None, None
     if isinstance(error, Refused):
         headers, details = error.headers, error.details
@@ -286,6 +294,15 @@ async def _our_error(request: Request, error: EcluseError) -> Response:
         headers, details = {"Retry-After": "1"}, [{"where": error.limit, "problem": error.message}]
     message = respelled(error.message, as_sent(_sent(request), guess=False))
     return error_answer(request.scope, status, error.code, message, headers=headers, details=details)
+
+
+def note_refusal(request: Request, error: Exception) -> None:
+    """Count the refusal of credentials, or of a caller who may not do this, for the audit trail."""
+    if isinstance(error, BadCredentials):
+        request.app.state.refusals.invalid_credentials(request.client.host if request.client else "unknown")
+    elif isinstance(error, Refused) and error.status == 403 and hasattr(request.state, "caller"):
+        caller, route = request.state.caller, getattr(request.scope.get("route"), "path", "")
+        request.app.state.refusals.forbidden(caller.tenant, caller.actor, f"{request.method} {route}", error.message)
 
 
 def _sent(request: Request) -> Any:

@@ -26,7 +26,7 @@ from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import ignoring_outage, is_unavailable
-from ecluse.db.query import fetch_one, fetch_value
+from ecluse.db.query import fetch_all, fetch_one, fetch_value
 from ecluse.db.reads import Reads
 
 log = structlog.get_logger(__name__)
@@ -39,14 +39,15 @@ PATIENCE_SECONDS = 0.25  # for the look-up of a key that is kept
 NOTED_SECONDS = 60.0
 MANY = 1_000
 LIFETIME = r"([1-9][0-9]{0,5})([mhd])"
+NEVER = "never"
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 SCOPES = ("ALL", "GROUP", "SELF")
 
-FIND = """
+VALID = """
 SELECT k.id AS key_id, k.name, k.tenant_id AS tenant, k.role, k.scope, k.groupes, k.crm_user_id,
        t.disabled_at IS NOT NULL AS disabled
 FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
-WHERE k.hash = %s AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ecluse_now())
+WHERE k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ecluse_now())
 """
 
 NOTE_USE = """
@@ -81,8 +82,10 @@ class Caller:
         return permission in ROLES[self.role]
 
 
-def lifetime(text: str) -> timedelta:
-    """Parse the lifetime of a key, such as 90m, 12h or 30d."""
+def lifetime(text: str) -> timedelta | None:
+    """Parse the lifetime of a key, such as 90m, 12h or 30d; None for `never`."""
+    if text == NEVER:
+        return None
     if not (match := re.fullmatch(LIFETIME, text)):
         raise InvalidInput(f"a lifetime is a number of minutes, hours or days, such as 90m, 12h or 30d, not {text!r}")
     return timedelta(**{UNITS[match[2]]: int(match[1])})
@@ -167,7 +170,12 @@ class Keys:
 
 
 async def _found(connection: Connection, hashed: bytes) -> Caller | None:
-    return await fetch_one(connection, Caller, FIND, (hashed,))
+    return await fetch_one(connection, Caller, f"{VALID} AND k.hash = %s", (hashed,))
+
+
+async def find_by_ids(connection: Connection, key_ids: Sequence[int]) -> list[Caller]:
+    """Return the callers of these keys; those that were revoked or have expired are left out."""
+    return await fetch_all(connection, Caller, f"{VALID} AND k.id = ANY(%s)", (list(key_ids),))
 
 
 async def create(

@@ -1,5 +1,6 @@
-"""Maintenance that an administrator requests over HTTP and that takes longer than a request: the erasure of a tenant,
-and a sweep of retention at once. The request is stored; a scheduler carries it out, and continues after a crash."""
+"""Maintenance that takes longer than a request: what an administrator asks for over HTTP, the erasure of a tenant and a
+sweep of retention at once; and what a migration leaves to a process that has the key, the sealing of webhook URLs. The
+request is stored; a scheduler carries it out, and after a crash goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from typing import Literal, NamedTuple
 
 import structlog
 
-from ecluse.access import audit_trail, tenants
+from ecluse.access import audit_trail, sealing, tenants
+from ecluse.access.refusals import SYSTEM
+from ecluse.access.secrets import Secrets
 from ecluse.base.errors import Conflict
 from ecluse.base.trace_files import TraceFolder
 from ecluse.db.connect import Connection, Pool
@@ -49,6 +52,8 @@ TENANT = (
     ),
     Erasure("audit configs", "audit_configs", OF_TENANT),
     Erasure("notification endpoints", "notification_endpoints", OF_TENANT),
+    Erasure("mail addresses", "mail_addresses", OF_TENANT),
+    Erasure("counts of mails", "mail_counts", OF_TENANT),
     Erasure("listeners", "realtime_interests", OF_TENANT),
     Erasure("realtime apps", "realtime_apps", OF_TENANT),
     Erasure("secrets", "secrets", OF_TENANT),
@@ -69,7 +74,7 @@ ASKED = "SELECT what, subject, asked_by FROM maintenance ORDER BY asked_at"
 
 
 class Asked(NamedTuple):
-    what: Literal["prune", "erase tenant"]
+    what: Literal["prune", "erase tenant", "seal urls"]
     subject: str  # the tenant, or nothing
     asked_by: str
 
@@ -122,15 +127,20 @@ async def erase_rows(
     return done
 
 
-def job(flows: Mapping[str, Flow], rules: Sequence[Rule], folders: Mapping[str, TraceFolder]) -> Job:
-    """Return the periodic job of schedulers that carries out stored requests, in one process at a time."""
+def job(
+    flows: Mapping[str, Flow], rules: Sequence[Rule], folders: Mapping[str, TraceFolder], secrets: Secrets | None
+) -> Job:
+    """Return the job of schedulers that does what was asked for, one process at a time. Without `secrets` URLs are left
+    to a process that has the key."""
 
     async def run(pool: Pool) -> None:
         async with pool.connection() as connection:
             for asked in await fetch_all(connection, Asked, ASKED):
+                if asked.what == "seal urls" and secrets is None:
+                    continue
                 async with sweep.alone(connection) as mine:
                     if mine:
-                        await _do(connection, flows, rules, folders, asked)
+                        await _do(connection, flows, rules, folders, secrets, asked)
 
     return Job("maintenance", EVERY_SECONDS, run, channels=[CHANNEL], roles=frozenset({"scheduler"}))
 
@@ -140,10 +150,14 @@ async def _do(
     flows: Mapping[str, Flow],
     rules: Sequence[Rule],
     folders: Mapping[str, TraceFolder],
+    secrets: Secrets | None,
     asked: Asked,
 ) -> None:
     try:
-        if asked.what == "prune":
+        if asked.what == "seal urls":
+            done = await sealing.seal_urls(connection, secrets) if secrets is not None else Counter()
+            tenant, action, subject = SYSTEM, "secrets.seal", "webhook URLs"
+        elif asked.what == "prune":
             pruned = await sweep.prune(connection, flows, rules)
             done = Counter({one.rule.kind.name: one.rows.total() for one in pruned})
             tenant, action, subject = tenants.DEFAULT, "retention.pruned", "retention"

@@ -1,7 +1,7 @@
 """Secrets at rest: AES-GCM, bound to tenant and name, so that a ciphertext moved to another row cannot be decrypted.
 
-The key comes from the environment or a file, never from the database. Each row stores the id of the key it was
-encrypted with: a process with another key refuses to start instead of failing at the first use.
+The key comes from the environment or a file, never from the database. Each row stores the id of the key it was sealed
+with: a process without that key refuses to start instead of failing at the first use.
 """
 
 from __future__ import annotations
@@ -38,22 +38,35 @@ ON CONFLICT (tenant_id, name) DO UPDATE SET key_id = excluded.key_id, nonce = ex
 
 
 class Secrets:
-    def __init__(self, key: bytes) -> None:
-        self.key_id = hashlib.sha256(b"ecluse key id" + key).hexdigest()[:16]
-        self._cipher = AESGCM(key)
+    """Sealed secrets. `key` seals and opens; `old` opens as well, while the key is being replaced."""
+
+    def __init__(self, key: bytes, old: bytes | None = None) -> None:
+        self._ciphers = {_id_of(one): AESGCM(one) for one in (key, old) if one is not None}
+        self.key_ids = tuple(self._ciphers)  # the current one first
+        self.key_id = self.key_ids[0]
+
+    @property
+    def has_old(self) -> bool:
+        return len(self.key_ids) > 1
 
     async def put(self, connection: Connection, tenant: str, name: str, value: str) -> None:
-        nonce = os.urandom(NONCE_BYTES)
-        sealed = self._cipher.encrypt(nonce, value.encode(), _bound_to(tenant, name))
-        await connection.execute(PUT, (tenant, name, self.key_id, nonce, sealed))
+        await connection.execute(PUT, (tenant, name, *self.sealed(tenant, name, value)))
 
     async def get(self, connection: Connection, tenant: str, name: str) -> str:
         row = await fetch_row(connection, GET, (tenant, name))
         if row is None:
-            raise NotFound(f"There is no secret {name!r} of tenant {tenant}.")
-        check_fits(self, [row[0]])
+            raise NotFound(f"tenant {tenant} has no secret {name!r}")
+        return self.opened(tenant, name, *row)
+
+    def sealed(self, tenant: str, name: str, value: str) -> tuple[str, bytes, bytes]:
+        """Return the id of the key, the nonce and the ciphertext."""
+        nonce = os.urandom(NONCE_BYTES)
+        return self.key_id, nonce, self._ciphers[self.key_id].encrypt(nonce, value.encode(), _bound_to(tenant, name))
+
+    def opened(self, tenant: str, name: str, key_id: str, nonce: bytes, ciphertext: bytes) -> str:
+        check_fits(self, [key_id])
         try:
-            return self._cipher.decrypt(row[1], row[2], _bound_to(tenant, name)).decode()
+            return self._ciphers[key_id].decrypt(nonce, ciphertext, _bound_to(tenant, name)).decode()
         except InvalidTag as error:
             raise SetUpError(
                 f"Secret {name!r} of tenant {tenant} cannot be decrypted: it was altered, or copied from another name "
@@ -78,10 +91,12 @@ def check_fits(secrets: Secrets | None, stored: Iterable[str]) -> None:
             f"Secrets are stored, encrypted with key {', '.join(others)}, and there is no key here: set "
             "ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE to the one they were stored with."
         )
-    if secrets is not None and (others := sorted(set(stored) - {secrets.key_id})):
+    if secrets is not None and (others := sorted(set(stored) - set(secrets.key_ids))):
+        here = f"the key here is {secrets.key_id}" + (f", the old one {secrets.key_ids[1]}" if secrets.has_old else "")
         raise SetUpError(
-            f"Secrets are stored that were encrypted with key {', '.join(others)}; the key here is {secrets.key_id}. "
-            "Set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE to the one they were stored with."
+            f"Secrets are stored that were sealed with key {', '.join(others)}; {here}. Nothing was changed. Set "
+            "ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE to the one they were stored with; while the key is being "
+            "replaced, ECLUSE_SECRET_KEY_OLD or ECLUSE_SECRET_KEY_OLD_FILE."
         )
 
 
@@ -127,6 +142,10 @@ def _make(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _id_of(key: bytes) -> str:
+    return hashlib.sha256(b"ecluse key id" + key).hexdigest()[:16]
 
 
 def _bound_to(tenant: str, name: str) -> bytes:

@@ -11,8 +11,10 @@ from typing import Any
 from fastapi import FastAPI
 
 from ecluse.access.keys import Keys
+from ecluse.access.refusals import Refusals
 from ecluse.access.surface import Surface
 from ecluse.api import erasure, events, keys, lanes, limits, outcomes, pusher, runs, targets, trail, upkeep
+from ecluse.api.addresses import surface as addresses
 from ecluse.api.deliveries import surface as deliveries
 from ecluse.api.document import describe
 from ecluse.api.endpoints import surface as endpoints
@@ -37,7 +39,7 @@ def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
     own = [one.surface for one in (limits, runs, targets, lanes, keys, trail, erasure, upkeep)]
-    of_notify = (endpoints, deliveries)
+    of_notify = (endpoints, addresses, deliveries)
     others = [package.surface for package in packages if package.surface is not None]
     parts: list[Any] = [me, *own, redrives, outcomes, leases, schedules, *flows, *of_notify, realtime, events, pusher]
     for part in [*parts, *others]:
@@ -65,5 +67,7 @@ async def serving(app: FastAPI, kit: Kit) -> AsyncIterator[None]:
         app.state.reads = Reads(quick, writes, Shares("reads_at_once", share(reading)))
         app.state.writes = Writes(writes, Shares("writes_at_once", share(writing)))
         app.state.keys = keys = Keys(Reads(known, writes), writes, kit.clock)
+        app.state.refusals = refusals = Refusals(writes)
         yield
+        await refusals.settle()
         await keys.settle()

@@ -104,7 +104,7 @@ async def show_delivery(look: Look, delivery_id: DeliveryNumber) -> Row:
     answer=Begun,
     action="delivery.redeliver",
     subject="delivery:{delivery_id}",
-    refuses=("ENDPOINT_OFF", "STILL_PENDING"),
+    refuses=("ENDPOINT_OFF", "STILL_PENDING", "CONFLICT"),
     command=Command("notifications deliveries redeliver"),
 )
 async def redeliver(act: Act, delivery_id: DeliveryNumber) -> Row:

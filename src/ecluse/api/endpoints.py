@@ -19,8 +19,8 @@ from ecluse.api.shapes import Id
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import partial_of
 from ecluse.db.query import Row
-from ecluse.notify import dispatch, endpoints
-from ecluse.notify.endpoints import old_secret_name, secret_name
+from ecluse.notify import addresses, dispatch, endpoints
+from ecluse.notify.endpoints import old_secret_name, secret_name, url_name
 from ecluse.notify.rules import PATTERN, MailAddress, why_refused
 from ecluse.notify.webhook_signature import new_secret
 from ecluse.notify.work import Setup
@@ -142,19 +142,25 @@ async def show_endpoint(look: Look, endpoint_id: EndpointNumber) -> Row:
 async def create_endpoint(
     act: Act, body: Annotated[NewWebhook | NewMail, JsonBody(discriminator="kind", examples=EXAMPLES)]
 ) -> Row:
-    """Create an endpoint. The answer holds the secret that its webhooks are signed with; it is not shown again."""
+    """Create an endpoint. The answer holds the secret that its webhooks are signed with; it is not shown again. A mail
+    address is first sent a link that confirms it; until then it gets no other mail."""
     given = body.model_dump(exclude={"kind"})
     _check(act, given)
     keys = _secrets(act) if body.kind == "webhook" else None
     setup: Setup = act.state.notify
-    if body.kind == "mail" and setup.smtp is None:
-        raise Refused(409, "MAIL_NOT_CONFIGURED", "This server sends no mail: set SMTP_HOST and MAIL_FROM first.")
+    if body.kind == "mail" and (setup.smtp is None or setup.public_url is None):
+        unset = (
+            "SMTP_HOST and MAIL_FROM" if setup.smtp is None else "ECLUSE_PUBLIC_URL, for the link that confirms them,"
+        )
+        raise Refused(409, "MAIL_NOT_CONFIGURED", f"This server sends no mail to new addresses: set {unset} first.")
     await act.require_room("endpoints")  # every event is matched against all of them
     row = await endpoints.create(act.connection, act.tenant, body.kind, **given)
     if keys is not None:
         secret = new_secret()
         await keys.put(act.connection, act.tenant, secret_name(row["id"]), secret)
+        await keys.put(act.connection, act.tenant, url_name(row["id"]), given["url"])
         act.answers(201, secret=secret)
+    await addresses.ask(act.connection, act.tenant, row["addresses"])
     return {**endpoints.shown(row), "secret": None}
 
 
@@ -165,6 +171,7 @@ async def create_endpoint(
     answer=EndpointRow,
     action="endpoint.change",
     subject="endpoint:{endpoint_id}",
+    refuses=("NO_SECRET_KEY",),
     command=Command("notifications endpoints update"),
 )
 async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEndpoint) -> Row:
@@ -176,6 +183,9 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
     if (other := "addresses" if kind == "webhook" else "url") in changes:
         raise InvalidInput(f"{other}: a {kind} endpoint has none")
     _check(act, changes)
+    if "url" in changes:
+        await _secrets(act).put(act.connection, act.tenant, url_name(endpoint_id), changes["url"])
+    await addresses.ask(act.connection, act.tenant, changes.get("addresses", ()))
     return endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, changes))
 
 
@@ -191,7 +201,7 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
 async def delete_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
     """Delete an endpoint. Nothing more is sent to it; its past deliveries stay in the log."""
     await endpoints.delete(act.connection, act.tenant, endpoint_id)
-    for name in (secret_name(endpoint_id), old_secret_name(endpoint_id)):
+    for name in (secret_name(endpoint_id), old_secret_name(endpoint_id), url_name(endpoint_id)):
         await sealed.delete(act.connection, act.tenant, name)
     return {"id": str(endpoint_id), "deleted": True}
 
@@ -252,7 +262,7 @@ def _secrets(act: Act) -> Secrets:
         raise Refused(
             409,
             "NO_SECRET_KEY",
-            "Webhooks are signed, and there is no key here to encrypt their secrets with: set ECLUSE_SECRET_KEY or "
+            "Webhooks are signed, and there is no key here to seal URLs and secrets with: set ECLUSE_SECRET_KEY or "
             "ECLUSE_SECRET_KEY_FILE.",
         )
     return keys

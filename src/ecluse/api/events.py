@@ -21,7 +21,7 @@ from ecluse.api.realtime import EVENTS_PATH, has_right, realtime_of, require_rig
 from ecluse.base.errors import InvalidInput
 from ecluse.engine import PublishedEvent, read_published
 from ecluse.realtime.channels import WHOLE_TENANT, Subject, channel_name, channels_of, subject_of
-from ecluse.realtime.hub import Listener, durable, is_realtime
+from ecluse.realtime.hub import UNAUTHORISED, Listener, durable, is_realtime
 from ecluse.realtime.stream import EventStream
 from ecluse.realtime.tail import Tail
 
@@ -89,6 +89,7 @@ class _Stream:
         self._channels = frozenset(names or {WHOLE_TENANT})
         self._listener = Listener(caller_of(request).tenant, "sse")
         self._sent = last  # `seq` of the last durable event sent
+        self._checked_at = time.monotonic()  # the caller's key
 
     async def run(self) -> AsyncGenerator[bytes]:
         assert isinstance(self._tail, Tail)  # noqa: S101 - there is one where requests are answered
@@ -114,6 +115,8 @@ class _Stream:
         reads, tenant, full = reads_of(self._request), self._listener.tenant, self._limits.page
         page = full
         while page == full and self._listener.leave is None:
+            if not await self._still_welcome():
+                return
             after = self._sent or 0
             events = await reads(lambda c, after=after: read_published(c, after, tenant, full))  # type: ignore[misc]
             page = len(events)
@@ -129,18 +132,20 @@ class _Stream:
         return b""
 
     async def _live(self) -> AsyncGenerator[bytes]:
-        checked_at = time.monotonic()
         while True:
             if told := b"".join(self._not_sent()):
                 yield told
             if self._listener.leave is not None:
                 return
-            await self._listener.wait(self._limits.keep_alive)
-            if time.monotonic() >= checked_at + self._limits.keep_alive:
+            await self._listener.wait(max(0.0, self._check_at - time.monotonic()))
+            if time.monotonic() >= self._check_at:
                 if not await self._still_welcome():
                     return
-                checked_at = time.monotonic()
                 yield b": still here\n\n"
+
+    @property
+    def _check_at(self) -> float:
+        return self._checked_at + self._limits.keep_alive
 
     def _not_sent(self) -> list[bytes]:
         told = []
@@ -153,6 +158,15 @@ class _Stream:
         return told
 
     async def _still_welcome(self) -> bool:
+        """Return False, and end the stream, if its key may not listen any more; checked at intervals."""
+        if time.monotonic() < self._check_at:
+            return True
+        self._checked_at = time.monotonic()
+        if not await self._may_listen():
+            self._listener.disconnect(*UNAUTHORISED)
+        return self._listener.leave is None
+
+    async def _may_listen(self) -> bool:
         _, _, key = self._request.headers["authorization"].partition(" ")
         caller = await self._request.app.state.keys.find(key)
         if caller is None or caller.disabled:

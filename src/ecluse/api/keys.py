@@ -49,7 +49,10 @@ class NewKey(Body):
     name: Name = Field(description="The person or program that uses it.")
     role: Role = Field(description="A viewer reads, an operator also acts, an admin also administers.")
     expires_in: str | None = Field(
-        None, pattern=f"^{keys.LIFETIME}$", examples=["30d"], description="Lifetime of the key; null: it never expires."
+        None,
+        pattern=f"^({keys.LIFETIME}|{keys.NEVER})$",
+        examples=["30d"],
+        description="Such as 90m, 12h or 30d, or `never`. null: as `ECLUSE_KEY_LIFETIME_DAYS` says, by default a year.",
     )
     scope: Scope = Field("ALL", description="Readable fiches: all, those of groupes, or those of one CRM user.")
     groupes: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field([], max_length=100)
@@ -125,7 +128,9 @@ surface.listing(
     "/api/keys",
     KEYS,
     list_keys="List the keys of the tenant, by id; never the keys themselves.",
-    command=Command("keys list", columns=("id", "hint", "role", "state", "last_used_at", "scope", "name")),
+    command=Command(
+        "keys list", columns=("id", "hint", "role", "state", "expires_at", "last_used_at", "scope", "name")
+    ),
 )
 surface.listing(
     "/api/tenants",
@@ -155,7 +160,7 @@ async def create_key(act: Act, body: NewKey) -> Row:
         act.tenant,
         body.role,
         body.name,
-        expires_in=None if body.expires_in is None else keys.lifetime(body.expires_in),
+        expires_in=act.state.key_lifetime if body.expires_in is None else keys.lifetime(body.expires_in),
         scope=body.scope,
         groupes=body.groupes,
         crm_user_id=body.crm_user_id,

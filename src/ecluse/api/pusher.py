@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response, WebSocket
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
-from ecluse.access.envelope import Refused, as_json
+from ecluse.access.envelope import BadCredentials, Refused, as_json
 from ecluse.access.wire import kit_of, number, reads_of, writes_of
 from ecluse.api.realtime import realtime_of
 from ecluse.base.validation import problem
@@ -96,15 +96,12 @@ async def _signed(request: Request, app_id: str) -> App:
     if realtime.apps is None:
         raise Refused(403, "REALTIME_OFF", NO_KEY)
     app = await realtime.apps.with_id(writes_of(request).pool, wanted)
-    unknown = Refused(
-        401, "UNAUTHENTICATED", "The request is not signed by this app: there is none, or auth_key is wrong."
-    )
     if app is None:
-        raise unknown
+        raise BadCredentials("The request is not signed by this app: there is none, or auth_key is wrong.")
     signed = (request.method, request.url.path, request.query_params.multi_items(), await request.body())
     now = kit_of(request).clock.now().timestamp()
     if (wrong := wrong_with(app.key, app.secret, *signed, now)) is not None:
-        raise Refused(401, "UNAUTHENTICATED", f"The request is not signed by this app: {wrong}.")
+        raise BadCredentials(f"The request is not signed by this app: {wrong}.")
     if app.disabled:
         raise Refused(403, "TENANT_DISABLED", "This tenant is disabled.")
     if (why_off := realtime.why_no_sockets(app.tenant)) is not None:

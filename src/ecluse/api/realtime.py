@@ -3,12 +3,13 @@ Joining a channel needs the same permission, scope and tenant as reading the sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Form, Request, Response
 from pydantic import Field
 
+from ecluse.access import keys
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused, as_json
 from ecluse.access.keys import Caller
@@ -125,7 +126,7 @@ async def authorise(
     assert realtime.vault is not None  # noqa: S101 - or it would be off
     async with writes_of(request).connection(caller.tenant) as connection:
         app = await app_of(connection, realtime.vault, caller.tenant)
-    return as_json({"auth": channel_auth(app.key, app.secret, socket_id, channel_name)})
+    return as_json({"auth": channel_auth(app.key, app.secret, socket_id, channel_name, caller.key_id)})
 
 
 async def require_right(request: Request, subject: Subject | None, channel: str) -> None:
@@ -136,23 +137,35 @@ async def require_right(request: Request, subject: Subject | None, channel: str)
 
 async def has_right(connection: Connection, caller: Caller, subjects: Sequence[Subject]) -> bool:
     """Return True if the caller may read all of these subjects."""
-    ids: dict[str, set[str]] = {}
-    for subject in subjects:
-        ids.setdefault(subject.kind, set()).add(subject.id)
-    if (fiches := ids.get("fiche")) and not (
-        caller.may("transcriptions.read") and not await check_visible(connection, caller, list(fiches))
-    ):
-        return False
-    if "job" in ids and not (caller.may("automation.read") and caller.scope == "ALL"):
-        return False
-    runs = ids.get("run")
-    return not runs or (
-        caller.may("runs.read") and caller.scope == "ALL" and await _are_theirs(connection, caller, runs)
-    )
+    runs = {subject.id for subject in subjects if subject.kind == "run"}
+    return not await unreadable(connection, caller, subjects) and await _are_theirs(connection, caller, runs)
+
+
+async def unreadable(connection: Connection, caller: Caller, subjects: Iterable[Subject]) -> set[Subject]:
+    """Return the subjects among these that the caller may not read, be the runs its tenant's or not."""
+    wanted, whole = set(subjects), caller.scope == "ALL"
+    hidden = {subject.id for subject in wanted if subject.kind == "fiche"}
+    if hidden and caller.may("transcriptions.read"):
+        hidden = set(await check_visible(connection, caller, list(hidden)))
+    open_to = {"job": whole and caller.may("automation.read"), "run": whole and caller.may("runs.read")}
+    return {one for one in wanted if (one.id in hidden if one.kind == "fiche" else not open_to[one.kind])}
 
 
 async def _are_theirs(connection: Connection, caller: Caller, run_ids: set[str]) -> bool:
     if not all(one.isascii() and one.isdecimal() and 0 < int(one[:30]) <= LARGEST_ID for one in run_ids):
         return False
     wanted = {int(one) for one in run_ids}
-    return bool(await fetch_value(connection, RUNS, (caller.tenant, list(wanted))) == len(wanted))
+    return not wanted or bool(await fetch_value(connection, RUNS, (caller.tenant, list(wanted))) == len(wanted))
+
+
+async def lost_rights(connection: Connection, joined: Mapping[int, Collection[str]]) -> set[tuple[int, str]]:
+    """Return the channels, by the id of an API key, that the key may not read any more; all of them if it was revoked,
+    has expired, or its tenant is disabled."""
+    callers = {one.key_id: one for one in await keys.find_by_ids(connection, list(joined)) if not one.disabled}
+    lost = set()
+    for key_id, channels in joined.items():
+        subjects = {channel: subject for channel in channels if (subject := subject_of(channel)) is not None}
+        caller = callers.get(key_id)
+        denied = None if caller is None else await unreadable(connection, caller, subjects.values())
+        lost |= {(key_id, channel) for channel in channels if denied is None or subjects.get(channel) in denied}
+    return lost

@@ -26,6 +26,9 @@ from ecluse.insight.waiting import why, why_run
 
 surface = Surface("runs")
 RunId = Annotated[int, Noun("run")]
+# Event keys that callers choose are apart from those that are computed (slots, deliveries, redrives): a caller cannot
+# take the key of a run that is due.
+OF_CALLERS = "request:"
 # In the words of the index `runs_not_deliveries`.
 NO_DELIVERIES = "t.flow <> 'notifications'"
 SELECTED = "t.id IN (SELECT o.run_id FROM outcomes o WHERE o.target = %(target)s)"
@@ -122,8 +125,9 @@ async def list_log(look: Look, run_id: RunId, order: Order = "asc", limit: Limit
     answer=shapes.StartedRun,
     status=201,
     also={200: "The key was known; nothing new was started"},
-    action=None,
-    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE"),
+    action="run.start",
+    subject="run:{run_id}",
+    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE", "KEY_TAKEN"),
     command=Command("runs start", arguments=("flow",), follows="run_id"),
 )
 async def start_run(act: Act, body: shapes.StartRun) -> Row:
@@ -131,11 +135,11 @@ async def start_run(act: Act, body: shapes.StartRun) -> Row:
     flow, given_once = named(act, body.flow), act.idempotency_key
     if flow.not_by_hand:
         raise InvalidInput(flow.not_by_hand)
-    # Under this key a repetition whose stored answer has been deleted still finds the run of the first request.
-    event_key = body.key or f"{body.flow}-request-{f'{given_once}-{_digest(body)}' if given_once else uuid.uuid4()}"
+    # Without a key of the caller's: a repetition whose stored answer has been deleted still finds the first run.
+    name = body.key or f"{body.flow}-{f'{given_once}-{_digest(body)}' if given_once else uuid.uuid4()}"
     start = Start(
         flow,
-        event_key,
+        f"{OF_CALLERS}{name}",
         tenant_id=act.tenant,
         input=body.input,
         correlation_id=act.request_id,
@@ -144,6 +148,7 @@ async def start_run(act: Act, body: shapes.StartRun) -> Row:
     (started,) = await start_runs(act.connection, [start])
     if started.deduplicated:
         act.answers(200)
+        act.changes_nothing()
     run = started.run
     return {"run_id": str(run.id), "event_key": run.event_key, "deduplicated": started.deduplicated}
 

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ecluse.access import maintenance
+from ecluse.access.secrets import Secrets
 from ecluse.access.surface import Act, Command, Look, Surface
 from ecluse.access.wire import Body, Shape
 from ecluse.api.keys import administrators_only
@@ -139,7 +140,9 @@ async def prune_now(act: Act, body: Prune) -> Row:  # noqa: ARG001 - its reason 
 async def check_installation(look: Look) -> Row:
     """Check settings, disk and database of this server, with advice per problem. Nothing is changed."""
     upkeep = _upkeep(look)
-    found = [*upkeep.check(), *await check_database(look.kit.dsn, upkeep.db_pool, upkeep.keep)]
+    secrets: Secrets | None = look.state.secrets
+    known = (upkeep.db_pool, upkeep.keep, secrets.key_ids if secrets else ())
+    found = [*upkeep.check(), *await check_database(look.kit.dsn, *known)]
     for package in look.state.packages:
         found += await package.doctor(look.connection) if package.doctor is not None else ()
     return {"findings": [asdict(one) for one in found]}

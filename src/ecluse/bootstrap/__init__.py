@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ecluse.engine.kit import Kit
     from ecluse.notify.work import Setup
     from ecluse.realtime.limits import Limits
-    from ecluse.realtime.room import Realtime
+    from ecluse.realtime.room import LostRights, Realtime
 
 log = structlog.get_logger(__name__)
 
@@ -86,21 +86,36 @@ def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
 
 
 def open_secrets(settings: Settings, database: Database) -> Secrets | None:
-    """Load the secret key and return the store of secrets; None if there is neither a key nor a stored secret. Raise
-    SetUpError if stored secrets were encrypted with another key."""
-    from ecluse.access.secrets import Secrets, check_fits, key_file, made_once, read_key  # only servers need ciphers
+    """Load the secret key; raise SetUpError if stored secrets were encrypted with another one. None: there is no key,
+    and no stored secret that would need one."""
+    from ecluse.access.secrets import check_fits, made_once  # only servers need ciphers
 
-    secrets = None
-    if settings.ECLUSE_SECRET_KEY is not None:
-        secrets = Secrets(read_key(settings.ECLUSE_SECRET_KEY.get_secret_value(), "ECLUSE_SECRET_KEY"))
-    elif settings.ECLUSE_SECRET_KEY_FILE is not None:
-        secrets = Secrets(key_file(settings.ECLUSE_SECRET_KEY_FILE))
-    elif database.server is not None:
-        secrets = Secrets(made_once(database.server.data_dir / "secret.key"))
+    if _key_of(settings, "ECLUSE_SECRET_KEY") is None and database.server is not None:
+        made_once(database.server.data_dir / "secret.key")
+    secrets = load_secrets(settings, database)
     with psycopg.connect(database.dsn) as connection:
         stored = connection.execute("SELECT DISTINCT key_id FROM secrets").fetchall()
     check_fits(secrets, [row[0] for row in stored])
     return secrets
+
+
+def load_secrets(settings: Settings, database: Database) -> Secrets | None:
+    """Load the secret key and, while it is being replaced, the old one; None if there is no key."""
+    from ecluse.access.secrets import Secrets, key_file
+
+    key = _key_of(settings, "ECLUSE_SECRET_KEY")
+    if key is None and database.server is not None and (own := database.server.data_dir / "secret.key").exists():
+        key = key_file(own)
+    return None if key is None else Secrets(key, _key_of(settings, "ECLUSE_SECRET_KEY_OLD"))
+
+
+def _key_of(settings: Settings, knob: str) -> bytes | None:
+    from ecluse.access.secrets import key_file, read_key
+
+    given, path = getattr(settings, knob), getattr(settings, f"{knob}_FILE")
+    if given is not None:
+        return read_key(given.get_secret_value(), knob)
+    return None if path is None else key_file(path)
 
 
 def allowed(settings: Settings) -> Allowed:
@@ -110,7 +125,7 @@ def allowed(settings: Settings) -> Allowed:
     return Allowed(**{one.name: getattr(settings, KNOB + one.name.upper()) for one in fields(Allowed)})
 
 
-def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -> Realtime:
+def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits, lost_rights: LostRights) -> Realtime:
     """Build realtime from the settings. If only some of the knobs of hosted Pusher are set, it is left out, with a
     warning."""
     from ecluse.realtime.room import HostedApp, Realtime
@@ -134,6 +149,7 @@ def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -
         dry_run=settings.PUSHER_DRY_RUN,
         hosted=hosted,
         limits=limits,
+        lost_rights=lost_rights,
     )
 
 
@@ -163,6 +179,7 @@ def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup
         webhook_timeout=settings.ECLUSE_WEBHOOK_TIMEOUT_SECONDS,
         smtp=smtp,
         public_url=settings.ECLUSE_PUBLIC_URL,
+        mails_per_day=settings.ECLUSE_MAILS_PER_DAY,
         connections=min(DELIVERING, settings.ECLUSE_DB_POOL),
     )
 
@@ -210,6 +227,6 @@ def bootstrap(
             look_back=timedelta(minutes=settings.AUTOMATION_SCHEDULER_WINDOW_MINUTES),
             catch_up_within=timedelta(hours=settings.ECLUSE_CATCH_UP_HOURS),
         ),
-        jobs=[retention_job(by_name, rules), maintenance.job(by_name, rules, trace_folders(settings))],
+        jobs=[retention_job(by_name, rules), maintenance.job(by_name, rules, trace_folders(settings), secrets)],
     )
     return kit

@@ -89,7 +89,7 @@ class Client:
             connection.close()
 
     def _read(self, status: int, kind: str, text: bytes) -> Any:
-        if status == 200 and kind == "text/csv":
+        if status == 200 and kind in ("text/csv", "application/x-ndjson"):
             return text.decode()
         try:
             found = json.loads(text) if text else None

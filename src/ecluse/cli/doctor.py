@@ -73,6 +73,10 @@ def _of_host() -> list[Finding]:
     try:
         if database.server is not None:
             findings.append(check_disk(str(database.server.data_dir)))
-        return findings + asyncio.run(check_database(database.dsn, given.ECLUSE_DB_POOL, bootstrap.keep_days(given)))
+        secrets = bootstrap.load_secrets(given, database)
+        known = (given.ECLUSE_DB_POOL, bootstrap.keep_days(given), secrets.key_ids if secrets else ())
+        return findings + asyncio.run(check_database(database.dsn, *known))
+    except SetUpError as error:
+        return [*findings, Finding("fail", "secrets", error.message, "correct the named variable")]
     finally:
         database.release()

@@ -66,6 +66,12 @@ def verify(given: Given, parsed: Namespace) -> int:
     return database.verify(parsed.ledger, as_json=parsed.json or given.json)
 
 
+def secrets_rotate(given: Given, parsed: Namespace) -> int:
+    from ecluse.cli import secrets
+
+    return secrets.rotate(as_json=parsed.json or given.json)
+
+
 def _sandbox_arguments(parser: Parser) -> None:
     parser.add_argument("--port", type=_port, default=8089, help="port to listen on, 0 picks a free one; default 8089")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same records and faults")
@@ -193,6 +199,13 @@ COMMANDS = [
         "check was not possible.",
         verify,
         _verify_arguments,
+    ),
+    Local(
+        "secrets rotate",
+        "Seal everything with the key of ECLUSE_SECRET_KEY that was sealed with the one of ECLUSE_SECRET_KEY_OLD, or "
+        "not yet. Servers that have both keys go on meanwhile; after a crash, run it again.",
+        secrets_rotate,
+        _json_argument,
     ),
     Local(
         "sandbox",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -48,12 +49,18 @@ def execute(command: Json, words: Sequence[str], before: Given) -> int:
     if getattr(parsed, "given_wait", False):
         return watch(client, str(answer[command["follows"]]), timeout=parsed.given_timeout, as_json=given.json)
     if given.json:
-        show.write_json({"rows": list(csv.DictReader(answer.splitlines()))} if isinstance(answer, str) else answer)
+        show.write_json({"rows": _rows(answer)} if isinstance(answer, str) else answer)
     elif isinstance(answer, str):
         show.write(answer.rstrip("\r\n"))
     else:
         _show(command, answer)
     return OK
+
+
+def _rows(text: str) -> list[Json]:
+    """Return the rows of an exported file: CSV, or one JSON object per line."""
+    lines = text.splitlines()
+    return [json.loads(line) for line in lines] if text.startswith("{") else list(csv.DictReader(lines))
 
 
 def _has_cursor(command: Json) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ecluse.base.errors import NotFound
+from ecluse.base.masking import origin_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one
 from ecluse.notify.rules import Kind, shown_to
@@ -45,6 +46,11 @@ def old_secret_name(endpoint_id: int) -> str:
     return old_name(secret_name(endpoint_id))
 
 
+def url_name(endpoint_id: int) -> str:
+    """Return the name under which the URL of an endpoint is sealed; its row has the origin only."""
+    return f"webhook:{endpoint_id}:url"
+
+
 async def create(
     connection: Connection,
     tenant: str,
@@ -56,11 +62,12 @@ async def create(
     description: str | None = None,
     is_active: bool = True,
 ) -> Row:
-    """Create an endpoint and return its row: a webhook has a URL, a mail endpoint addresses."""
+    """Create an endpoint and return its row: a webhook has a URL, which the caller seals (`url_name`), a mail endpoint
+    addresses."""
     given = {
         "tenant": tenant,
         "kind": kind,
-        "url": url,
+        "url": None if url is None else origin_of(url),
         "addresses": addresses or [],
         "events": events,
         "description": description,
@@ -78,7 +85,10 @@ async def show(connection: Connection, tenant: str, endpoint_id: int, *, lock: b
 
 
 async def update(connection: Connection, tenant: str, endpoint_id: int, changes: Mapping[str, Any]) -> Row:
-    """Change the given columns of an endpoint and return its row. A change of `is_active` clears `disabled_reason`."""
+    """Change the given columns; a new URL is sealed by the caller. A change of `is_active` clears `disabled_reason`:
+    the caller has dealt with it."""
+    if "url" in changes:
+        changes = {**changes, "url": origin_of(changes["url"])}
     sets = ", ".join(f"{name} = %({name})s" for name in CHANGEABLE if name in changes) or "kind = kind"
     given = {"is_active": None, **changes, "tenant": tenant, "endpoint": endpoint_id}
     return await _the_one(connection, UPDATE.format(sets=sets), given)

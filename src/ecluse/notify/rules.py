@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, StringConstraints
 
+from ecluse.base.masking import ORIGIN_ENDS, origin_of
 from ecluse.base.text import LONGEST_KEY
 from ecluse.engine import RetryPolicy
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Kind = Literal["webhook", "mail"]
 
 FLOW_NAME = "notifications"
-HIDDEN = "…"
+CONFIRM = "address.confirm"  # type of the message that asks a mail address for a confirmation
 # Event filters: all events, one event type, or those with a common prefix.
 PATTERN = r"^(\*|[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*([./]\*)?)$"
 # A mail address as in HTML's input type: a single address, without quotes or comments, ASCII only.
@@ -30,6 +30,8 @@ ADDRESS = re.compile(
     r"(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)+"
 )
 LONGEST_ADDRESS = 254
+ONLY_SHOWN = "this is how it is shown, not what it is; give it in full, or leave it out"
+ENDS = re.compile(r"[./](completed|failed|transcribed)$")  # types of events that tell the end of their run
 
 # Backoff of 5 s, 20 s, 80 s, 5 min, 21 min, 85 min, 5.7 h, 8 h, 8 h: a day in total.
 RETRY = RetryPolicy(executions=10, base=5, multiplier=4, longest=8 * 3600, jitter=0.1)
@@ -37,25 +39,27 @@ LONGEST_WAIT = timedelta(hours=30)
 LONGEST_RETRY_AFTER = 15 * 60  # seconds: the longest Retry-After that the engine honours
 
 
-def run_key(endpoint_id: int | None, recipient: str, kind: Kind, event_key: str) -> str:
+def run_key(
+    endpoint_id: int | None, recipient: str, kind: Kind, event_key: str, event_type: str, about: int | None
+) -> str:
     """Return the run key of a delivery, which deduplicates by recipient and event. A webhook endpoint stays the same
-    recipient when its URL changes; each address of a mail endpoint is a recipient."""
-    if endpoint_id is not None and kind == "webhook":
-        who = str(endpoint_id)
+    recipient when its URL changes. A mail address gets one mail per run and event, however many endpoints have it, and
+    all events that tell the end of a run are one."""
+    if kind == "mail":
+        who = f"mail-{_digest(recipient.lower())[:16]}"
+        what = event_key if about is None else f"run:{about}:{'ended' if ENDS.search(event_type) else event_type}"
     else:
-        who = f"{endpoint_id or kind}-{_digest(recipient)[:16]}"
-    key = f"notify-{who}-{event_key}"
+        who = str(endpoint_id) if endpoint_id is not None else f"{kind}-{_digest(recipient)[:16]}"
+        what = event_key
+    key = f"notify-{who}-{what}"
     # Leave room for the suffix of a redelivery.
-    return key if len(key) <= LONGEST_KEY - 20 else f"notify-{who}-{_digest(event_key)}"
+    return key if len(key) <= LONGEST_KEY - 20 else f"notify-{who}-{_digest(what)}"
 
 
 def shown_to(kind: Kind, recipient: str) -> str:
-    """Return the recipient as it is shown to people and logged: only the origin of a webhook URL, whose path is often a
-    secret."""
-    if kind == "mail":
-        return recipient
-    parts = urlsplit(recipient)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{HIDDEN}"
+    """Return the recipient for people and logs. The path of a webhook URL is often a secret: only its origin is
+    shown."""
+    return recipient if kind == "mail" else origin_of(recipient)
 
 
 def message_id(tenant_id: str, event_key: str) -> str:
@@ -100,9 +104,9 @@ MailAddress = Annotated[str, StringConstraints(max_length=LONGEST_ADDRESS), Afte
 
 
 def why_refused(url: str, guard: GuardedHttp) -> str | None:
-    """Return the reason why this URL cannot be used for a webhook, for the user who entered it; None if it can."""
-    if url.endswith(f"/{HIDDEN}"):
-        return "this is the URL as it is shown, with its end hidden; give the full URL, or leave the field out"
+    """Return why this URL cannot be that of a webhook, for the user who entered it; None if it can."""
+    if url.endswith(ORIGIN_ENDS):
+        return ONLY_SHOWN
     return guard.refuse_reason(url)
 
 

@@ -24,6 +24,11 @@ def schedule_secret_name(schedule_id: int) -> str:
     return f"schedule:{schedule_id}:webhook"
 
 
+def schedule_url_name(schedule_id: int) -> str:
+    """Return the name under which the URL of a schedule's own webhook is sealed."""
+    return f"schedule:{schedule_id}:webhook:url"
+
+
 def old_name(secret_name: str) -> str:
     """Return the name under which the replaced secret is stored encrypted."""
     return f"{secret_name}:old"

@@ -17,6 +17,7 @@ from ecluse.db.query import fetch_column, fetch_row
 
 KEY = re.compile(r"[0-9a-f]{20}")
 FRESH_SECONDS = 1.0
+MANY = 1_000
 SECRET = "pusher"  # noqa: S105 - the name of the secret
 
 MAKE = """
@@ -70,13 +71,13 @@ async def rotate(connection: Connection, vault: Vault, tenant: str) -> App:
 
 
 class Apps:
-    """Cached lookup of apps for sockets and publishers, which may come by the hundreds. A found app is cached for a
-    second, and so is the error of an unavailable database: callers queued behind a failed query do not wait for the
+    """Cached lookup of apps for sockets and publishers, which may come by the hundreds. An app is cached for a second,
+    and so are "there is none" and "database unavailable": callers queued behind a failed query do not wait for the
     database again."""
 
     def __init__(self, vault: Vault, fresh_seconds: float = FRESH_SECONDS) -> None:
         self._vault, self._fresh_seconds = vault, fresh_seconds
-        self._known: dict[tuple[str, str | int], tuple[float, App]] = {}
+        self._known: dict[tuple[str, str | int], tuple[float, App | None]] = {}
         self._away = (0.0, "")
         self._asking = asyncio.Lock()
 
@@ -92,7 +93,7 @@ class Apps:
         """Return the app that this condition of FIND selects, cached."""
         async with self._asking:
             until, app = self._known.get((condition, value), (0.0, None))
-            if app is None or until <= time.monotonic():
+            if until <= time.monotonic():
                 away_until, why = self._away
                 if time.monotonic() < away_until:
                     raise psycopg.OperationalError(why)
@@ -103,8 +104,9 @@ class Apps:
                     if is_unavailable(error):
                         self._away = (time.monotonic() + self._fresh_seconds, one_line(error))
                     raise
-                if app is not None:
-                    self._known[condition, value] = (time.monotonic() + self._fresh_seconds, app)
+                if len(self._known) > MANY:  # strangers can ask for as many keys as they like
+                    self._known.clear()
+                self._known[condition, value] = (time.monotonic() + self._fresh_seconds, app)
             return app
 
 

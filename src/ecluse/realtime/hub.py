@@ -25,6 +25,7 @@ LONGEST_NAME = 200
 
 # Close codes of the Pusher protocol: they tell the client whether and how to reconnect.
 DISABLED = (4003, "This application is disabled")
+UNAUTHORISED = (4009, "The API key that authorised this connection is no longer valid for its channels")
 TOO_SLOW = (4100, "Too slow: too much was waiting to be sent")
 RECONNECT = (4200, "This server stops: connect again")
 
@@ -85,6 +86,7 @@ class Listener:
     ) -> None:
         self.tenant, self.transport, self.socket_id, self._longest = tenant, transport, socket_id, longest
         self.channels: set[str] = set()
+        self.api_keys: dict[str, int] = {}  # by channel: the id of the API key that authorised a socket to join it
         self.leave: tuple[int, str] | None = None  # close code and reason, once it is to be closed
         self._queue: deque[tuple[Message, Sequence[str]] | str] = deque()
         self._wake = asyncio.Event()
@@ -175,6 +177,7 @@ class Hub:
 
     def unsubscribe(self, listener: Listener, channel: str) -> None:
         listener.channels.discard(channel)
+        listener.api_keys.pop(channel, None)
         key = (listener.tenant, channel)
         if others := self._by_key.get(key):
             others.pop(listener, None)

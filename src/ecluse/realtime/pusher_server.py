@@ -26,7 +26,7 @@ from ecluse.realtime.apps import KEY, App, Apps
 from ecluse.realtime.channels import NAME, PRIVATE, encoded, subject_of
 from ecluse.realtime.hub import DISABLED, LONGEST_NAME, TOO_SLOW, Hub, Listener, Message, Transport, frame
 from ecluse.realtime.limits import Limits
-from ecluse.realtime.pusher_signatures import may_join
+from ecluse.realtime.pusher_signatures import Grant, granted
 
 log = structlog.get_logger(__name__)
 
@@ -190,16 +190,19 @@ class Connection:
     def _subscribe(self, channel: str, auth: Any) -> None:
         """Subscribe the socket to a channel, or refuse with the reason; `auth` is the signature that a private channel
         needs."""
-        joined = self._listener.channels
+        joined, private = self._listener.channels, channel.startswith(PRIVATE)
+        grant = self._granted(channel, auth) if private else None
         if channel in joined:
             self._send_error(f"Existing subscription to channel {channel}")
         elif not self._is_allowed(channel):
             self._refuse(channel, "InvalidChannel", "There are no channels of this name or kind here", 400)
         elif len(joined) >= self._limits.subscriptions:
             self._refuse(channel, "LimitReached", f"A socket has {self._limits.subscriptions} channels at most", 4004)
-        elif channel.startswith(PRIVATE) and not self._may_join(channel, auth):
+        elif private and grant is None:
             self._refuse(channel, "AuthError", "The signature is not one for this socket and channel", 401)
         else:
+            if grant is not None and grant.api_key is not None:
+                self._listener.api_keys[channel] = grant.api_key
             self._listener.queue_frame(frame("pusher_internal:subscription_succeeded", "{}", channel))
             self._hub.subscribe(self._listener, channel)
 
@@ -211,8 +214,8 @@ class Connection:
         # public channels of arbitrary names.
         return channel.startswith(PRIVATE) or not self._hub.private or subject_of(channel) is not None
 
-    def _may_join(self, channel: str, auth: Any) -> bool:
-        return isinstance(auth, str) and may_join(self._app.key, self._app.secret, self.id, channel, auth)
+    def _granted(self, channel: str, auth: Any) -> Grant | None:
+        return granted(self._app.key, self._app.secret, self.id, channel, auth) if isinstance(auth, str) else None
 
     def _pass_on(self, event: str, channel: str, data: Any) -> None:
         """Publish a client event on a private channel that the socket is subscribed to, if it is within the rate

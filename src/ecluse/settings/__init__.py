@@ -19,6 +19,7 @@ from pydantic_settings import SettingsConfigDict
 
 from ecluse.base.errors import SetUpError
 from ecluse.base.validation import problem
+from ecluse.settings.access import AccessKnobs
 from ecluse.settings.edge import EdgeKnobs
 from ecluse.settings.flows import AutomationKnobs, TranscriptionKnobs, at_least
 from ecluse.settings.keeping import KeepKnobs
@@ -50,7 +51,7 @@ def _sender(value: str) -> str:
     return value
 
 
-class Settings(EdgeKnobs, KeepKnobs, LimitKnobs, TranscriptionKnobs, AutomationKnobs):
+class Settings(AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, TranscriptionKnobs, AutomationKnobs):
     """Every knob, read from the environment. Derived values are properties and validators below the fields."""
 
     model_config = SettingsConfigDict(case_sensitive=True, extra="ignore", env_ignore_empty=True, allow_inf_nan=False)

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from ecluse.access import door
 from ecluse.access.door import PERMISSION
-from ecluse.access.envelope import Refused, status_of
+from ecluse.access.envelope import Refused, note_refusal, status_of
 from ecluse.access.keys import Caller
 from ecluse.base.errors import EcluseError
 from ecluse.db.outage import is_unavailable
@@ -44,10 +44,10 @@ class Page(APIRoute):
             try:
                 refuse_other_sites(request)
                 if permission is not None:
-                    request.state.caller = caller = await admitted(request, permission)
-                    door.charge(request, caller)
+                    door.charge(request, await admitted(request, permission))
                 answer = await handle(request)
             except (EcluseError, HTTPException, RequestValidationError, psycopg.Error) as error:
+                note_refusal(request, error)
                 answer = _instead(request, error)
             answer.headers.update(HEADERS)
             return answer
@@ -63,16 +63,15 @@ async def admitted(request: Request, permission: str) -> Caller:
 
 
 def refuse_other_sites(request: Request) -> None:
-    """Refuse a form that another site submitted from the visitor's browser (CSRF). Browsers name the origin of a
-    request in Sec-Fetch-Site, which no script can set, or else (plain http, old browsers) in Origin. A request with
-    neither does not come from a browser."""
+    """Refuse a form that another site submitted from the visitor's browser (CSRF). Browsers say where a request comes
+    from in Sec-Fetch-Site, which no script can set, and in Origin; over plain http in Origin alone. A request with
+    neither is no browser's. A proxy must pass the header Host on."""
     if request.method in ("GET", "HEAD"):
         return
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    if site is not None:
-        ours = site in ("same-origin", "none")
-    else:
-        ours = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    ours = site in (None, "same-origin", "none")
+    if origin is not None:
+        ours = ours and urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
     if not ours:
         raise Refused(403, "ANOTHER_SITE", "The request came from another site.")
 

@@ -139,7 +139,7 @@ async def _operation(request: Request, name: str, place: str) -> tuple[Declared,
     declared: Declared | None = request.app.state.operations.get(name)
     if declared is None or name not in ACTIONS:
         raise NotFound("There is no such form.")
-    request.state.caller = await admitted(request, declared.permission)
+    await admitted(request, declared.permission)
     names = actions.parameters(declared.path)
     parts = [place] if len(names) == 1 else place.split("/") if place else []
     if len(parts) != len(names):

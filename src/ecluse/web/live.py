@@ -42,7 +42,7 @@ class Pace(NamedTuple):
 
     least: float = 1.0
     tick: float = 2.0
-    quiet: float = 15.0
+    quiet: float = 10.0
 
 
 class Page(NamedTuple):
@@ -79,8 +79,8 @@ def stream(
                     yield part
             except Busy:  # the tenant's readers are in use, by its other pages perhaps: this one reconnects
                 return
-            except Refused:
-                yield _event(render.fragment(request, "logged_out.html")) + END
+            except Refused as refused:
+                yield _event(render.fragment(request, "logged_out.html", why=refused.message)) + END
             except (EcluseError, psycopg.Error) as error:  # the stream ends, and the page reconnects
                 if not (is_unavailable(error) or (isinstance(error, EcluseError) and status_of(error) is not None)):
                     raise
@@ -102,7 +102,7 @@ async def _renderings(
     sent: dict[str, Markup] = {}
     spoke_at = time.monotonic()
     while listener.leave is None:
-        request.state.caller = await admitted(request, permission)
+        await admitted(request, permission)
         shown = await look()
         at, regions = time.monotonic(), page.regions(request, streamed=True, **shown)
         changed = {name: html for name, html in regions.items() if sent.get(name) != html}

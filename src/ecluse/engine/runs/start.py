@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from pydantic import ValidationError
 
-from ecluse.base.errors import InvalidInput
+from ecluse.base.errors import Conflict, InvalidInput
 from ecluse.base.ids import retry_id
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
@@ -32,6 +32,16 @@ class Started:
 
     run: Run
     deduplicated: bool  # the key existed: this is the run that it started then, and no new run was started
+
+
+class KeyTaken(Conflict):
+    """The event key of a start is that of an open run which is of another flow or schedule: not a repetition."""
+
+    code = "KEY_TAKEN"
+
+    def __init__(self, run: Run) -> None:
+        whose = f"run {run.id} of flow {run.flow}" + (f" and schedule {run.schedule_id}" if run.schedule_id else "")
+        super().__init__(f"The event key {run.event_key!r} is that of {whose}; nothing was started. Use another key.")
 
 
 @dataclass(frozen=True)
@@ -91,8 +101,10 @@ async def start_run(connection: Connection, start: Start) -> Started:
 
 async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[Started]:
     """Start runs in few statements, in the caller's transaction if there is one, and return them in the order of
-    `starts`. One invalid start fails them all (InvalidInput). A worker takes the new runs that have a story when the
-    transaction is committed (`lead/new_runs.py`)."""
+    `starts`. One invalid start fails them all (InvalidInput), and so does a key that names a run of another flow or
+    schedule (KeyTaken). A worker takes the new runs that have a story when the transaction is committed
+    (`lead/new_runs.py`)."""
+    wanted = {(start.tenant_id, start.event_key): start for start in starts}
     rows = {(start.tenant_id, start.event_key): _row(start) for start in starts}
     again = {(start.tenant_id, start.event_key) for start in starts if start.again}
     names = {key: key[1] for key in rows}
@@ -105,17 +117,25 @@ async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[St
             for started, ended in await _insert(connection, [{**rows[by_name[n]], "key": n[1]} for n in by_name]):
                 key = by_name[started.run.tenant_id, started.run.event_key]
                 if not (ended and key in again):
+                    _check_same(started, wanted[key])
                     found[key] = started
         new: dict[str, tuple[Flow, list[Run]]] = {}
-        for key, flow in {(start.tenant_id, start.event_key): start.flow for start in starts}.items():
+        for key, start in wanted.items():
             if not found[key].deduplicated:
-                new.setdefault(flow.name, (flow, []))[1].append(found[key].run)
+                new.setdefault(start.flow.name, (start.flow, []))[1].append(found[key].run)
         for flow, runs in new.values():
             if flow.story is None and flow.begin is not None:
                 await _begin_items(connection, flow, runs)
         if any(flow.story is not None for flow, _ in new.values()):
             await connection.execute("SELECT pg_notify(%s, '')", (RUNS_CHANNEL,))
     return [found[start.tenant_id, start.event_key] for start in starts]
+
+
+def _check_same(started: Started, start: Start) -> None:
+    """Raise KeyTaken if the key was known and does not name the same decision: a run of this flow and schedule."""
+    run = started.run
+    if started.deduplicated and (run.flow, run.schedule_id) != (start.flow.name, start.schedule_id):
+        raise KeyTaken(run)
 
 
 async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run]) -> None:

@@ -7,7 +7,7 @@ that state. Of several due instants only the latest may fire: a schedule never c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -87,6 +87,12 @@ class Decision:
 def event_key(pattern: str, schedule_id: int, due_at: datetime) -> str:
     """Return the event key of the run that is started for this instant; `pattern` is the `slot_key` of its flow."""
     return pattern.format(schedule=schedule_id, due=int(due_at.timestamp() * 1000))
+
+
+def not_fired(decision: Decision, why: str) -> Decision:
+    """Return the decision with its latest instant skipped instead of fired."""
+    *earlier, latest = decision.slots
+    return replace(decision, slots=(*earlier, latest._replace(state="skipped", reason=why)))
 
 
 def decide(schedule: Schedule, now: datetime, rules: FiringLimits) -> Decision:

@@ -19,8 +19,8 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import is_unavailable
 from ecluse.db.query import as_json, fetch_all, fetch_column, fetch_value
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.runs.start import Start, start_runs
-from ecluse.engine.schedule.slot_decisions import Decision, FiringLimits, Schedule, decide, event_key
+from ecluse.engine.runs.start import KeyTaken, Start, start_runs
+from ecluse.engine.schedule.slot_decisions import Decision, FiringLimits, Schedule, decide, event_key, not_fired
 
 log = structlog.get_logger(__name__)
 
@@ -155,6 +155,9 @@ async def _handle(
             return first + await _handle(connection, flows, due[middle:], now, rules)
         (one,) = due
         why = storable(" ".join(str(error).split()))
+        if isinstance(error, KeyTaken):  # it stays taken: the instant is used up
+            log.error("scheduler: slot skipped, its event key is taken", schedule_id=one.id, error=why)
+            return await _store(connection, flows, [(one, not_fired(decide(one, now, rules), why))])
         again = now + min(BACK_OFF * 2 ** min(one.failures, 10), LONGEST_BACK_OFF)
         await connection.execute(PUT_FAILURE, (why, again, one.id))
         log.error(

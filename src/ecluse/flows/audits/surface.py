@@ -254,7 +254,8 @@ async def show_audit(look: Look, audit_id: Annotated[int, Noun("audit")]) -> Row
     answer=StartedAudit,
     status=201,
     also={200: "The key was known; nothing new was started"},
-    action=None,
+    action="audit.start",
+    subject="run:{run_id}",
     refuses=("SCOPE", "CONFIG_INACTIVE"),
     command=Command("audits run", arguments=("fiche_id", "audit_config_id"), follows="run_id"),
 )
@@ -274,6 +275,7 @@ async def start_audit(act: Act, body: NewAudit) -> Row:
     started = await start_run(act.connection, start)
     if started.deduplicated:
         act.answers(200)
+        act.changes_nothing()
     run = started.run
     audit_id = await fetch_value(act.connection, "SELECT id FROM audits WHERE run_id = %s", (run.id,)) or 0
     return {"audit_id": str(audit_id), "run_id": str(run.id), "event_key": run.event_key}

@@ -17,7 +17,7 @@ from ecluse.flows.audits.store import record_failures
 from ecluse.flows.automation import statistics
 from ecluse.flows.transcriptions.plan import event_of
 from ecluse.notify.dispatch import Recipient, notify
-from ecluse.notify.webhook_signature import schedule_secret_name
+from ecluse.notify.webhook_signature import schedule_secret_name, schedule_url_name
 
 Level = Literal["info", "warning", "error"]
 MOST_NAMED_FICHES = 200  # in an event
@@ -206,7 +206,10 @@ async def _notify(connection: Connection, run: Run, row: Row, payload: Row) -> N
     normal = row["end_cause"] == "normal"
     if row["state"] == "cancelled" or not wanted(normal, row["status"], incomplete(row), on_complete, on_error):
         return
-    recipients = [Recipient("webhook", url, secret_name=secret if sealed else None)] if url else []
+    recipients = []
+    if url:
+        url_name = schedule_url_name(run.schedule_id)
+        recipients = [Recipient("webhook", url, secret_name=secret if sealed else None, url_name=url_name)]
     recipients += [Recipient("mail", address) for address in addresses]
     name = "automation/completed" if normal else "automation/failed"
     try:

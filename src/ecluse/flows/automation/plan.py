@@ -8,10 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
+from ecluse.base.masking import ORIGIN_ENDS
 from ecluse.base.text import storable
 from ecluse.base.validation import EitherSpelling, Partial, partial_of
 from ecluse.flows.automation.selection_model import Override, Selection, merged
-from ecluse.notify.rules import MailAddress
+from ecluse.notify.rules import ONLY_SHOWN, MailAddress
 
 ScheduleType = Literal["MANUAL", "DAILY", "WEEKLY", "MONTHLY", "CRON"]
 Priority = Literal["low", "normal", "high"]
@@ -82,6 +83,14 @@ DayOfMonth = Annotated[
 Configs = Annotated[list[int], BeforeValidator(_config_ids), Field(examples=[["3"]])]
 Retries = Annotated[int, Field(ge=0, le=10)]
 Url = Annotated[str | None, Field(min_length=1, max_length=2000, examples=["https://hooks.example.com/ecluse"])]
+
+
+def _in_full(url: str | None) -> str | None:
+    if url is not None and url.endswith(ORIGIN_ENDS):
+        raise ValueError(ONLY_SHOWN)
+    return url
+
+
 Emails = Annotated[
     list[MailAddress],
     Field(max_length=50, examples=[["ops@example.com"]]),
@@ -194,8 +203,8 @@ class WorkChanges(Partial):
     nullable: ClassVar[tuple[str, ...]] = ("webhook_url", "external_api_key")
 
     fiche_selection: Override | None = None
-    webhook_url: Url = Field(None, description="null removes it.")
-    external_api_key: ApiKey = Field(None, description="null removes it.")
+    webhook_url: Annotated[Url, AfterValidator(_in_full)] = Field(None, description="null: none any more.")
+    external_api_key: ApiKey = Field(None, description="null: none any more.")
 
 
 @partial_of(Plan)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
+from ecluse.base.masking import origin_of
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row
@@ -29,8 +30,9 @@ from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.plan import Changes, Plan, Work, WorkChanges, changed, times_of
 from ecluse.flows.automation.queries import with_fiche_ids
 from ecluse.flows.automation.selection_model import Selection
+from ecluse.notify import addresses
 from ecluse.notify.rules import why_refused
-from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name
+from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name, schedule_url_name
 from ecluse.retention.kinds import Aged
 
 if TYPE_CHECKING:
@@ -53,11 +55,12 @@ UPDATE automation_settings SET has_external_api_key = false WHERE id = %s AND ha
 """
 # Condition on a secret `t` of a deleted schedule `s`: no open run of the schedule and no delivery under way needs it.
 UNUSED = """s.deleted_at IS NOT NULL AND t.tenant_id = s.tenant_id
-    AND t.name IN ('schedule:' || s.id, 'schedule:' || s.id || ':webhook', 'schedule:' || s.id || ':webhook:old')
+    AND t.name IN ('schedule:' || s.id, 'schedule:' || s.id || ':webhook', 'schedule:' || s.id || ':webhook:old',
+                   'schedule:' || s.id || ':webhook:url')
     AND NOT EXISTS (SELECT FROM runs r WHERE r.schedule_id = s.id AND r.ended_at IS NULL)
     AND NOT EXISTS (SELECT FROM runs r JOIN deliveries d ON d.run_id = r.id
         WHERE r.flow = 'notifications' AND r.ended_at IS NULL AND d.tenant_id = t.tenant_id
-          AND t.name IN (d.secret_name, d.secret_name || ':old'))"""
+          AND t.name IN (d.secret_name, d.secret_name || ':old', d.url_name))"""
 FORGET = f"DELETE FROM secrets t USING schedules s WHERE s.id = %s AND {UNUSED}"  # noqa: S608 - our own words
 # For retention: secrets that a run or a delivery still needed when their schedule was deleted.
 KEPT = Aged(
@@ -116,8 +119,12 @@ class AutomationPlans(Plans):
         )
         if "external_api_key" in plan.model_fields_set:
             await _seal(connection, new.tenant_id, schedule_id, plan.external_api_key, self.secrets)
+        await addresses.ask(connection, new.tenant_id, plan.notify_emails)
         before = None if known is None else known.webhook_url
-        if plan.webhook_url in (None, before) or await _has_secret(connection, new.tenant_id, schedule_id):
+        if plan.webhook_url == before:
+            return {"webhook_secret": None}
+        await _seal_url(connection, new.tenant_id, schedule_id, plan.webhook_url, self.secrets)
+        if plan.webhook_url is None or await _has_secret(connection, new.tenant_id, schedule_id):
             return {"webhook_secret": None}
         return {"webhook_secret": await _sign(connection, new.tenant_id, schedule_id, self.secrets)}
 
@@ -222,12 +229,27 @@ def _timed(plan: Plan) -> Row:
 def _columns(plan: Work) -> Row:
     chosen = plan.fiche_selection.model_dump()
     own = plan.model_dump(include=set(Work.model_fields) - APART)
+    own["webhook_url"] = None if plan.webhook_url is None else origin_of(plan.webhook_url)
     return own | {SELECTION + name: value for name, value in chosen.items()}
 
 
 async def _has_secret(connection: Connection, tenant: str, schedule_id: int) -> bool:
     """Return True if the schedule has a secret that signs its webhook."""
     return await fetch_row(connection, SIGNED, (tenant, schedule_secret_name(schedule_id))) is not None
+
+
+async def _seal_url(
+    connection: Connection, tenant: str, schedule_id: int, url: str | None, secrets: Secrets | None
+) -> None:
+    """Store the URL of the schedule's webhook sealed, or delete it if there is none any more."""
+    from ecluse.access import secrets as sealed
+
+    if url is None:
+        await sealed.delete(connection, tenant, schedule_url_name(schedule_id))
+    elif secrets is None:
+        raise _no_key("webhook_url: the URLs and secrets of webhooks are kept sealed")
+    else:
+        await secrets.put(connection, tenant, schedule_url_name(schedule_id), url)
 
 
 async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: Secrets | None) -> str:

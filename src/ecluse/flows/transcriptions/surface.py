@@ -205,7 +205,8 @@ LOGS = Listing(
     needs="transcriptions.write",
     narrowed=True,
     answer=BatchAnswer,
-    action=None,
+    action="transcription.start",  # one row: its request id is the correlation id of the runs
+    subject="fiches:{queued}",
     refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED"),
     command=Command("transcriptions batch", arguments=("fiche_ids",)),
 )
@@ -228,6 +229,8 @@ async def transcribe_batch(act: Act, body: Batch) -> Row:
         for one in started
     ]
     old = sum(one.attached for one in started)
+    if old == len(rows):
+        act.changes_nothing()
     counts = {"queued": len(rows) - old, "deduplicated": old, "folded": len(body.fiche_ids) - len(rows)}
     return {"success": True, **counts, "fiches": rows}
 
@@ -238,7 +241,8 @@ async def transcribe_batch(act: Act, body: Batch) -> Row:
     needs="transcriptions.write",
     narrowed=True,
     answer=Queued,
-    action=None,
+    action="transcription.start",
+    subject="run:{run_id}",
     refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED"),
     command=Command("transcriptions start", follows="run_id"),
 )
@@ -250,6 +254,8 @@ async def transcribe_fiche(act: Act, fiche_id: FicheInPath, priority: Priority =
             "The request must have no body: the priority is the query parameter ?priority=. Nothing was queued."
         )
     (started,) = await _queue(act, [fiche_id], priority)
+    if started.attached:
+        act.changes_nothing()
     answer = {"fiche_id": fiche_id, "event_id": started.event_id, "run_id": str(started.run_id)}
     return {"success": True, **answer, "attached": started.attached}
 
