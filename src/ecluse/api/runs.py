@@ -18,7 +18,7 @@ from ecluse.api import shapes
 from ecluse.api.flows import named, run_of
 from ecluse.base.errors import InvalidInput
 from ecluse.db.query import Row
-from ecluse.engine import Start, start_runs
+from ecluse.engine import Start, require_budget, start_runs
 from ecluse.engine.work.completion import end_by_operator
 from ecluse.insight import run_queries
 from ecluse.insight.previews import preview_end
@@ -123,7 +123,7 @@ async def list_log(look: Look, run_id: RunId, order: Order = "asc", limit: Limit
     status=201,
     also={200: "The key was known; nothing new was started"},
     action=None,
-    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE"),
+    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE", "BUDGET_EXCEEDED"),
     command=Command("runs start", arguments=("flow",), follows="run_id"),
 )
 async def start_run(act: Act, body: shapes.StartRun) -> Row:
@@ -144,6 +144,8 @@ async def start_run(act: Act, body: shapes.StartRun) -> Row:
     (started,) = await start_runs(act.connection, [start])
     if started.deduplicated:
         act.answers(200)
+    else:
+        await require_budget(act.connection, start.flow, act.tenant)
     run = started.run
     return {"run_id": str(run.id), "event_key": run.event_key, "deduplicated": started.deduplicated}
 

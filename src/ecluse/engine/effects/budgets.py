@@ -1,0 +1,111 @@
+"""Budgets: set, delete, and refuse a start for which none is left. What waits for a budget is woken when it changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from ecluse.base.errors import Conflict, NotFound
+from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows, fetch_value
+from ecluse.engine.effects.spend import lock_totals
+from ecluse.engine.model.budget import Period, Scope, TotalKey, amount, budget_name
+from ecluse.engine.model.flow import Flow
+from ecluse.engine.runs.stages import wake_workers
+
+EXCEEDED = "BUDGET_EXCEEDED"
+
+PUT = """
+INSERT INTO budgets AS b (tenant_id, scope, subject_id, period, amount, created_at, updated_at)
+VALUES (%(tenant_id)s, %(scope)s, %(subject_id)s, %(period)s, %(amount)s, ecluse_now(), ecluse_now())
+ON CONFLICT ON CONSTRAINT budgets_once DO UPDATE SET amount = excluded.amount, updated_at = excluded.updated_at
+RETURNING id
+"""
+DELETE = "DELETE FROM budgets WHERE tenant_id = %s AND id = %s RETURNING scope, subject_id, period"
+# The totals of other periods are over.
+NOT_USED_UP = """
+UPDATE spend_totals SET used_up = false
+WHERE used_up AND tenant_id = %(tenant_id)s AND scope = %(scope)s AND subject_id = %(subject_id)s
+  AND period = %(period)s
+"""
+# All of the tenant's: whether another budget still has no room is found out at the next claim.
+WAKE = """
+UPDATE items SET due_at = ecluse_now(), postponed_cause = NULL, postponed_why = NULL
+WHERE lane_id IN (SELECT id FROM lanes) AND tenant_id = %s AND claim_id IS NULL AND postponed_cause = 'budget'
+"""
+RUN_DAY = "SELECT (created_at AT TIME ZONE 'UTC')::date FROM runs WHERE tenant_id = %s AND id = %s"
+SCHEDULE = "SELECT FROM schedules WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL"
+TODAY = "SELECT (ecluse_now() AT TIME ZONE 'UTC')::date"
+NOTHING_LEFT = """
+SELECT scope, schedule_id, period, spent, amount, renews_at FROM budget_list
+WHERE tenant_id = %(tenant)s AND (used_up OR spent >= amount) AND renews_at IS NOT NULL
+  AND (schedule_id IS NULL OR schedule_id = %(schedule)s)
+ORDER BY renews_at DESC LIMIT 1
+"""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit on the cost of a tenant or one of its schedules per day or month, or of one of its runs in all.
+    `subject_id` is the schedule or the run, 0 for the tenant."""
+
+    tenant_id: str
+    scope: Scope
+    subject_id: int
+    period: Period
+    amount: Decimal
+
+
+async def set_budget(connection: Connection, new: Budget) -> int:
+    """Set a budget, new or changed, in the caller's transaction, and return its id. Raises NotFound for a schedule or a
+    run that is not the tenant's, Conflict for an amount below what is spent."""
+    key = await _key(connection, new)
+    total = (await lock_totals(connection, [key]))[key]
+    if total.spent + total.reserved > new.amount:
+        figures = f"{amount(total.spent)} is spent and {amount(total.reserved)} reserved by calls in flight"
+        why = f"The {key} cannot be {amount(new.amount)}: {figures}. Set at least that much, or wait."
+        raise Conflict(why, code="BUDGET_BELOW_SPENT")
+    number: int = await fetch_value(connection, PUT, vars(new))
+    await _changed(connection, key)
+    return number
+
+
+async def delete_budget(connection: Connection, tenant: str, budget_id: int) -> None:
+    """Delete a budget of the tenant, in the caller's transaction. Raises NotFound."""
+    rows = await fetch_rows(connection, DELETE, (tenant, budget_id))
+    if not rows:
+        raise NotFound(f"there is no budget {budget_id}")
+    ((scope, subject_id, period),) = rows
+    await _changed(connection, TotalKey(tenant, scope, subject_id, period, await fetch_value(connection, TODAY)))
+
+
+async def require_budget(connection: Connection, flow: Flow, tenant: str, schedule_id: int | None = None) -> None:
+    """Raise Conflict if the runs of the flow make paid calls, and nothing is left of a budget of the tenant or of the
+    schedule. For starts that a caller waits for: other runs start, and their calls wait."""
+    if not any(stage.paid for stage in flow.stages):
+        return
+    given = {"tenant": tenant, "schedule": schedule_id}
+    for scope, subject, period, spent, limit, renewed in await fetch_rows(connection, NOTHING_LEFT, given):
+        name = budget_name(tenant, scope, subject, period)
+        why = f"The {name} is used up: {amount(spent)} of {amount(limit)} spent. Nothing was started."
+        raise Conflict(f"{why} Start again at {renewed:%Y-%m-%d %H:%M:%S}Z, or raise the budget.", code=EXCEEDED)
+
+
+async def _key(connection: Connection, new: Budget) -> TotalKey:
+    """Return the present total that the budget limits."""
+    day = await fetch_value(connection, TODAY)
+    if new.scope == "run":
+        day = await fetch_value(connection, RUN_DAY, (new.tenant_id, new.subject_id))
+        if day is None:
+            raise NotFound(f"there is no run {new.subject_id}")
+    if new.scope == "schedule" and not await fetch_rows(connection, SCHEDULE, (new.tenant_id, new.subject_id)):
+        raise NotFound(f"there is no schedule {new.subject_id}")
+    starts_on = day.replace(day=1) if new.period == "month" else day
+    return TotalKey(new.tenant_id, new.scope, new.subject_id, new.period, starts_on)
+
+
+async def _changed(connection: Connection, key: TotalKey) -> None:
+    """Wake what waits for the budget, when the caller's transaction is committed."""
+    await connection.execute(NOT_USED_UP, key._asdict())
+    await connection.execute(WAKE, (key.tenant_id,))
+    await wake_workers(connection)
