@@ -106,7 +106,7 @@ SELECT p.item_id, p.claim_id FROM paid_calls p WHERE p.state = 'reserved' AND NO
     SELECT 1 FROM items i WHERE i.id = p.item_id AND i.claim_id = p.claim_id AND i.status = 'open')
 ORDER BY p.item_id, p.claim_id LIMIT 1000
 """
-# The waiting items of the same stage in the scope of a used-up budget: they need not be claimed one by one to find out.
+# The waiting items of the same stage in the scope of the same budget: they need not be claimed one by one to find out.
 POSTPONE = """
 WITH RECURSIVE tree AS (
     SELECT id FROM runs WHERE {root} AND ended_at IS NULL
@@ -142,7 +142,7 @@ class Root(NamedTuple):
 
 async def reserve(connection: Connection, wanted: Sequence[Wanted]) -> dict[int, Exceeded | None]:
     """Reserve the cost of these calls, in one transaction; return by item the budget that has no room, or None. Items
-    of the same stage that wait for a used-up budget are postponed with them."""
+    of the same stage, for which the same budget has no room either, are postponed with them."""
     rows = await fetch_rows(connection, ROOTS, (list({one.claimed.item.run_id for one in wanted}),))
     now = rows[0][-1]
     roots = {run_id: Root(*root) for run_id, *root, _ in rows}
@@ -162,17 +162,17 @@ async def reserve(connection: Connection, wanted: Sequence[Wanted]) -> dict[int,
             await connection.execute(RESERVE, (as_json(granted),))
         if used_up := {over.key for over in found.values() if over is not None and over.used_up}:
             await connection.execute(USED_UP, _columns(used_up))
-    if used_up:  # after the commit: many items may wait, and the totals are locked
+    if any(over is not None and over.others for over in found.values()):  # now that the totals are not locked any more
         await _postpone(connection, wanted, found)
     return found
 
 
 async def _postpone(connection: Connection, wanted: Sequence[Wanted], found: Mapping[int, Exceeded | None]) -> None:
-    """Postpone the items that wait in the stages of the refused calls, in the scope of their used-up budgets."""
+    """Postpone the items that wait in the stages of the refused calls, in the scope of their budgets."""
     refused = {
         (over.key, item.flow, item.stage, one.claimed.lane_id): over
         for one in wanted
-        if (over := found[(item := one.claimed.item).id]) is not None and over.used_up
+        if (over := found[(item := one.claimed.item).id]) is not None and over.others
     }
     for (key, flow, stage, lane), over in refused.items():
         root, of = WITHIN[key.scope]

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 Scope = Literal["tenant", "schedule", "run"]
 Period = Literal["day", "month", "all"]
 
-AGAIN = timedelta(seconds=3)  # when calls in flight hold the rest of a budget
+AGAIN = timedelta(seconds=10)  # when calls in flight hold the rest of a budget
 UNTIL_RAISED = timedelta(days=366)  # the budget of a run is not renewed
-# The rest of a budget counts as used up when a call does not fit into it and it is less than this part of the budget.
+# If a call does not fit into the rest of a budget, and that is at most this part of it, no other call is expected to.
 REST = Decimal("0.1")
 
 
@@ -66,11 +66,13 @@ class Total:
 
 
 class Exceeded(NamedTuple):
-    """A budget has no room for a call, which waits until `until`. `used_up`: no other call is expected to fit."""
+    """A budget has no room for a call, which waits until `until`; with it wait `others`, of which none is expected to
+    fit. `used_up`: so much is spent of the budget, not only reserved."""
 
     key: TotalKey
     until: datetime
     why: str
+    others: bool
     used_up: bool
 
 
@@ -101,12 +103,13 @@ def _exceeded(most: Decimal, key: TotalKey, total: Total, now: datetime) -> Exce
     call = f"this call may cost {amount(most)}"
     if total.spent + most <= total.budget:
         why = f"calls in flight hold the rest of the {key} ({figures}; {call})"
-        return Exceeded(key, now + AGAIN, f"{why}; it continues when they have cost less", used_up=False)
+        others = total.budget - total.spent - total.reserved <= REST * total.budget
+        return Exceeded(key, now + AGAIN, f"{why}; it continues when they have cost less", others, used_up=False)
     renewed = key.renewed_at
     when = "when it is raised" if renewed is None else f"at {renewed:%Y-%m-%d %H:%M:%S}Z, or when it is raised"
     used_up = total.budget - total.spent <= REST * total.budget
     why = f"the {key} is used up ({figures}; {call}); it continues {when}"
-    return Exceeded(key, renewed or now + UNTIL_RAISED, why, used_up)
+    return Exceeded(key, renewed or now + UNTIL_RAISED, why, used_up, used_up)
 
 
 def budget_name(tenant: str, scope: Scope, subject_id: int, period: Period) -> str:

@@ -38,11 +38,14 @@ CREATE TABLE spend_totals (
     spent      numeric NOT NULL DEFAULT 0,
     reserved   numeric NOT NULL DEFAULT 0,
     used_up    boolean NOT NULL DEFAULT false,
+    changed_at timestamptz,
     PRIMARY KEY (tenant_id, scope, subject_id, period, starts_on)
 ) WITH (fillfactor = 50);
 CREATE INDEX spend_totals_age ON spend_totals (starts_on);
+CREATE INDEX spend_totals_changed ON spend_totals (changed_at) WHERE changed_at IS NOT NULL;
 COMMENT ON TABLE spend_totals IS 'the sums of paid_calls that budgets are compared with; days and months are of UTC';
 COMMENT ON COLUMN spend_totals.starts_on IS 'of a run: the day on which it was created';
+COMMENT ON COLUMN spend_totals.changed_at IS 'when its budget was last set or deleted';
 COMMENT ON COLUMN spend_totals.used_up IS 'a call did not fit into the budget any more, which was not raised since';
 
 CREATE TABLE paid_calls (
