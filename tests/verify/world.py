@@ -250,7 +250,7 @@ INSERT INTO spend_totals (tenant_id, scope, subject_id, period, starts_on, spent
     ('t', 'schedule', 9, 'day', '2026-03-02', 1.25, 0.5), ('t', 'schedule', 9, 'month', '2026-03-01', 1.25, 0.5),
     ('t', 'run', %(run)s, 'all', '2026-03-02', 1.25, 0.5)
 """
-BUDGET = """
+PAID_BUDGET = """
 INSERT INTO budgets (tenant_id, scope, subject_id, period, amount, created_at, updated_at)
 VALUES ('t', 'tenant', 0, 'day', %s, '2026-03-01', '2026-03-01')
 """
@@ -272,7 +272,7 @@ def _paid(world: World) -> None:
     ):
         world.insert("paid_calls", item_id=90_000 + n, claim_id=1, state=state, reserved=reserved, cost=cost, **given)
     world.db.execute(SPEND_TOTALS, {"run": run})
-    world.sql(BUDGET, 1.75)
+    world.sql(PAID_BUDGET, 1.75)
 
 
 def scheduled(world: World) -> None:

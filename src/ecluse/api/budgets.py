@@ -106,7 +106,7 @@ surface.listing(
 
 
 @surface.operation(
-    "PUT",
+    "POST",
     "/api/budgets",
     needs=WRITE,
     answer=ChangedBudget,

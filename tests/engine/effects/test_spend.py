@@ -120,7 +120,7 @@ async def test_beyond_the_budget_calls_wait_with_the_reason_and_continue_when_it
 
 
 async def test_the_next_day_work_continues_by_itself_and_the_month_goes_on_counting(start_kit, query, dsn):
-    one, f = only_items(paying())
+    one, f = only_items(paying(), max_wait=timedelta(days=3))
     kit = await start_kit(f, sweep_every=0.2)
     await put(kit, "0.6")
     await put(kit, "100", "month")
