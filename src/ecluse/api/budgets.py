@@ -18,7 +18,7 @@ from ecluse.engine import Budget, delete_budget, set_budget
 
 surface = Surface("budgets")
 READ, WRITE = "budgets.read", "budgets.write"
-Amount = Annotated[Decimal, Field(ge=0, max_digits=20, decimal_places=9, examples=["25.00"])]
+Amount = Annotated[Decimal, Field(strict=False, ge=0, max_digits=20, decimal_places=9, examples=["25.00"])]
 IdInBody = Annotated[str | None, Field(pattern=r"^[1-9][0-9]{0,17}$", examples=["7"])]
 Money = Annotated[str, Field(examples=["12.5"])]
 

@@ -14,7 +14,6 @@ from ecluse.engine.model.budget import Period, Scope, TotalKey, amount, budget_n
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.stages import wake_workers
 
-EXCEEDED = "BUDGET_EXCEEDED"
 LONGEST_COMMIT = timedelta(seconds=30)  # from the refusal of a call until its item is stored as waiting
 
 PUT = """
@@ -104,7 +103,9 @@ async def require_budget(connection: Connection, flow: Flow, tenant: str, schedu
     for scope, subject, period, spent, limit, renewed in await fetch_rows(connection, NOTHING_LEFT, given):
         name = budget_name(tenant, scope, subject, period)
         why = f"The {name} is used up: {amount(spent)} of {amount(limit)} spent. Nothing was started."
-        raise Conflict(f"{why} Start again at {renewed:%Y-%m-%d %H:%M:%S}Z, or raise the budget.", code=EXCEEDED)
+        raise Conflict(
+            f"{why} Start again at {renewed:%Y-%m-%d %H:%M:%S}Z, or raise the budget.", code="BUDGET_EXCEEDED"
+        )
 
 
 async def _key(connection: Connection, tenant: str, scope: Scope, subject_id: int, period: Period) -> TotalKey:
