@@ -310,7 +310,7 @@ def test_roles_grow_and_nobody_but_an_admin_decides_who_comes_in():
     assert ROLES["viewer"] < ROLES["operator"] < ROLES["admin"] == PERMISSIONS
     assert all(permission.endswith(".read") for permission in ROLES["viewer"])
     both = {f"{area}.{verb}" for area in ("keys", "tenants", "erasure", "retention") for verb in ("read", "write")}
-    assert ROLES["admin"] - ROLES["operator"] == both | {"trail.read", "doctor.read"}
+    assert ROLES["admin"] - ROLES["operator"] == both | {"trail.read", "doctor.read", "budgets.write"}
     for area in ("automation", "transcriptions", "runs", "schedules"):
         assert {f"{area}.read", f"{area}.write"} <= ROLES["operator"]
 
