@@ -1,5 +1,5 @@
-"""Paid calls: what they may cost is reserved, which of them are in flight is known, and an `attempts` row is written for
-each call that may have been paid for without a stored result."""
+"""Paid calls: what they may cost is reserved, which of them are in flight is known, and an `attempts` row is written
+for each call that may have been paid for without a stored result."""
 
 from __future__ import annotations
 
