@@ -11,7 +11,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0028"
-down_revision = "0022"
+down_revision = "0026"
 
 BUDGETS = """
 CREATE TABLE budgets (
