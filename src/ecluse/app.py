@@ -42,7 +42,7 @@ from ecluse.bootstrap import (
     trace_folders,
     transcription_config,
 )
-from ecluse.bootstrap.checks import check_disk, check_settings
+from ecluse.bootstrap.checks import check_disk, check_settings, unpriced
 from ecluse.bootstrap.edge import check_descriptors, edge_limits
 from ecluse.doctor.findings import Finding
 from ecluse.engine import ROLES, Flow, Role
@@ -116,6 +116,7 @@ def create_app(
     app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits, lost_rights)
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
     app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
+    app.state.unpriced = unpriced(settings)
     app.state.upkeep = _upkeep(settings, database, flows, roles)
     app.state.edge = Edge(edge_limits(settings, roles))
     gauges = [gauge for package in packages for gauge in package.gauges]

@@ -33,6 +33,7 @@ from ecluse.engine import (
     AbsoluteWrite,
     BatchedQuery,
     Breaker,
+    Charge,
     Done,
     EphemeralEvent,
     Event,

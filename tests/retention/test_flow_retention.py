@@ -261,7 +261,8 @@ def test_every_knob_has_a_rule_and_zero_keeps_for_ever():
     defaults = {rule.kind.name: rule.keep and rule.keep.days for rule in retention_rules(Settings(), [])}
     assert defaults == {
         "idempotency keys": 1, "requests": 1, "secrets": 1, "events": 30, "logs": 30, "attempts": 30, "slots": 90,
-        "workflows": 7, "paid results": 30, "leases": 7, "audit trail": None, "deliveries": 14, "runs": 90,
+        "workflows": 7, "paid results": 30, "costs of paid calls": 400,
+        "leases": 7, "audit trail": None, "deliveries": 14, "runs": 90,
         "audits": None, "fiches": None,
     }  # fmt: skip
     kinds = [rule.kind for rule in retention_rules(Settings(), load_flows(Settings()))]

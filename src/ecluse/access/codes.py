@@ -75,6 +75,14 @@ REFUSALS = {
     "FORBIDDEN_TRANSITION": Refusal(
         409, "The flow does not allow this change of status.", "Read the run again: its status has changed."
     ),
+    "BUDGET_EXCEEDED": Refusal(
+        409,
+        "A budget of the tenant or of the schedule is used up; nothing was started.",
+        "Start again when its next period begins, which the message says, or raise the budget.",
+    ),
+    "BUDGET_BELOW_SPENT": Refusal(
+        409, "The budget is below what is spent already; nothing was changed.", "Set at least what the message says."
+    ),
     "ALREADY_ENDED": Refusal(409, "The run had ended already; nothing was changed.", "Nothing: it is over."),
     "ALREADY_RUNNING": Refusal(
         409, "Another run is transcribing the fiche.", "Wait for the end of the run that the message names."

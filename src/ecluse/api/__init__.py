@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from ecluse.access.keys import Keys
 from ecluse.access.refusals import Refusals
 from ecluse.access.surface import Surface
-from ecluse.api import erasure, events, keys, lanes, limits, outcomes, pusher, runs, targets, trail, upkeep
+from ecluse.api import budgets, erasure, events, keys, lanes, limits, outcomes, pusher, runs, targets, trail, upkeep
 from ecluse.api.addresses import surface as addresses
 from ecluse.api.deliveries import surface as deliveries
 from ecluse.api.document import describe
@@ -38,7 +38,7 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (fiches, transcriptions, audits, automation)
-    own = [one.surface for one in (limits, runs, targets, lanes, keys, trail, erasure, upkeep)]
+    own = [one.surface for one in (limits, runs, targets, lanes, budgets, keys, trail, erasure, upkeep)]
     of_notify = (endpoints, addresses, deliveries)
     others = [package.surface for package in packages if package.surface is not None]
     parts: list[Any] = [me, *own, redrives, outcomes, leases, schedules, *flows, *of_notify, realtime, events, pusher]

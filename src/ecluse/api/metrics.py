@@ -58,6 +58,7 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
     "calls": (["flow", "stage"], "Executions of items, whatever came of them.", counters.calls),
     "call_seconds": (["flow", "stage"], "What those took together; by `calls`, the latency.", counters.call_seconds),
     "gate_looks": (["flow", "stage"], "How often gates read how far their stage is.", counters.gate_looks),
+    "spend": (["vendor", "model"], "Cost of the paid calls whose end this process stored.", counters.spent),
 }
 
 

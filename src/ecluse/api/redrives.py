@@ -100,6 +100,7 @@ async def preview_redrive_of_run(
         "RUN_NOT_ENDED",
         "SCHEDULE_GONE",
         "SCHEDULE_INACTIVE",
+        "BUDGET_EXCEEDED",
         "NOTHING_FAILED",
         "ONLY_CANCELLED",
         "ONLY_HOPELESS",

@@ -18,7 +18,7 @@ from ecluse.api import shapes
 from ecluse.api.flows import named, run_of
 from ecluse.base.errors import InvalidInput
 from ecluse.db.query import Row
-from ecluse.engine import Start, start_runs
+from ecluse.engine import Start, require_budget, start_runs
 from ecluse.engine.work.completion import end_by_operator
 from ecluse.insight import run_queries
 from ecluse.insight.previews import preview_end
@@ -127,7 +127,7 @@ async def list_log(look: Look, run_id: RunId, order: Order = "asc", limit: Limit
     also={200: "The key was known; nothing new was started"},
     action="run.start",
     subject="run:{run_id}",
-    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE", "KEY_TAKEN"),
+    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE", "KEY_TAKEN", "BUDGET_EXCEEDED"),
     command=Command("runs start", arguments=("flow",), follows="run_id"),
 )
 async def start_run(act: Act, body: shapes.StartRun) -> Row:
@@ -149,6 +149,8 @@ async def start_run(act: Act, body: shapes.StartRun) -> Row:
     if started.deduplicated:
         act.answers(200)
         act.changes_nothing()
+    else:
+        await require_budget(act.connection, start.flow, act.tenant)
     run = started.run
     return {"run_id": str(run.id), "event_key": run.event_key, "deduplicated": started.deduplicated}
 

@@ -215,7 +215,7 @@ async def disable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row
     status=201,
     action="schedule.run",
     subject="schedule:{schedule_id}",
-    refuses=("SCHEDULE_INACTIVE", "FLOW_NOT_LOADED"),
+    refuses=("SCHEDULE_INACTIVE", "FLOW_NOT_LOADED", "BUDGET_EXCEEDED"),
     command=Command("schedules run", follows="run_id"),
 )
 async def run_schedule(

@@ -57,6 +57,11 @@ class RunInFull(RunRow):
         description="The latest outcome of each target, over the run and its redrives; null without redrives."
     )
     selection_incomplete: str | None = Field(description="What its selection lacks, and why; null: nothing.")
+    cost: str | None = Field(
+        description="What its paid calls and those of the runs it started have cost; null: there were none.",
+        examples=["0.012345"],
+    )
+    cost_reserved: str | None = Field(description="Reserved for paid calls in flight; null: there are none.")
 
 
 class ItemRow(Shape):

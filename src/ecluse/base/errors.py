@@ -16,6 +16,7 @@ EcluseError                  carries a stable `code` and a message that says wha
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Self
 
 
@@ -78,11 +79,13 @@ class NonRetriableError(EcluseError):
 
 class VendorError(EcluseError):
     """A failed call to a vendor. `ambiguous`: a write may have been applied although the call failed. `status` is the
-    HTTP status, for people to read: the class of the error decides what follows."""
+    HTTP status, for people to read: the class of the error decides what follows. `cost`: what the vendor charges for a
+    call whose answer is of no use."""
 
     code = "VENDOR_ERROR"
     ambiguous = True
     status: int | None = None
+    cost: Decimal | None = None
 
     def explained(self, message: str, *, code: str | None = None) -> Self:
         """Replace the message, and the code if given; return the same error."""

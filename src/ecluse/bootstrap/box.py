@@ -53,6 +53,8 @@ def transcription_config(settings: Settings) -> Config:
         max_wait=timedelta(seconds=settings.TRANSCRIPTION_MAX_WAIT_SECONDS),
         stall=timedelta(minutes=settings.TRANSCRIPTION_STALL_MINUTES),
         requests_per_minute=settings.RATE_LIMITS_TRANSCRIPTION,
+        prices=settings.speech_prices,
+        default_length=timedelta(minutes=settings.ELEVENLABS_DEFAULT_MINUTES),
     )
 
 
@@ -89,15 +91,18 @@ def audit_config(settings: Settings) -> AuditConfig:
 def audit_access(settings: Settings) -> AuditAccess:
     """Return the settings of the language model."""
     from ecluse.flows.audits.work import Access
-    from ecluse.vendors.llm import Prices
+    from ecluse.vendors.llm import Price, Prices
 
+    of_input, of_output = settings.LLM_PRICE_INPUT_PER_MILLION, settings.LLM_PRICE_OUTPUT_PER_MILLION
+    other = None if of_input is None or of_output is None else Price(of_input, of_output)
+    models = {model: Price(*price) for model, price in settings.llm_prices.items()}
     return Access(
         url=settings.LLM_BASE_URL,
         key=_secret(settings.LLM_API_KEY),
         model=settings.LLM_MODEL,
         deadline=settings.LLM_TIMEOUT_SECONDS,
         connections=settings.ECLUSE_HANDS,
-        prices=Prices(settings.LLM_PRICE_INPUT_PER_MILLION, settings.LLM_PRICE_OUTPUT_PER_MILLION),
+        prices=Prices(models, other, settings.LLM_RESERVED_OUTPUT_TOKENS),
     )
 
 

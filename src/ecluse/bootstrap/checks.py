@@ -15,7 +15,25 @@ FREE = (2 * 1024**3, 200 * 1024**2)  # free bytes on the disk: warn below, fail 
 
 
 def check_settings(given: Settings) -> list[Finding]:
-    return [_environment(given), *_flows(given), *_secrets(given), _limits(given)]
+    return [
+        _environment(given),
+        *_flows(given),
+        *_secrets(given),
+        _limits(given),
+        *(Finding("ok", "prices", one) for one in unpriced(given)),
+    ]
+
+
+def unpriced(given: Settings) -> list[str]:
+    """Say of the models that are in use which have no price, so that budgets count their calls as 0."""
+    other = given.LLM_PRICE_INPUT_PER_MILLION is not None and given.LLM_PRICE_OUTPUT_PER_MILLION is not None
+    found = []
+    if given.LLM_API_KEY and given.LLM_MODEL and given.LLM_MODEL not in given.llm_prices and not other:
+        found.append(f"no price for {given.LLM_MODEL}: budgets count its audits as 0; set LLM_PRICES")
+    if given.ELEVENLABS_API_KEY and given.ELEVENLABS_MODEL not in given.speech_prices:
+        model = given.ELEVENLABS_MODEL
+        found.append(f"no price for {model}: budgets count its transcriptions as 0; set ELEVENLABS_PRICES")
+    return found
 
 
 def check_disk(place: str) -> Finding:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from ecluse.engine import Flow
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
-from ecluse.retention.kinds import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
+from ecluse.retention.kinds import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, SPEND, Aged
 from ecluse.retention.sweep import OldRuns, Rule
 from ecluse.retention.workflows import WORKFLOWS
 from ecluse.settings import Settings
@@ -35,6 +35,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
         "SLOTS": SLOTS,
         "WORKFLOWS": WORKFLOWS,
         "PAID_RESULTS": store.KEPT,
+        "SPEND": SPEND,
         "LEASES": LEASES,
         "AUDIT_TRAIL": audit_trail.KEPT,
         "DELIVERIES": OldRuns("deliveries", deliveries),

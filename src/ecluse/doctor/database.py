@@ -284,7 +284,22 @@ async def _growth(keep: Mapping[str, int], connection: Connection) -> AsyncItera
         yield Finding("warn", "growth", *wrong)
 
 
-PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules)
+async def _budgets(connection: Connection) -> AsyncIterator[Finding]:
+    """Warn of budgets that do not limit all calls, because a model has no price."""
+    (row,) = await _rows(
+        connection,
+        "SELECT (SELECT count(*) FROM budgets) AS budgets, count(*) AS calls,"
+        " string_agg(DISTINCT vendor || ' ' || model, ', ') AS models FROM paid_calls"
+        " WHERE NOT priced AND at > ecluse_now() - interval '31 days' AND tenant_id IN (SELECT tenant_id FROM budgets)",
+    )
+    if row.calls:
+        says = f"{row.calls} paid calls of the last 31 days count as 0 in budgets: no price for {row.models}"
+        yield Finding("warn", "budgets", says, "set LLM_PRICES and ELEVENLABS_PRICES, and restart the servers")
+    elif row.budgets:
+        yield Finding("ok", "budgets", f"{row.budgets} set")
+
+
+PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules, _budgets)
 
 
 def _some(rows: list[Any], name: Callable[[Any], str]) -> str:

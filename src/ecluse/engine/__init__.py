@@ -6,6 +6,7 @@ need not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and 
 """
 
 from ecluse.engine.cluster.maintenance import Job
+from ecluse.engine.effects.budgets import Budget, delete_budget, require_budget, set_budget
 from ecluse.engine.lanes.caps import set_caps as set_lane_caps
 from ecluse.engine.lanes.pause import MovedDeadline
 from ecluse.engine.lanes.pause import needing as needing_lane
@@ -13,7 +14,9 @@ from ecluse.engine.lanes.pause import pause as pause_lane
 from ecluse.engine.lanes.pause import resume as resume_lane
 from ecluse.engine.lanes.registry import list_lanes
 from ecluse.engine.lead.gate import Redispatch, StageProgress, Wait
+from ecluse.engine.model.batched import BatchedQuery
 from ecluse.engine.model.breaker import VENDOR_DOWN, Breaker
+from ecluse.engine.model.budget import Charge
 from ecluse.engine.model.flow import (
     AbsoluteWrite,
     EmitLive,
@@ -90,4 +93,3 @@ from ecluse.engine.schedule.schedules import (
     update_schedule,
 )
 from ecluse.engine.schedule.slot_decisions import FiringLimits
-from ecluse.engine.work.batched import BatchedQuery

@@ -141,7 +141,6 @@ class Kit:
                 now=self.clock.now,
                 reserve=lanes.reserve,
                 emit=self.live,
-                begin_paid=paid.begin,
                 pool=self.pool,
             )
             for flow in self.flows

@@ -12,13 +12,14 @@ from ecluse.engine.model.breaker import TRIGGERED
 from ecluse.engine.work.suspects import Suspicion
 
 Cause = Literal[
-    "paused", "held", "breaker", "no worker", "lease", "postponed", "retry", "window", "suspect", "in flight",
+    "paused", "held", "breaker", "no worker", "lease", "budget", "postponed", "retry", "window", "suspect", "in flight",
     "per key", "throttled", "queued", "gate",
 ]  # fmt: skip
 # Items with these causes do not start by themselves, or not for a while: a run whose items all have one of them, with
 # no call in flight, makes no progress.
-BLOCKING: frozenset[Cause] = frozenset({"paused", "held", "breaker", "no worker", "lease", "postponed"})
+BLOCKING: frozenset[Cause] = frozenset({"paused", "held", "breaker", "no worker", "lease", "budget", "postponed"})
 
+LONGEST_PERIOD = timedelta(days=31)  # of a budget; an item that waits longer continues only when its budget is raised
 SAMPLE = 3
 NAMED = 3  # causes in a summary
 
@@ -67,7 +68,7 @@ class Facts:
     suspicion: int
     error_code: str | None
     error: str | None
-    postponed_cause: Literal["lease", "postponed"] | None
+    postponed_cause: Literal["lease", "postponed", "budget"] | None
     postponed_why: str | None
     position: int | None
     counted: int  # due items in the queue of its lane, as far as they were counted
@@ -134,6 +135,8 @@ def detail_of(item: Facts) -> str:
             return f"lane {item.lane} tries one call at a time after its breaker's pause"
         case "no worker":
             return f"no live worker can do {item.flow}/{item.stage}: start one whose flows have it"
+        case "budget":
+            return str(item.postponed_why)
         case "lease" | "postponed":
             return f"{item.postponed_why}; checked again at {instant(item.due_at)}"
         case "retry":
@@ -169,6 +172,8 @@ def detail_with_position(item: Facts) -> str:
 def expected(item: Facts) -> datetime | None:
     """Predict when the item will start; None: it cannot be predicted."""
     if cause_of(item) in ("paused", "no worker", "lease") or item.suspicion or item.probing:
+        return None
+    if cause_of(item) == "budget" and item.due_at - item.now > LONGEST_PERIOD:
         return None
     if item.position is None and item.due_at <= item.now:
         return None

@@ -17,6 +17,10 @@ class Failure(NamedTuple):
 FAILURES = {
     # The engine
     "BUG": Failure("Code of the flow raised an unexpected error.", "Report it: the error names its class and message."),
+    "BUDGET_EXCEEDED": Failure(
+        "A budget had no room for the paid call until the time of the stage was up.",
+        "Raise the budget, or wait for its next period; then redrive the run.",
+    ),
     "CANCELLED": Failure("The run was ended on request before the target was finished.", "Redrive cancelled targets."),
     "DISPATCH_FAILED": Failure(
         "The item could not be stored as it is.", "Correct the record: the error names what cannot be stored."

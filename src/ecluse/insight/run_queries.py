@@ -35,8 +35,12 @@ SELECT r.*, CASE WHEN r.ended_at IS NOT NULL OR r.selected <= 20000 THEN (
         SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes
         WHERE run_id = r.id GROUP BY 1) o)
     WHEN r.selected > 0 THEN jsonb_build_object('open', r.selected) ELSE '{}' END AS outcomes,
-    r.error_details ->> 'selection_incomplete' AS selection_incomplete
-FROM runs r WHERE r.id = %(run)s AND r.tenant_id = %(tenant)s
+    r.error_details ->> 'selection_incomplete' AS selection_incomplete, p.cost, p.cost_reserved
+FROM runs r CROSS JOIN LATERAL (
+    SELECT trim_scale(sum(coalesce(cost, reserved)) FILTER (WHERE state <> 'reserved')) AS cost,
+           trim_scale(sum(reserved) FILTER (WHERE state = 'reserved')) AS cost_reserved
+    FROM paid_calls WHERE run_id = r.id OR root_run_id = r.id) p
+WHERE r.id = %(run)s AND r.tenant_id = %(tenant)s
 """
 
 # If the work of a stage is done by other runs, its calls in flight are those of the runs that this one waits for.

@@ -92,6 +92,24 @@ SLOTS = Aged(
     type="timestamptz",
     where="t.state IN ('skipped', 'missed')",
 )
+# Whole months are deleted, with the totals that began in them: every total that is kept has all its calls.
+SPEND = Aged(
+    "costs of paid calls",
+    "paid_calls",
+    "((date_trunc('month', t.day::timestamp) + interval '1 month') AT TIME ZONE 'UTC')",
+    order="at",
+    type="timestamptz",
+    began="t.at",
+    statement="""
+WITH page AS MATERIALIZED (
+    SELECT t.ctid AS place, t.{order} AS number, {at} < %(before)s AS old, {since} < %(before)s AS early FROM {table} t
+    WHERE t.{order} > %(after)s::{type} ORDER BY t.{order} LIMIT %(limit)s),
+totals AS (
+    DELETE FROM spend_totals t WHERE t.starts_on < date_trunc('month', %(before)s AT TIME ZONE 'UTC')::date),
+gone AS (DELETE FROM paid_calls t WHERE t.ctid = ANY(ARRAY(SELECT place FROM page WHERE old)) RETURNING 1)
+SELECT (SELECT count(*) FROM gone), count(*) = %(limit)s AND bool_or(early), max(number)::text FROM page
+""",
+)
 # The next number of a key follows its last row, or, where that was deleted, the highest number ever deleted.
 LEASES = Aged(
     "leases",

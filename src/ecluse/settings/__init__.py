@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from decimal import Decimal
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -24,6 +23,7 @@ from ecluse.settings.edge import EdgeKnobs
 from ecluse.settings.flows import AutomationKnobs, TranscriptionKnobs, at_least
 from ecluse.settings.keeping import KeepKnobs
 from ecluse.settings.limits import LimitKnobs
+from ecluse.settings.prices import PriceKnobs
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ def _sender(value: str) -> str:
     return value
 
 
-class Settings(AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, TranscriptionKnobs, AutomationKnobs):
+class Settings(AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, PriceKnobs, TranscriptionKnobs, AutomationKnobs):
     """Every knob, read from the environment. Derived values are properties and validators below the fields."""
 
     model_config = SettingsConfigDict(case_sensitive=True, extra="ignore", env_ignore_empty=True, allow_inf_nan=False)
@@ -170,12 +170,6 @@ class Settings(AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, TranscriptionKnobs
     LLM_RATE_LIMIT_PER_MINUTE: Annotated[float, at_least(0.01)] | None = Field(
         None,
         description="Calls to the language model started per minute, over all replicas. Unset: no limit. Minimum 0.01.",
-    )
-    LLM_PRICE_INPUT_PER_MILLION: Annotated[Decimal, at_least(0)] | None = Field(
-        None, description="Price of a million tokens of input. If a price is unset, the cost of audits is null."
-    )
-    LLM_PRICE_OUTPUT_PER_MILLION: Annotated[Decimal, at_least(0)] | None = Field(
-        None, description="Price of a million tokens of output."
     )
     AUDIT_MAX_INPUT_CHARS: Annotated[int, at_least(1_000)] = Field(
         400_000, description="A fiche with a longer transcript fails `TRANSCRIPT_TOO_LONG`. Minimum 1000."

@@ -44,6 +44,9 @@ class KeepKnobs(BaseSettings):
         "Days for which the result of a paid speech-to-text call is kept beside the transcript, so that it is not "
         "paid for twice.",
     )
+    ECLUSE_KEEP_SPEND_DAYS: Days = _days(
+        400, "Days for which the cost of a paid call is kept; whole months are deleted."
+    )
     ECLUSE_KEEP_LEASES_DAYS: Days = _days(7, "Days for which a lease is kept after its end.")
     ECLUSE_KEEP_AUDITS_DAYS: Days = _days(
         0, "Days for which an audit is kept after its end; at least as long as its run."

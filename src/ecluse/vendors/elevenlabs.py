@@ -43,6 +43,11 @@ class Transcript(BaseModel):
     transcription_id: str | None = None
     audio_duration_secs: float | None = None
 
+    @property
+    def seconds(self) -> float | None:
+        """The length of the recording, as far as the answer says."""
+        return self.audio_duration_secs or max((word.end for word in self.words if word.end is not None), default=None)
+
 
 class Channels(BaseModel):
     """The answer for a recording with one speaker per channel."""

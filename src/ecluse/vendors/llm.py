@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -23,6 +23,10 @@ R = TypeVar("R")
 PATH = "/chat/completions"
 NAME = "answer"  # of the schema; the API requires one
 LONGEST_NAME = 512  # of a call; the API requires ASCII
+# A token of European languages has three to four bytes, of others at least two: an upper bound for what is reserved.
+BYTES_PER_TOKEN = 2
+FRAMING = 200  # tokens that the API adds for roles and schema
+SMALLEST = Decimal("0.000000001")  # of an amount
 # Error codes of the API, each with our code and advice for the operator.
 CODES = {
     "insufficient_quota": ("QUOTA_EXCEEDED", "the account's quota is used up"),
@@ -53,17 +57,27 @@ class ChatAnswer(BaseModel):
     usage: Usage | None = None
 
 
+class Price(NamedTuple):
+    """Price of a million tokens of input and of output."""
+
+    input: Decimal
+    output: Decimal
+
+
 class Prices(NamedTuple):
-    """Prices per million tokens of input and of output. None: not configured."""
+    """Prices by model, and that of all other models (None: not configured). `output_tokens` are reserved per call."""
 
-    input: Decimal | None = None
-    output: Decimal | None = None
+    models: Mapping[str, Price] = {}
+    other: Price | None = None
+    output_tokens: int = 4_000
 
-    def cost(self, input_tokens: int, output_tokens: int) -> Decimal | None:
-        """Return the price of a call; None if a price is not configured."""
-        if self.input is None or self.output is None:
+    def cost(self, model: str, input_tokens: int, output_tokens: int) -> Decimal | None:
+        """Return the price of a call; None if the model has none."""
+        price = self.models.get(model, self.other)
+        if price is None:
             return None
-        return (input_tokens * self.input + output_tokens * self.output) / 1_000_000
+        total = (input_tokens * price.input + output_tokens * price.output) / 1_000_000
+        return total.quantize(SMALLEST, ROUND_UP)
 
 
 class Completion(NamedTuple, Generic[R]):
@@ -87,6 +101,15 @@ class Llm:
         self._model = model
         self._prices = prices or Prices()
 
+    def chosen(self, model: str | None) -> str:
+        """Return the model that is asked if `model` is wanted; empty if none is configured."""
+        return model or self._model or ""
+
+    def most(self, model: str | None, *texts: str) -> Decimal | None:
+        """Return what a call with these texts may cost; None if its model has no price."""
+        tokens = sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN + FRAMING
+        return self._prices.cost(self.chosen(model), tokens, self._prices.output_tokens)
+
     async def ask(
         self,
         *,
@@ -100,7 +123,7 @@ class Llm:
         """Ask the model, with a `system` and a `user` message, for an answer of the JSON `schema`. `read` converts the
         parsed JSON, and raises ValueError if it is not of the schema. `name` is sent as the request id by which the
         vendor's support can find this call. `model` replaces the general one."""
-        key, chosen = (self._api_key or "").strip(), model or self._model
+        key, chosen = (self._api_key or "").strip(), self.chosen(model)
         if not key or not chosen:
             missing = " and ".join(knob for knob, value in (("LLM_API_KEY", key), ("LLM_MODEL", chosen)) if not value)
             raise PermanentError(f"The language model is not configured: set {missing}.", code="NOT_CONFIGURED")
@@ -117,8 +140,13 @@ class Llm:
             headers={"Authorization": f"Bearer {key}", "X-Client-Request-Id": quote(name)[:LONGEST_NAME]},
             explain=explain,
         )
-        found, usage = self._content(answer, read), answer.usage or Usage()
-        cost = self._prices.cost(usage.prompt_tokens, usage.completion_tokens) if answer.usage else None
+        usage = answer.usage or Usage()
+        cost = self._prices.cost(chosen, usage.prompt_tokens, usage.completion_tokens) if answer.usage else None
+        try:
+            found = self._content(answer, read)
+        except VendorError as error:
+            error.cost = cost  # an answer of no use is paid for, too
+            raise
         return Completion(found, answer.model, usage.prompt_tokens, usage.completion_tokens, cost)
 
     def _content(self, answer: ChatAnswer, read: Callable[[Any], R]) -> R:

@@ -8,7 +8,7 @@ from functools import partial
 from ecluse.base.clock import Clock
 from ecluse.engine.cluster import forced_ends, sweeps
 from ecluse.engine.cluster.maintenance import Job
-from ecluse.engine.effects import probe
+from ecluse.engine.effects import budgets, probe, spend
 from ecluse.engine.lead.new_runs import take_new_runs
 from ecluse.engine.model.flow import Flow, WorkContext
 from ecluse.engine.model.roles import Role
@@ -54,6 +54,8 @@ def of_worker(
         Job("closing complete runs", every, close, channels=[CLOSING_CHANNEL]),
         Job("ending expired leases", every, leases.end_expired),
         Job("settling writes in doubt", every, settle),
+        Job("settling abandoned paid calls", every, spend.settle_abandoned),
+        Job("waking calls after changes of budgets", every, budgets.wake_after_changes),
     ]
     watched = [flow for flow in flows.values() if flow.watch is not None]
     return jobs + [Job(f"watching {flow.name}", 15.0, partial(sweeps.watch, flow=flow)) for flow in watched]

@@ -16,6 +16,7 @@ from ecluse.base.clock import Clock
 from ecluse.base.trace import Tracer
 from ecluse.db.connect import Connection, Pool
 from ecluse.engine.model.breaker import Breaker
+from ecluse.engine.model.budget import Charge
 from ecluse.engine.model.item import Item, Result
 from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.states import PLAIN, StatusMap
@@ -110,15 +111,16 @@ class WorkContext:
     now: Callable[[], datetime]
     reserve: Callable[[Item], Awaitable[None]] | None = None  # for `permit`
     emit: EmitLive = lambda _: None  # emits at once, whatever becomes of the item
-    begin_paid: Callable[[Item, str | None], Awaitable[None]] | None = None  # for `pay`
+    begin_paid: Callable[[str | None, Charge], Awaitable[None]] | None = None  # for `pay`
     pool: Pool | None = None  # for `database`
 
-    async def pay(self, item: Item, lock: str | None = None) -> None:
-        """Announce a call that costs money (`Stage.paid`), right before it. From here on the call may finish even if
-        its run ends; in that case this process holds `lock`, a lease of that run, until the call is over. If the call
-        may have been paid for before, this is recorded."""
+    async def pay(self, item: Item, lock: str | None = None, charge: Charge | None = None) -> None:
+        """Announce a call that costs money (`Stage.paid`), right before it, and reserve what it may cost (`charge`). If
+        a budget has no room for it, the item is postponed. From here on the call may finish even if its run ends; in
+        that case this process holds `lock`, a lease of that run, until the call is over. If the call may have been paid
+        for before, this is recorded."""
         if self.begin_paid is not None:
-            await self.begin_paid(item, lock)
+            await self.begin_paid(lock, charge or Charge(item.flow, item.stage, None))
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[Connection]:

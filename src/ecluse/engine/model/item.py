@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 from ecluse.base.ids import item_event_id
@@ -70,10 +71,12 @@ class ClaimedItem(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Done:
     """Result of an execution: the item succeeded. `result` is stored with it (jsonb) and passed to the stage's `save`.
-    `kept` is passed to `save` only, not stored with the item: for large data that has a table of its own."""
+    `kept` is passed to `save` only, not stored with the item: for large data that has a table of its own. `cost` is
+    what a paid call has cost; None: what was reserved for it (`WorkContext.pay`)."""
 
     result: Any = None
     kept: Any = None
+    cost: Decimal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +92,11 @@ class Ignored:
 class Postponed:
     """Result of an execution: the item cannot be done now, through no fault of its own. It begins anew at `until`, and
     no execution is counted. `why` is shown while it waits; the cause is `lease` where another run or process works on
-    the record."""
+    the record, `budget` where a budget has no room for its cost."""
 
     until: datetime
     why: str
-    cause: Literal["lease", "postponed"] = "postponed"
+    cause: Literal["lease", "postponed", "budget"] = "postponed"
 
 
 Result = Done | Ignored | Postponed

@@ -138,11 +138,13 @@ async def _refuse(connection: Connection, dispatch: Dispatch, row: Row, error: s
 FailedBy = Literal["dispatch", "gate", "given up", "end of run"]
 WAITING = "i.stage = %(stage)s AND i.claim_id IS NULL"
 # By cause: which open items are failed, and with which error. The end of a run fails items in flight as well.
+# An item that waits for a budget at the deadline of its stage fails for that reason.
 FAILED_BY: dict[FailedBy, tuple[str, str]] = {
     "dispatch": (f"{WAITING} AND i.key = %(key)s", "%(error)s"),
     "gate": (
         WAITING,
-        "%(error)s || coalesce(': lane ' || l.name || ' was paused: ' || l.paused_reason, ': ' || i.error, '')",
+        """%(error)s || coalesce(': lane ' || l.name || ' was paused: ' || l.paused_reason,
+            CASE WHEN i.postponed_cause = 'budget' THEN ': ' || i.postponed_why END, ': ' || i.error, '')""",
     ),
     "given up": (f"{WAITING} AND i.due_at <= coalesce(%(due_before)s, 'infinity'::timestamptz)", "%(error)s"),
     "end of run": ("true", "coalesce(i.error, %(error)s)"),
@@ -156,8 +158,8 @@ claim AS (
     INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
     SELECT '{by}', run_id, stage, lane_id, count(*), count(*), ecluse_now() FROM late GROUP BY run_id, stage, lane_id
     RETURNING id, run_id, stage, lane_id)
-UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error_code = %(code)s, error = {error},
-    finished_at = ecluse_now()
+UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error = {error}, finished_at = ecluse_now(),
+    error_code = CASE WHEN '{by}' = 'gate' AND i.postponed_cause = 'budget' THEN 'BUDGET_EXCEEDED' ELSE %(code)s END
 FROM late JOIN claim c ON c.run_id = late.run_id AND c.stage = late.stage AND c.lane_id = late.lane_id
 LEFT JOIN lanes l ON l.id = late.lane_id WHERE i.id = late.id
 """

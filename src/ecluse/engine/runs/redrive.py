@@ -19,7 +19,16 @@ Which = Literal["failed", "cancelled", "all"]
 # Codes of permanent failures that are not the record's fault, but that of a setting, a key, a crash of workers or the
 # end of the run.
 MAY_HEAL = (
-    *("INCOMPLETE", "RUN_ENDED", "STALLED", "WORKER_CRASHED", "STORE_FAILED", "DISPATCH_FAILED", "BUG"),
+    *(
+        "INCOMPLETE",
+        "BUDGET_EXCEEDED",
+        "RUN_ENDED",
+        "STALLED",
+        "WORKER_CRASHED",
+        "STORE_FAILED",
+        "DISPATCH_FAILED",
+        "BUG",
+    ),
     *("NOT_CONFIGURED", "UNAUTHORIZED", "FORBIDDEN", "FORBIDDEN_URL", "QUOTA_EXCEEDED", "SEALED", "NO_KEY"),
 )
 FAILED = """

@@ -19,6 +19,7 @@ from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all, fetch_now, fetch_one, fetch_value
+from ecluse.engine.effects.budgets import require_budget
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import Start, Started, check_tenant_name, start_run, valid_input
 from ecluse.engine.schedule.slot_decisions import MOST_SLOTS
@@ -156,7 +157,7 @@ async def fire_by_hand(
 ) -> Started:
     """Start a run of the schedule now, even if other runs of it are open; no due instant is used up. The run holds the
     schedule if no other open run does. `input` replaces the schedule's own; `start` may change the event key, or link
-    the run to another."""
+    the run to another. Raises Conflict if a budget is used up."""
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
         if flow.name != row["flow"]:
@@ -167,6 +168,7 @@ async def fire_by_hand(
         started = await start_run(connection, wanted)
         if started.deduplicated:
             return started
+        await require_budget(connection, flow, tenant_id, schedule_id)
         fired = {"run": started.run.id, "redrive": wanted.redrive_of is not None, "id": schedule_id}
         await connection.execute(FIRED, fired)
     return started

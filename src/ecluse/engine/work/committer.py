@@ -21,7 +21,7 @@ from ecluse.base.errors import PermanentError
 from ecluse.db.connect import Connection, Pool, together
 from ecluse.db.outage import is_unavailable, until_back
 from ecluse.db.query import fetch_rows
-from ecluse.engine.effects import protocol
+from ecluse.engine.effects import protocol, spend
 from ecluse.engine.effects.protocol import Intent, Standing
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model import counters
@@ -180,6 +180,7 @@ class Committer:
         results = [one for one in batch if isinstance(one, ItemResult)]
         intents = [one for one in batch if isinstance(one, Intent)] if len(results) < len(batch) else []
         ended = [one.effect for one in results if one.effect is not None]
+        paid = {one.claim_key: one.settlement for one in results if one.settlement is not None}
         fences = {result.claim_id: result.fence for result in results}
         fences |= {intent.claimed.claim_id: intent.claimed.fence for intent in intents}
         parameters = {
@@ -191,7 +192,7 @@ class Committer:
         accepted: set[ClaimKey] = set()
         recorded: dict[ClaimKey, Standing] = {}
         async with self._pool.connection() as connection:
-            if intents or ended or any(one.stage.save and one.status == "succeeded" for one in results):
+            if intents or ended or paid or any(one.stage.save and one.status == "succeeded" for one in results):
                 async with together(connection):
                     if opening := {one.item.run_id for one in results if one.stage.opens and one.status == "succeeded"}:
                         await connection.execute(LOCK_RUNS, (list(opening),))
@@ -206,6 +207,8 @@ class Committer:
                     if ended:
                         await protocol.settle(connection, ended, self._replica, [item for item, _ in accepted])
                     await _save(connection, results, accepted)
+                    if paid:  # last: no lock is awaited while those on the totals are held
+                        await spend.settle(connection, paid)
                     crashpoint("in commit")
                 if intents:
                     crashpoint("after intent")

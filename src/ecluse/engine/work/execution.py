@@ -8,13 +8,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.outage import is_unavailable
-from ecluse.engine.effects.paid import PaidCalls
+from ecluse.engine.effects.paid import OverBudget, PaidCalls
 from ecluse.engine.effects.perform import WriteExecutor
 from ecluse.engine.effects.protocol import LATER, EffectEnd, Fenced
 from ecluse.engine.lanes.registry import Closed, Lanes
@@ -63,6 +64,12 @@ class Executor:
 
     async def execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> ItemResult | None:
         """Execute the item; return the result to be stored, or None if the item is no longer this worker's."""
+        result = await self._execute(slot, claimed)
+        if result is not None and self._paid.may_be_reserved(claimed.item.id):
+            return result._replace(settlement=verdict.settlement(result))
+        return result
+
+    async def _execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> ItemResult | None:
         stage = self._lanes.stages[claimed.item.flow, claimed.item.stage]
         try:
             if claimed.start_at is not None:
@@ -76,6 +83,8 @@ class Executor:
             return self._judge(stage, claimed, answer, effect)
         except Closed:
             return release(stage, claimed)
+        except OverBudget as over:
+            return self._judge(stage, claimed, over.postponed, None)
         except asyncio.CancelledError as error:
             return self._interrupted(slot, stage, claimed, error)
         except Fenced:
@@ -98,6 +107,8 @@ class Executor:
             return spent, None
         if isinstance(stage.work, Write):
             return await self._writes.perform(stage.work, context, claimed, spent)
+        if stage.paid:
+            context = replace(context, begin_paid=partial(self._paid.begin, context, claimed))
         return await stage.work(context, item), None
 
     def _judge(self, stage: Stage, claimed: ClaimedItem, answer: Answer, effect: EffectEnd | None) -> ItemResult:
@@ -105,8 +116,9 @@ class Executor:
             self._lanes.record_result(claimed, None, called=self._called(stage, claimed.item))
         item, claim_id, fence, *_ = claimed
         match answer:
-            case Done(value, kept):
-                return ItemResult(item, stage, claim_id, fence, "succeeded", result=value, effect=effect, kept=kept)
+            case Done(value, kept, cost):
+                done = ItemResult(item, stage, claim_id, fence, "succeeded", result=value, effect=effect, kept=kept)
+                return done if cost is None else done._replace(cost=cost)
             case Ignored(reason, code):
                 return ItemResult(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
             case VendorError() as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 import structlog
@@ -15,6 +16,7 @@ from ecluse.base.text import storable
 from ecluse.engine.effects.protocol import EffectEnd, again_or_never
 from ecluse.engine.model import counters
 from ecluse.engine.model.breaker import Spared
+from ecluse.engine.model.budget import Settlement
 from ecluse.engine.model.flow import Stage, Write
 from ecluse.engine.model.item import ClaimedItem, ClaimKey, Item, Postponed
 from ecluse.engine.model.retry import Retry, decide
@@ -26,7 +28,7 @@ log = structlog.get_logger(__name__)
 class ItemResult(NamedTuple):
     """The result of one execution, ready to be stored. Status `open`: the item is to be executed again, at `due_at`;
     the execution is then counted only if it has an error that is not an `outage`. `order_at` is a new position in the
-    queue."""
+    queue. `cost` is that of a paid call, if it is known; `settlement` what becomes of the cost reserved for it."""
 
     item: Item
     stage: Stage
@@ -45,6 +47,8 @@ class ItemResult(NamedTuple):
     postponed: Postponed | None = None
     outage: bool = False
     order_at: datetime | None = None
+    cost: Decimal | None = None
+    settlement: Settlement | None = None
 
     @property
     def claim_key(self) -> ClaimKey:
@@ -136,6 +140,7 @@ def failed(
         http_status=error.status if isinstance(error, VendorError) else None,
         ambiguous=isinstance(error, VendorError) and error.ambiguous,
         effect=effect,
+        cost=error.cost if isinstance(error, VendorError) else None,
     )
     if spared is not None:
         log.debug("vendor down", **item.log_fields, code=code, error=text)
@@ -147,6 +152,16 @@ def failed(
         return result._replace(status="open", due_at=verdict.at)
     log.warning("execution failed", **item.log_fields, code=code, error=text, execution=executions)
     return result._replace(permanent=verdict.permanent)
+
+
+def settlement(result: ItemResult) -> Settlement:
+    """Return what becomes of the cost that was reserved for the call of this execution: it is released only if the call
+    was certainly not made, or not charged."""
+    if result.status == "succeeded" or result.cost is not None:
+        return Settlement("settled", result.cost)
+    if result.ambiguous or result.error_code == "BUG" or result.status == "ignored":
+        return Settlement("unknown")
+    return Settlement("released")
 
 
 def give_up_reason(stage: Stage, claimed: ClaimedItem) -> VendorError | None:

@@ -15,7 +15,7 @@ from ecluse.access.surface import Act, Command, Look, Noun, Surface
 from ecluse.access.wire import Body, Deleted, Shape
 from ecluse.base.validation import fields_of, partial_of
 from ecluse.db.query import Row, fetch_value
-from ecluse.engine import Start, start_run
+from ecluse.engine import Start, require_budget, start_run
 from ecluse.flows.audits import configs, queries
 from ecluse.flows.audits.flow import FLOW
 from ecluse.flows.audits.steps import Steps
@@ -256,7 +256,7 @@ async def show_audit(look: Look, audit_id: Annotated[int, Noun("audit")]) -> Row
     also={200: "The key was known; nothing new was started"},
     action="audit.start",
     subject="run:{run_id}",
-    refuses=("SCOPE", "CONFIG_INACTIVE"),
+    refuses=("SCOPE", "CONFIG_INACTIVE", "BUDGET_EXCEEDED"),
     command=Command("audits run", arguments=("fiche_id", "audit_config_id"), follows="run_id"),
 )
 async def start_audit(act: Act, body: NewAudit) -> Row:
@@ -276,6 +276,8 @@ async def start_audit(act: Act, body: NewAudit) -> Row:
     if started.deduplicated:
         act.answers(200)
         act.changes_nothing()
+    else:
+        await require_budget(act.connection, start.flow, act.tenant)
     run = started.run
     audit_id = await fetch_value(act.connection, "SELECT id FROM audits WHERE run_id = %s", (run.id,)) or 0
     return {"audit_id": str(audit_id), "run_id": str(run.id), "event_key": run.event_key}

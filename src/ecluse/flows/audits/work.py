@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ecluse.base.clock import Clock
 from ecluse.base.errors import PermanentError
-from ecluse.engine import Done, Item, Result, WorkContext
+from ecluse.engine import Charge, Done, Item, Result, WorkContext
 from ecluse.flows.audits import prompts, quotes, steps
 from ecluse.flows.audits.quotes import Spoken
 from ecluse.flows.audits.steps import Answered, Step
@@ -63,8 +63,10 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
     standing = await auditor.looks.look(context, item)
     recordings = [recording for recording in standing.recordings if recording.text.strip()]
     text = prompts.transcript(recordings)
+    asked = standing.asked
     if standing.done is None and 0 < len(text) <= max_input_chars:
-        await context.pay(item)
+        most = auditor.llm.most(asked.model, prompts.system(asked), text)
+        await context.pay(item, charge=Charge("llm", auditor.llm.chosen(asked.model), most))
     result = {"audit_id": item.payload["audit_id"]}
     if standing.done is not None:
         return Done({**result, "score": float(standing.done)})
@@ -77,7 +79,6 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
             f" {max_input_chars}.",
             code="TRANSCRIPT_TOO_LONG",
         )
-    asked = standing.asked
     answer = await auditor.llm.ask(
         system=prompts.system(asked),
         user=text,
@@ -95,7 +96,7 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
         "output_tokens": answer.output_tokens,
         "cost": _plain(answer.cost),
     }
-    return Done({**result, "score": score}, kept=kept)
+    return Done({**result, "score": score}, kept=kept, cost=answer.cost)
 
 
 def judged(asked: list[Step], answers: list[Answered], recordings: list[Recording]) -> list[dict[str, Any]]:

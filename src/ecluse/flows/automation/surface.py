@@ -186,7 +186,7 @@ async def delete_automation_schedule(act: Act, schedule_id: ScheduleNumber) -> R
     answer=shapes.Triggered,
     action="automation_schedule.trigger",
     subject="schedule:{body.schedule_id}",
-    refuses=("SCHEDULE_INACTIVE",),
+    refuses=("SCHEDULE_INACTIVE", "BUDGET_EXCEEDED"),
 )
 async def trigger_automation(act: Act, body: shapes.Trigger) -> Row:
     """Run a schedule now, even if other runs of it are open, possibly over other fiches than it selects. If a list is

@@ -62,10 +62,14 @@ ORDER BY 1
 # what they waited for.
 LATE = f"""
 SELECT w.fiche_id, count(*)::int AS missing, coalesce((array_agg(w.call_id || ': ' || w.why ORDER BY w.call_id)
-           FILTER (WHERE w.why IS NOT NULL))[1:{NAMED}], '{{}}') AS waited, e.error_code AS code, e.error, e.failed
-FROM (SELECT f.fiche_id, r.call_id, coalesce(i.error, 'lane ' || l.name || ' is paused: ' || l.paused_reason) AS why
+           FILTER (WHERE w.why IS NOT NULL))[1:{NAMED}], '{{}}') AS waited, e.error_code AS code, e.error, e.failed,
+       bool_or(w.over_budget) AS over_budget
+FROM (SELECT f.fiche_id, r.call_id, coalesce(b.why, i.error, 'lane ' || l.name || ' is paused: ' || l.paused_reason)
+          AS why, b.why IS NOT NULL AS over_budget
       {FROM} LEFT JOIN items i ON i.run_id = t.id AND i.stage IN ('known', 'recordings') AND i.key = r.call_id
-      LEFT JOIN lanes l ON l.id = i.lane_id {MISSING}) w
+      LEFT JOIN lanes l ON l.id = i.lane_id LEFT JOIN LATERAL (
+          SELECT i.postponed_why AS why WHERE i.postponed_cause = 'budget' AND i.claim_id IS NULL) b ON true
+      {MISSING}) w
 LEFT JOIN (SELECT * FROM expected_failures WHERE run_id = %(run)s) e ON e.target = w.fiche_id
 GROUP BY w.fiche_id, e.error_code, e.error, e.failed ORDER BY 1
 """  # noqa: S608 - our own words
@@ -85,6 +89,7 @@ class Late(NamedTuple):
     code: str | None
     error: str | None
     failed: int | None  # None: the cause is not that of particular recordings
+    over_budget: bool  # one of them waits for a budget
 
     @property
     def late(self) -> int:
@@ -99,7 +104,8 @@ class Late(NamedTuple):
             named = "; ".join(f"recording {why}" for why in self.waited)
             more = f" (and {self.missing - len(self.waited)} more)" if 0 < len(self.waited) < self.missing else ""
             text = f"{INCOMPLETE}: {named}{more}" if named else INCOMPLETE
-            return Settled(self.fiche_id, "failed", "TRANSCRIPTION_INCOMPLETE", text)
+            code = "BUDGET_EXCEEDED" if self.over_budget else "TRANSCRIPTION_INCOMPLETE"
+            return Settled(self.fiche_id, "failed", code, text)
         text = f"{self.error}; {self.late} more not transcribed in time" if self.late else str(self.error)
         return Settled(self.fiche_id, "failed", self.code, text)
 

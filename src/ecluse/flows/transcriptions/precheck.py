@@ -12,7 +12,8 @@ from ecluse.engine import Item, hold_for_runs, lock_open
 from ecluse.flows.transcriptions import rules
 
 LOOK = """
-SELECT k.item_id, r.id IS NOT NULL, coalesce(r.has_transcription, false), coalesce(r.recording_url, ''), l.run_id
+SELECT k.item_id, r.id IS NOT NULL, coalesce(r.has_transcription, false), coalesce(r.recording_url, ''), l.run_id,
+       r.duration_s
 FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
     AS k(item_id, fiche_cache_id, call_id, tenant_id, key)
 LEFT JOIN recordings r ON r.fiche_cache_id = k.fiche_cache_id AND r.call_id = k.call_id AND r.removed_at IS NULL
@@ -27,6 +28,7 @@ class Standing(NamedTuple):
     transcribed: bool
     url: str  # from the latest fetch: an older signed URL may have expired
     holder: int | None  # the run that holds its lock; None: the item's own run has ended, or a process holds it
+    seconds: float | None = None  # its length, as the CRM says
 
 
 async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:

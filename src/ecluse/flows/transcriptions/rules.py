@@ -29,7 +29,7 @@ RUN_ENDED = "RUN_ENDED"  # the engine's error code for items that the end of a r
 
 State = Literal["transcribed", "queued", "running", "throttled", "failed", "not_tried"]
 # Causes of waiting (insight/causes.py) that hold an item back, as opposed to no worker having reached it yet.
-HELD_BACK = frozenset({"paused", "held", "retry", "in flight", "per key", "throttled"})
+HELD_BACK = frozenset({"paused", "held", "budget", "retry", "in flight", "per key", "throttled"})
 
 
 def fiche_lock(fiche_id: str) -> str:

@@ -15,6 +15,7 @@ from ecluse.access.surface import Act, Command, Look, Surface
 from ecluse.access.wire import Body, Filter, Instant, Page, Shape
 from ecluse.base.errors import InvalidInput
 from ecluse.db.query import Row
+from ecluse.engine import require_budget
 from ecluse.flows.fiches import cache, ids
 from ecluse.flows.fiches.scopes import FicheInPath, require_visible
 from ecluse.flows.transcriptions import queries, rules
@@ -207,7 +208,7 @@ LOGS = Listing(
     answer=BatchAnswer,
     action="transcription.start",  # one row: its request id is the correlation id of the runs
     subject="fiches:{queued}",
-    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED"),
+    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "BUDGET_EXCEEDED"),
     command=Command("transcriptions batch", arguments=("fiche_ids",)),
 )
 async def transcribe_batch(act: Act, body: Batch) -> Row:
@@ -243,7 +244,7 @@ async def transcribe_batch(act: Act, body: Batch) -> Row:
     answer=Queued,
     action="transcription.start",
     subject="run:{run_id}",
-    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED"),
+    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "BUDGET_EXCEEDED"),
     command=Command("transcriptions start", follows="run_id"),
 )
 async def transcribe_fiche(act: Act, fiche_id: FicheInPath, priority: Priority = "normal") -> Row:
@@ -313,9 +314,10 @@ async def _queue(act: Act, fiche_ids: list[str], priority: str, *, day: date | N
         raise Refused(400, "INVALID_PRIORITY", f"A priority is one of {', '.join(PRIORITIES)}.")
     most: int = act.state.transcriptions.requests_per_minute
     clicked = await count_requests(act.connection, act.tenant, fiche_ids, most)
-    return await start(
+    flow = act.kit.flow(rules.FLOW)
+    started = await start(
         act.connection,
-        act.kit.flow(rules.FLOW),
+        flow,
         act.tenant,
         fiche_ids,
         event_ids=[rules.day_id(one, day) if day else rules.click_id(one, clicked[one]) for one in fiche_ids],
@@ -323,3 +325,6 @@ async def _queue(act: Act, fiche_ids: list[str], priority: str, *, day: date | N
         again=day is not None,
         correlation_id=act.request_id,
     )
+    if not all(one.attached for one in started):
+        await require_budget(act.connection, flow, act.tenant)
+    return started

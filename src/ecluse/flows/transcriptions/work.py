@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
-from ecluse.engine import Done, EphemeralEvent, Item, Postponed, Result, WorkContext
+from ecluse.engine import Charge, Done, EphemeralEvent, Item, Postponed, Result, WorkContext
 from ecluse.flows.fiches.fetch import fetch_fiche
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.chunks import derive
@@ -53,7 +53,8 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     tracer, fiche_id, began = traces.worker(item), item.payload["fiche_id"], time.monotonic()
     standing = await context.vendors.looks.look(context, item)
     if standing.url.strip() and not standing.transcribed and standing.holder == item.run_id:
-        await context.pay(item, rules.recording_lock(fiche_id, item.key))
+        charge = Charge("elevenlabs", config.speech.model, config.cost(standing.seconds))
+        await context.pay(item, rules.recording_lock(fiche_id, item.key), charge)
     tracer.start(
         "transcribe-recording",
         index=item.payload["index"],
@@ -90,6 +91,7 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
             "key": rules.speech_key(item.key, standing.url, config.speech).hex(),
             "model": config.speech.model,
         },
+        cost=config.cost(speech.seconds or standing.seconds),
     )
 
 
