@@ -20,8 +20,8 @@ from ecluse.engine.model.item import ClaimedItem, Item
 # and ends of runs to take effect.
 AHEAD_SECONDS = 0.1
 
-# Lanes of one claim statement, whose cost grows with lanes times items; if items wait in more, the next one goes on with
-# those after them.
+# Lanes of one claim statement, whose cost grows with lanes times items. If items wait in more, the next one goes on
+# with those after them.
 LANES_AT_ONCE = 16
 # A loose index scan: one step per lane, whatever the number of items.
 WAITING_LANES = """
