@@ -99,6 +99,24 @@ def test_tenants_are_made_disabled_and_enabled(admin, query, dsn):
     ]
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_tenant_is_disabled_with_or_without_its_open_runs(admin, rival, query, stop):
+    rival.post("/api/runs", {"flow": "test", "input": {"targets": ["a", "b"]}})
+    rival.post("/api/runs", {"flow": "test"})
+    ours = admin.post("/api/runs", {"flow": "test"}).json["run_id"]
+    preview = admin.get("/api/tenants/rival/disable")
+    assert (preview.status, preview.json["open_runs"], preview.json["disabled_at"]) == (200, 2, None)
+    answer = admin.post("/api/tenants/rival/disable", {"reason": "unpaid", "stop": stop})
+    assert answer.status == 200, answer
+    assert (answer.json["ended_runs"], answer.json["open_runs"]) == ((2, 0) if stop else (0, 2))
+    ends = query("SELECT state, end_cause, reason FROM runs WHERE tenant_id = 'rival' AND ended_at IS NOT NULL")
+    assert ends == (2 * [("cancelled", "operator", "unpaid")] if stop else [])
+    assert query("SELECT ended_at FROM runs WHERE id = %s", ours) == [(None,)]
+    again = admin.post("/api/tenants/rival/disable", {"reason": "again", "stop": stop})
+    assert (again.status, again.json["ended_runs"]) == (200, 0)
+    assert query("SELECT reason FROM audit_trail WHERE action = 'tenant.disable'") == [("unpaid",)]
+
+
 KEY = {"name": "x", "role": "viewer"}
 BAD = [
     ("POST", "/api/keys", {"name": "x"}, 422),
@@ -117,6 +135,8 @@ BAD = [
     ("POST", "/api/tenants/nothing/disable", {"reason": "x"}, 404),
     ("POST", "/api/tenants/%00/enable", {}, 404),
     ("POST", "/api/tenants/rival/disable", {}, 422),
+    ("POST", "/api/tenants/rival/disable", {"reason": "x", "stop": "yes"}, 422),
+    ("GET", "/api/tenants/nothing/disable", None, 404),
     ("POST", "/api/tenants/default/disable", {"reason": "x"}, 409),
     ("GET", "/api/tenants?id=x", None, 422),
 ]

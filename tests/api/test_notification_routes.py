@@ -240,7 +240,7 @@ def test_a_tenant_has_so_many_endpoints_and_no_more(api, dsn, query):
     )
     assert api.post(PATH, WEBHOOK).status == 201
     refused = api.post(PATH, WEBHOOK)
-    assert (refused.status, refused.code) == (409, "TOO_MANY_ENDPOINTS")
+    assert (refused.status, refused.code) == (429, "LIMIT_REACHED")
     add_tenant(dsn, "rival")
     assert api.with_key(new_key(dsn, tenant="rival")).post(PATH, WEBHOOK).status == 201
 

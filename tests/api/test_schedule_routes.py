@@ -77,7 +77,7 @@ def test_a_schedule_of_any_flow_is_made_shown_changed_switched_and_deleted(share
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"flow": "nothing"}, "there is no flow 'nothing'"),
+        ({"flow": "nothing"}, "There is no flow 'nothing'"),
         ({"flow": "transcription"}, "cannot be scheduled"),
         ({"plan": {"targets": 5}}, "plan: targets"),
         ({"cron": "61 * * * *"}, "bad minute"),

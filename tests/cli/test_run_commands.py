@@ -51,7 +51,7 @@ def test_runs_are_started_listed_and_shown(operator, one):
         (("start", "hello", "--input", r'{"skus": ["\ud800"]}'), "surrogates"),
         (("start", "hello", "--input", '{"articles": ' + "9" * 5000 + "}"), "--input is not valid JSON"),
         (("start", "hello", "--input", "[" * 100_000), "--input is not valid JSON"),
-        (("start", "no-such-flow"), "there is no flow 'no-such-flow'"),
+        (("start", "no-such-flow"), "There is no flow 'no-such-flow'"),
         (("start", "hello", "--key", "x" * 501), "key"),
         (("start", "hello", "--key", ""), "key"),
         (("start", "automation"), "automation"),

@@ -1,5 +1,5 @@
-"""Maintenance that an administrator asks for over HTTP and that takes longer than a request: the erasure of a tenant,
-and a sweep of retention at once. The request is stored; a scheduler carries it out, and after a crash goes on."""
+"""Maintenance that an administrator requests over HTTP and that takes longer than a request: the erasure of a tenant,
+and a sweep of retention at once. The request is stored; a scheduler carries it out, and continues after a crash."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class Asked(NamedTuple):
 
 
 async def ask(connection: Connection, what: str, subject: str, by: str) -> bool:
-    """Store the request in the caller's transaction; return False if it has been asked for already."""
+    """Store the request in the caller's transaction and wake the schedulers; return False if the same request is stored
+    already."""
     asked = (await connection.execute(ASK, (what, subject, by))).rowcount == 1
     await connection.execute("SELECT pg_notify(%s, '')", (CHANNEL,))
     return asked
@@ -92,13 +93,14 @@ async def refuse_open_runs(connection: Connection, tenant: str) -> None:
 
 
 async def foresee(connection: Connection, tenant: str) -> Counter[str]:
-    """Count what the erasure of the tenant would remove."""
+    """Count the rows that the erasure of the tenant would remove, by kind."""
     return await erasure.count(connection, (*RUNS, *TENANT), {"tenant": tenant})
 
 
 async def ask_for_erasure(connection: Connection, tenant: str, by: str) -> bool:
-    """Disable the tenant, so that no run of it is started, and have its rows erased. A run that was started at the same
-    moment delays the erasure until its end."""
+    """Disable the tenant, so that no run of it is started, and request the erasure of its rows; return False if that
+    was requested before. Raise Conflict if it has open runs; a run that is started at the same moment delays the
+    erasure until its end."""
     await tenants.set_disabled(connection, tenant, True)
     await connection.execute(NAMELESS, (tenant,))
     await refuse_open_runs(connection, tenant)
@@ -110,19 +112,19 @@ async def erase_rows(
     flows: Mapping[str, Flow],
     folders: Mapping[str, TraceFolder],
     tenant: str,
-    tell: sweep.Report,
     pace: Pace,
 ) -> Counter[str]:
-    """Erase the rows of a disabled tenant, and the log files of its runs on this host."""
+    """Erase the rows of a disabled tenant, and the log files of its runs on this host; return the number of rows by
+    table."""
     runs = await fetch_rows(connection, OF_FLOWS, (tenant, list(folders)))
     files = sum(folders[name].erase(run) for name, run in runs)
-    done = await erasure.delete_tenant(connection, flows, tenant, TENANT, tell, pace)
+    done = await erasure.delete_tenant(connection, flows, tenant, TENANT, pace)
     done["log files"] = files
     return done
 
 
 def job(flows: Mapping[str, Flow], rules: Sequence[Rule], folders: Mapping[str, TraceFolder]) -> Job:
-    """Return the job of schedulers that does what was asked for, one process at a time."""
+    """Return the periodic job of schedulers that carries out stored requests, in one process at a time."""
 
     async def run(pool: Pool) -> None:
         async with pool.connection() as connection:
@@ -147,15 +149,17 @@ async def _do(
             done = Counter({one.rule.kind.name: one.rows.total() for one in pruned})
             tenant, action, subject = tenants.DEFAULT, "retention.pruned", "retention"
         else:
-            done = await erase_rows(connection, flows, folders, asked.subject, lambda _, __: None, Pace())
+            done = await erase_rows(connection, flows, folders, asked.subject, Pace())
             tenant, action, subject = asked.subject, "tenant.erased", f"tenant:{asked.subject}"
     except (Busy, Stuck) as error:
-        log.warning("maintenance goes on later", what=asked.what, subject=asked.subject, error=str(error))
+        log.warning(
+            "maintenance: postponed, will continue later", what=asked.what, subject=asked.subject, error=str(error)
+        )
         return
     async with connection.transaction():
         await connection.execute("DELETE FROM maintenance WHERE what = %s AND subject = %s", asked[:2])
         await audit_trail.record(connection, tenant, asked.asked_by, action, subject, in_words(done))
-    log.info("maintenance done", what=asked.what, subject=asked.subject, rows=done.total())
+    log.info("maintenance: done", what=asked.what, subject=asked.subject, rows=done.total())
 
 
 def in_words(counted: Counter[str]) -> str:

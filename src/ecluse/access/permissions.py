@@ -32,6 +32,7 @@ PERMISSIONS = ROLES["admin"]
 
 
 def add_area(area: str) -> None:
-    """Add an area that a package brings: viewers read it, operators and admins also act in it."""
+    """Add an area of permissions that a package brings: viewers get its read permission, operators and admins read and
+    write."""
     for role, granted in ROLES.items():
         granted |= {f"{area}.read"} if role == "viewer" else {f"{area}.read", f"{area}.write"}

@@ -1,6 +1,6 @@
-"""`GET /api/events`: realtime events as a stream of server-sent events. A durable event has its place in the outbox as
-id: a client that reconnects with `Last-Event-ID` first gets the events published meanwhile. An ephemeral event has no
-id and is not sent again."""
+"""`GET /api/events`: realtime events as a stream of server-sent events. The id of a durable event is its position in
+the outbox: a client that reconnects with `Last-Event-ID` first gets the events published meanwhile. An ephemeral event
+has no id and is not sent again."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ecluse.access import door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
+from ecluse.access.limits import refused
 from ecluse.access.wire import LARGEST_ID, reads_of
 from ecluse.api.realtime import EVENTS_PATH, has_right, realtime_of, require_right
 from ecluse.base.errors import InvalidInput
@@ -39,10 +40,15 @@ async def stream_events(
     channel: Annotated[list[str], Query(max_length=MOST_CHANNELS, examples=[["private-fiche-171234"]])] = [],  # noqa: B006
     last_event_id: Annotated[
         str,
-        Header(alias="Last-Event-ID", description="The id of the last event received here.", examples=["171234"]),
+        Header(
+            alias="Last-Event-ID",
+            description="The id of the last event that the client has received.",
+            examples=["171234"],
+        ),
     ] = "",
 ) -> Response:
-    """Stream the events of these channels, or of the whole tenant (for `runs.read`, scope ALL) if none is given."""
+    """Stream the events of the given channels; without channels, all events of the tenant (needs `runs.read` and scope
+    ALL)."""
     realtime, caller = realtime_of(request), caller_of(request)
     last = _place(last_event_id)
     subjects = []
@@ -54,9 +60,9 @@ async def stream_events(
     if not channel and not _may_hear_all(caller):
         raise Refused(403, "FORBIDDEN", "This key may not listen to everything of its tenant: name the channels.")
     if realtime.hub.stopping:
-        raise Refused(503, "STOPPING", "This server stops: ask again.", {"Retry-After": "1"})
+        raise Refused(503, "STOPPING", "This server is stopping: connect again.", {"Retry-After": "1"})
     if realtime.pusher.full(caller.tenant, "sse"):
-        raise Refused(429, "TOO_MANY_CONNECTIONS", "Too many listen for this tenant already.", {"Retry-After": "10"})
+        raise refused("TOO_MANY_CONNECTIONS", "tenant_streams", "This tenant has as many open streams as allowed.", 10)
     return EventStream(_Stream(request, subjects, last).run(), realtime.limits.send_within)
 
 
@@ -69,12 +75,13 @@ def _place(given: str) -> int | None:
         return None
     if given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= LARGEST_ID:
         return int(given)
-    raise InvalidInput("Last-Event-ID is the id of an event received here, or left out")
+    raise InvalidInput("Last-Event-ID: must be the id of an event received here, or left out")
 
 
 class _Stream:
     def __init__(self, request: Request, subjects: Sequence[Subject], last: int | None) -> None:
-        """Stream the events of `subjects`; without subjects, all events of the tenant."""
+        """Prepare a stream of the events of `subjects`; without subjects, of all events of the tenant. `last` is the
+        position of the last event that the client has received."""
         self._request, self._subjects = request, subjects
         realtime = realtime_of(request)
         self._hub, self._tail, self._limits = realtime.hub, realtime.tail, realtime.limits

@@ -1,4 +1,4 @@
-"""What was done and what is told: the audit trail, for admins, and the outbox of events. Read-only."""
+"""Routes of the audit trail, for admins, and of the outbox of events. Read-only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TrailRow(Shape):
     id: Id
     at: datetime
     actor: str = Field(description="`key:<id>` over HTTP, `cli:<user>` on the command line.", examples=["key:3"])
-    actor_name: str | None = Field(description="Of the key.")
+    actor_name: str | None = Field(description="Name of the key.")
     action: str = Field(examples=["run.end"])
     subject: str = Field(examples=["run:7"])
     reason: str | None
@@ -45,7 +45,7 @@ class EventRow(Shape):
     occurred_at: datetime
     state: EventState
     tries: int
-    try_at: datetime | None = Field(description="Not before; null: at once.")
+    try_at: datetime | None = Field(description="Not published before then; null: at once.")
     error: str | None
     published_at: datetime | None
 
@@ -62,8 +62,8 @@ EVENTS = Listing("events", EventRow, "event_list", "runs.read", filters=EventFil
 surface.listing(
     "/api/audit-trail",
     TRAIL,
-    list_trail="List what people and programs have changed, the newest first. Admins of the tenant `default` also see"
-    " what belongs to no tenant.",
+    list_trail="List the changes made by people and programs, the newest first. Admins of the tenant `default` also see"
+    " the changes that belong to no tenant.",
     command=Command("trail", columns=("at", "actor", "actor_name", "action", "subject", "reason")),
 )
 surface.listing(

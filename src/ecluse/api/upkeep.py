@@ -1,4 +1,5 @@
-"""Upkeep of an installation, for admins of the tenant `default`: retention, growth, and the doctor's findings."""
+"""Routes for the upkeep of an installation, for admins of the tenant `default`: retention, growth, and the doctor's
+findings."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ SCHEDULERS = "SELECT count(*)::int FROM replicas WHERE state = 'live' AND 'sched
 
 @dataclass(frozen=True)
 class Upkeep:
-    """What the composition root knows of the settings, as `app.state.upkeep`."""
+    """Settings and checks from the composition root, as `app.state.upkeep`."""
 
     rules: Sequence[Rule]
     keep: Mapping[str, int]  # knobs of retention, in days
@@ -40,7 +41,7 @@ class PrunedKind(Shape):
     kind: str = Field(examples=["runs"])
     knob: str | None = Field(description="The setting; null: the time is fixed.", examples=["ECLUSE_KEEP_RUNS_DAYS"])
     days: int | None = Field(description="null: kept for ever.")
-    rows: int = Field(description="That would be deleted now.")
+    rows: int = Field(description="Number of rows that would be deleted now.")
     tables: dict[str, int]
     oldest: datetime | None
     newest: datetime | None
@@ -49,21 +50,21 @@ class PrunedKind(Shape):
 
 class GrowingKind(Shape):
     name: str
-    keep: int = Field(description="Days; 0: for ever.")
+    keep: int = Field(description="Days for which rows are kept; 0: for ever.")
     bytes: int
-    per_day: float = Field(description="Bytes.")
+    per_day: float = Field(description="Growth in bytes.")
 
 
 class Retention(Shape):
-    bytes: int = Field(description="Of the database.")
-    summary: str = Field(description="Size, growth and where it levels off, in one sentence.")
+    bytes: int = Field(description="Size of the database.")
+    summary: str = Field(description="Size, growth and expected final size, in one sentence.")
     kinds: list[PrunedKind]
-    growing: list[GrowingKind] = Field(description="Empty before a day of runs.")
+    growing: list[GrowingKind] = Field(description="Growth by kind; empty until there is a day of runs.")
 
 
 class AskedPrune(Shape):
     asked: Literal[True]
-    schedulers: int = Field(description="Live ones: without any, nothing is deleted until one starts.")
+    schedulers: int = Field(description="Live schedulers; without one, nothing is deleted until one starts.")
 
 
 class Prune(Body):
@@ -91,7 +92,7 @@ def _upkeep(look: Look) -> Upkeep:
     "/api/retention", needs="retention.read", answer=Retention, command=Command("retention show", columns=("kinds",))
 )
 async def show_retention(look: Look) -> Row:
-    """Show the size of the database, its growth, and what retention would delete now. Nothing is deleted."""
+    """Show the size of the database, its growth, and the rows that retention would delete now. Nothing is deleted."""
     upkeep = _upkeep(look)
     standing, days, groups = await growth.measure(look.connection, upkeep.keep)
     foreseen = await sweep.foresee(look.connection, look.kit.by_name, upkeep.rules)

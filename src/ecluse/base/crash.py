@@ -36,8 +36,8 @@ _armed = os.environ.get("ECLUSE_CRASH_AT")
 
 
 def after_step(name: str) -> str:
-    """Return the name of the crash point after a step's work and before its completion is recorded: the step runs
-    again."""
+    """Return the name of the crash point that lies after a step's work and before its completion is recorded; after a
+    crash there, the step runs again."""
     return f"after step {name}"
 
 

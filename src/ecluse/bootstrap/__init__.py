@@ -4,7 +4,7 @@ settings."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from ecluse.retention.sweep import job as retention_job
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
+    from ecluse.access.limits import Allowed
     from ecluse.access.secrets import Secrets
     from ecluse.engine.kit import Kit
     from ecluse.notify.work import Setup
@@ -45,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Database:
-    """The opened database."""
+    """An opened database: its address and, if it is embedded, its server."""
 
     dsn: str
     server: embedded.Embedded | None  # the embedded server, if this process started or joined it
@@ -67,7 +68,7 @@ def open_database(settings: Settings) -> Database:
 
 
 def trace_folders(settings: Settings) -> dict[str, TraceFolder]:
-    """Return by workflow the folder of the log files of its runs; it need not exist."""
+    """Return the folder of the log files of runs, by workflow; it need not exist."""
     data = settings.ECLUSE_DATA_DIR or default_data_dir()
     return {
         "transcription": TraceFolder(data / "logs", "transcription", ".log"),
@@ -85,8 +86,8 @@ def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
 
 
 def open_secrets(settings: Settings, database: Database) -> Secrets | None:
-    """Load the secret key; raise SetUpError if stored secrets were encrypted with another one. None: there is no key,
-    and no stored secret that would need one."""
+    """Load the secret key and return the store of secrets; None if there is neither a key nor a stored secret. Raise
+    SetUpError if stored secrets were encrypted with another key."""
     from ecluse.access.secrets import Secrets, check_fits, key_file, made_once, read_key  # only servers need ciphers
 
     secrets = None
@@ -102,8 +103,16 @@ def open_secrets(settings: Settings, database: Database) -> Secrets | None:
     return secrets
 
 
+def allowed(settings: Settings) -> Allowed:
+    """Return the limits per key and tenant."""
+    from ecluse.access.limits import KNOB, Allowed  # only servers have callers
+
+    return Allowed(**{one.name: getattr(settings, KNOB + one.name.upper()) for one in fields(Allowed)})
+
+
 def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -> Realtime:
-    """Build realtime from the settings; warn and leave hosted Pusher out if only some of its knobs are set."""
+    """Build realtime from the settings. If only some of the knobs of hosted Pusher are set, it is left out, with a
+    warning."""
     from ecluse.realtime.room import HostedApp, Realtime
 
     given = (settings.PUSHER_APP_ID, settings.PUSHER_KEY, settings.PUSHER_SECRET)
@@ -115,7 +124,8 @@ def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -
         hosted = HostedApp(settings.PUSHER_APP_ID, settings.PUSHER_KEY, secret, *where)
     elif any(given) or place:
         log.warning(
-            "hosted Pusher is not used: set PUSHER_APP_ID, PUSHER_KEY, PUSHER_SECRET, and PUSHER_CLUSTER or PUSHER_HOST"
+            "realtime: hosted Pusher is not used, some knobs are unset: set PUSHER_APP_ID, PUSHER_KEY, PUSHER_SECRET, "
+            "and PUSHER_CLUSTER or PUSHER_HOST"
         )
     return Realtime(
         secrets,
@@ -128,7 +138,7 @@ def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -
 
 
 def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup:
-    """Return the settings of the notifications flow; without a mail server's knobs it sends no mail."""
+    """Return the settings of the notifications flow; without SMTP_HOST and MAIL_FROM it sends no mail."""
     from ecluse.notify.work import Setup, Smtp  # only servers send notifications
 
     smtp = None
@@ -175,7 +185,7 @@ def bootstrap(
     from ecluse.notify.flow import working
 
     def able(flow: Flow) -> Flow:
-        """Give the flow what was not available yet when it was loaded: secrets and the database."""
+        """Return the flow with the resources that were not available when it was loaded: secrets and the database."""
         if flow.name == NOTIFICATIONS:
             return working(notify_setup(settings, dsn, secrets))
         if flow.name == "automation":

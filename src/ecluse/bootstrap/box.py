@@ -132,7 +132,7 @@ def _automation(settings: Settings, transcription: Flow) -> Flow:
 def automation_vendors(
     settings: Settings, secrets: Secrets | None
 ) -> Callable[[Clock], AbstractAsyncContextManager[Any]]:
-    """Return the function that opens the vendors of the automation flow; `secrets` decrypts the keys that schedules
+    """Return the function that opens the vendors of the automation flow; `secrets` decrypts the CRM keys that schedules
     have of their own."""
     from ecluse.flows.automation.work import Access, connected
 
@@ -159,7 +159,7 @@ def _audit(settings: Settings) -> Flow:
 
 
 def _crm(settings: Settings) -> dict[str, Any]:
-    """Return the fields of `CrmAccess`, which both flows that read the CRM have."""
+    """Return the fields of `CrmAccess`, for the flows that read the CRM."""
     return {
         "crm_url": settings.CRM_BASE_URL,
         "crm_key": _secret(settings.CRM_API_KEY),
@@ -183,7 +183,7 @@ class Lacking:
 
 
 def lacking(settings: Settings) -> list[Lacking]:
-    """Return the built-in flows whose runs would fail for want of a knob."""
+    """Return the built-in flows whose runs would fail because knobs are unset."""
     wanted = {
         "transcription": ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY"),
         "audit": ("LLM_API_KEY", "LLM_MODEL"),
@@ -199,8 +199,8 @@ def lacking(settings: Settings) -> list[Lacking]:
 
 
 def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
-    """Return the built-in flows, then those of other packages (`load_packages`). Raises SetUpError for one that cannot
-    be loaded or a name that occurs twice."""
+    """Return the built-in flows, then those of other packages (`load_packages`). Raise SetUpError for one that cannot
+    be loaded, or a name that occurs twice."""
     transcription = _transcription(settings)
     box = [transcription, _audit(settings), _automation(settings, transcription), _notifications()]
     others = [(package.name, flow) for package in load_packages(settings, extra) for flow in package.made()]
@@ -212,14 +212,14 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
 
 
 def load_packages(settings: Settings, extra: Sequence[str] = ()) -> list[Package]:
-    """Return the packages of others: the installed ones, those of ECLUSE_FLOWS, then those in `extra`."""
+    """Return the packages that are not built in: the installed ones, those of ECLUSE_FLOWS, then those in `extra`."""
     installed = {f"{one.value}": one.name for one in entry_points(group="ecluse.flows")}
     named = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
     return [_load(name) for name in dict.fromkeys((*installed, *named, *extra))]
 
 
 def _load(name: str) -> Package:
-    """Import the package or the flow given as `module:NAME`."""
+    """Import the package or the flow named `module:NAME`; raise SetUpError if that is not possible."""
     module, _, attribute = name.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # an installed script searches its own directory, not the current one

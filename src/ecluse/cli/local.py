@@ -83,18 +83,14 @@ def _json_argument(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document as the last line")
 
 
-def _keep_arguments(parser: Parser) -> None:
-    parser.add_argument("--keep", action="store_true", help="leave server and sandbox running at the end")
-    _json_argument(parser)
-
-
 def _demo_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--fiches", type=int, default=200, metavar="N", help="number of fiches, 10 to 1000; default 200"
     )
     database = "use the database of DATABASE_URL, which must hold no runs"
     parser.add_argument("--given-database", action="store_true", help=database)
-    _keep_arguments(parser)
+    parser.add_argument("--keep", action="store_true", help="leave server and sandbox running at the end")
+    _json_argument(parser)
 
 
 def demo(_: Given, given: Namespace) -> int:
@@ -109,12 +105,6 @@ def demo_transcription(_: Given, given: Namespace) -> int:
     from ecluse.cli import demos
 
     return demos.transcription(as_json=given.json)
-
-
-def demo_hello(_: Given, given: Namespace) -> int:
-    from ecluse.cli import demos
-
-    return demos.hello(keep=given.keep, as_json=given.json)
 
 
 def doctor(given: Given, _: Namespace) -> int:
@@ -229,12 +219,6 @@ COMMANDS = [
         _json_argument,
     ),
     Local(
-        "demo hello",
-        "Read 2,000 prices from an unreliable vendor, kill the worker half-way, and account for every price.",
-        demo_hello,
-        _keep_arguments,
-    ),
-    Local(
         "doctor",
         "Show what the server finds wrong with settings, disk and database, with advice for each problem; without a "
         "server, this host checks them. Read-only. Exit code 0 if no check failed, else 1.",
@@ -270,6 +254,6 @@ COMMANDS = [
 
 
 def known() -> list[Local | Json]:
-    """Return all commands; one of this program stands for the server's of the same name."""
+    """Return all commands. A command of this program replaces the server's command of the same name."""
     own = {one.name for one in COMMANDS}
     return [*COMMANDS, *(one for one in packaged() if one["name"] not in own)]

@@ -1,4 +1,4 @@
-"""Execute a command of a server: parse its arguments, ask, and show the answer."""
+"""Run a command of a server: parse its arguments, send the request, and show the answer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def _has_cursor(command: Json) -> bool:
 
 
 def _confirmed(client: Client, command: Json, path: str, query: Json, body: Json | None) -> bool:
-    """Show what would change, and ask."""
+    """Show the preview of a command and ask the user to confirm it; return the answer. Raise Failure if stdin is no
+    terminal."""
     declared = command["preview"]
     at = declared["path"]
     for given, wanted in zip(path.split("/"), command["path"].split("/"), strict=True):
@@ -108,4 +109,4 @@ def _show(command: Json, answer: Any) -> None:
     for line in show.table(rows, command["columns"], show.width()):
         show.write(line)
     if answer.get("next_cursor"):
-        show.say(f"There are more: --all lists them, --cursor {answer['next_cursor']} the next {answer['limit']}.")
+        show.say(f"There are more rows: --all lists them, --cursor {answer['next_cursor']} the next {answer['limit']}.")

@@ -29,7 +29,8 @@ def newest_revision() -> str:
 
 
 async def check_database(dsn: str, pool: int, keep: Mapping[str, int]) -> list[Finding]:
-    """`pool` is the size of a replica's pool; `keep` has the knobs of retention, in days."""
+    """Run all checks on the database and return their findings; a schema that fails ends them. `pool` is the size of a
+    replica's pool; `keep` has the knobs of retention, in days."""
     findings = []
     try:
         async with await open_session(dsn) as connection:

@@ -1,9 +1,8 @@
-"""The kit: runs, items, claims, group commit, gates, outcomes. It knows no flow, no vendor, no HTTP.
+"""The engine: runs, items, claims, group commit, gates, outcomes. It knows no flow, no vendor, no HTTP.
 
-These names are what flows, the API, the pages, the commands and the composition root use of it. Four more are imported
-from their modules, because they import DBOS, which takes longer than all the rest, and a command that only reads the
-database need not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and
-`work.completion.end_by_operator`.
+These names are all that flows, the API, the pages, the commands and the composition root use of it. Four more are
+imported from their modules, because they import DBOS, which is slow to import, and commands that only read the database
+need not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and `work.completion.end_by_operator`.
 """
 
 from ecluse.engine.cluster.maintenance import Job
@@ -47,7 +46,6 @@ from ecluse.engine.runs.leases import (
     force_release,
     hold_for_runs,
     holders,
-    list_leases,
     still_mine,
 )
 from ecluse.engine.runs.leases import acquire as acquire_lease

@@ -1,5 +1,5 @@
-"""The error codes of items, targets and runs: what each means and what an operator can do. The page `/docs/errors` and
-docs/errors.md are made from this table; a test compares it with the codes in the source."""
+"""The error codes of items, targets and runs: the meaning of each, and what an operator can do. The page `/docs/errors`
+and docs/errors.md are made from this table; a test compares it with the codes in the source."""
 
 from __future__ import annotations
 

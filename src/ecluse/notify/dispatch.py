@@ -1,4 +1,4 @@
-"""Turn events into deliveries, set-based, one per recipient and event.
+"""Creation of deliveries from events, set-based, one per recipient and event.
 
 The publisher may offer an event twice. The key of a delivery's run is computed from recipient and event, so dispatching
 the event a second time is a no-op.
@@ -53,8 +53,8 @@ FROM deliveries WHERE run_id = %s AND tenant_id = %s
 
 @dataclass(frozen=True)
 class Recipient:
-    """A recipient of a delivery: `to` is a URL or a mail address; `endpoint_id` None: named by a schedule. Without
-    `secret_name`, the name of a sealed secret, a webhook is not signed."""
+    """A recipient of a delivery: `to` is a URL or a mail address; `endpoint_id` is None for a recipient named by a
+    schedule; `secret_name` is the name of the encrypted signing secret, without which a webhook is not signed."""
 
     kind: Kind
     to: str
@@ -63,9 +63,9 @@ class Recipient:
 
 
 async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
-    """Create the deliveries of published events: a sink of the publisher. If a batch fails, the error is raised and the
+    """Create the deliveries of published events. A sink of the publisher: if a batch fails, the error is raised and the
     publisher offers its events one by one. A single event that fails while the database is available is logged and
-    dropped: the events after it would wait for it forever."""
+    dropped: later events would wait for it forever."""
     wanted_events = [
         event for event in events if not event.event_type.startswith(OURS) and not _ended_with_parent(event)
     ]
@@ -106,7 +106,7 @@ async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started
     the earlier delivery is still pending. Raises NotFound if the tenant has no delivery with this run."""
     delivery = await fetch_one(connection, NewDelivery, AGAIN, (run_id, tenant))
     if delivery is None:
-        raise NotFound(f"there is no delivery {run_id}")
+        raise NotFound(f"There is no delivery {run_id}.")
     if delivery.endpoint_id is not None and delivery.kind == "webhook":
         endpoint = await endpoints.show(connection, tenant, delivery.endpoint_id)
         delivery = replace(delivery, recipient=endpoint["url"])
@@ -118,7 +118,7 @@ async def deliver(
     connection: Connection, new_deliveries: Sequence[NewDelivery], *, again: bool = False
 ) -> list[Started]:
     """Insert the runs and rows of these deliveries in the caller's transaction, each once per recipient and event;
-    return the runs. `again`: deliver also what was delivered before."""
+    return the runs. `again`: events that were delivered before are delivered again."""
     if not new_deliveries:
         return []
     new_deliveries = list({(one.tenant_id, _key(one)): one for one in new_deliveries}.values())

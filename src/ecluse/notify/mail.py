@@ -49,7 +49,7 @@ SENT = "UPDATE deliveries SET sent_at = ecluse_now() WHERE run_id = %s"
 
 
 class Uncertain(PermanentError):
-    """The mail may have been sent: it is not sent again."""
+    """The mail may have been sent, so it is not sent again."""
 
     code = "MAY_HAVE_BEEN_SENT"
 
@@ -60,7 +60,7 @@ class Uncertain(PermanentError):
 
 
 async def send(context: WorkContext, item: Item) -> Result:
-    """Send the mail of a delivery: the work of an item in the stage `mail`."""
+    """Send the mail of a delivery. The work of the stage `mail`."""
     own: Resources = context.vendors
     smtp = own.setup.smtp
     if smtp is None:
@@ -80,9 +80,9 @@ async def send(context: WorkContext, item: Item) -> Result:
 
 
 async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessage) -> str:
-    """Send the mail to the server, and return the server's answer when it accepted it. `sending_at` of the delivery is
-    set before the text is sent, `sent_at` after it was accepted. Raises Uncertain if it cannot be known whether the
-    mail was sent."""
+    """Send the mail to the mail server, and return the server's answer once it has accepted the mail. `sending_at` of
+    the delivery is set before the text is sent, `sent_at` after it was accepted. Raise Uncertain if it cannot be known
+    whether the mail was sent."""
     client = aiosmtplib.SMTP(
         hostname=smtp.host,
         port=smtp.port,
@@ -120,7 +120,8 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
 
 
 async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery) -> SMTPProtocol:
-    """Send MAIL, RCPT and DATA, up to the point where the server waits for the text."""
+    """Send MAIL, RCPT and DATA, up to the point where the server waits for the text; return the protocol to send it
+    with."""
     try:
         await client.mail(_address(smtp.sender).addr_spec)
         await client.rcpt(delivery.recipient)
@@ -137,7 +138,7 @@ async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery) -> 
 def compose(
     delivery: Delivery, run: Mapping[str, Any] | None, *, sender: str, at: datetime, public_url: str | None
 ) -> EmailMessage:
-    """Return the mail about an event and, if there is one, its run; `public_url` is the address of the pages, for a
+    """Compose the mail about an event and, if there is one, its run. `public_url` is the address of the pages, for a
     link."""
     lines, rows = [f"{delivery.event_type}, {delivery.message['timestamp']}"], []
     if run is None:
@@ -175,8 +176,8 @@ def compose(
 
 
 def _counts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the counters of a run. In the row, `failed` includes cancelled targets; they are listed separately
-    here."""
+    """Return the counters of a run as rows for the mail. In the run, `failed` includes cancelled targets; here they are
+    listed separately."""
     counts = {name: run[name] for name in COUNTED if run[name] is not None}
     if run["cancelled"]:
         counts |= {"failed": run["failed"] - run["cancelled"], "cancelled": run["cancelled"]}
@@ -190,7 +191,7 @@ def _page(title: str, rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _one_line(value: Any) -> str:
-    """Return a value as one line for the mail, secrets hidden."""
+    """Return the value as one line of text for the mail, with secrets hidden."""
     return storable(masked(" ".join(str(value).split())), LONGEST_TEXT)
 
 
@@ -216,7 +217,7 @@ def _not_sent(error: Exception) -> NotSentError:
 
 
 def _failure(subject: str, error: Exception) -> str:
-    """Return a message that names an error, secrets hidden."""
+    """Return a message about an error, with secrets hidden."""
     return storable(masked(f"{subject}: {type(error).__name__}: {error}"))
 
 

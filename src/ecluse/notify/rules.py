@@ -50,8 +50,8 @@ def run_key(endpoint_id: int | None, recipient: str, kind: Kind, event_key: str)
 
 
 def shown_to(kind: Kind, recipient: str) -> str:
-    """Return the recipient for people and logs. The path of a webhook URL is often a secret: only its origin is
-    shown."""
+    """Return the recipient as it is shown to people and logged: only the origin of a webhook URL, whose path is often a
+    secret."""
     if kind == "mail":
         return recipient
     parts = urlsplit(recipient)
@@ -64,14 +64,14 @@ def message_id(tenant_id: str, event_key: str) -> str:
 
 
 def message(event_type: str, occurred_at: datetime, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of a webhook, from which mails are composed, too."""
+    """Return the body of a webhook; mails are composed from it, too."""
     return {"type": event_type, "timestamp": occurred_at.isoformat(), "data": payload}
 
 
 def patience(asked: float | None, executions: int) -> float | None:
-    """Return the Retry-After that a receiver asked for, in seconds, if it is longer than our backoff after so many
-    executions; otherwise None. A receiver that keeps asking for a short wait must not use up a day of attempts within
-    minutes."""
+    """Return the Retry-After that a receiver asked for, in seconds and at most LONGEST_RETRY_AFTER, if it is longer
+    than our backoff after `executions` executions; otherwise None. A receiver that keeps asking for a short wait must
+    not use up a day of attempts within minutes."""
     if asked is None:
         return None
     ours = min(RETRY.base * RETRY.multiplier**executions, RETRY.longest)
@@ -92,7 +92,7 @@ def is_address(text: str) -> bool:
 
 def _checked_address(text: str) -> str:
     if not is_address(text):
-        raise ValueError("this is not a mail address, such as someone@example.com")
+        raise ValueError("not a mail address; it must look like someone@example.com")
     return text
 
 
@@ -100,9 +100,9 @@ MailAddress = Annotated[str, StringConstraints(max_length=LONGEST_ADDRESS), Afte
 
 
 def why_refused(url: str, guard: GuardedHttp) -> str | None:
-    """Return why this URL cannot be that of a webhook, for the user who entered it; None if it can."""
+    """Return the reason why this URL cannot be used for a webhook, for the user who entered it; None if it can."""
     if url.endswith(f"/{HIDDEN}"):
-        return "this is how it is shown, not what it is; give it in full, or leave it out"
+        return "this is the URL as it is shown, with its end hidden; give the full URL, or leave the field out"
     return guard.refuse_reason(url)
 
 

@@ -61,8 +61,8 @@ class Smtp:
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings, passed in by the composition root. No `smtp`: mail is not configured; no `read_secret`: there is no key
-    to open sealed secrets."""
+    """Settings of notifications, passed in by the composition root. No `smtp`: mail is not configured; no
+    `read_secret`: there is no key to decrypt secrets with."""
 
     dsn: str
     read_secret: ReadSecret | None = None
@@ -112,8 +112,7 @@ class NewDelivery:
 
 @dataclass(frozen=True)
 class Delivery(NewDelivery):
-    """A delivery as stored, with how far it has come: `begun`: its text may have been handed over; `sent`: it was
-    accepted."""
+    """A delivery as stored, with its progress: `begun`: its text may have been handed over; `sent`: it was accepted."""
 
     run_id: int
     begun: bool
@@ -123,24 +122,24 @@ class Delivery(NewDelivery):
 
     @property
     def name(self) -> str:
-        """The message id by which receivers deduplicate."""
+        """The message id, by which receivers deduplicate."""
         return message_id(self.tenant_id, self.event_key)
 
 
 async def load(connection: Connection, run_id: int) -> Delivery:
-    """Return the delivery of a run. Raises PermanentError if there is none, or its recipient does not want it any
-    more."""
+    """Return the delivery of a run. Raise PermanentError if there is none, or its endpoint was deleted, switched off or
+    no longer has the recipient."""
     delivery = await fetch_one(connection, Delivery, LOAD, {"run": run_id, "old_signs": OLD_SECRET_SIGNS})
     if delivery is None:
-        raise PermanentError("There is nothing to deliver: deliveries are made by events", code="NO_DELIVERY")
+        raise PermanentError("There is nothing to deliver: deliveries are created by events", code="NO_DELIVERY")
     if not delivery.wanted:
-        raise PermanentError("Its endpoint was deleted or switched off", code="ENDPOINT_OFF")
+        raise PermanentError("The endpoint of this delivery was deleted or switched off", code="ENDPOINT_OFF")
     return delivery
 
 
 async def post(context: WorkContext, item: Item) -> Result:
-    """Post the message of a delivery to its webhook: the work of an item in the stage `webhook`. Any refusal is
-    retried, except 410 Gone, which disables the endpoint."""
+    """Post the message of a delivery to its webhook. The work of the stage `webhook`. Any refusal is retried, except
+    410 Gone, which disables the endpoint."""
     own: Resources = context.vendors
     async with own.pool.connection() as connection:
         delivery = await load(connection, item.run_id)
@@ -166,16 +165,18 @@ async def post(context: WorkContext, item: Item) -> Result:
 
 
 async def _keys(connection: Connection, read: ReadSecret | None, delivery: Delivery) -> list[str]:
-    """Return the secrets that sign the delivery: its own and, while it is being rotated, the previous one; none if the
-    recipient has none."""
+    """Return the secrets that sign the delivery: its own and, while that is being rotated, the previous one; empty if
+    the recipient has no secret."""
     if delivery.secret_name is None:
         return []
     if read is None:
         raise TransientError(
-            "There is no key to open its signing secret with: set ECLUSE_SECRET_KEY", code="NO_SECRET_KEY"
+            "There is no key to decrypt the signing secret with: set ECLUSE_SECRET_KEY", code="NO_SECRET_KEY"
         )
     names = [delivery.secret_name] + ([old_name(delivery.secret_name)] if delivery.rotating else [])
     try:
         return [await read(connection, delivery.tenant_id, name) for name in names]
     except NotFound as error:  # deleted with its endpoint or schedule
-        raise PermanentError("Its signing secret is gone: it is not sent unsigned", code="NO_SECRET") from error
+        raise PermanentError(
+            "The signing secret no longer exists, and the webhook is not sent unsigned", code="NO_SECRET"
+        ) from error

@@ -31,7 +31,7 @@ SHUT = "SELECT id FROM tenants WHERE id = ANY(%s) AND disabled_at IS NOT NULL"
 
 
 class Vault(Protocol):
-    """Store of sealed secrets, by tenant and name."""
+    """Store of encrypted secrets, by tenant and name."""
 
     async def put(self, connection: Connection, tenant: str, name: str, value: str) -> None: ...
 
@@ -63,7 +63,7 @@ async def app_of(connection: Connection, vault: Vault, tenant: str) -> App:
 
 
 async def rotate(connection: Connection, vault: Vault, tenant: str) -> App:
-    """Give the tenant's app a new secret."""
+    """Replace the secret of the tenant's app; return the app with the new one."""
     app = replace(await app_of(connection, vault, tenant), secret=secrets.token_hex(16))
     await vault.put(connection, tenant, SECRET, app.secret)
     return app
@@ -71,8 +71,8 @@ async def rotate(connection: Connection, vault: Vault, tenant: str) -> App:
 
 class Apps:
     """Cached lookup of apps for sockets and publishers, which may come by the hundreds. A found app is cached for a
-    second, and so is "database unavailable": callers queued behind a failed query do not wait for the database
-    again."""
+    second, and so is the error of an unavailable database: callers queued behind a failed query do not wait for the
+    database again."""
 
     def __init__(self, vault: Vault, fresh_seconds: float = FRESH_SECONDS) -> None:
         self._vault, self._fresh_seconds = vault, fresh_seconds
@@ -89,7 +89,7 @@ class Apps:
         return await self._find(pool, "a.app_id = %s", app_id)
 
     async def _find(self, pool: Pool, condition: str, value: str | int) -> App | None:
-        """Return the app by this condition of FIND, cached."""
+        """Return the app that this condition of FIND selects, cached."""
         async with self._asking:
             until, app = self._known.get((condition, value), (0.0, None))
             if app is None or until <= time.monotonic():
@@ -109,7 +109,7 @@ class Apps:
 
 
 async def _found(connection: Connection, vault: Vault, condition: str, value: str | int) -> App | None:
-    """Return the app by this condition of FIND, with its secret, from the database."""
+    """Read the app that this condition of FIND selects, with its secret, from the database."""
     row = await fetch_row(connection, FIND.format(condition=condition), (value,))
     if row is None:
         return None
@@ -118,5 +118,5 @@ async def _found(connection: Connection, vault: Vault, condition: str, value: st
 
 
 async def shut(connection: Connection, tenants: list[str]) -> set[str]:
-    """Return those of the given tenants that are disabled."""
+    """Return the disabled tenants among the given ones."""
     return set(await fetch_column(connection, SHUT, (tenants,)))

@@ -1,7 +1,7 @@
 """Subscriptions of this process by tenant and channel, and the send queue of each listener.
 
 Publishing never blocks: every listener has a bounded queue of its own. A listener that does not keep up loses ephemeral
-events; when a durable event does not fit it is disconnected, and can come back for what it missed.
+events; if a durable event does not fit, it is disconnected, and can catch up after it reconnects.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Message:
 
     @cached_property
     def payload(self) -> Any:
-        """The data parsed as JSON, or as it is if that is not possible."""
+        """The data parsed as JSON, or unchanged if it is not JSON."""
         try:
             return from_json(self.data)
         except ValueError:
@@ -78,7 +78,7 @@ def frame(event: str, data: str, channel: str | None = None) -> str:
 
 class Listener:
     """A socket or a stream with its send queue of at most `longest` messages. It is woken when there is something to
-    send or it is to be closed."""
+    send, or when it is to be closed."""
 
     def __init__(
         self, tenant: str, transport: Transport, socket_id: str | None = None, *, longest: int = LONGEST_QUEUE
@@ -90,9 +90,9 @@ class Listener:
         self._wake = asyncio.Event()
 
     def offer(self, message: Message, channels: Sequence[str]) -> bool:
-        """Queue a message; `channels` are those of the message that this listener subscribes to. Returns False if the
-        queue is full or the listener is being closed: after the first lost durable event, a later one would hide the
-        gap."""
+        """Queue a message; `channels` are the channels of the message that this listener subscribes to. Return False if
+        the queue is full or the listener is being closed: after the first lost durable event, a later one would hide
+        the gap."""
         if self.leave is not None:
             return False
         if len(self._queue) < self._longest:
@@ -112,7 +112,7 @@ class Listener:
             self.disconnect(*TOO_SLOW)
 
     def disconnect(self, code: int, why: str) -> None:
-        """Have the connection closed with this code and reason; the first call decides."""
+        """Request that the connection be closed with this code and reason; only the first call counts."""
         self.leave = self.leave or (code, why)
         self._wake.set()
 
@@ -127,7 +127,7 @@ class Listener:
                 timer.cancel()
 
     def taken(self) -> Iterator[tuple[Message, Sequence[str]] | str]:
-        """Take everything out of the queue: messages with the channels they are for, and frames."""
+        """Remove and yield everything in the queue: messages with the channels they are for, and frames."""
         while self._queue:
             yield self._queue.popleft()
 
@@ -142,8 +142,8 @@ class Onward(Protocol):
 
 
 class Hub:
-    """The listeners of this process and their subscriptions, and the delivery of messages to them. `private`: channels
-    of Ecluse's own events have the prefix `private-`; `largest`: the maximum payload in bytes."""
+    """The listeners of this process and their subscriptions; delivers messages to them. `private`: channels of Ecluse's
+    own events have the prefix `private-`; `largest`: the maximum payload in bytes."""
 
     def __init__(self, *, private: bool = True, largest: int = LARGEST_PAYLOAD) -> None:
         self.private, self.largest = private, largest
@@ -205,7 +205,7 @@ class Hub:
             self.deliver(durable(event, channels, self.largest))
 
     def publish(self, message: Message) -> None:
-        """Deliver to local listeners, and pass on to the destinations in `onward` that want it."""
+        """Deliver the message to local listeners, and pass it on to the destinations in `onward` that want it."""
         self.deliver(message)
         for onward in self.onward:
             if onward.wants(message.tenant, message.channels):
@@ -246,8 +246,8 @@ class Hub:
 
 
 def is_realtime(event: PublishedEvent) -> bool:
-    """Return True for events that are sent to realtime subscribers, such as `transcription.completed`; names with a
-    slash, such as `fiche/transcribed`, are for programs and are not."""
+    """Return True if the event is sent to realtime subscribers, such as `transcription.completed`; names with a slash,
+    such as `fiche/transcribed`, are for programs and are not sent."""
     return "." in event.event_type and "/" not in event.event_type
 
 

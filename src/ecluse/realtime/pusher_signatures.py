@@ -16,17 +16,17 @@ def signed(secret: str, text: str) -> str:
 
 
 def channel_auth(key: str, secret: str, socket_id: str, channel: str) -> str:
-    """Return the signature with which this socket may subscribe to this channel."""
+    """Return the signature that lets this socket subscribe to this channel."""
     return f"{key}:{signed(secret, f'{socket_id}:{channel}')}"
 
 
 def may_join(key: str, secret: str, socket_id: str, channel: str, auth: str) -> bool:
-    """Return True if `auth` is the signature with which this socket may subscribe to this channel."""
+    """Return True if `auth` is the signature that lets this socket subscribe to this channel."""
     return hmac.compare_digest(channel_auth(key, secret, socket_id, channel).encode(), auth.encode())
 
 
 def body_md5(body: bytes) -> str:
-    """Return the MD5 of a request's body, which is part of what is signed."""
+    """Return the MD5 of a request's body, which the request's signature covers."""
     return hashlib.md5(body, usedforsecurity=False).hexdigest()
 
 
@@ -45,12 +45,12 @@ def signed_query(key: str, secret: str, method: str, path: str, body: bytes, now
 def wrong_with(
     key: str, secret: str, method: str, path: str, query: Iterable[tuple[str, str]], body: bytes, now: float
 ) -> str | None:
-    """Return why the signature of a request is invalid; None if it is valid. `now` is the server's clock, in seconds
-    since the epoch."""
+    """Return the reason why the signature of a request is invalid; None if it is valid. `now` is the server's clock, in
+    seconds since the epoch."""
     pairs = list(query)
     given: Mapping[str, str] = dict(pairs)
     if len(given) != len(pairs):
-        return "a parameter stands twice in the query"
+        return "a parameter occurs twice in the query"
     if given.get("auth_key") != key or given.get("auth_version") != "1.0":
         return "auth_key or auth_version is wrong"
     timestamp = given.get("auth_timestamp", "")

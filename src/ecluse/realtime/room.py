@@ -1,4 +1,4 @@
-"""Realtime of one process: assembles and runs the hub, relay, tail, Pusher server and hosted Pusher."""
+"""Realtime of one process: assembles and runs the hub, the relay, the tail, the Pusher server and hosted Pusher."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ecluse.realtime.tail import Tail
 log = structlog.get_logger(__name__)
 AGAIN_SECONDS = 1.0
 
-DRY_RUN = "PUSHER_DRY_RUN is set: nothing is sent by the Pusher protocol. GET /api/events goes on."
-NO_KEY = "There is no key to seal the app's secret with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
+DRY_RUN = "PUSHER_DRY_RUN is set: nothing is sent by the Pusher protocol. GET /api/events still works."
+NO_KEY = "There is no key to encrypt the app's secret with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
 ELSEWHERE = "This tenant's events go to hosted Pusher: connect there."
 
 __all__ = ["HostedApp", "Realtime"]
@@ -67,19 +67,19 @@ class Realtime:
         return self.hosted if tenant == HOSTED_TENANT else None
 
     def why_off(self, tenant: str) -> str | None:
-        """Return why this tenant's clients get no events by the Pusher protocol; None if they do."""
+        """Return the reason why this tenant's clients get no events by the Pusher protocol; None if they do."""
         if self.dry_run:
             return DRY_RUN
         return NO_KEY if self.vault is None and self.hosted_for(tenant) is None else None
 
     def why_no_sockets(self, tenant: str) -> str | None:
-        """Return why this tenant's clients cannot connect to this process by WebSocket; None if they can."""
+        """Return the reason why this tenant's clients cannot connect to this process by WebSocket; None if they can."""
         return self.why_off(tenant) or (ELSEWHERE if self.hosted_for(tenant) else None)
 
     @asynccontextmanager
     async def serving(self, dsn: str, pool: Pool, replica: str, *, answers: bool) -> AsyncIterator[None]:
-        """Run the realtime tasks. `answers`: clients can connect to this replica; otherwise it only passes its own
-        events on to other replicas."""
+        """Run the realtime tasks for the duration of the context. `answers`: clients can connect to this replica;
+        otherwise it only passes its own events on to other replicas."""
         relay = Relay(pool, replica, self.hub, answers=answers, look_every=self.limits.look_every)
         jobs = {"relay": relay.run}
         channels: dict[str, Hear] = {INTERESTS_CHANNEL: relay.hear_interests}
@@ -115,7 +115,7 @@ class Realtime:
 
 
 async def _again_and_again(name: str, job: Callable[[], Awaitable[None]]) -> None:
-    """Run a part for ever: restart it when it ends or fails, after a pause."""
+    """Run a part forever: when it ends or fails, restart it after a pause."""
     while True:
         try:
             await job()

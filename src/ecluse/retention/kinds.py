@@ -1,4 +1,5 @@
-"""Rows that retention deletes by their age: the table, the instant the age counts from, the index that finds them."""
+"""Kinds of rows that retention deletes by their age: the table, the instant that the age counts from, and the index
+that finds the rows."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ FIRST = {"bigint": "-1", "timestamptz": "-infinity"}
 
 
 class Page(NamedTuple):
-    """The result of one statement: the rows deleted; `more`: further old rows may follow, after the place `last`."""
+    """The result of one deletion statement: the number of rows deleted; `more`: further old rows may follow, after the
+    place `last`."""
 
     deleted: int
     more: bool
@@ -31,7 +33,8 @@ class Page(NamedTuple):
 
 
 class Old(NamedTuple):
-    """How many rows of a kind are old enough to be deleted, and the range of their ages."""
+    """The number of rows of a kind that are old enough to be deleted, and the instants of the oldest and the newest of
+    them."""
 
     rows: int
     oldest: datetime | None

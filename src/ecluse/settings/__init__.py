@@ -1,6 +1,6 @@
 """Every knob of the program, by its exact environment name. `python -m ecluse.settings` prints the reference page.
 
-A value that cannot be read stops the start-up with a message naming the variable; one below its minimum is raised to
+A value that cannot be parsed stops the start-up with a message naming the variable; one below its minimum is raised to
 it, with a warning. Unknown variables are ignored.
 """
 
@@ -19,8 +19,10 @@ from pydantic_settings import SettingsConfigDict
 
 from ecluse.base.errors import SetUpError
 from ecluse.base.validation import problem
+from ecluse.settings.edge import EdgeKnobs
 from ecluse.settings.flows import AutomationKnobs, TranscriptionKnobs, at_least
 from ecluse.settings.keeping import KeepKnobs
+from ecluse.settings.limits import LimitKnobs
 
 log = structlog.get_logger(__name__)
 
@@ -37,18 +39,18 @@ def _networks(value: str) -> str:
 
 
 def _listed(value: str) -> list[str]:
-    """Split a value at its commas."""
+    """Split a value at its commas, without blanks and empty parts."""
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
 def _sender(value: str) -> str:
     """Check that the value is a mail address, with or without a name; return it unchanged."""
     if not SENDER.fullmatch(value):
-        raise ValueError("not a mail address, such as Ecluse <ecluse@example.com>")
+        raise ValueError("not a mail address; it must look like Ecluse <ecluse@example.com>")
     return value
 
 
-class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
+class Settings(EdgeKnobs, KeepKnobs, LimitKnobs, TranscriptionKnobs, AutomationKnobs):
     """Every knob, read from the environment. Derived values are properties and validators below the fields."""
 
     model_config = SettingsConfigDict(case_sensitive=True, extra="ignore", env_ignore_empty=True, allow_inf_nan=False)
@@ -235,14 +237,14 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
 
 
 def log_settings() -> tuple[Level, Form]:
-    """Return level and form of the log before the other knobs are read: warnings about those are logged. Values that
-    cannot be read are refused later, by `load`."""
+    """Return level and form of the log, read before the other knobs, because warnings about those are logged. Invalid
+    values are replaced by the defaults here, and refused later by `load`."""
     level, form = (os.environ.get(name, "") for name in ("ECLUSE_LOG_LEVEL", "ECLUSE_LOG_FORMAT"))
     return level if level in get_args(Level) else "INFO", form if form in get_args(Form) else "line"  # type: ignore[return-value]
 
 
 def load() -> Settings:
-    """Read the knobs from the environment. Raises SetUpError that names the variables with unreadable values."""
+    """Read the knobs from the environment; raise SetUpError that names the variables with invalid values."""
     try:
         return Settings()
     except ValidationError as error:

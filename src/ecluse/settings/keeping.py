@@ -13,7 +13,7 @@ Days = Annotated[int, at_least(0)]
 
 
 def _days(default: int, description: str, zero: str = "for ever") -> Any:
-    """Return a knob of days; `zero` says what 0 means."""
+    """Return a knob of days; `zero` describes the meaning of 0."""
     return Field(default, le=36_500, description=f"{description} 0: {zero}.")
 
 

@@ -106,14 +106,14 @@ class FicheAnswer(BaseModel):
 
     @property
     def is_gone(self) -> bool:
-        """True if the CRM says that it does not know the fiche."""
+        """True if the answer means that the CRM does not know the fiche."""
         return not self.success and NOT_FOUND in (self.message or "").upper()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrmAccess:
-    """Settings of the CRM client: deadline in seconds, `connections` at most at once. Without a URL or a key each call
-    raises NOT_CONFIGURED."""
+    """Settings of the CRM client: URL, key, deadline in seconds, and the largest number of connections. Without a URL
+    or a key, each call raises NOT_CONFIGURED."""
 
     crm_url: str | None = None
     crm_key: str | None = field(default=None, repr=False)
@@ -205,8 +205,8 @@ class Crm:
 
 
 def explain(error: VendorError, answer: bytes, *, own_key: bool, listing: bool) -> VendorError:
-    """Add to the error of a refused call what the operator should check. `own_key`: the call used a schedule's key;
-    `listing`: it asked for a sales list."""
+    """Add advice for the operator to the error of a refused call. `own_key`: the call used a schedule's key; `listing`:
+    it asked for a sales list."""
     if error.status in (401, 403):
         which = "the API key of this schedule" if own_key else "CRM_API_KEY"
         hint = f"the CRM does not accept {which}, or it has too few rights: set another one"

@@ -67,7 +67,7 @@ class Prices(NamedTuple):
 
 
 class Completion(NamedTuple, Generic[R]):
-    """A usable answer of the model, with what it cost; `cost` is None if prices or usage are unknown."""
+    """A usable answer of the model, with its tokens and its cost; `cost` is None if prices or usage are unknown."""
 
     answer: R
     model: str  # the one that answered, as the vendor names it
@@ -77,7 +77,7 @@ class Completion(NamedTuple, Generic[R]):
 
 
 class Llm:
-    """Client of the model. Without a key or a model each call raises NOT_CONFIGURED."""
+    """Client of the language model. Without a key or a model, each call raises NOT_CONFIGURED."""
 
     def __init__(
         self, http: VendorHttp, api_key: str | None, *, model: str | None = None, prices: Prices | None = None
@@ -132,7 +132,7 @@ class Llm:
         if why == "content_filter":
             raise PermanentError(f"{subject}: the answer was withheld by the vendor's filter", code="CONTENT_FILTERED")
         if why == "length":
-            raise TransientError(f"{subject}: the answer was cut off at the model's longest", code="TRUNCATED")
+            raise TransientError(f"{subject}: the answer was cut off at the model's length limit", code="TRUNCATED")
         if not (message.content or "").strip():
             raise TransientError(f"{subject} gave an empty answer", code="EMPTY_ANSWER")
         try:
@@ -143,7 +143,8 @@ class Llm:
 
 
 def explain(error: VendorError, answer: bytes) -> VendorError:
-    """Replace the error of a refusal by one that says what the vendor's code means and what to do."""
+    """Return the error for a refusal: with a code of Ecluse and advice if the vendor's code is known, otherwise with
+    the vendor's text."""
     code, kind, text = detail(answer)
     message = storable(f"llm: {error.status} {code or kind}: {text}" if text else error.message)
     known = CODES.get(code) or CODES.get(kind)

@@ -15,7 +15,8 @@ PARTS = (runs, targets, schedules, lanes, audits, forms, reference, entrance)
 
 
 def mount(app: FastAPI, others: Sequence[APIRouter] = ()) -> None:
-    """Add the pages, those of other packages before the last part."""
+    """Add the routes of the pages to the application. `others`: routes of other packages, added before them, because
+    the last page matches every remaining path."""
     app.state.page_pace = Pace()
     for routes in (*others, *(part.routes for part in PARTS)):
         app.router.routes += routes.routes

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 import psycopg
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import RedirectResponse
+from fastapi.responses import PlainTextResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
@@ -31,7 +31,6 @@ LOGIN = "/ui/login"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
 }
 
@@ -45,7 +44,8 @@ class Page(APIRoute):
             try:
                 refuse_other_sites(request)
                 if permission is not None:
-                    request.state.caller = await admitted(request, permission)
+                    request.state.caller = caller = await admitted(request, permission)
+                    door.charge(request, caller)
                 answer = await handle(request)
             except (EcluseError, HTTPException, RequestValidationError, psycopg.Error) as error:
                 answer = _instead(request, error)
@@ -63,9 +63,9 @@ async def admitted(request: Request, permission: str) -> Caller:
 
 
 def refuse_other_sites(request: Request) -> None:
-    """Refuse a form that another site submitted from the visitor's browser (CSRF). Browsers say where a request comes
-    from in Sec-Fetch-Site, which no script can set; without it (plain http, old browsers) in Origin. A request with
-    neither is no browser's."""
+    """Refuse a form that another site submitted from the visitor's browser (CSRF). Browsers name the origin of a
+    request in Sec-Fetch-Site, which no script can set, or else (plain http, old browsers) in Origin. A request with
+    neither does not come from a browser."""
     if request.method in ("GET", "HEAD"):
         return
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
@@ -87,6 +87,9 @@ def _instead(request: Request, error: Exception) -> Response:
         case EcluseError() if (status := status_of(error)) is not None:
             if status == 401:
                 return _ask_for_a_key(request)
+            if status == 429:  # not a page: what is refused because it is too much must cost little
+                headers = error.headers if isinstance(error, Refused) else {"Retry-After": "1"}
+                return PlainTextResponse(error.message, status, headers)
             return render.trouble(request, status, error.message)
         case HTTPException():
             return render.trouble(request, error.status_code, str(error.detail))

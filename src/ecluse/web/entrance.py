@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
+from starlette.exceptions import HTTPException
 
 from ecluse.access import door
 from ecluse.access.envelope import Refused
@@ -42,6 +43,8 @@ async def show_form(request: Request, next: str = "") -> Response:  # noqa: A002
 
 @routes.post(LOGIN)
 async def log_in(request: Request) -> Response:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != door.FORM:
+        raise HTTPException(415, f"Send the form as {door.FORM}.")  # multipart has charsets that cannot be stored
     form = await request.form()
     key, wanted = str(form.get("key", "")).strip(), inside(str(form.get("next", "")), HOME)
     try:

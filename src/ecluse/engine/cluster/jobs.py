@@ -25,8 +25,8 @@ WORKER_OR_SCHEDULER: frozenset[Role] = frozenset({"worker", "scheduler"})
 
 
 def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: FiringLimits, every: float) -> list[Job]:
-    """Return the jobs that do not need a worker; each names the roles of the replicas that run it. `every`: seconds
-    between two runs of a sweep."""
+    """Return the periodic jobs that do not need a worker; each names the roles of the replicas that run it. `every`:
+    seconds between two runs of a sweep."""
     orphans = partial(forced_ends.end_orphans, flows=flows)
     stale = partial(forced_ends.end_stale, flows=flows)
     return [
@@ -40,7 +40,7 @@ def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: FiringLimits,
 def of_worker(
     flows: Mapping[str, Flow], worker: Worker, contexts: Mapping[str, WorkContext], replica: str, every: float
 ) -> list[Job]:
-    """Return the jobs of a replica that is a worker. `contexts` are those of the flows, by name; `every`: seconds
+    """Return the periodic jobs of a worker. `contexts`: the work contexts of the flows, by name; `every`: seconds
     between two runs of a sweep."""
     resume = sweeps.InterruptedWorkflows(replica).resume
     close = sweeps.SelfClosingRuns(flows).close

@@ -1,5 +1,5 @@
-"""Calls that cost money: which of them are in flight, and an `attempts` row for each that may have been paid for in
-vain."""
+"""Paid calls: which of them are in flight, and an `attempts` row for each call that may have been paid for without a
+stored result."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FROM jsonb_to_recordset(%(items)s::jsonb)
     AS t(id bigint, run_id bigint, event_id text, round smallint, executions smallint)
 WHERE (SELECT count(*) FROM attempts a WHERE a.item_id = t.id AND a.error_code = %(code)s AND a.maybe_paid) < %(most)s
 """
-DIED = "A worker died with it in hand, perhaps while it was being paid for; it is sent again"
-STOPPED = "The server was stopped while it was being paid for; it is sent again"
+DIED = "A worker died while it held the item, perhaps after the call was paid for; the call is sent again"
+STOPPED = "The server was stopped while the paid call was in flight; the call is sent again"
 MANY = 1_000
 HELD = timedelta(seconds=30)  # the heartbeat extends it; after a crash it expires
 
@@ -42,16 +42,16 @@ class PaidCalls:
         return item_id in self._under_way
 
     async def begin(self, item: Item, lock: str | None) -> None:
-        """Note that a call for the item is about to be sent (`WorkContext.pay`). `lock`: the lease of its run that
-        keeps other runs from paying for the same. If a worker died with the item in hand, an attempt records that the
+        """Note that a paid call for the item is about to be sent (`WorkContext.pay`). `lock`: the lease of its run that
+        keeps other runs from paying for the same. If a worker died while it held the item, an attempt records that the
         call may have been paid for before."""
         if item.crashes:
             await self._note([item], "WORKER_CRASHED", DIED, item.crashes)
         self._under_way[item.id] = lock
 
     def run_ended(self, items: Sequence[Item]) -> None:
-        """Acquire, for this process, the leases that protect the paid calls of these items, which are in flight and
-        whose runs have ended: the leases of the runs ended with them."""
+        """Acquire, for this process, the leases that protect the paid calls of these items. Their runs have ended, and
+        with them the runs' own leases, while the calls are still in flight."""
         for item in items:
             if (lock := self._under_way.get(item.id)) is not None and item.id not in self._kept:
                 self._kept[item.id] = asyncio.create_task(self._hold(item.tenant_id, lock))
@@ -75,14 +75,13 @@ class PaidCalls:
                 await release(connection, lease)
 
     def cut_off(self, item: Item) -> None:
-        """Remember the item for `note_cut_off`, if its paid call is interrupted by the stop of this process, which
-        waits only briefly for calls in flight."""
+        """Remember the item for `note_cut_off` if its paid call is in flight: the stop of this process interrupts the
+        call."""
         if item.id in self._under_way:
             self._cut_off.append(item)
 
     async def note_cut_off(self) -> None:
-        """Record, for each call that was cut off, that it may have been paid for in vain; at the stop of this
-        process."""
+        """Record, for each call that the stop of this process cut off, that it may have been paid for in vain."""
         if self._cut_off:
             await self._note(self._cut_off, "INTERRUPTED", STOPPED, MANY)
 

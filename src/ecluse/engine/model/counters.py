@@ -1,4 +1,4 @@
-"""Metrics of this process since its start: plain counters, incremented once per batch or failure."""
+"""Metrics of this process since its start: plain counters, incremented per call, poll, batch or failure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Start runs: insert one row per event key, in the caller's transaction. Its commit wakes the workers that lead runs;
-runs of a flow without a story have their first stage opened in the same transaction."""
+"""Start of runs: insert one row per event key, in the caller's transaction. Its commit wakes the workers that lead
+runs; runs of a flow without a story have their first stage opened in the same transaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TENANT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True)
 class Started:
-    """The run of a start, and whether it is a new one."""
+    """The result of a start: the run, and whether it is a new one."""
 
     run: Run
     deduplicated: bool  # the key existed: this is the run that it started then, and no new run was started
@@ -85,7 +85,7 @@ SELECT tenant, key, count(*) FROM ended GROUP BY tenant, key
 
 
 async def start_run(connection: Connection, start: Start) -> Started:
-    """Start one run, like `start_runs`."""
+    """Start one run, as `start_runs` does."""
     return (await start_runs(connection, [start]))[0]
 
 
@@ -119,8 +119,8 @@ async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[St
 
 
 async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run]) -> None:
-    """Begin runs of a flow without a story: open their first stage, and end those with nothing to do, which no finished
-    item would ever end."""
+    """Begin runs of a flow without a story: open their first stage, and end the runs with nothing to do, which no
+    finished item would ever end."""
     await lifecycle.begin_runs(connection, flow, begun)
     await flow.begin(connection, begun)  # type: ignore[misc]
     if idle := await finalize.find_complete_runs(connection, [run.id for run in begun]):
@@ -128,8 +128,8 @@ async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run])
 
 
 async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Return how many runs of each (tenant, event key) have ended, its repetitions included; keys without an ended run
-    are left out."""
+    """Return the number of ended runs per (tenant, event key), repetitions of the key included; keys without an ended
+    run are left out."""
     if not keys:
         return {}
     tenants, names = zip(*keys, strict=True)
@@ -138,7 +138,7 @@ async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]
 
 
 async def _insert(connection: Connection, rows: list[dict[str, Any]]) -> list[tuple[Started, bool]]:
-    """Insert the runs of these rows, or find those that have their event keys; return each with whether it has
+    """Insert runs for these rows, or find the runs that have their event keys already; return each with whether it has
     ended."""
     # A lone surrogate is escaped here; the database refuses it, like everything else that it cannot store.
     given = {"rows": json.dumps(rows), "what": "started"}
@@ -175,14 +175,14 @@ def _row(start: Start) -> dict[str, Any]:
 
 
 def check_tenant_name(tenant_id: str) -> None:
-    """Raise InvalidInput unless a tenant may have this name."""
+    """Raise InvalidInput if the text is not a valid name of a tenant."""
     if not TENANT.fullmatch(tenant_id):
         raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {tenant_id!r}")
 
 
 def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the input of a run as the flow's model validates it, with defaults filled in; raise InvalidInput if it is
-    wrong."""
+    """Return the input of a run as validated by the flow's model, with defaults filled in; raise InvalidInput if it is
+    invalid."""
     try:
         return flow.input.model_validate(given or {}).model_dump(mode="json")
     except ValidationError as error:

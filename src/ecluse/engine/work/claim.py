@@ -174,9 +174,9 @@ CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ALL_LANES, turn=""), CLAIM.format(o
 
 
 class Claimant(NamedTuple):
-    """The replica that claims, and what it can work on: `work` names the stages as "flow/stage", `weights` has the
-    weight of a call of each; an older program does not claim items of newer stages. Suspects (`suspects.py`) are
-    claimed apart from other items: `least` and `most` bound their suspicion, `apart` says how they are run."""
+    """The replica that claims, and the work it can do: `work` names the stages as "flow/stage", so that an older
+    program does not claim items of newer stages; `weights` has the weight of a call of each. Suspects (`suspects.py`)
+    are claimed apart from other items: `least` and `most` bound their suspicion, `apart` says how they are run."""
 
     replica: str
     work: list[str]

@@ -1,4 +1,4 @@
-"""One execution of a claimed item, step by step: wait for its start; call, with no transaction open; judge the answer;
+"""One execution of a claimed item: wait for its start, call the work with no transaction open, judge the answer, and
 return the result for the committer."""
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ecluse.engine.work.worker_slots import WorkerSlot
 
 log = structlog.get_logger(__name__)
 
-IN_DOUBT = "what became of its last write is found out first"
+IN_DOUBT = "its last write is in doubt: whether it was applied is checked first"
 UNAVAILABLE = "the database is unavailable"
 
 Answer = Result | VendorError | datetime
 
 
 class Executor:
-    """Executes the claimed items of a worker, each in a slot, and judges their answers. `contexts` are those of the
-    flows, by name; `chance` gives the jitter of retries."""
+    """Executes the claimed items of a worker, each in a slot, and judges their answers. `contexts`: the work contexts
+    of the flows, by name; `chance`: the source of the jitter of retries."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class Executor:
             return self._failed(stage, claimed, error)
 
     async def _call(self, stage: Stage, claimed: ClaimedItem) -> tuple[Answer, EffectEnd | None]:
-        """Do the work, or the write, of the item; return the answer, and the end of the write's effect. An item that is
-        given up on is not executed, but a write of it that is in doubt is still read back."""
+        """Call the work, or perform the write, of the item; return the answer, and the new state of the write's effect.
+        An item that is given up is not executed, but its write is still read back if it is in doubt."""
         item, context = claimed.item, self._contexts[claimed.item.flow]
         spent = verdict.give_up_reason(stage, claimed) if item.crashes or item.executions else None
         if spent is not None and (claimed.suspicion == Suspicion.DEADLY or not isinstance(stage.work, Write)):
@@ -121,8 +121,8 @@ class Executor:
     def _interrupted(
         self, slot: WorkerSlot, stage: Stage, claimed: ClaimedItem, error: asyncio.CancelledError
     ) -> ItemResult | None:
-        """Return the result of a call that was cancelled: it was too late, its run has ended (None), or its own code
-        cancelled it. If the process stops, the error is raised."""
+        """Return the result of a call that was cancelled: because it exceeded its time limit, because its run has ended
+        (None), or by its own code. If the process stops, the error is raised."""
         match slot.reset():
             case "late" if claimed.item.id in self._awaiting_permit:
                 return release(stage, claimed)  # waiting for the lane's rate is no execution
@@ -149,7 +149,7 @@ class Executor:
         return verdict.failed(stage, claimed, error, effect, in_doubt=in_doubt, now=now, chance=chance, spared=spared)
 
     def _called(self, stage: Stage, item: Item) -> bool:
-        """Return whether the vendor was called: paid work announces its call (`pay`), other work always calls."""
+        """Return True if the vendor was called: paid work announces its call (`pay`), other work always calls."""
         return not stage.paid or item.id in self._paid
 
     async def _reserve(self, item: Item) -> None:
@@ -161,12 +161,13 @@ class Executor:
         return self._alive() and not self._stopping and item.run_id not in self._ended_runs
 
     def stop_sending(self) -> None:
-        """Send no further write: this process stops."""
+        """Refuse to send further writes, because this process stops."""
         self._stopping = True
 
     def runs_ended(self, ended: set[int], held: set[int], executing: Sequence[ClaimedItem]) -> None:
-        """Send no further write of the runs in `ended`, and keep other runs from paying for what is being paid for in
-        them. `held`: the runs of which this worker holds items; `executing`: the items that are being executed."""
+        """Refuse to send further writes of the runs in `ended`, and keep the leases of their paid calls in flight, so
+        that no other run pays for the same. `held`: the runs of which this worker holds items; `executing`: the items
+        that are being executed."""
         self._ended_runs = self._ended_runs & held | ended
         self._paid.run_ended([claimed.item for claimed in executing if claimed.item.run_id in ended])
 
@@ -179,7 +180,7 @@ class Executor:
         return claimed.item.id in self._paid or self._writes.phase.get(claimed.claim_key) == "sending"
 
     def forget(self, one: ClaimedItem | ItemResult) -> None:
-        """Forget an item whose result is stored, or whose claim is lost."""
+        """Drop the state kept for an item whose result is stored, or whose claim is lost."""
         if self._writes.phase:
             self._writes.phase.pop(one.claim_key, None)
         self._awaiting_permit.discard(one.item.id)

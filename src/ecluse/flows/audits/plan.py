@@ -1,5 +1,5 @@
-"""Planning of a run's audits: a row and an item each. The row is inserted before any worker claims the item, so that
-what was asked for is on record; planning the same twice adds nothing."""
+"""Planning of a run's audits: one row and one item each. The row is inserted before any worker claims the item, so that
+every requested audit is recorded; planning the same audit twice adds nothing."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ WHERE run_id = ANY(%s) ORDER BY run_id, fiche_cache_id, audit_config_id
 
 @dataclass(frozen=True, slots=True)
 class NewAudit:
-    """An audit to plan, by tenant, run, fiche id and config version; `rlm` is passed on as it is, `source` says who
-    asked for it."""
+    """An audit to plan: tenant, run, fiche id, config and its version. `rlm` is stored with it unchanged; `source` is
+    the trigger of the audit."""
 
     tenant: str
     run: int
@@ -56,13 +56,11 @@ async def plan_audits(
     *,
     use_rlm: bool = False,
     schedule_id: int | None = None,
-    trigger_source: Trigger = "automation",
 ) -> list[NewItem]:
-    """Plan an audit of every fiche with every config. Returns the items, each with its row, for a stage made by
-    `audit_stage`. A fiche that is not in the cache has none."""
-    source: tuple[bool, Trigger, int | None] = (use_rlm, trigger_source, schedule_id)
+    """Plan an audit of every fiche with every config. Return the items, each with its row, for a stage made by
+    `audit_stage`. A fiche that is not in the cache gets none."""
     wanted = [
-        NewAudit(run.tenant_id, run.id, fiche_id, config.id, config.version, *source)
+        NewAudit(run.tenant_id, run.id, fiche_id, config.id, config.version, use_rlm, "automation", schedule_id)
         for fiche_id in fiche_ids
         for config in configs
     ]
@@ -70,7 +68,7 @@ async def plan_audits(
 
 
 async def plan(connection: Connection, wanted: Sequence[NewAudit]) -> dict[int, list[NewItem]]:
-    """Insert the audits of many runs, each once. Returns the items of each run by its id."""
+    """Insert the audits of many runs, each once. Return the items by run id."""
     async with connection.transaction():
         for start in range(0, len(wanted), CHUNK):
             await connection.execute(PLAN, (as_json(wanted[start : start + CHUNK]),))

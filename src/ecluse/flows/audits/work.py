@@ -1,5 +1,5 @@
-"""Work of an audit item: one call answers all steps of a config for a fiche. No retry, no sleep, no status, no
-commit."""
+"""Work of an audit item: one call to the model answers all steps of a config for a fiche. Retries, pauses, statuses and
+commits are the engine's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST_ANSWER = 5_000_000  # bytes
 
 @dataclass(frozen=True)
 class Access:
-    """Settings of the LLM vendor. Without a key or a model each call fails and says so."""
+    """Settings of the LLM vendor. Without a key or a model, each call fails with a message about that."""
 
     url: str = "https://api.openai.com/v1"
     key: str | None = field(default=None, repr=False)
@@ -36,7 +36,7 @@ class Access:
 
 
 class Auditor(NamedTuple):
-    """Client and shared queries of the audits of a process; one per flow is enough."""
+    """The client of the model and the batched queries of audits, one per flow and process."""
 
     llm: Llm
     looks: Transcripts
@@ -57,8 +57,8 @@ async def connected_auditor(access: Access, clock: Clock) -> AsyncIterator[Audit
 
 
 async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], context: WorkContext, item: Item) -> Result:
-    """Audit a fiche with one config: the work of an audit item. Fails without a call if there is no transcript or one
-    of more than `max_input_chars`; an audit that is completed already is not paid for again."""
+    """Audit a fiche with one config: the work of an audit item. Without a transcript, or with more than
+    `max_input_chars` of it, the item fails without a call; an audit that is completed already is not paid for again."""
     auditor = auditor_of(context.vendors)
     standing = await auditor.looks.look(context, item)
     recordings = [recording for recording in standing.recordings if recording.text.strip()]
@@ -101,17 +101,22 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
 def judged(asked: list[Step], answers: list[Answered], recordings: list[Recording]) -> list[dict[str, Any]]:
     """Return each step with its answer and, for each quote, where it was found or that it was not."""
     spoken = [Spoken(recording.call_id, recording.text) for recording in recordings]
-    return [
-        {
-            "name": step.name,
-            "score": answer.score,
-            "max": step.max_score,
-            "weight": step.weight,
-            "comment": answer.comment,
-            "evidence": [_evidence(quote, spoken) for quote in answer.quotes],
-        }
-        for step, answer in zip(asked, answers, strict=True)
-    ]
+    return [_judged(step, answer, spoken) for step, answer in zip(asked, answers, strict=True)]
+
+
+def _judged(step: Step, answer: Answered, spoken: list[Spoken]) -> dict[str, Any]:
+    """Return a step with its answer. It is marked as unverified if it has quotes, and no transcript has any of them:
+    what a caller says may mislead the model, and its score then rests on words that were not spoken."""
+    evidence = [_evidence(quote, spoken) for quote in answer.quotes]
+    return {
+        "name": step.name,
+        "score": answer.score,
+        "max": step.max_score,
+        "weight": step.weight,
+        "comment": answer.comment,
+        "evidence": evidence,
+        "unverified": bool(evidence) and not any(one["verified"] for one in evidence),
+    }
 
 
 def _evidence(quote: str, spoken: list[Spoken]) -> dict[str, Any]:

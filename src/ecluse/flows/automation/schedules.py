@@ -1,4 +1,4 @@
-"""Schedules as stored: the columns that the engine needs in `schedules`, their plans in `automation_settings`, both
+"""Storage of automation schedules: the engine's columns in `schedules`, their plans in `automation_settings`, both
 written in one transaction. Deleted schedules are not found any more, but their runs stay."""
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ecluse.engine import (
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.plan import Changes, Plan, Work, WorkChanges, changed, times_of
+from ecluse.flows.automation.queries import with_fiche_ids
 from ecluse.flows.automation.selection_model import Selection
 from ecluse.notify.rules import why_refused
 from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name
@@ -72,14 +73,14 @@ SIGNED = "SELECT FROM secrets WHERE tenant_id = %s AND name = %s"
 
 
 def secret_name(schedule_id: int) -> str:
-    """Return the name under which a schedule's own CRM key is sealed."""
+    """Return the name under which a schedule's own CRM key is stored encrypted."""
     return f"schedule:{schedule_id}"
 
 
 @dataclass(frozen=True)
 class AutomationPlans(Plans):
-    """The plans of automation. Without `secrets`, no schedule can have a key of its own or a webhook; without `guard`,
-    a webhook leads to public addresses only."""
+    """Storage of the plans of automation. Without `secrets`, no schedule can have a key of its own or a webhook;
+    without `guard`, webhooks may lead to public addresses only."""
 
     config: Config = field(default_factory=Config)
     secrets: Secrets | None = None
@@ -99,7 +100,7 @@ class AutomationPlans(Plans):
 
     async def shown(self, connection: Connection, row: Row) -> Row:
         (found,) = await fetch_all(connection, dict, SHOWN, (row["id"],))
-        return {name: value for name, value in found.items() if name in Work.model_fields}
+        return {name: value for name, value in with_fiche_ids(found).items() if name in Work.model_fields}
 
     async def save(
         self, connection: Connection, schedule_id: int, new: NewSchedule, plan: Work, known: Plan | None
@@ -133,7 +134,8 @@ class AutomationPlans(Plans):
         return await start.fire(connection, flow, *which, override, self.config, correlation_id)
 
     async def _check(self, connection: Connection, tenant: str, plan: Work, known: Plan | None) -> None:
-        """Check what a plan cannot validate by itself. Values that have not changed are not checked again."""
+        """Check webhook URL and audit configs, which the model of a plan cannot validate by itself. Values that have
+        not changed are not checked again."""
         from ecluse.vendors.guarded import GuardedHttp  # most commands do not need it
 
         url = None if known is not None and plan.webhook_url == known.webhook_url else plan.webhook_url
@@ -146,7 +148,8 @@ class AutomationPlans(Plans):
 
 
 async def create(connection: Connection, flow: Flow, tenant: str, plan: Plan, **means: Any) -> Row:
-    """Create a schedule as `Plan` writes it. `means` replaces the secrets and the guard of the flow's own plans."""
+    """Create a schedule from a `Plan` and return its row. `means` replaces the secrets and the guard of the flow's own
+    plans."""
     async with connection.transaction():
         made = await create_planned(connection, NewSchedule(_able(flow, means), **_timed(plan), tenant_id=tenant), plan)
         return {**await load(connection, tenant, made.id), **made.once}
@@ -168,7 +171,8 @@ async def update(
 
 
 async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *, secrets: Secrets | None) -> Row:
-    """Create a new secret to sign the webhook with, or its first; for a day the old one signs as well."""
+    """Create a new secret to sign the webhook with, or the first one, and return the schedule with it; for a day the
+    old secret signs as well."""
     async with connection.transaction():
         await load_schedule(connection, tenant, schedule_id, lock=True)
         row = await load(connection, tenant, schedule_id)
@@ -188,10 +192,10 @@ async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
 
 
 async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
-    """Return the row of `automation_schedules`. Raises NotFound, also for a deleted schedule."""
+    """Return the row of `automation_schedules`; raise NotFound if there is no such schedule, or it was deleted."""
     row = await fetch_one(connection, dict, LOAD, (schedule_id, tenant))
     if row is None:
-        raise NotFound(f"there is no automation schedule {schedule_id}")
+        raise NotFound(f"There is no automation schedule {schedule_id}.")
     return row
 
 
@@ -227,7 +231,7 @@ async def _has_secret(connection: Connection, tenant: str, schedule_id: int) -> 
 
 
 async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: Secrets | None) -> str:
-    """Store a new signing secret, and return it for the one response that shows it."""
+    """Store a new signing secret for the schedule's webhook, and return it for the one response that shows it."""
     if secrets is None:
         raise _no_key("webhook_url: webhooks are signed, and their secrets are kept sealed")
     secret = new_secret()
@@ -243,7 +247,7 @@ def _no_key(why: str) -> Conflict:
 async def _seal(
     connection: Connection, tenant: str, schedule_id: int, key: SecretStr | None, secrets: Secrets | None
 ) -> None:
-    """Store the schedule's own CRM key sealed, or delete it if `key` is None."""
+    """Store the schedule's own CRM key, encrypted, or delete it if `key` is None."""
     from ecluse.access import secrets as sealed
 
     if key is None:

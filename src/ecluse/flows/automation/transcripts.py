@@ -1,5 +1,5 @@
-"""Transcripts of a run's fiches: a transcription run for each fiche, started here, and a gate that counts recordings.
-The transcription runs go on after this run has ended, unless it is ended by force (ADR 0017)."""
+"""Transcripts of a run's fiches: a transcription run is started for each fiche, and the gate counts recordings. The
+transcription runs go on after this run has ended, unless it is ended by force (ADR 0017)."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ FROM unnest(%s::text[], %s::bigint[]) AS t(fiche_id, run) WHERE f.run_id = %s AN
 
 
 class Late(NamedTuple):
-    """A fiche that lacks transcripts after the gate; `missing` is their number, `waited` what some of them waited for;
-    `code` and `error` are its first cause, if one of its recordings has failed."""
+    """A fiche that lacks transcripts after the gate; `missing` is their number, `waited` has the causes for which some
+    of them waited; `code` and `error` are its first cause, if one of its recordings has failed."""
 
     fiche_id: str
     missing: int
@@ -88,13 +88,13 @@ class Late(NamedTuple):
 
     @property
     def late(self) -> int:
-        """Number of recordings that have no known cause but that their time was up."""
+        """The number of recordings whose only known cause is that their time was over."""
         if self.code is None:
             return self.missing
         return 0 if self.failed is None else max(0, self.missing - self.failed)
 
     def settled(self) -> Settled:
-        """Return the outcome of the fiche."""
+        """Return the failed outcome of the fiche, with its cause."""
         if self.code is None:
             named = "; ".join(f"recording {why}" for why in self.waited)
             more = f" (and {self.missing - len(self.waited)} more)" if 0 < len(self.waited) < self.missing else ""
@@ -107,14 +107,14 @@ class Late(NamedTuple):
 @dataclass(frozen=True)
 class Transcripts:
     """The units of the transcription gate: recordings of all fiches without an outcome, whichever run transcribes them.
-    `flow` is that of transcription runs; `rounds` how often fiches are tried again."""
+    `flow` is the flow of transcription runs; `rounds` the number of further rounds for failed fiches."""
 
     flow: Flow
     config: Config
     rounds: int
 
     async def dispatch(self, connection: Connection, run: Run, max_wait: timedelta) -> int:
-        """Start transcription runs, and return for how many fiches. Idempotent: a known event id already has its
+        """Start the transcription runs, and return the number of fiches. Idempotent: a known event id already has its
         run."""
         wanted = await snapshot.load(connection, run)
         rows = await fetch_rows(connection, FICHES, {"run": run.id})
@@ -140,7 +140,7 @@ class Transcripts:
             await self._start(connection, run, left, wanted.transcription_priority, round_)
 
     async def again(self, connection: Connection, run: Run, round_: int) -> None:
-        """Start another round for fiches that may heal. Idempotent: a fiche in progress is not healable, and event ids
+        """Start another round for fiches that may succeed. Idempotent: a fiche in progress is left out, and event ids
         are computed."""
         wanted = await snapshot.load(connection, run)
         fiche_ids = await fetch_column(connection, HEALABLE, {"run": run.id})
@@ -151,7 +151,7 @@ class Transcripts:
         run.trace.fan_out("fiche/transcribe", len(fiche_ids), sample, round=round_)
 
     async def settle(self, connection: Connection, run: Run) -> None:
-        """Settle as failed, after the gate, every fiche that lacks a transcript: for its first cause if one is known,
+        """Settle every fiche that lacks a transcript after the gate as failed: for its first cause if one is known,
         otherwise because time ran out."""
         async with connection.transaction():
             late = await fetch_all(connection, Late, LATE, {"run": run.id})
@@ -192,10 +192,10 @@ class Transcripts:
             crashpoint("in dispatch")
 
     async def _warn(self, connection: Connection, run: Run, recordings: int, max_wait: timedelta) -> None:
-        """Warn, in log and snapshot, if so many recordings do not fit into `max_wait`."""
+        """Warn, in log and snapshot, if this number of recordings cannot be transcribed within `max_wait`."""
         knob = WAIT if max_wait == self.config.transcription_wait else AUDIT_WAIT
         if warning := budget_warning(recordings, self.config.per_minute, max_wait, knob):
-            await events.log_line(connection, run, f"The budget does not fit: {warning}", "warning")
+            await events.log_line(connection, run, f"The time limit is too short: {warning}", "warning")
             await snapshot.add(connection, run, budget_warning=warning)
             run.trace.warn(warning)
 

@@ -1,4 +1,5 @@
-"""Work of automation items: read a day's sales list, or a fiche in full. No retry, no sleep, no status, no commit."""
+"""Work of automation items: read a day's sales list, or a fiche in full, from the CRM. Retries, pauses, statuses and
+commits are the engine's."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Access(CrmAccess):
 
 
 class Keys:
-    """Cache of the schedules' own CRM keys, so that each is read once in a while, however many items use it."""
+    """Cache of the schedules' own CRM keys: each is read once per KEY_SECONDS, however many items use it."""
 
     def __init__(self, read: ReadSecret | None) -> None:
         self._read = read
@@ -45,8 +46,8 @@ class Keys:
         self._asking = asyncio.Lock()
 
     async def of(self, context: WorkContext, item: Item, oldest: float = KEY_SECONDS) -> str | None:
-        """Return the key of the item's schedule; None if it uses the general key. A key read more than `oldest` seconds
-        ago is read again."""
+        """Return the CRM key of the item's schedule; None if it uses the general key. A key read more than `oldest`
+        seconds ago is read again."""
         schedule = item.payload.get("own_key_of") if item.payload else None
         if schedule is None:
             return None
@@ -61,13 +62,13 @@ class Keys:
     async def _ask(self, context: WorkContext, tenant: str, schedule: int) -> str:
         """Decrypt the CRM key of a schedule."""
         if self._read is None:
-            message = "The schedule's API key is sealed, and there is no ECLUSE_SECRET_KEY here."
+            message = "The schedule's API key is encrypted, and this server has no ECLUSE_SECRET_KEY."
             raise PermanentError(message, code="SEALED")
         try:
             async with context.database() as connection:
                 return await self._read(connection, tenant, secret_name(schedule))
         except NotFound as error:
-            message = "The schedule's own API key is not there any more: give it anew."
+            message = "The schedule's own API key no longer exists: set it again."
             raise PermanentError(message, code="NO_KEY") from error
 
 
@@ -81,7 +82,7 @@ class Vendors(NamedTuple):
 
 @asynccontextmanager
 async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
-    """Open the vendors for the duration of the context."""
+    """Open the vendors of the automation flow for the duration of the context."""
     async with connected_crm(access, clock.now) as crm, connected_auditor(access.audits, clock) as auditor:
         yield Vendors(crm, Keys(access.read_secret), auditor)
 
@@ -90,8 +91,8 @@ R = TypeVar("R")
 
 
 async def _ask(context: WorkContext, item: Item, call: Callable[[str | None], Awaitable[R]]) -> R:
-    """Make a call to the CRM with the key of the item's schedule, if it has one. A refused key may have just been
-    changed: it is read again, and the call repeated once if it differs."""
+    """Call the CRM with the key of the item's schedule, if it has one. A refused key may have just been changed: it is
+    read again, and the call is repeated once if it differs."""
     keys: Keys = context.vendors.keys
     key = await keys.of(context, item)
     try:
@@ -108,7 +109,7 @@ async def _ask(context: WorkContext, item: Item, call: Callable[[str | None], Aw
 
 
 async def revalidate(context: WorkContext, item: Item) -> Result:
-    """Read the sales list of a day from the CRM: the work of the stage `revalidate`."""
+    """Read the sales list of a day from the CRM. The work of the stage `revalidate`."""
     crm: Crm = context.vendors.crm
     sales = await _ask(context, item, lambda key: crm.sales(date.fromisoformat(item.key), api_key=key))
     rows = [fiche.model_dump(mode="json") for fiche in sales.fiches]
@@ -116,7 +117,7 @@ async def revalidate(context: WorkContext, item: Item) -> Result:
 
 
 async def save_sales(connection: Connection, saved: Sequence[Saved]) -> None:
-    """Store sales lists in the cache: the `save` of the stage `revalidate`."""
+    """Store sales lists in the cache. Used as the `save` of the stage `revalidate`."""
     for tenant in sorted({one.item.tenant_id for one in saved}):
         mine = [one for one in saved if one.item.tenant_id == tenant]
         lists = {date.fromisoformat(one.item.key): one.kept["rows"] for one in mine}
@@ -124,13 +125,13 @@ async def save_sales(connection: Connection, saved: Sequence[Saved]) -> None:
 
 
 async def fetch(context: WorkContext, item: Item) -> Result:
-    """Fetch a fiche from the CRM, even if it is cached: the work of the stage `fetch`. That the CRM does not know the
-    fiche is an answer, and is stored as one."""
+    """Fetch a fiche from the CRM, cached or not. The work of the stage `fetch`. A fiche that the CRM does not know is
+    stored as such; it is not a failure."""
     crm: Crm = context.vendors.crm
     answer = await _ask(context, item, lambda key: fetch_fiche(crm, item.key, api_key=key))
     return Done({"found": answer["found"]}, kept=answer.get("details"))
 
 
 async def save_fetched(connection: Connection, saved: Sequence[Saved]) -> None:
-    """Store fetched fiches in the cache: the `save` of the stage `fetch`."""
+    """Store fetched fiches in the cache. Used as the `save` of the stage `fetch`."""
     await save_details(connection, [Fetched(one.item.tenant_id, one.item.key, one.kept) for one in saved])

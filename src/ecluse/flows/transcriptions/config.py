@@ -10,9 +10,10 @@ from ecluse.vendors.elevenlabs import Speech
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the flow, with their defaults. `fiche_concurrency`, `recording_concurrency` and `per_fiche` limit
-    calls in flight; `per_minute` those that start; `attempts` and `backoff_…` are the retries of a recording;
-    `max_wait` is how long callers wait for a run; `stall` when a run counts as stalled."""
+    """Settings of the transcription flow, with their defaults. `fiche_concurrency`, `recording_concurrency` and
+    `per_fiche` limit the calls in flight, `per_minute` the calls that start; `attempts` and `backoff_…` are the retries
+    of a recording; `max_wait` limits the wait of callers for a run; `stall` is the time after which a run counts as
+    stalled."""
 
     configured: bool = False  # a speech-to-text API key is set
     speech: Speech = field(default_factory=Speech)

@@ -1,5 +1,5 @@
-"""The check before a paid call: does the recording still exist, is it still untranscribed, does this run hold its lock?
-Items that are checked at about the same moment share one query."""
+"""The check before a paid call: whether the recording still exists, is still untranscribed, and its lock is held by
+this run. Items that are checked at about the same moment share one query."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows
 from ecluse.engine import Item, hold_for_runs, lock_open
 from ecluse.flows.transcriptions import rules
 
@@ -31,7 +32,7 @@ class Standing(NamedTuple):
 async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
     """Return the state of each item's recording, by item id. A lock without a holder (an operator released it, or a
     call that outlived its run has finished) is acquired for the item's run; the recording is read again after that, to
-    see what the last holder stored."""
+    see the result that the last holder stored."""
     found = await _look(connection, items)
     free = [item for item in items if found[item.id].holder is None]
     if free:
@@ -48,8 +49,8 @@ async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Stand
 
 async def _look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
     """Read the state of each item's recording, and which run holds its lock."""
-    cursor = await connection.execute(LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
-    return {row[0]: Standing(*row[1:]) for row in await cursor.fetchall()}
+    rows = await fetch_rows(connection, LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
+    return {item: Standing(*standing) for item, *standing in rows}
 
 
 def _lock(item: Item) -> str:

@@ -22,7 +22,7 @@ LARGEST_TRANSCRIPT = 100_000_000  # bytes: hours of words, each with timestamps
 
 @dataclass(frozen=True, kw_only=True)
 class Access(CrmAccess):
-    """Settings of these clients. Without a key for speech-to-text, each call raises NOT_CONFIGURED."""
+    """Settings of the vendor clients. Without a key for speech-to-text, each call raises NOT_CONFIGURED."""
 
     speech_url: str = ""
     speech_key: str | None = field(default=None, repr=False)
@@ -43,7 +43,7 @@ class Vendors(NamedTuple):
 
 @asynccontextmanager
 async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
-    """Open the clients for the duration of the context."""
+    """Open the vendor clients for the duration of the context."""
     async with AsyncExitStack() as open_:
         crm = await open_.enter_async_context(connected_crm(access, clock.now))
         speech = VendorHttp(

@@ -1,5 +1,5 @@
 """The work functions of the stages: fetch the fiche again, settle a recording that needs no call, or have the provider
-transcribe it. They do not retry, sleep, set a status or commit: the engine does."""
+transcribe it. Retries, pauses, statuses and commits are the engine's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNCONFIGURED_SECONDS = 60.0
 
 
 async def refresh(config: Config, context: WorkContext, item: Item) -> Result:
-    """Fetch a fiche again from the CRM: the work of the stage `refresh`."""
+    """Fetch a fiche again from the CRM. The work of the stage `refresh`."""
     if not config.configured:
         raise NonRetriableError(
             "There is no key for speech-to-text: set ELEVENLABS_API_KEY and start again.", code=rules.NOT_CONFIGURED
@@ -44,8 +44,8 @@ async def known(_: WorkContext, item: Item) -> Result:
 
 
 async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
-    """Have the provider transcribe a recording: the work of the stage `recordings`. Returns without a call if it has a
-    transcript by now, or another run holds its lock."""
+    """Have the provider transcribe a recording. The work of the stage `recordings`. No call is made if the recording
+    has a transcript by now, or if another run holds its lock (then the item is postponed)."""
     if not config.configured:
         # The key is missing in this process only; another replica may have it.
         why = "there is no key for speech-to-text here: set ELEVENLABS_API_KEY"
@@ -63,14 +63,14 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     )
     tracer.done("recording-lock", time.monotonic() - began, holder=standing.holder)
     if not standing.exists:
-        raise PermanentError("The recording is not there any more.", code=rules.MISSING)
+        raise PermanentError("The recording no longer exists.", code=rules.MISSING)
     if standing.transcribed:
         return Done({"cached": True})
     if standing.holder != item.run_id:
         # Postpone instead of reporting success: the other holder's call may still fail.
         holder = "another call" if standing.holder is None else f"run {standing.holder}"
         until = context.now() + timedelta(seconds=LOCKED_SECONDS)
-        return Postponed(until, f"{holder} has this recording in hand", "lease")
+        return Postponed(until, f"{holder} is transcribing this recording", "lease")
     if not standing.url.strip():
         raise PermanentError("The CRM has no URL for this recording any more.", code=rules.NO_URL)
     payload = {**rules.about(fiche_id, item.run_id), "call_id": item.key, "execution": item.executions + 1}
@@ -94,7 +94,8 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
 
 
 async def _have_written(vendors: Vendors, url: str) -> Transcript:
-    """Return the transcript of the recording at this URL; it is downloaded and uploaded if the vendors say so."""
+    """Return the transcript of the recording at this URL. Depending on the vendors, the provider fetches the recording,
+    or it is downloaded and uploaded here."""
     if vendors.audio is None:
         return await vendors.speech.transcribe(source_url=url)
     try:
@@ -105,7 +106,8 @@ async def _have_written(vendors: Vendors, url: str) -> Transcript:
         raise TransientError(error.message, code=rules.AUDIO_UNAVAILABLE, ambiguous=False) from error
     except PermanentError as error:
         raise PermanentError(error.message, code=error.code, ambiguous=False) from error
-    return await vendors.speech.transcribe(file=file)
+    with file.content:
+        return await vendors.speech.transcribe(file=file)
 
 
 def bound(config: Config) -> dict[str, Any]:
