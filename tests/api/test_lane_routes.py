@@ -195,6 +195,41 @@ def test_what_all_tenants_share_is_changed_by_an_admin_of_the_first_only(admin, 
     assert api.ask(method, path, body).status == 200, "with one tenant, its operators may"
 
 
+OWN = "/api/lanes/crm/rival-key"
+OWN_CHANGES = [
+    ("POST", f"{OWN}/pause", {"reason": "x"}),
+    ("POST", f"{OWN}/resume", {"reason": "x"}),
+    ("PATCH", OWN, {"max_in_flight": 1}),
+]
+
+
+def test_a_lane_of_a_tenant_is_listed_for_and_changed_by_that_tenant_alone(admin, api, dsn, query):
+    query(
+        "INSERT INTO lanes (name, tenant_id, held_until, held_reason) VALUES"
+        " ('crm/rival-key', 'rival', now() + interval '1 hour', 'Retry-After: 429')"
+    )
+    owner, viewer = (admin.with_key(new_key(dsn, role, "rival")) for role in ("operator", "viewer"))
+    assert [(one["name"], one["owner"]) for one in owner.get("/api/lanes").json["lanes"]] == [
+        ("crm", None),
+        ("crm/rival-key", "rival"),
+    ]
+    assert lane_of(viewer, "crm/rival-key").held_reason == "Retry-After: 429"
+    assert [one["name"] for one in admin.get("/api/lanes").json["lanes"]] == ["crm"]
+    before = query(EVERY_LANE)
+    for method, path, body in [("GET", OWN, None), ("GET", f"{OWN}/pause", None), *OWN_CHANGES]:
+        for client in (admin, api):
+            answer = client.ask(method, path, body)
+            assert (answer.status, answer.code) == (404, "NOT_FOUND"), (method, path)
+    assert query(EVERY_LANE) == before
+    for method, path, body in OWN_CHANGES:
+        assert viewer.ask(method, path, body).status == 403
+        assert owner.ask(method, path, body).status == 200, (method, path)
+        quoted = path.replace("crm/rival", "crm%2Frival")
+        assert owner.ask(method, quoted, body).status == 200, "as the command line writes it"
+    assert owner.get(f"{OWN}/pause").json["name"] == "crm/rival-key"
+    assert owner.ask("POST", "/api/lanes/crm/pause", {"reason": "x"}).status == 403
+
+
 BAD = [
     ("GET", "/api/lanes/nothing", None, 404),
     ("GET", "/api/lanes/%00", None, 404),

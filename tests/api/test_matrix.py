@@ -74,7 +74,11 @@ EVERYBODYS = {
 # Of the whole installation: only for admins of the tenant `default`. Of lanes, which are shared, only the changes.
 ADMINISTERED = ("/api/tenants", "/api/erasure/tenants", "/api/retention", "/api/doctor")
 # Where a path is another one's with a name in place of a number, its other methods are those of the other.
-NAME_OF_NONE = {"/api/schedules/preview": "/api/schedules/{schedule_id}"}
+NAME_OF_NONE = {
+    "/api/schedules/preview": "/api/schedules/{schedule_id}",
+    "/api/lanes/{name}/pause": "/api/lanes/{name}",
+    "/api/lanes/{name}/resume": "/api/lanes/{name}",
+}
 # What they are about is named in the body.
 NAMED = ("/api/leases/release", "/api/audits", "/api/automation/trigger")
 HOLD = """

@@ -39,7 +39,7 @@ from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
 from ecluse.engine.model.item import ClaimedItem
 from ecluse.engine.runs.stages import fan_out
-from ecluse.engine.work.claim import Claimant, claim_items
+from ecluse.engine.work.claim import Claimant, SlotsLeft, claim_items
 from tests.support.runs import start_run, wait_for_run
 
 QUICK = RetryPolicy(executions=3, base=0.01)
@@ -98,6 +98,9 @@ UPDATE claims c SET succeeded = c.succeeded + n.n, done_at = n.at
 FROM (SELECT claim_id, count(*) AS n, max(finished_at) AS at FROM done GROUP BY 1) n
 WHERE c.id = n.claim_id
 """
+
+
+NO_SHARE = SlotsLeft(1_000_000, [], [], [])
 
 
 class Board:
@@ -163,9 +166,9 @@ class Board:
             await connection.execute(
                 "INSERT INTO replicas (id, host, pid) VALUES (%s, 'here', 1) ON CONFLICT DO NOTHING", (replica,)
             )
-            taken = await claim_items(connection, who, list(lanes), room, capped=True) if lanes else []
+            taken = await claim_items(connection, who, list(lanes), room, capped=True, left=NO_SHARE) if lanes else []
             if free and len(taken) < room:
-                taken += await claim_items(connection, who, list(free), room - len(taken), capped=False)
+                taken += await claim_items(connection, who, list(free), room - len(taken), capped=False, left=NO_SHARE)
         return taken
 
     async def finish(self, taken: Sequence[ClaimedItem]) -> None:

@@ -226,7 +226,7 @@ class Desk:
 
 async def perform(desk: Desk, write: Any, item: Item | None = None, may_send: bool = True) -> Performed:
     performer = WriteExecutor(desk.intend, lambda _: may_send, lambda: NOW)
-    return await performer.perform(write, WorkContext(None, lambda: NOW), ClaimedItem(item or an_item(), 3, 1, None, 1))
+    return await performer.perform(write, WorkContext(None, lambda: NOW), ClaimedItem(item or an_item(), 3, 1, None))
 
 
 class Sent:

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from ecluse.web.actions import ACTIONS, DONE
+from ecluse.web.actions import ACTIONS, DONE, parameters
 from tests.support.api_server import new_key
 from tests.support.pages import text
 
@@ -266,5 +266,5 @@ def test_every_action_names_an_operation_that_is_declared(reader):
     declared = reader.client.app.state.operations
     assert set(ACTIONS) <= set(declared)
     for name, action in ACTIONS.items():
-        known = {*re.findall(r"\{(\w+)\}", declared[name].path)}
+        known = set(parameters(declared[name].path))
         assert set(re.findall(r"\{(\w+)\}", action.says)) <= known, name

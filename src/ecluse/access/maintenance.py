@@ -59,6 +59,7 @@ TENANT = (
     Erasure("counts of mails", "mail_counts", OF_TENANT),
     Erasure("listeners", "realtime_interests", OF_TENANT),
     Erasure("realtime apps", "realtime_apps", OF_TENANT),
+    Erasure("lanes", "lanes", OF_TENANT),
     Erasure("secrets", "secrets", OF_TENANT),
     Erasure("API keys", "api_keys", OF_TENANT),
 )

@@ -1,4 +1,5 @@
-"""Routes of lanes: load and state of each; pause, resume and caps, which hold for every tenant at once."""
+"""Lanes to vendors: load and state of each; pause, resume and caps. Those of a lane that all tenants share hold for
+every tenant at once; a lane of a tenant is listed for and changed by that tenant alone."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ CLEARS = "null: as the flows declare it."
 
 class LaneRow(Shape):
     name: str = Field(examples=["crm"])
+    owner: str | None = Field(description="Tenant whose credential it is for; null: shared by all tenants.")
     max_in_flight: int | None = Field(description="Maximum calls in flight, over all replicas and tenants.")
     max_per_key: int | None
     per_second: float | None
@@ -99,32 +101,32 @@ surface.listing(
     list_lanes="List the lanes with their caps, load and state. Counts are of the caller's own tenant.",
     command=Command(
         "lanes list",
-        columns=("name", "max_in_flight", "per_second", "in_flight", "waiting", "paused_reason", "held_until"),
+        columns=("name", "owner", "max_in_flight", "per_second", "in_flight", "waiting", "paused_reason", "held_until"),
         empty="no lanes yet: a server creates the lanes of its flows when it starts",
     ),
 )
 
 
-@surface.read("/api/lanes/{name}", needs="vendors.read", answer=LaneRow, command=Command("lanes show"))
+@surface.read("/api/lanes/{name:path}/pause", needs="vendors.read", answer=LanePreview)
+async def preview_pause_of_lane(look: Look, name: str) -> Row:
+    """Preview a pause: the stages that need the lane, and when each times out if its clock is not stopped."""
+    return await _preview(look, name)
+
+
+@surface.read("/api/lanes/{name:path}/resume", needs="vendors.read", answer=LanePreview)
+async def preview_resume_of_lane(look: Look, name: str) -> Row:
+    """Preview a resume: the stages that need the lane. If their clock was stopped, their deadlines move by so long."""
+    return await _preview(look, name)
+
+
+# The last of the routes to read a lane: the name of a lane made at run time has a slash.
+@surface.read("/api/lanes/{name:path}", needs="vendors.read", answer=LaneRow, command=Command("lanes show"))
 async def show_lane(look: Look, name: str) -> Row:
     """Show one lane."""
     found = await fetch_one(look.connection, dict, ONE, (look.tenant, name))
     if found is None:
         raise NotFound(f"There is no lane {storable(name, 50)}.")
     return found
-
-
-@surface.read("/api/lanes/{name}/pause", needs="vendors.read", answer=LanePreview)
-async def preview_pause_of_lane(look: Look, name: str) -> Row:
-    """Preview a pause: the stages that need the lane, and when each times out if its clock is not stopped."""
-    return await _preview(look, name)
-
-
-@surface.read("/api/lanes/{name}/resume", needs="vendors.read", answer=LanePreview)
-async def preview_resume_of_lane(look: Look, name: str) -> Row:
-    """Preview a resume: the stages that need the lane. If their clock is stopped, their deadlines move by the length of
-    the stop."""
-    return await _preview(look, name)
 
 
 async def _preview(look: Look, name: str) -> Row:
@@ -137,7 +139,7 @@ async def _preview(look: Look, name: str) -> Row:
 
 @surface.operation(
     "POST",
-    "/api/lanes/{name}/pause",
+    "/api/lanes/{name:path}/pause",
     needs="vendors.write",
     answer=LaneRow,
     action="lane.pause",
@@ -154,7 +156,7 @@ async def pause_lane_now(act: Act, name: str, body: PauseLane) -> Row:
 
 @surface.operation(
     "POST",
-    "/api/lanes/{name}/resume",
+    "/api/lanes/{name:path}/resume",
     needs="vendors.write",
     answer=ResumedLane,
     action="lane.resume",
@@ -175,7 +177,7 @@ async def resume_lane_now(act: Act, name: str, body: Reason) -> Row:
 
 @surface.operation(
     "PATCH",
-    "/api/lanes/{name}",
+    "/api/lanes/{name:path}",
     needs="vendors.write",
     answer=LaneRow,
     action="lane.cap",
@@ -195,9 +197,11 @@ async def cap_lane(act: Act, name: str, body: LaneCaps) -> Row:
 
 
 async def _check_right(act: Act, name: str) -> None:
-    await show_lane(act, name)
-    if act.caller.administers_tenants:
+    lane = await show_lane(act, name)
+    if act.caller.administers_tenants or lane["owner"] == act.tenant:
         return
     if await fetch_value(act.connection, "SELECT count(*) FROM tenants") > 1:
-        message = f"Lanes are shared by all tenants: with more than one, only an admin key of {DEFAULT} changes them."
+        message = (
+            f"Lane {name} is shared by all tenants: with more than one, only an admin key of {DEFAULT} changes it."
+        )
         raise Refused(403, "FORBIDDEN", message)

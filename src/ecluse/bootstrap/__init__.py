@@ -218,6 +218,7 @@ def bootstrap(
         live=live,
         roles=roles,
         hands=settings.ECLUSE_HANDS,
+        tenant_share=settings.ECLUSE_TENANT_SLOTS_SHARE,
         chunk=settings.AUTOMATION_SEND_EVENT_CHUNK_SIZE,
         beat=settings.ECLUSE_HEARTBEAT_SECONDS,
         dead_after=settings.ECLUSE_DEAD_AFTER_SECONDS,

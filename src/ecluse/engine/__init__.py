@@ -13,6 +13,7 @@ from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane
 from ecluse.engine.lanes.pause import resume as resume_lane
 from ecluse.engine.lanes.registry import list_lanes
+from ecluse.engine.lanes.rows import put_lanes, retire_lanes
 from ecluse.engine.lead.gate import Redispatch, StageProgress, Wait
 from ecluse.engine.model.batched import BatchedQuery
 from ecluse.engine.model.breaker import VENDOR_DOWN, Breaker

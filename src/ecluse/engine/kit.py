@@ -64,6 +64,7 @@ class Kit:
     flows: Sequence[Flow]
     roles: frozenset[Role] = ROLES
     hands: int = 200  # worker slots
+    tenant_share: float = 1.0  # of the worker slots, for one tenant's calls to one vendor (`WorkerSlots`)
     chunk: int = 200  # rows per statement of a fan-out
     beat: float = 2.0  # seconds between two heartbeats
     dead_after: float = 6.0  # seconds without a heartbeat after which a replica is declared dead
@@ -164,6 +165,7 @@ class Kit:
             completion=CompletionLoop(self.pool, self.by_name, self.live),
             clock=self.clock,
             slots=self.hands,
+            share=self.tenant_share,
             slot_ended=self._loop_ended,
         )
         await lanes.put()
@@ -172,7 +174,7 @@ class Kit:
         durable.launch(self.dsn, self.replica, self._lead, self.db_pool)
         self._heart.start_reaping()
         channels[WORK_CHANNEL] = [lambda _: worker.wake()]
-        channels[LANES_CHANNEL] = [lambda _: lanes.refresh()]
+        channels[LANES_CHANNEL] = [lambda lane_id: lanes.refresh(int(lane_id) if lane_id else None)]
         loops |= {"lanes": lanes.run(), "lane log": lanes.log_changes(), "worker": worker.run()}
         self._committing = asyncio.create_task(worker.commit_results(), name="committer")
         self._committing.add_done_callback(self._loop_ended)

@@ -52,9 +52,10 @@ WHERE r.id = %(run)s AND r.tenant_id = %(tenant)s
 """  # noqa: S608 - our own names
 
 FULL_KEYS = """
-ARRAY(SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
-      WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
-      GROUP BY 1 HAVING count(*) >= l.max_per_key)"""
+CASE WHEN l.max_per_key IS NOT NULL THEN ARRAY(
+    SELECT i.group_key FROM claims c JOIN items i ON i.claim_id = c.id
+    WHERE c.lane_id = l.id AND c.in_flight > 0 AND i.group_key IS NOT NULL AND i.status = 'open'
+    GROUP BY 1 HAVING count(*) >= l.max_per_key) END"""
 # OFFSET 0 is an optimization fence: the items of each run are found by the index of waiting items, whatever the planner
 # estimates.
 ITEMS = """

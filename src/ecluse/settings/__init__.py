@@ -80,6 +80,12 @@ class Settings(AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, PriceKnobs, Transc
     ECLUSE_HANDS: Annotated[int, at_least(1)] = Field(
         200, description="Worker slots: vendor calls in flight at once, per process. Minimum 1."
     )
+    ECLUSE_TENANT_SLOTS_SHARE: Annotated[float, at_least(0.05)] = Field(
+        0.75,
+        le=1,
+        description="Share of the worker slots left by others that one tenant's calls to one vendor may hold, so that "
+        "calls that hang do not delay other tenants. 0.05 to 1; 1: no limit.",
+    )
     ECLUSE_HEARTBEAT_SECONDS: Annotated[float, at_least(0.1)] = Field(
         2.0, description="Interval between heartbeats of a process. Minimum 0.1."
     )

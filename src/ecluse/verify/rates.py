@@ -1,9 +1,9 @@
 """I-14, rates: the calls that the vendors received, from all replicas, keep the rates of the lanes and respect
 `Retry-After`.
 
-A lane is matched with a vendor of the ledger by its name: `price-list:account-7` is a lane to `price_list`. For several
-lanes to one vendor the sum of their rates is the limit, and `Retry-After` is not checked: the ledger does not say which
-lane has to wait. The present rates are applied. The ledger counts calls, not their weights.
+A lane is matched with a vendor of the ledger by its name: `price-list:account-7` and `price-list/7` are lanes to
+`price_list`. For several lanes to one vendor the sum of their rates is the limit, and `Retry-After` is not checked: the
+ledger does not say which lane has to wait. The present rates are applied. The ledger counts calls, not their weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from typing import Any
 from ecluse.verify.ledger import Ledger, Line, as_effect_id
 from ecluse.verify.report import About, Report, Violation
 
-LANES = "SELECT name, per_second, burst FROM lanes ORDER BY name"
+# Without declared lanes through which nothing was called, because each call has the lane of its credential.
+LANES = """
+SELECT l.name, l.base, l.per_second, l.burst FROM lanes l
+WHERE EXISTS (SELECT 1 FROM claims c WHERE c.lane_id = l.id)
+   OR NOT EXISTS (SELECT 1 FROM lanes o JOIN claims c ON c.lane_id = o.id WHERE o.base = l.base) ORDER BY l.name
+"""
 ENDED = "SELECT ended_at FROM replicas WHERE ended_at IS NOT NULL"
 
 # Seconds by which calls may bunch up on their way to the vendor.
@@ -35,7 +40,7 @@ def check(lanes: list[dict[str, Any]], ended: list[dict[str, Any]], ledger: Ledg
     """Check the rates of `lanes` against the calls in the ledger; `ended` are the instants at which replicas ended."""
     to_vendor = defaultdict(list)
     for lane in lanes:
-        to_vendor[lane["name"].split(":")[0].replace("-", "_")].append(lane)
+        to_vendor[lane["base"].split(":")[0].replace("-", "_")].append(lane)
     ends = [row["ended_at"].timestamp() for row in ended]
     for vendor, its_lanes in to_vendor.items():
         calls = [line for line in ledger.lines if line.kind == "call" and line.vendor == vendor and _ours(line)]

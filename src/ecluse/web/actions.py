@@ -14,7 +14,7 @@ from ecluse.access.surface import Declared
 
 DONE = "ecluse_done"  # cookie: what was done; the page that shows it deletes it
 DONE_SECONDS = 60
-PARAMETER = re.compile(r"\{(\w+)\}")
+PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 LONGEST = 200  # characters of a value in a message
 
 

@@ -38,9 +38,10 @@ async def _lanes(request: Request) -> Context:
         return await fetch_all(connection, dict, LANES, (caller.tenant,)), await fetch_value(connection, TENANTS)
 
     lanes, tenants = await reads_of(request)(ask)
-    # Lanes are shared: with several tenants, only the administrators of the first one change them.
-    may = tenants == 1 or caller.administers_tenants
+    # With several tenants, only the administrators of the first one change the lanes that all share.
+    may_shared = tenants == 1 or caller.administers_tenants
     for lane in lanes:
+        may = may_shared or lane["owner"] == caller.tenant
         first, named = "pause_lane_now" if lane["paused_at"] is None else "resume_lane_now", {"name": lane["name"]}
         lane["caps"] = caps(lane)
         lane["buttons"] = buttons(request, (first, named), ("cap_lane", named), back="/ui/lanes") if may else []

@@ -226,7 +226,7 @@ async def test_since_when_and_why_is_told_where_somebody_looks(start_kit, query,
     await until(lambda: down(one) and one("SELECT trips FROM lanes") > 3)
     since = one("SELECT failing_since FROM lanes")
     async with kit.pool.connection() as connection:
-        (lane,) = await list_lanes(connection)
+        (lane,) = await list_lanes(connection, ["vendor"], "default")
         assert (lane["down_since"], lane["last_failure"]) == (since, "503 Service Unavailable")
         (waits,) = {(found.cause, found.detail) for found in await why(connection, "default", run_id, limit=1)}
     assert waits[0] == "breaker"

@@ -9,6 +9,7 @@ from ecluse.base.clock import Clock
 from ecluse.engine.cluster import forced_ends, sweeps
 from ecluse.engine.cluster.maintenance import Job
 from ecluse.engine.effects import budgets, probe, spend
+from ecluse.engine.lanes import rows
 from ecluse.engine.lead.new_runs import take_new_runs
 from ecluse.engine.model.flow import Flow, WorkContext
 from ecluse.engine.model.roles import Role
@@ -53,6 +54,7 @@ def of_worker(
         Job("ending runs without a workflow", every, partial(sweeps.end_unled, flows=flows)),
         Job("closing complete runs", every, close, channels=[CLOSING_CHANNEL]),
         Job("ending expired leases", every, leases.end_expired),
+        Job("removing unused lanes", 3600.0, rows.remove_unused),
         Job("settling writes in doubt", every, settle),
         Job("settling abandoned paid calls", every, spend.settle_abandoned),
         Job("waking calls after changes of budgets", every, budgets.wake_after_changes),

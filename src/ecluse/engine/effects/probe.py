@@ -33,7 +33,7 @@ WITH due AS (
 UPDATE effects e SET probe_at = ecluse_now() + interval '30 seconds'
 FROM due, items i JOIN runs r ON r.id = i.run_id WHERE e.id = due.id AND i.id = e.item_id
 RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
-          r.event_key, r.correlation_id, e.id, e.sends, e.wanted, e.before
+          r.event_key, r.correlation_id, i.lane_id, e.id, e.sends, e.wanted, e.before
 """
 
 

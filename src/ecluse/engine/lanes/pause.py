@@ -113,7 +113,7 @@ async def resume(connection: Connection, name: str, *, reason: str, by: str) -> 
 
 
 async def _known(connection: Connection, name: str) -> None:
-    """Raise NotFound, with the names of all lanes, unless there is a lane of this name."""
-    names = await fetch_column(connection, "SELECT name FROM lanes ORDER BY name")
-    if name not in names:
+    """Raise NotFound, with the names of the declared lanes, unless there is a lane of this name."""
+    if not await fetch_value(connection, "SELECT count(*) FROM lanes WHERE name = %s", (name,)):
+        names = await fetch_column(connection, "SELECT name FROM lanes WHERE name = base ORDER BY name")
         raise NotFound(f"There is no lane {name!r} (known: {', '.join(names) or 'none'}).")

@@ -8,19 +8,21 @@ fails, nothing is written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
+from ecluse.base.alarm import Alarm
 from ecluse.base.clock import Clock
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import until_back
 from ecluse.db.query import fetch_all, fetch_value
 from ecluse.engine.lanes.breaker_counts import HOLD, Change, record_results
-from ecluse.engine.lanes.caps import IN_FORCE
 from ecluse.engine.lanes.lane_log import log_to_runs
+from ecluse.engine.lanes.rows import put_declared
 from ecluse.engine.model.breaker import (
     NO_FAILURES,
     Breaker,
@@ -37,35 +39,14 @@ from ecluse.engine.model.flow import Flow
 from ecluse.engine.model.item import ClaimedItem, Item
 
 LANES_CHANNEL = "ecluse_lanes"
+POLL_SECONDS = 5.0
 A_MOMENT = 0.02  # seconds by which our clock may be ahead of the database's
 
-# A call of any weight may start as soon as one permit is free. So that the vendor's bucket is not overdrawn, the burst
-# in force is lowered by the weight of the lane's heaviest call.
-PUT_LANE = """
-INSERT INTO lanes (name, max_in_flight, max_per_key, per_second, burst, break_after, declared_max_in_flight,
-                   declared_max_per_key, declared_per_second, declared_burst, heaviest)
-VALUES (%(name)s, %(max_in_flight)s, %(max_per_key)s, %(per_second)s, greatest(1, %(burst)s::int - %(heaviest)s + 1),
-        %(break_after)s, %(max_in_flight)s, %(max_per_key)s, %(per_second)s, %(burst)s, %(heaviest)s)
-ON CONFLICT (name) DO NOTHING
-"""
-# Only if a value has changed: a replica that hangs in a claim holds the row's lock, and must not block the start of
-# others.
-CHANGE_LANE = f"""
-UPDATE lanes l SET declared_max_in_flight = n.max_in_flight, declared_max_per_key = n.max_per_key,
-    declared_per_second = n.per_second, declared_burst = n.burst, heaviest = n.heaviest, break_after = n.break_after,
-    {IN_FORCE.format(declared="n.", heaviest="n.heaviest", set="l.set_")}
-FROM (VALUES (%(name)s::text, %(max_in_flight)s::integer, %(max_per_key)s::integer, %(per_second)s::double precision,
-              %(burst)s::integer, %(heaviest)s::integer, %(break_after)s::integer))
-    AS n(name, max_in_flight, max_per_key, per_second, burst, heaviest, break_after)
-WHERE l.name = n.name AND (l.declared_max_in_flight, l.declared_max_per_key, l.declared_per_second, l.declared_burst,
-                           l.heaviest, l.break_after)
-    IS DISTINCT FROM (n.max_in_flight, n.max_per_key, n.per_second, n.burst, n.heaviest, n.break_after)
-"""  # noqa: S608 - our own names
 STANDING = """
-SELECT id, paused_at IS NOT NULL AS paused, CASE WHEN held_until > ecluse_now() THEN held_until END AS held_until,
+SELECT id, base, paused_at IS NOT NULL AS paused, CASE WHEN held_until > ecluse_now() THEN held_until END AS held_until,
        failures, trips, failing_since, failing,
        num_nulls(max_in_flight, max_per_key, per_second, break_after) < 4 AS capped, spacing
-FROM lanes WHERE id = ANY(%s) ORDER BY id
+FROM lanes WHERE base = ANY(%(bases)s) AND (%(ids)s::int[] IS NULL OR id = ANY(%(ids)s)) ORDER BY id
 """
 
 # Computed from the row alone: a statement that had to wait for the row's lock reads its current values.
@@ -77,13 +58,14 @@ WHERE id = %(lane)s RETURNING next_free_at - %(weight)s * spacing
 
 class Standing(NamedTuple):
     id: int
+    base: str
     paused: bool
     held_until: datetime | None
     failures: int
     trips: int
     failing_since: datetime | None
     failing: list[int]
-    capped: bool
+    capped: bool  # has anything that must hold over all replicas
     spacing: timedelta | None
 
 
@@ -92,53 +74,57 @@ class Closed(Exception):
 
 
 class Lanes:
-    """The lanes that the stages of these flows use, for all parts of one worker process. `capped` has the ids of the
-    lanes with caps, rate or breaker, which hold over all replicas, `uncapped` the others."""
+    """The lanes that the stages of these flows use, declared and made at run time, for all parts of one worker
+    process."""
 
     def __init__(self, pool: Pool, flows: Iterable[Flow], clock: Clock) -> None:
         self._pool = pool
         self._clock = clock
         self.stages = {(flow.name, stage.name): stage for flow in flows for stage in flow.stages}
-        self._ids: dict[str, int] = {}
-        self._spacing: dict[int, timedelta | None] = {}
-        self.uncapped: list[int] = []
-        self.capped: list[int] = []
+        self._declared = {stage.lane.name: stage.lane for stage in self.stages.values()}
+        self.bases = sorted(self._declared)
+        self._known: dict[int, Standing] = {}
         self.counting: dict[int, FailureStreak] = {}  # lanes whose breaker has counted failures, and its counts
-        self._breakers: dict[int, Breaker] = {}
         self._closed: dict[int, datetime | None] = {}  # until when; None: until an operator resumes it
-        self._opens: dict[int, asyncio.TimerHandle] = {}
+        self._rings_at: dict[int, datetime] = {}  # ends of holds for which the alarm is set
+        self._alarm = Alarm(lambda: self.on_change())
         self._unwritten: list[CallResult] = []
         self._unlogged: asyncio.Queue[Change] = asyncio.Queue()
-        self._outdated = asyncio.Event()
-        self.on_change: Callable[[], None] = lambda: None  # called when a lane has closed or opened
+        self._outdated: set[int] | None = set()  # lanes to be read again; None: all
+        self._wake = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None  # called when a lane may have closed or opened
 
     async def put(self) -> None:
-        """Insert the lanes, or store their caps, rates and breakers where they have changed, and read their state.
-        Called once, at start-up."""
-        lanes = {stage.lane.name: stage.lane for stage in self.stages.values()}
+        """Insert the declared lanes, or store their caps, rates and breakers where they have changed, and read how all
+        stand. Called once, at start-up."""
         async with self._pool.connection() as connection:
-            for name, lane in sorted(lanes.items()):
-                breaker = lane.breaker
-                given = {
-                    "name": name,
-                    "max_in_flight": lane.max_in_flight,
-                    "max_per_key": lane.max_per_key,
-                    "per_second": lane.per_second,
-                    "burst": lane.burst,
-                    "heaviest": max(stage.weight for stage in self.stages.values() if stage.lane.name == name),
-                    "break_after": breaker.failures if breaker else None,
-                }
-                for statement in (PUT_LANE, CHANGE_LANE):
-                    await connection.execute(statement, given)
-                lane_id = await fetch_value(connection, "SELECT id FROM lanes WHERE name = %s", (name,))
-                self._ids[name] = lane_id
-                if breaker is not None:
-                    self._breakers[lane_id] = breaker
-            await self._read(connection)
+            await put_declared(connection, self.stages.values())
+            await self._read(connection, None)
 
-    def refresh(self) -> None:
-        """Have `run` read the lanes again: one of them may have changed."""
-        self._outdated.set()
+    def refresh(self, lane_id: int | None = None) -> None:
+        """Have `run` read this lane again, which may be new; None: all lanes."""
+        if lane_id is None:
+            self._outdated = None
+        elif self._outdated is not None:
+            self._outdated.add(lane_id)
+        self._wake.set()
+
+    async def learn(self, connection: Connection, lane_ids: Iterable[int]) -> None:
+        """Read those of these lanes that are not known yet: an item of them was claimed before their notification
+        arrived."""
+        if unknown := set(lane_ids) - self._known.keys():
+            await self._read(connection, unknown)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def ids(self, *, capped: bool) -> list[int]:
+        """Return the ids of the lanes that have, or have not, anything that must hold over all replicas."""
+        return [one.id for one in self._known.values() if one.capped is capped]
+
+    def base(self, lane_id: int) -> str:
+        """Return the name of the declared lane that this lane is beneath."""
+        return self._known[lane_id].base
 
     def is_closed(self, lane_id: int) -> bool:
         """Return True if no call of the lane may start now, because of a hold, a breaker or a pause."""
@@ -150,14 +136,15 @@ class Lanes:
     def spacing(self, item: Item) -> float:
         """Return the seconds until the lane's next permit after a call for this item."""
         stage = self.stages[item.flow, item.stage]
-        spacing = self._spacing[self._ids[stage.lane.name]]
+        spacing = self._known[item.lane_id].spacing
         return stage.weight * spacing.total_seconds() if spacing else 0.0
 
     def record_result(self, claimed: ClaimedItem, error: Exception | None, *, called: bool = True) -> Spared | None:
-        """Record the result of an execution (`error` None: it succeeded), for `write_results`; return a `Spared` if the
-        failure is the vendor's fault. A hold that the vendor asks for applies in this process at once, and everywhere
-        as soon as it is written. `called` False: the vendor was not called."""
-        stage, lane_id, now = self.stages[claimed.item.flow, claimed.item.stage], claimed.lane_id, self._clock.now()
+        """Record how an execution has ended (`error` None: it succeeded), for `write_results`; return a `Spared` if the
+        failure is the vendor's. A hold that the vendor asks for applies in this process at once, and everywhere as soon
+        as it is written. `called` False: the vendor was not called."""
+        item, now = claimed.item, self._clock.now()
+        stage, lane_id = self.stages[item.flow, item.stage], item.lane_id
         lane = stage.lane
         until = asked_for(error, now) if error and lane.one_vendor else None
         counted = counts(lane.breaker, error) if called else None
@@ -165,20 +152,20 @@ class Lanes:
         if until is None and not (counted or (counted is False and before.failures)):
             return None
         outage, closed = bool(counted) and is_outage(lane.breaker, error), self.is_closed(lane_id)
-        end = CallResult(lane_id, claimed.item.id, storable(str(error)), now, until, counted, outage)
+        end = CallResult(lane_id, item.id, storable(str(error)), now, until, counted, outage)
         self._unwritten.append(end)
         self._count(end)
         if until is not None or (lane_id in self._closed and not closed):
             self._apply_holds()
-        tried = {"executions": claimed.item.executions + 1, "budget": stage.retry.executions}
+        tried = {"executions": item.executions + 1, "budget": stage.retry.executions}
         if not outage or lane.breaker is None or not is_spared(lane.breaker, self.counting[lane_id], now, **tried):
             return None
         return Spared(now + lane.breaker.pause, now if before.trips and not closed else None)
 
     def _count(self, end: CallResult) -> None:
-        """Count the result towards the lane's breaker, as the database will; every read of the table corrects it. While
-        the lane is closed, only failures count."""
-        breaker, before = self._breakers.get(end.lane_id), self.counting.get(end.lane_id, NO_FAILURES)
+        """Count the end towards the breaker as the database will; every read of the table corrects it. While the lane
+        is closed, only failures count."""
+        breaker, before = self._breaker(end.lane_id), self.counting.get(end.lane_id, NO_FAILURES)
         if breaker is None or end.counts is None or (self.is_closed(end.lane_id) and not end.counts):
             return
         row, too_long = tally(before, [end], breaker.failures)
@@ -191,12 +178,14 @@ class Lanes:
         else:
             self.counting.pop(end.lane_id, None)
 
+    def _breaker(self, lane_id: int) -> Breaker | None:
+        return self._declared[self._known[lane_id].base].breaker
+
     async def reserve(self, item: Item) -> None:
         """Wait for a permit for a further call of an item that is being executed. Its instant is reserved at once,
         however far ahead: such an item goes before items that wait to start. Raises Closed if the lane is closed."""
-        stage = self.stages[item.flow, item.stage]
-        lane_id = self._ids[stage.lane.name]
-        if self._spacing[lane_id] is not None and not self.is_closed(lane_id):
+        stage, lane_id = self.stages[item.flow, item.stage], item.lane_id
+        if self._known[lane_id].spacing is not None and not self.is_closed(lane_id):
             start_at = await until_back("lanes", partial(self._reserved, lane_id, stage.weight))
             await asyncio.sleep((start_at - self._clock.now()).total_seconds())
         if self.is_closed(lane_id):
@@ -215,9 +204,11 @@ class Lanes:
                 if counted := [one for one in results if one.counts is not None]:
                     # Not retried if the response is lost: a count too few is harmless, one too many is not.
                     self._unwritten[: len(results)] = [one._replace(counts=None) for one in results]
-                    for change in await record_results(connection, counted, self._breakers):
+                    breakers = {one.lane_id: b for one in counted if (b := self._breaker(one.lane_id)) is not None}
+                    for change in await record_results(connection, counted, breakers):
                         self._unlogged.put_nowait(change)
-                    self.refresh()
+                    for lane_id in breakers:
+                        self.refresh(lane_id)
                 for one in results:
                     if one.until is not None:
                         reason = f"Retry-After: {one.error}"
@@ -225,11 +216,15 @@ class Lanes:
             del self._unwritten[: len(results)]
 
     async def run(self) -> None:
-        """Read the lanes again after every change, by this replica or another, until cancelled."""
+        """Read lanes again after every change, by this replica or another, until cancelled; all of them at intervals,
+        because a notification may be lost."""
         while True:
-            await self._outdated.wait()
-            self._outdated.clear()
-            await until_back("lanes", self._read_again)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._wake.wait()
+            ids, self._outdated = self._outdated if self._wake.is_set() else None, set()
+            self._wake.clear()
+            await until_back("lanes", partial(self._read_again, ids))
 
     async def log_changes(self) -> None:
         """Log the breakers that this replica opened or closed to the runs that need their lanes, until cancelled."""
@@ -240,38 +235,42 @@ class Lanes:
         async with self._pool.connection() as connection:
             await log_to_runs(connection, *change)
 
-    async def _read_again(self) -> None:
+    async def _read_again(self, ids: set[int] | None) -> None:
         async with self._pool.connection() as connection:
-            await self._read(connection)
+            await self._read(connection, ids)
 
-    async def _read(self, connection: Connection) -> None:
-        """Read the lanes' caps, holds, pauses and breaker counts, and add the results that are not written yet."""
-        rows = await fetch_all(connection, Standing, STANDING, (list(self._ids.values()),))
-        self.capped = [one.id for one in rows if one.capped]
-        self.uncapped = [one.id for one in rows if not one.capped]
-        self._spacing = {one.id: one.spacing for one in rows}
-        self._closed = {one.id: None if one.paused else one.held_until for one in rows if one.paused or one.held_until}
-        self.counting = {
-            one.id: FailureStreak(one.failures, one.trips, one.failing_since, frozenset(one.failing))
-            for one in rows
-            if one.failures
-        }
+    async def _read(self, connection: Connection, ids: set[int] | None) -> None:
+        """Read these lanes, or all: their caps, which are closed and what their breakers have counted; and add the
+        results that are not written yet."""
+        given = {"bases": self.bases, "ids": None if ids is None else list(ids)}
+        rows = await fetch_all(connection, Standing, STANDING, given)
+        for lane_id in list(self._known) if ids is None else ids:
+            for facts in (self._known, self._closed, self.counting):
+                facts.pop(lane_id, None)
+        for one in rows:
+            self._known[one.id] = one
+            if one.paused or one.held_until:
+                self._closed[one.id] = None if one.paused else one.held_until
+            if one.failures:
+                counted = FailureStreak(one.failures, one.trips, one.failing_since, frozenset(one.failing))
+                self.counting[one.id] = counted
         for end in self._unwritten:
-            self._count(end)
+            if ids is None or end.lane_id in ids:
+                self._count(end)
         self._apply_holds()
 
     def _apply_holds(self) -> None:
-        """Apply the holds that vendors asked for and that are not written yet, and set a timer for each hold's end."""
+        """Apply the holds that vendors asked for and that are not written yet, and set the alarm for the end of each
+        hold."""
         for one in self._unwritten:
             until = self._closed.get(one.lane_id, one.until)
             if one.until is not None and until is not None:
                 self._closed[one.lane_id] = max(until, one.until)
+        now = self._clock.now()
         for lane_id, until in self._closed.items():
-            if until is not None:
-                seconds = max(0.0, (until - self._clock.now()).total_seconds()) + A_MOMENT
-                if lane_id in self._opens:
-                    self._opens[lane_id].cancel()
-                self._opens[lane_id] = asyncio.get_running_loop().call_later(seconds, self.on_change)
+            if until is not None and self._rings_at.get(lane_id) != until:
+                self._rings_at[lane_id] = until
+                self._alarm.set((until - now).total_seconds() + A_MOMENT)
         self.on_change()
 
 
@@ -282,11 +281,12 @@ SELECT l.name, l.max_in_flight, l.max_per_key, l.per_second, coalesce(l.set_burs
        CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since, l.last_failure,
        (SELECT coalesce(sum(in_flight), 0)::int FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0) AS in_flight,
        (SELECT count(*) FROM items i WHERE i.lane_id = l.id AND i.claim_id IS NULL)::int AS waiting
-FROM lanes l ORDER BY l.name
+FROM lanes l WHERE l.base = ANY(%s) AND (l.tenant_id IS NULL OR l.tenant_id = %s) ORDER BY l.name
 """
 
 
-async def list_lanes(connection: Connection) -> list[dict[str, Any]]:
-    """Return all lanes, ordered by name, with their calls in flight and waiting items. `down_since` is set if the
-    breaker has opened and no call has been answered since."""
-    return await fetch_all(connection, dict, LIST)
+async def list_lanes(connection: Connection, bases: Collection[str], tenant: str) -> list[dict[str, Any]]:
+    """Return the declared lanes of these names, and the lanes beneath them that are the tenant's or shared, ordered by
+    name, with their calls in flight and waiting items. `down_since` is set if the breaker has opened and no call has
+    been answered since."""
+    return await fetch_all(connection, dict, LIST, (list(bases), tenant))

@@ -61,14 +61,16 @@ class Run:
 
 
 class NewItem(NamedTuple):
-    """A unit of work to be fanned out. `target` is the record whose outcome it decides: by default the key; an empty
-    target is for work that only prepares the run. The key is unique in its stage. Items of one `group` share the lane's
-    cap per key."""
+    """A unit of work to be fanned out. `target` is the record the run answers for: by default the key; an empty target
+    is for work that only prepares the run. The key is unique in its stage. Items of one `group` share the lane's cap
+    per key. `lane`: the lane of the credential (and model) with which it will be called, beneath that of the stage;
+    None is the stage's own."""
 
     key: str
     target: str | None = None
     payload: Any = None
     group: str | None = None
+    lane: Lane | None = None
 
 
 class EphemeralEvent(NamedTuple):
@@ -186,9 +188,13 @@ News = Callable[[Connection, Sequence[FinishedItem]], Awaitable[Sequence[Ephemer
 
 @dataclass(frozen=True)
 class Lane:
-    """A lane, in which the items of a stage wait. Caps hold over all replicas; None is no cap. Calls are spaced evenly;
-    `burst` is the number of calls that an idle lane may start at once, to be raised only where the vendor allows it.
-    `one_vendor` False is for a lane to many vendors: a Retry-After then holds for its own item only."""
+    """Where a stage's items wait. Caps hold over all replicas; None is no cap. Calls are spaced evenly; `burst` is how
+    many calls an idle lane may start at once, and is to be raised only where the vendor says so. `one_vendor` False is
+    for a lane to many vendors: a Retry-After then holds for its own item only.
+
+    Flows declare the lanes of their stages. A lane of a single credential is made at run time, beneath a declared one:
+    its name is that of the declared lane, a slash, and what tells it apart. It has caps of its own, and breaker and
+    `one_vendor` of the declared lane. `tenant` is its owner; None: shared by all tenants."""
 
     name: str
     max_in_flight: int | None = None
@@ -197,6 +203,7 @@ class Lane:
     burst: int = 1
     breaker: Breaker | None = None
     one_vendor: bool = True
+    tenant: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -210,6 +217,11 @@ class Lane:
             raise ValueError(
                 f"lane {self.name}: burst is {self.burst}; 1 spaces calls evenly, more lets some go at once"
             )
+
+    @property
+    def base(self) -> str:
+        """The name of the declared lane that this lane is beneath; its own, if it is declared."""
+        return self.name.split("/", 1)[0]
 
     @staticmethod
     def per_minute(calls: float) -> float:
@@ -247,6 +259,8 @@ class Stage:
     def __post_init__(self) -> None:
         if self.weight < 1:
             raise ValueError(f"stage {self.name}: weight is {self.weight}; a call takes at least 1 permit")
+        if self.lane.name != self.lane.base or self.lane.tenant is not None:
+            raise ValueError(f"stage {self.name}: lane {self.lane.name} is declared, so it has no slash and no tenant")
         if min(self.time_limit, self.max_wait, self.poll) <= timedelta(0) or self.rounds < 0:
             raise ValueError(f"stage {self.name}: time limits are above 0, rounds are not negative")
 

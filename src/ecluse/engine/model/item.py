@@ -27,6 +27,7 @@ class Item(NamedTuple):
     crashes: int
     event_key: str
     correlation_id: str | None = None
+    lane_id: int = 0
 
     @property
     def event_id(self) -> str:
@@ -58,7 +59,6 @@ class ClaimedItem(NamedTuple):
     claim_id: int
     fence: int
     start_at: datetime | None
-    lane_id: int
     suspicion: int = 0
     solo_deaths: int = 0  # workers that died while it ran alone
 

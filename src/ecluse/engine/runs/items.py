@@ -7,7 +7,7 @@ that cannot be stored is a failed item, not a failed run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -42,12 +42,12 @@ COMPLETE = "(s.fanned_out_at IS NOT NULL AND s.expected = n.succeeded + n.failed
 # The rows of the runs are locked FOR SHARE during the statement: nothing is dispatched into a run that has ended.
 INSERT = """
 WITH inp AS (SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb)
-             AS t(run bigint, key text, target text, payload jsonb, "group" text)),
+             AS t(run bigint, key text, target text, payload jsonb, "group" text, lane integer)),
 run AS MATERIALIZED (SELECT id, tenant_id, ecluse_now() AS now, (SELECT id FROM lanes WHERE name = %(lane)s) AS lane_id
                      FROM runs WHERE id = ANY(%(runs)s) AND ended_at IS NULL ORDER BY id FOR SHARE),
 put AS (
     INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, group_key, due_at, order_at, payload)
-    SELECT tenant_id, id, %(flow)s, %(stage)s, key, coalesce(target, key), lane_id, "group", now,
+    SELECT tenant_id, id, %(flow)s, %(stage)s, key, coalesce(target, key), coalesce(lane, lane_id), "group", now,
            now - %(head_start)s, payload
     FROM inp JOIN run ON run.id = inp.run
     ON CONFLICT ON CONSTRAINT items_key DO NOTHING
@@ -59,13 +59,14 @@ INSERT_NEW = INSERT.replace("ON CONFLICT ON CONSTRAINT items_key DO NOTHING", ""
 
 
 class Dispatch(NamedTuple):
-    """The values that all items of one dispatch have in common. `head_start`: the time by which their place in the
-    queue is earlier than the present."""
+    """What the items of one dispatch have in common. `head_start`: how much earlier than the present their place in the
+    queue is. `lane` is that of items that name none; `lane_ids` are those of the lanes that items name."""
 
     flow: str
     stage: str
     lane: str
     head_start: timedelta
+    lane_ids: Mapping[str, int]
 
 
 Row = tuple[int, NewItem]  # the item and the id of its run
@@ -114,7 +115,14 @@ async def _insert(
 
 def _given(dispatch: Dispatch, rows: Sequence[Row]) -> dict[str, Any]:
     items = [
-        {"run": run_id, "key": item.key, "target": item.target, "payload": item.payload, "group": item.group}
+        {
+            "run": run_id,
+            "key": item.key,
+            "target": item.target,
+            "payload": item.payload,
+            "group": item.group,
+            "lane": dispatch.lane_ids[item.lane.name] if item.lane else None,
+        }
         for run_id, item in rows
     ]
     return {**dispatch._asdict(), "runs": list({run_id for run_id, _ in rows}), "rows": as_json(items)}
@@ -127,7 +135,7 @@ async def _refuse(connection: Connection, dispatch: Dispatch, row: Row, error: s
     key, target = storable(item.key, LONGEST_KEY), storable(item.target or item.key, LONGEST_KEY)
     event_id = item_event_id(dispatch.flow, run_id, dispatch.stage, key, 0)
     async with connection.transaction():
-        if await fetch_value(connection, INSERT, _given(dispatch, [(run_id, NewItem(key, target))])):
+        if await fetch_value(connection, INSERT, _given(dispatch, [(run_id, NewItem(key, target, lane=item.lane))])):
             code = "DISPATCH_FAILED"
             await fail_waiting(connection, [run_id], dispatch.stage, code, why, by="dispatch", key=key)
             await run_log.write_failure(connection, run_id, dispatch.stage, code, why, target, event_id)

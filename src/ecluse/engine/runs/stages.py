@@ -15,7 +15,8 @@ from ecluse.base.ids import item_event_id
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_column, fetch_rows
-from ecluse.engine.model.flow import Flow, NewItem, Run, Stage
+from ecluse.engine.lanes.rows import put_lanes
+from ecluse.engine.model.flow import Flow, Lane, NewItem, Run, Stage
 from ecluse.engine.runs import items, lifecycle, targets
 
 SAMPLE = 3
@@ -167,7 +168,8 @@ async def _dispatch(
     has. `is_new`: the stage has just been opened, and has no items."""
     flow, event = wanted[0][0].flow, event_of(wanted[0][0], stage)
     rows = [(run.id, item) for run, new in wanted for item in new]
-    dispatch = items.Dispatch(flow, stage.name, stage.lane.name, HEAD_START[priority])
+    lane_ids = await put_lanes(connection, _lanes_of(stage, wanted))
+    dispatch = items.Dispatch(flow, stage.name, stage.lane.name, HEAD_START[priority], lane_ids)
     refused = await items.insert(connection, dispatch, rows, chunk=chunk, new=is_new)
     samples = {
         run.id: [storable(item_event_id(flow, run.id, stage.name, item.key, 0)) for item in new[:SAMPLE]]
@@ -179,3 +181,15 @@ async def _dispatch(
     for run, _ in wanted:
         run.trace.fan_out(event, expected[run.id], samples[run.id], refused=refused[run.id])
     return expected
+
+
+def _lanes_of(stage: Stage, wanted: Iterable[tuple[Run, Sequence[NewItem]]]) -> set[Lane]:
+    """Return the lanes that the items name. Raise ValueError if one is not beneath the stage's, or is of another tenant
+    than its run."""
+    found = {(run.tenant_id, item.lane) for run, new in wanted for item in new if item.lane is not None}
+    for tenant, lane in found:
+        if not lane.name.startswith(f"{stage.lane.name}/"):
+            raise ValueError(f"stage {stage.name}: lane {lane.name} is not beneath {stage.lane.name}")
+        if lane.tenant not in (None, tenant):
+            raise ValueError(f"stage {stage.name}: lane {lane.name} belongs to another tenant than the run")
+    return {lane for _, lane in found}

@@ -2,12 +2,14 @@
 at it. Fencing, counting and ending a run then touch those rows, not every item.
 
 Lanes share the free worker slots, tenants take turns within a lane, and within a tenant the order is `order_at`, then
-id. The caps of a lane (calls in flight, calls per key, rate) are decided here, too. Items of a run that is being ended
-are skipped (its row is locked). The claim never waits for a lock.
+id. Only lanes with waiting items are read or locked, a bounded number per claim, in turn (`WaitingLanes`). The caps of
+a lane (calls in flight, calls per key, rate) are decided here, too. Items of a run that is being ended are skipped (its
+row is locked). The claim never waits for a lock.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
 from typing import Literal, NamedTuple
 
 from ecluse.db.connect import Connection
@@ -17,6 +19,29 @@ from ecluse.engine.model.item import ClaimedItem, Item
 # How far ahead of its start an item may be claimed: enough to hide the round trip, short enough for priorities, holds
 # and ends of runs to take effect.
 AHEAD_SECONDS = 0.1
+
+# Lanes of one claim statement, whose cost grows with lanes times items. If items wait in more, the next one goes on
+# with those after them.
+LANES_AT_ONCE = 16
+# A loose index scan: one step per lane, whatever the number of items.
+WAITING_LANES = """
+WITH RECURSIVE waiting AS (
+    (SELECT i.lane_id, 1 AS place FROM items i WHERE i.claim_id IS NULL AND i.lane_id > %(after)s
+     ORDER BY i.lane_id LIMIT 1)
+    UNION ALL
+    SELECT i.lane_id, w.place + 1 FROM waiting w CROSS JOIN LATERAL (
+        SELECT i.lane_id FROM items i WHERE i.claim_id IS NULL AND i.lane_id > w.lane_id
+        ORDER BY i.lane_id LIMIT 1) i
+    WHERE w.place < %(most)s)
+SELECT w.lane_id, l.capped FROM waiting w LEFT JOIN LATERAL (
+    SELECT num_nulls(l.max_in_flight, l.max_per_key, l.per_second, l.break_after) < 4 AS capped
+    FROM lanes l CROSS JOIN LATERAL (
+        SELECT FROM items i WHERE i.lane_id = l.id AND i.claim_id IS NULL AND i.due_at <= (SELECT ecluse_now())
+        LIMIT 1) i
+    WHERE l.id = w.lane_id AND l.base = ANY(%(bases)s) AND l.paused_at IS NULL
+      AND (l.held_until IS NULL OR l.held_until <= (SELECT ecluse_now()))
+      AND l.next_free_at <= (SELECT ecluse_now()) + %(ahead)s * interval '1 second' OFFSET 0) l ON true
+"""
 
 # Caps hold over all replicas only if the claim sees every call in flight in the lanes that it locks. Its snapshot is as
 # old as the statement: if another claim has taken a turn since, the locked row has a higher `turn` than the snapshot,
@@ -44,7 +69,7 @@ busy AS MATERIALIZED (
     WHERE l.max_per_key IS NOT NULL
 ),
 lane AS MATERIALIZED (
-    SELECT l.id, l.max_per_key, l.spacing, p.base, least(
+    SELECT l.id, l.base AS vendor, l.max_per_key, l.spacing, p.base, least(
                %(room)s,
                -- after a breaker's pause, a single call probes the vendor
                least(l.max_in_flight, CASE WHEN l.failures >= l.break_after THEN 1 END)
@@ -73,9 +98,14 @@ waiting AS (
 ),
 due AS MATERIALIZED (
     -- LIMIT, not EXISTS: the planner would turn EXISTS into a join that reads all waiting items
-    SELECT w.lane_id, w.tenant_id FROM waiting w CROSS JOIN LATERAL (
+    SELECT w.lane_id, w.tenant_id, l.vendor, coalesce(h.slots, %(slots)s) AS slots
+    FROM waiting w JOIN lane l ON l.id = w.lane_id
+    LEFT JOIN unnest(%(vendors)s::text[], %(tenants)s::text[], %(slots_left)s::int[]) AS h(vendor, tenant_id, slots)
+        ON h.vendor = l.vendor AND h.tenant_id = w.tenant_id
+    CROSS JOIN LATERAL (
         SELECT FROM items i WHERE i.lane_id = w.lane_id AND i.tenant_id = w.tenant_id AND i.claim_id IS NULL
         AND i.due_at <= (SELECT now FROM clock) LIMIT 1) i
+    WHERE coalesce(h.slots, %(slots)s) > 0
 ),
 -- split the room evenly; hand out the remainder randomly, so that no round-robin state is needed
 lane_share AS (
@@ -84,10 +114,14 @@ lane_share AS (
           FROM due GROUP BY lane_id) x JOIN lane l ON l.id = x.lane_id
 ),
 share AS MATERIALIZED (
-    SELECT x.lane_id, x.tenant_id, (x.most / x.tenants + (x.place <= x.most %% x.tenants)::int)::int AS most
-    FROM (SELECT w.lane_id, w.tenant_id, s.most, count(*) OVER (PARTITION BY w.lane_id) AS tenants,
-                 row_number() OVER (PARTITION BY w.lane_id ORDER BY random()) AS place
-          FROM due w JOIN lane_share s ON s.lane_id = w.lane_id) x
+    SELECT x.lane_id, x.tenant_id, least(
+               x.most / x.tenants + (x.place <= x.most %% x.tenants)::int,
+               x.slots / x.lanes + (x.lane_place <= x.slots %% x.lanes)::int)::int AS most
+    FROM (SELECT w.lane_id, w.tenant_id, w.slots, s.most, count(*) OVER (PARTITION BY w.lane_id) AS tenants,
+                 row_number() OVER (PARTITION BY w.lane_id ORDER BY random()) AS place,
+                 count(*) OVER (PARTITION BY w.vendor, w.tenant_id) AS lanes,
+                 row_number() OVER (PARTITION BY w.vendor, w.tenant_id ORDER BY random()) AS lane_place
+          FROM due w JOIN lane_share s ON s.lane_id = w.lane_id AND s.most > 0) x
 ),
 picked AS MATERIALIZED (
     -- where groups have a cap, pick more than will be claimed: full groups may be first in the queue
@@ -134,7 +168,7 @@ UPDATE items i SET claim_id = c.id
 FROM mine m JOIN claim c ON c.run_id = m.run_id AND c.stage = m.stage AND c.lane_id = m.lane_id
 WHERE i.id = m.id
 RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
-          m.event_key, m.correlation_id, c.id, c.fence, m.start_at, i.lane_id, i.suspicion, i.solo_deaths
+          m.event_key, m.correlation_id, i.lane_id, c.id, c.fence, m.start_at, i.suspicion, i.solo_deaths
 """
 CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ALL_LANES, turn=""), CLAIM.format(ours=LOCKED_LANES, turn=TAKE_TURN)
 
@@ -152,11 +186,63 @@ class Claimant(NamedTuple):
     apart: Literal["group", "alone"] | None = None
 
 
+class Window(NamedTuple):
+    """Lanes with waiting items, by id: those with anything that must hold over all replicas (caps, a rate, a breaker),
+    and those without. `is_all`: items wait in no other lane."""
+
+    capped: list[int]
+    uncapped: list[int]
+    is_all: bool
+
+
+class WaitingLanes:
+    """Finds the lanes to claim from, LANES_AT_ONCE at a time, each search after the last: open lanes, beneath these
+    declared ones, in which an item is due."""
+
+    def __init__(self, bases: Sequence[str]) -> None:
+        self._bases = list(bases)
+        self._after = 0  # id of the last lane of the last window
+
+    async def windows(self, connection: Connection) -> AsyncGenerator[Window]:
+        """Yield windows until all waiting lanes have been in one."""
+        seen: set[int] = set()
+        is_all = False
+        while not is_all:
+            begun = self._after
+            rows = await self._scan(connection, begun, LANES_AT_ONCE)
+            if begun and (left := LANES_AT_ONCE - len(rows)):
+                rows += [row for row in await self._scan(connection, 0, left) if row[0] <= begun]
+            is_all = len(rows) < LANES_AT_ONCE
+            self._after = 0 if is_all else rows[-1][0]
+            new = [row for row in rows if row[0] not in seen]
+            if not new:
+                return
+            seen.update(lane for lane, _ in new)
+            capped, uncapped = ([lane for lane, capped in new if capped is wanted] for wanted in (True, False))
+            yield Window(capped, uncapped, is_all)
+
+    async def _scan(self, connection: Connection, after: int, most: int) -> list[tuple[int, bool | None]]:
+        """Return lanes with waiting items by id, and whether each has caps; None: nothing can be claimed from it."""
+        given = {"after": after, "most": most, "bases": self._bases, "ahead": AHEAD_SECONDS}
+        return await fetch_rows(connection, WAITING_LANES, given, prepare=True)
+
+
+class SlotsLeft(NamedTuple):
+    """How many worker slots a tenant may still take with calls through the lanes of one base. The lists are of those
+    that hold slots already; `slots` is for the others."""
+
+    slots: int
+    vendors: list[str]
+    tenants: list[str]
+    slots_left: list[int]
+
+
 async def claim_items(
-    connection: Connection, claimant: Claimant, lanes: list[int], room: int, *, capped: bool
+    connection: Connection, claimant: Claimant, lanes: list[int], room: int, *, capped: bool, left: SlotsLeft
 ) -> list[ClaimedItem]:
-    """Claim at most `room` items from the lanes with these ids. `capped`: the lanes have caps, a rate or a breaker that
-    must hold over all replicas; lanes from which another replica is claiming are then left out."""
-    parameters = {**claimant._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
+    """Claim at most `room` items from these lanes, by their ids, and of no tenant more than it has slots left.
+    `capped`: the lanes have caps, a rate or a breaker that must hold over all replicas; lanes from which another
+    replica is claiming are then left out."""
+    parameters = {**claimant._asdict(), **left._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
     rows = await fetch_rows(connection, CLAIM_CAPPED if capped else CLAIM_FREE, parameters, prepare=True)
-    return [ClaimedItem(Item._make(row[:-6]), *row[-6:]) for row in rows]
+    return [ClaimedItem(Item._make(row[:-5]), *row[-5:]) for row in rows]

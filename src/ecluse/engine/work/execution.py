@@ -74,8 +74,8 @@ class Executor:
         try:
             if claimed.start_at is not None:
                 await asyncio.sleep((claimed.start_at - self._clock.now()).total_seconds())
-            if self._lanes.is_closed(claimed.lane_id):
-                self._lanes.refresh()  # the NOTIFY that it was opened may have been lost
+            if self._lanes.is_closed(claimed.item.lane_id):
+                self._lanes.refresh(claimed.item.lane_id)  # the NOTIFY that it was opened may have been lost
                 return release(stage, claimed)
             slot.deadline = asyncio.get_running_loop().time() + stage.time_limit.total_seconds()
             with counters.timed(claimed.item.flow, stage.name):

@@ -85,7 +85,7 @@ def group_sizes(waiting: Mapping[int, int], slots: int) -> dict[int, int]:
 WAITING = """
 SELECT i.suspicion, count(*) FROM items i JOIN lanes l ON l.id = i.lane_id
 WHERE i.claim_id IS NULL AND i.suspicion > 0 AND i.due_at <= ecluse_now() AND NOT i.permanent
-  AND i.flow || '/' || i.stage = ANY(%(work)s) AND i.lane_id = ANY(%(lanes)s)
+  AND i.flow || '/' || i.stage = ANY(%(work)s) AND l.base = ANY(%(bases)s)
   AND l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= ecluse_now())
   AND l.next_free_at <= ecluse_now() + %(ahead)s * interval '1 second'
   AND (l.max_in_flight IS NULL OR l.max_in_flight > (SELECT coalesce(sum(c.in_flight), 0) FROM claims c
@@ -117,13 +117,13 @@ class SuspectClaims:
         self._emptying = False  # claim nothing until the worker holds no item, to run a suspect alone
         self._query_at = 0.0
 
-    async def query(self, connection: Connection, lanes: list[int], now: float) -> None:
-        """Count the suspects in these lanes that this worker could claim, and set the limits that `allowed` applies; at
-        most once a second. `now` is the monotonic clock."""
+    async def query(self, connection: Connection, bases: list[str], now: float) -> None:
+        """Count the suspects that wait in lanes of these bases and that this worker could claim, and decide by that
+        what `allowed` allows; at most once a second. `now` is the monotonic clock."""
         if now < self._query_at:
             return
         claimant = self._claimant
-        parameters = {"work": claimant.work, "lanes": lanes, "ahead": AHEAD_SECONDS}
+        parameters = {"work": claimant.work, "bases": bases, "ahead": AHEAD_SECONDS}
         waiting = dict(await fetch_rows(connection, WAITING, parameters, prepare=True))
         self.limits = group_sizes(waiting, self._slots)
         alone = sum(waiting[kind] for kind, most in self.limits.items() if most == 1)

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing, suppress
 from datetime import datetime, timedelta
 
 from ecluse.base.alarm import Alarm
@@ -18,7 +18,7 @@ from ecluse.db.outage import ignoring_outage
 from ecluse.engine.effects.protocol import Intent
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model.item import ClaimedItem
-from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant, claim_items
+from ecluse.engine.work.claim import AHEAD_SECONDS, LANES_AT_ONCE, Claimant, WaitingLanes, Window, claim_items
 from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.completion import CompletionLoop
 from ecluse.engine.work.execution import Executor
@@ -26,7 +26,7 @@ from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
 from ecluse.engine.work.release import release_unknown
 from ecluse.engine.work.suspects import SuspectClaims
 from ecluse.engine.work.verdict import ItemResult, release
-from ecluse.engine.work.worker_slots import WorkerSlot, WorkerSlots
+from ecluse.engine.work.worker_slots import Owner, WorkerSlot, WorkerSlots
 
 FLUSH_SECONDS = 3.0  # at a stop: an unavailable database must not delay the exit
 # A lane with a rate gives permits for a tenth of a second at a time: for so long after a permit, poll more often. The
@@ -36,7 +36,8 @@ PACED_SECONDS = 2.0
 
 class Worker:
     """The claim loop of a process, with the parts that its items go through: slots, executor, committer, completion.
-    `slots` is the number of worker slots; `slot_ended` is called when the task of one of them ends."""
+    `slots` is the number of worker slots, `share` what one tenant may take of them (`WorkerSlots`); `slot_ended` is
+    called when the task of one of them ends."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Worker:
         completion: CompletionLoop,
         clock: Clock,
         slots: int,
+        share: float,
         slot_ended: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._pool = pool
@@ -63,7 +65,10 @@ class Worker:
         self._pace = Pace(slots)
         self._wake = asyncio.Event()
         self._alarm = Alarm(self.wake)
-        self.slots = WorkerSlots(slots, self._run_one, idle=self._wake.set, ended=slot_ended)
+        self._waiting = WaitingLanes(lanes.bases)
+        self.slots = WorkerSlots(
+            slots, self._run_one, idle=self._wake.set, ended=slot_ended, share=share, owner_of=self._owner_of
+        )
         self._in_hand: Counter[tuple[int, str]] = Counter()  # (run, stage): items claimed and not stored yet
         self._unsure = False  # a claim failed, but may have been committed
         self._paced_until = 0.0
@@ -76,7 +81,7 @@ class Worker:
 
     def _lanes_changed(self) -> None:
         """Release the items that have not started and whose lane is closed now."""
-        for claimed in self.slots.drop(lambda claimed: self._lanes.is_closed(claimed.lane_id)):
+        for claimed in self.slots.drop(lambda claimed: self._lanes.is_closed(claimed.item.lane_id)):
             self.committer.put(release(self._lanes.stages[claimed.item.flow, claimed.item.stage], claimed))
         self.wake()
 
@@ -86,7 +91,7 @@ class Worker:
         while True:
             now = self._clock.monotonic()
             self._pace.measure(now, self.slots.finished)
-            room = self._pace.capacity - self.slots.busy - len(self.slots.ready) - self.committer.backlog
+            room = self._pace.capacity - self.slots.busy - self.slots.queued(self._ahead) - self.committer.backlog
             self._wake.clear()
             if (pause := self._pace.pause(now, room, bool(self._in_hand))) > 0:
                 await self._sleep(pause)
@@ -139,7 +144,7 @@ class Worker:
     async def _claim(self, room: int) -> int:
         """Claim at most `room` items and give them to the slots; return their number. If the last claim failed, claims
         that may have been committed all the same are released first."""
-        claimed: list[ClaimedItem] = []
+        count = 0
         self._pace.claiming(self._clock.monotonic())
         unsure, self._unsure = self._unsure, True
         with ignoring_outage("claim"):
@@ -148,10 +153,29 @@ class Worker:
                     known = {claimed.claim_id for claimed in self.slots.claimed}
                     known |= {result.claim_id for result in self.committer.uncommitted}
                     await release_unknown(connection, replica=self._claimant.replica, known=list(known))
-                lanes = self._lanes.uncapped + self._lanes.capped
-                await self._suspects.query(connection, lanes, self._clock.monotonic())
-                claimed = await self._choose(connection, room)
+                await self._suspects.query(connection, self._lanes.bases, self._clock.monotonic())
+                async with aclosing(self._windows(connection)) as windows:
+                    async for window in windows:
+                        claimed = await self._choose(connection, room - count, window)
+                        self._take(claimed)
+                        count += len(claimed)
+                        if count >= room or (count and not claimed):
+                            break
             self._unsure = False
+        self._pace.claimed(room, count)
+        return count
+
+    async def _windows(self, connection: Connection) -> AsyncGenerator[Window]:
+        """Yield the lanes to claim from. Few lanes are not worth a search for those in which items wait."""
+        if len(self._lanes) <= LANES_AT_ONCE:
+            yield Window(self._lanes.ids(capped=True), self._lanes.ids(capped=False), True)
+            return
+        async for window in self._waiting.windows(connection):
+            await self._lanes.learn(connection, window.capped + window.uncapped)
+            yield window
+
+    def _take(self, claimed: Sequence[ClaimedItem]) -> None:
+        """Give claimed items to the slots, and set the alarm for the next permits of their lanes."""
         if claimed:
             crashpoint("after claim")
         for one in claimed:
@@ -162,37 +186,47 @@ class Worker:
                 else:
                     self._wake_at(one.start_at + timedelta(seconds=spacing - AHEAD_SECONDS / 2))
         self.slots.give(claimed)
-        self._pace.claimed(room, len(claimed))
-        return len(claimed)
 
-    async def _choose(self, connection: Connection, room: int) -> list[ClaimedItem]:
-        """Make the claims that are allowed while suspects wait; a suspect that runs alone is the only item claimed."""
+    async def _choose(self, connection: Connection, room: int, window: Window) -> list[ClaimedItem]:
+        """Make the claims that the waiting suspects allow; a suspect that runs alone is the only item claimed."""
         claimed: list[ClaimedItem] = []
         for claimant, most in self._suspects.allowed(self.slots, room, holds_items=bool(self._in_hand)):
-            found = await self._claim_from(connection, claimant, min(most, room - len(claimed)))
+            found = await self._claim_from(connection, claimant, window, min(most, room - len(claimed)))
             claimed += found
             if found and claimant.apart == "alone":
                 self._suspects.runs_alone = True
                 break
         return claimed
 
-    async def _claim_from(self, connection: Connection, claimant: Claimant, room: int) -> list[ClaimedItem]:
-        """Claim from the capped lanes, then from the uncapped ones unless they were found empty just before."""
+    async def _claim_from(
+        self, connection: Connection, claimant: Claimant, window: Window, room: int
+    ) -> list[ClaimedItem]:
+        """Claim from the capped lanes, then from the others unless they were found empty just before."""
         now, ordinary = self._clock.monotonic(), claimant == self._claimant
-        free = [] if ordinary and self._pace.is_empty(now) else self._lanes.uncapped
+        free = [] if ordinary and self._pace.is_empty(now) else window.uncapped
+        left = self.slots.left(self._ahead)
         claimed: list[ClaimedItem] = []
         # From capped lanes, only as many items as slots are free right now; half as many, if uncapped lanes may have
         # items as well.
-        now_free = min(room, self.slots.count - self.slots.busy - len(self.slots.ready))
+        now_free = min(room, self.slots.count - self.slots.busy - self.slots.queued(self._ahead))
         capped_room = (now_free + 1) // 2 if free else now_free
-        if self._lanes.capped and capped_room > 0:
-            claimed += await claim_items(connection, claimant, self._lanes.capped, capped_room, capped=True)
+        if window.capped and capped_room > 0:
+            claimed += await claim_items(connection, claimant, window.capped, capped_room, capped=True, left=left)
         if free and len(claimed) < room:
-            found = await claim_items(connection, claimant, free, room - len(claimed), capped=False)
-            if ordinary and not found:
+            found = await claim_items(connection, claimant, free, room - len(claimed), capped=False, left=left)
+            # Nothing found is no proof of empty lanes if a tenant has its share of the slots.
+            if ordinary and window.is_all and not found and min(left.slots_left, default=1) > 0:
                 self._pace.found_empty(now)
             claimed += found
         return claimed
+
+    @property
+    def _ahead(self) -> int:
+        """How many items may be claimed ahead of their slots."""
+        return max(0, self._pace.capacity - self.slots.count)
+
+    def _owner_of(self, claimed: ClaimedItem) -> Owner:
+        return self._lanes.base(claimed.item.lane_id), claimed.item.tenant_id
 
     async def _run_one(self, slot: WorkerSlot, claimed: ClaimedItem) -> None:
         result = await self._executor.execute(slot, claimed)

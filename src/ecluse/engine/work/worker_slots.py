@@ -7,13 +7,14 @@ enforces the time limits of all slots, to half a second.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from math import inf
 from typing import Literal
 
 from ecluse.engine.model.item import ClaimedItem
+from ecluse.engine.work.claim import SlotsLeft
 
 WATCH_SECONDS = 0.5
 LAST_SECONDS = 1.0  # for work that cleans up when cancelled, or ignores it
@@ -22,6 +23,7 @@ IN_A_ROW = 64
 
 
 Why = Literal["late", "dropped"]
+Owner = tuple[str, str]  # of a call: the declared lane and the tenant
 
 
 class WorkerSlot:
@@ -56,9 +58,17 @@ class WorkerSlot:
         return why
 
 
+def slots_left(share: float, slots: int, held: int, others: int) -> int:
+    """Return how many more of so many slots an owner may take that holds `held` of them, where all other owners hold
+    `others`: no more than its share of what they leave, so that a slot is left for the next owner, too. One slot is
+    for every owner."""
+    return max(1, int(share * (slots - others))) - held
+
+
 class WorkerSlots:
     """All slots of a worker. `work` executes an item in a slot, `idle` is called when a slot has nothing to do, `ended`
-    when the task of a slot ends."""
+    when the task of a slot ends. The calls of one owner (`owner_of`: a tenant's calls through the lanes of one base)
+    take at most a `share` of the slots that the others leave."""
 
     def __init__(
         self,
@@ -66,7 +76,13 @@ class WorkerSlots:
         work: Callable[[WorkerSlot, ClaimedItem], Awaitable[None]],
         idle: Callable[[], None],
         ended: Callable[[asyncio.Task[None]], None],
+        *,
+        share: float = 1.0,
+        owner_of: Callable[[ClaimedItem], Owner] = lambda _: ("", ""),
     ) -> None:
+        self._share = share
+        self._owner_of = owner_of
+        self._running: Counter[Owner] = Counter()
         self._ended = ended
         self._work = work
         self._on_idle = idle
@@ -90,6 +106,36 @@ class WorkerSlots:
     def claimed(self) -> list[ClaimedItem]:
         """The items in the slots, and the items that wait for a slot."""
         return [*self.ready, *self.executing]
+
+    def queued(self, ahead: int) -> int:
+        """Return how many ready items slots will take soon, `ahead` of them when calls end. Items beyond their owner's
+        share of the slots are not counted: they must not keep others from being claimed."""
+        if not self.ready or self._share == 1.0:
+            return len(self.ready)
+        queued = 0
+        for owner, n in Counter(map(self._owner_of, self.ready)).items():
+            running = self._running.get(owner, 0)
+            queued += min(n, ahead + max(0, slots_left(self._share, self.count, running, self.busy - running)))
+        return queued
+
+    def left(self, ahead: int) -> SlotsLeft:
+        """Return how many more items of each owner may be claimed; `ahead` of them before a slot is free."""
+        if self._share == 1.0:
+            return SlotsLeft(self.count + ahead, [], [], [])
+        held = self._running + Counter(map(self._owner_of, self.ready))
+        total = self.busy + len(self.ready)
+        left = [slots_left(self._share, self.count, n, total - n) + ahead for n in held.values()]
+        fresh = slots_left(self._share, self.count, 0, total) + ahead
+        return SlotsLeft(fresh, [base for base, _ in held], [tenant for _, tenant in held], left)
+
+    def _next(self) -> ClaimedItem | None:
+        """Take the first ready item whose owner may take another slot."""
+        for place, claimed in enumerate(self.ready):
+            running = self._running.get(self._owner_of(claimed), 0)
+            if slots_left(self._share, self.count, running, self.busy - running) > 0:
+                del self.ready[place]
+                return claimed
+        return None
 
     def interrupt(self, useless: Callable[[ClaimedItem], bool]) -> None:
         """Cancel the running calls of the items for which `useless` returns True."""
@@ -142,15 +188,16 @@ class WorkerSlots:
         loop = asyncio.get_running_loop()
         in_a_row = 0
         while True:
-            if not self.ready:
+            if (claimed := self._next()) is None:
                 slot.idle = loop.create_future()
                 self._idle.append(slot)
                 self._on_idle()
                 await slot.idle
                 in_a_row = 0
                 continue
-            slot.claimed = claimed = self.ready.popleft()
+            slot.claimed, owner = claimed, self._owner_of(claimed)
             self.busy += 1
+            self._running[owner] += 1
             try:
                 await self._work(slot, claimed)
             finally:
@@ -158,6 +205,9 @@ class WorkerSlots:
                 slot.claimed = None
                 slot.reset()  # discard an interruption that the work swallowed
                 self.busy -= 1
+                self._running[owner] -= 1
+                if not self._running[owner]:
+                    del self._running[owner]
                 self.finished += 1
                 if self._drained is not None and not self.busy:
                     self._drained.set()

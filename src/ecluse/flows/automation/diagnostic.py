@@ -72,7 +72,7 @@ async def look(connection: Connection, setup: Setup, tenant: str, lanes: Collect
     given = {"tenant": tenant, "longest": setup.config.longest, "limit": WORST}
     troubled = await fetch_all(connection, dict, SCHEDULES, given)
     ((active, known),) = await fetch_rows(connection, ACTIVE, (tenant,))
-    used = [{name: lane[name] for name in LANE} for lane in await list_lanes(connection) if lane["name"] in lanes]
+    used = [{name: lane[name] for name in LANE} for lane in await list_lanes(connection, lanes, tenant)]
     count = troubled[0]["troubled"] if troubled else 0
     return {
         "settings": dict(setup.present),

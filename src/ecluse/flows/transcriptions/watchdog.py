@@ -20,7 +20,7 @@ WAITING = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now, ecluse_now() - %(stall)s AS since),
 idle AS MATERIALIZED (
     SELECT l.id FROM lanes l, clock
-    WHERE l.name = ANY(%(lanes)s) AND l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= since)
+    WHERE l.base = ANY(%(lanes)s) AND l.paused_at IS NULL AND (l.held_until IS NULL OR l.held_until <= since)
       AND l.next_free_at <= since
       AND NOT EXISTS (SELECT 1 FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0)
       AND NOT EXISTS (SELECT 1 FROM (SELECT lane_id, taken_at, replica_id FROM claims ORDER BY id DESC LIMIT 5000) c
@@ -66,8 +66,8 @@ class Stuck(NamedTuple):
 
 
 async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> None:
-    """Warn of stalled runs, give up the due items of runs that were warned of a stall period ago, and clear the mark of
-    runs that move again. Called at intervals by every replica. `lanes` names the flow's lanes."""
+    """Warn of stalled runs, and give up the due items of those that were warned of a stall period ago; clear the mark
+    of runs that move again. Called at intervals by every replica. `lanes` names the lanes that the flow declares."""
     given: dict[str, Any] = {"stall": stall, "lanes": lanes, "flow": rules.FLOW}
     async with connection.transaction():
         candidates = await fetch_column(connection, CANDIDATES, given)

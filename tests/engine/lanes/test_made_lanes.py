@@ -1,0 +1,309 @@
+"""Lanes made at run time, one per credential: what closes or slows one does not concern the others, and running
+workers know a new one at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ecluse.base.errors import TransientError
+from ecluse.db.connect import Connection
+from ecluse.engine import (
+    Breaker,
+    Done,
+    Item,
+    Lane,
+    NewItem,
+    Result,
+    RetryPolicy,
+    Run,
+    Stage,
+    Start,
+    Work,
+    WorkContext,
+    pause_lane,
+    put_lanes,
+    retire_lanes,
+    set_lane_caps,
+)
+from ecluse.engine.lanes.rows import put_declared, remove_unused
+from ecluse.engine.work.claim import LANES_AT_ONCE, WaitingLanes
+from tests.support.engine_flows import flow, open_board, stage, until
+from tests.support.rates import assert_within
+from tests.support.runs import start_run
+
+HOUR = timedelta(hours=1)
+MANY = RetryPolicy(executions=50, base=0.01)
+
+
+@pytest.fixture
+async def board(dsn):
+    async with open_board(dsn) as board:
+        yield board
+
+
+class Vendor:
+    """Answers by credential, which is the first part of an item's key; remembers every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float]] = []
+        self.errors: dict[str, Exception] = {}
+        self.hanging: set[str] = set()
+
+    async def __call__(self, _: WorkContext, item: Item) -> Result:
+        credential = item.key.split("-")[0]
+        self.calls.append((credential, time.monotonic()))
+        if credential in self.hanging:
+            await asyncio.sleep(3600)
+        if credential in self.errors:
+            raise self.errors[credential]
+        return Done()
+
+    @property
+    def count(self) -> Counter[str]:
+        return Counter(credential for credential, _ in self.calls)
+
+
+class Credentials:
+    """A flow whose items name the lanes of their credentials, beneath the lane `vendor`; `caps` are by credential."""
+
+    def __init__(self, work: Work | None = None, **declared: Any) -> None:
+        self.vendor = Vendor()
+        self.caps: dict[str, dict[str, Any]] = {}
+        one = stage(work or self.vendor, lane=Lane("vendor", **declared), retry=MANY, max_wait=HOUR)
+
+        async def given(_: Connection, run: Run) -> list[NewItem]:
+            return [NewItem(key, lane=self.lane(key.split("-")[0], run.tenant_id)) for key in run.input["targets"]]
+
+        async def story(run) -> None:
+            await run.select(given)
+            await run.fan_out(one, given)
+            await run.gate(one)
+
+        self.flow = flow(one, story=story)
+
+    def lane(self, credential: str, tenant: str = "default") -> Lane:
+        return Lane(f"vendor/{credential}", tenant=tenant, **self.caps.get(credential, {}))
+
+
+async def send(kit, credentials, *names: str, items: int = 20, tenant: str = "default") -> int:
+    """Start a run with so many items per credential."""
+    targets = [f"{name}-{n}" for name in names for n in range(items)]
+    given = Start(credentials.flow, f"run-{time.monotonic()}", input={"targets": targets}, tenant_id=tenant)
+    return (await start_run(kit, given)).run.id
+
+
+async def do(kit, what, *arguments, **options):
+    async with kit.pool.connection() as connection:
+        return await what(connection, *arguments, **options)
+
+
+@pytest.fixture
+def done(one):
+    def count(credential: str) -> int:
+        return one("SELECT count(*) FROM items WHERE status = 'succeeded' AND key LIKE %s", f"{credential}-%")
+
+    return count
+
+
+# --- two lanes beneath one
+
+
+@pytest.mark.req("ENG-50")
+async def test_a_retry_after_holds_the_lane_of_its_credential_alone(start_kit, query, done):
+    credentials = Credentials()
+    credentials.vendor.errors["one"] = TransientError("429 slow down", code="THROTTLED", retry_after=600)
+    kit = await start_kit(credentials.flow, hands=10)
+    await send(kit, credentials, "one")
+    await until(lambda: query("SELECT 1 FROM lanes WHERE held_until IS NOT NULL"))
+    called = credentials.vendor.count["one"]
+    await send(kit, credentials, "two", "one")
+    await until(lambda: done("two") == 20)
+    assert credentials.vendor.count["one"] == called <= 10
+    held = query("SELECT name, base, tenant_id, held_until IS NOT NULL FROM lanes ORDER BY name")
+    assert held == [
+        ("vendor", "vendor", None, False),
+        ("vendor/one", "vendor", "default", True),
+        ("vendor/two", "vendor", "default", False),
+    ]
+
+
+async def test_a_breaker_opens_for_the_credential_that_fails(start_kit, query, done):
+    credentials = Credentials(breaker=Breaker(failures=3, pause=timedelta(hours=1)))
+    credentials.vendor.errors["one"] = TransientError("429", code="THROTTLED")
+    kit = await start_kit(credentials.flow, hands=10)
+    await send(kit, credentials, "one", "two")
+    await until(lambda: done("two") == 20 and query("SELECT 1 FROM lanes WHERE trips > 0"))
+    found = query("SELECT name, break_after, trips FROM lanes ORDER BY name")
+    assert found == [("vendor", 3, 0), ("vendor/one", 3, 1), ("vendor/two", 3, 0)]
+    assert done("one") == 0
+
+
+@pytest.mark.alone
+async def test_a_rate_and_a_cap_hold_for_their_own_lane(start_kit, done):
+    credentials = Credentials()
+    credentials.caps = {"one": {"per_second": 20}, "two": {"max_in_flight": 2}}
+    credentials.vendor.hanging.add("two")
+    kit = await start_kit(credentials.flow)
+    await send(kit, credentials, "one", "two", "three", items=15)
+    await until(lambda: done("one") == 15 and done("three") == 15)
+    assert credentials.vendor.count["two"] == 2
+    assert_within([at for name, at in credentials.vendor.calls if name == "one"], rate=20, burst=1, slack=0.05)
+
+
+async def test_a_pause_of_one_lane_leaves_the_other_open(start_kit, one, done):
+    credentials = Credentials()
+    kit = await start_kit(credentials.flow)
+    await do(kit, put_lanes, [credentials.lane("one")])
+    await do(kit, pause_lane, "vendor/one", reason="night", by="op")
+    await send(kit, credentials, "one", "two")
+    await until(lambda: done("two") == 20)
+    assert (done("one"), credentials.vendor.count["one"]) == (0, 0)
+    assert one("SELECT count(*) FROM run_log WHERE message LIKE %s", "%paused%") == 0  # no run needed it at the time
+
+
+# --- known to running workers
+
+
+async def test_workers_of_all_replicas_call_through_a_new_lane_within_a_second(start_kit, done):
+    credentials = Credentials(max_in_flight=5)
+    kits = [await start_kit(credentials.flow, hands=5) for _ in range(2)]
+    for name in ("one", "two", "three"):
+        begun = time.monotonic()
+        await send(kits[0], credentials, name)
+        await until(lambda name=name: credentials.vendor.count[name])
+        assert credentials.vendor.calls[-1][1] - begun < 1
+    await until(lambda: done("three") == 20)
+
+
+async def test_caps_that_change_at_run_time_hold_for_the_next_calls(start_kit, one, done):
+    credentials = Credentials()
+    credentials.caps["one"] = {"max_in_flight": 1}
+    credentials.vendor.hanging.add("one")
+    kit = await start_kit(credentials.flow)
+    await send(kit, credentials, "one")
+    await until(lambda: credentials.vendor.count["one"] == 1)
+    await do(kit, put_lanes, [Lane("vendor/one", tenant="default", max_in_flight=4)])
+    await until(lambda: credentials.vendor.count["one"] == 4)
+    # An operator's cap stays in force; what the connection says is kept for when it is cleared.
+    await do(kit, set_lane_caps, "vendor/one", {"max_in_flight": 6}, by="op")
+    await do(kit, put_lanes, [Lane("vendor/one", tenant="default", max_in_flight=5)])
+    await until(lambda: credentials.vendor.count["one"] == 6)
+    assert one("SELECT declared_max_in_flight, max_in_flight FROM lanes WHERE name = 'vendor/one'") == (5, 6)
+
+
+async def test_a_lane_of_another_base_is_left_to_the_replicas_that_have_it(start_kit, board, query):
+    await board.run([NewItem("a", lane=Lane("elsewhere/one"))], one=stage(lane=Lane("elsewhere")), name="other")
+    credentials = Credentials()
+    kit = await start_kit(credentials.flow)
+    run = await send(kit, credentials, "one")
+    await until(lambda: query("SELECT 1 FROM runs WHERE id = %s AND ended_at IS NOT NULL", run))
+    assert query("SELECT key FROM items WHERE claim_id IS NULL") == [("a",)]
+
+
+async def test_further_calls_keep_the_rate_of_their_own_lane(start_kit, done):
+    """`permit` waits for the lane of the item's credential, not for that of the stage."""
+
+    async def twice(context: WorkContext, item: Item) -> Result:
+        await context.permit(item)
+        return Done()
+
+    credentials = Credentials(twice, per_second=0.01)
+    credentials.caps["one"] = {"per_second": 100}
+    kit = await start_kit(credentials.flow)
+    await send(kit, credentials, "one", items=5)
+    await until(lambda: done("one") == 5, seconds=5)
+
+
+# --- rows
+
+
+async def test_an_item_keeps_to_lanes_beneath_its_stages_and_of_its_tenant(board):
+    for lane, why in (
+        (Lane("other/one"), "not beneath lane"),
+        (Lane("lane"), "not beneath lane"),
+        (Lane("lane/one", tenant="acme"), "another tenant"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            await board.run([NewItem("a", lane=lane)])
+    with pytest.raises(ValueError, match="no slash"):
+        Stage("work", Lane("a/b"), stage().work)
+
+
+async def test_a_replay_of_a_dispatch_finds_lanes_and_items_as_they_are(board, query):
+    new = [NewItem(f"a-{n}", lane=Lane(f"lane/{n % 3}", max_in_flight=2)) for n in range(9)]
+    async with board.pool.connection() as connection:
+        await put_declared(connection, [stage(lane=Lane("lane", breaker=Breaker(failures=7)))])
+    await board.run(new)
+    before = query("SELECT id, name, max_in_flight, break_after FROM lanes ORDER BY id")
+    await board.run(new)
+    assert query("SELECT id, name, max_in_flight, break_after FROM lanes ORDER BY id") == before
+    assert [row[1:] for row in before] == [("lane", None, 7), *((f"lane/{n}", 2, 7) for n in range(3))]
+    assert query("SELECT l.name, count(*) FROM items i JOIN lanes l ON l.id = i.lane_id GROUP BY 1 ORDER BY 1") == [
+        (f"lane/{n}", 6) for n in range(3)
+    ]
+
+
+async def test_lanes_that_many_transactions_make_at_once_are_made_once(board, query):
+    wanted = [Lane(f"lane/{n}", max_in_flight=n + 1) for n in range(20)]
+
+    async def make(lanes: list[Lane]) -> dict[str, int]:
+        async with board.pool.connection() as connection, connection.transaction():
+            return await put_lanes(connection, lanes)
+
+    found = await asyncio.gather(*(make(wanted if n % 2 else wanted[::-1]) for n in range(8)))
+    assert all(ids == found[0] for ids in found)
+    assert query("SELECT count(*), count(DISTINCT name) FROM lanes") == [(20, 20)]
+
+
+async def test_what_lanes_have_of_their_base_follows_it(board, query):
+    async with board.pool.connection() as connection:
+        await put_lanes(connection, [Lane("lane/one", burst=4)])  # before any worker has declared the base
+        await put_declared(connection, [stage(lane=Lane("lane", breaker=Breaker(failures=7)), weight=3)])
+    assert query("SELECT break_after, heaviest, burst FROM lanes WHERE name = 'lane/one'") == [(7, 3, 2)]
+
+
+async def test_a_retired_lane_is_removed_when_no_item_points_at_it(board, query):
+    lanes = [Lane(f"lane/{name}") for name in ("waits", "done", "unused", "wanted")]
+    await board.run([NewItem("a", lane=lanes[0]), NewItem("b", lane=lanes[1])])
+    async with board.pool.connection() as connection:
+        ids = await put_lanes(connection, lanes)
+        await retire_lanes(connection, ["lane", *ids])
+        await put_lanes(connection, [lanes[3]])
+    await board.finish(await board.claim(ids["lane/done"]))
+    assert await remove_unused(board.pool) == []  # it may be about to be used
+    assert await remove_unused(board.pool, timedelta(0)) == ["lane/unused"]
+    assert query("SELECT name FROM lanes ORDER BY 1") == [("lane",), ("lane/done",), ("lane/waits",), ("lane/wanted",)]
+
+
+# --- many lanes
+
+
+async def test_a_claim_looks_at_a_bounded_number_of_lanes_and_each_has_its_turn(board, query):
+    await board.run([NewItem(str(n), lane=Lane(f"lane/{n:03d}")) for n in range(37)])
+    query("UPDATE lanes SET paused_at = ecluse_now(), paused_reason = 'x' WHERE name = 'lane/007'")
+    ((open_lanes,),) = query("SELECT array_agg(id ORDER BY id) FROM lanes WHERE name <> base AND paused_at IS NULL")
+    waiting, elsewhere = WaitingLanes(["lane"]), WaitingLanes(["else"])
+    async with board.pool.connection() as connection:
+        first = [await anext(waiting.windows(connection)) for _ in range(4)]
+        assert [LANES_AT_ONCE - len(window.uncapped) for window in first] == [1, 0, 1, 0]
+        assert not any(window.is_all or window.capped for window in first)
+        everything = [window async for window in waiting.windows(connection)]
+        assert sorted(lane for window in everything for lane in window.uncapped) == open_lanes
+        assert [window.uncapped async for window in elsewhere.windows(connection)] == [[]] * 3
+
+
+async def test_an_item_is_found_behind_a_thousand_lanes_in_which_nothing_is_due(start_kit, board, query):
+    credentials = Credentials()
+    far = [NewItem(f"far-{n}", lane=Lane(f"vendor/far-{n}")) for n in range(1000)]
+    await board.run(far, one=credentials.flow.stages[0], delay=3600)
+    kit = await start_kit(credentials.flow)
+    await send(kit, credentials, "near", items=1)
+    begun = time.monotonic()
+    await until(lambda: credentials.vendor.count["near"], seconds=5)
+    assert time.monotonic() - begun < 2

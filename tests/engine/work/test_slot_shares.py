@@ -1,0 +1,83 @@
+"""Worker slots are shared: calls of one tenant that hang leave some to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, WorkContext
+from ecluse.engine.work.worker_slots import slots_left
+from tests.support.engine_flows import flow, keys, stage, until
+from tests.support.runs import start_run
+
+
+@pytest.mark.parametrize(
+    ("held", "others", "left"),
+    [
+        (0, 0, 150),  # of 200, three quarters
+        (150, 0, 0),
+        (100, 0, 50),
+        (0, 150, 37),  # three quarters of what another one leaves
+        (37, 150, 0),
+        (0, 199, 1),  # the last slot is for anyone
+        (1, 199, 0),
+        (150, 50, -38),  # held from when there were no others
+    ],
+)
+def test_an_owner_may_take_its_share_of_what_the_others_leave(held, others, left):
+    assert slots_left(0.75, 200, held, others) == left
+
+
+@pytest.mark.parametrize(("share", "slots"), [(0.05, 1), (1.0, 1), (0.05, 200)])
+def test_every_owner_may_take_a_slot(share, slots):
+    assert slots_left(share, slots, 0, slots - 1) == 1
+
+
+class Vendor:
+    """Hangs on the calls of one tenant, after so many that it answers."""
+
+    def __init__(self, answered: int = 0) -> None:
+        self.calls: dict[str, list[float]] = {"bad": [], "good": []}
+        self.answered = answered
+
+    async def __call__(self, _: WorkContext, item: Item) -> Result:
+        calls = self.calls[item.tenant_id]
+        calls.append(time.monotonic())
+        if item.tenant_id == "bad" and len(calls) > self.answered:
+            await asyncio.sleep(3600)
+        return Done()
+
+
+@pytest.mark.parametrize("answered", [0, 300], ids=["at once", "after calls that were answered"])
+async def test_calls_of_a_tenant_that_hang_do_not_delay_another_tenant(start_kit, answered):
+    vendor = Vendor(answered)
+    kit = await start_kit(f := flow(stage(vendor)), hands=20, tenant_share=0.75)
+    await start_run(kit, Start(f, "bad", input={"targets": keys(answered + 100)}, tenant_id="bad"))
+    await until(lambda: len(vendor.calls["bad"]) == answered + 15)
+    begun = time.monotonic()
+    await start_run(kit, Start(f, "good", input={"targets": keys(10)}, tenant_id="good"))
+    await until(lambda: len(vendor.calls["good"]) == 10, seconds=10)
+    assert vendor.calls["good"][-1] - begun < 1
+    assert len(vendor.calls["bad"]) == answered + 15
+
+
+async def test_the_lanes_of_a_tenant_beneath_one_base_have_one_share(start_kit):
+    vendor = Vendor()
+    one = stage(vendor)
+
+    async def given(_, run):
+        return [NewItem(key, lane=Lane(f"lane/{key}")) for key in run.input["targets"]]
+
+    async def story(run) -> None:
+        await run.select(given)
+        await run.fan_out(one, given)
+        await run.gate(one)
+
+    kit = await start_kit(f := flow(one, story=story), hands=20, tenant_share=0.75)
+    await start_run(kit, Start(f, "bad", input={"targets": keys(50)}, tenant_id="bad"))
+    await until(lambda: len(vendor.calls["bad"]) == 15)
+    await start_run(kit, Start(f, "good", input={"targets": keys(3)}, tenant_id="good"))
+    await until(lambda: len(vendor.calls["good"]) == 3, seconds=10)
+    assert len(vendor.calls["bad"]) == 15
